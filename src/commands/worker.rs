@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hearth_ring::announcement::host_name;
+use hearth_ring::discovery::host_name;
 use hearth_ring::{
     Announcement, Key, Listener, Medium, Network, RingError, Source, Worker, WorkerOptions, bind,
 };

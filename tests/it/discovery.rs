@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use hearth_ring::announcement::{Announcement, Medium};
+use hearth_ring::discovery::{Announcement, Medium};
 use hearth_ring::{Key, Sealed, Tcp, discovery};
 
 use crate::namespace::Namespace;

@@ -1,10 +1,8 @@
-//! What can go wrong in a ring, said so that a person can mend it.
+//! The errors of a ring: of frames, of encrypted connections, and of the ring as a whole.
+
+use std::io;
 
 use hearth_core::schedule::ScheduleError;
-
-use crate::discovery::DiscoveryError;
-use crate::sealed::SealError;
-use crate::wire::WireError;
 
 /// Why a ring does not come up, or stops.
 #[derive(Debug, thiserror::Error)]
@@ -21,9 +19,9 @@ pub enum RingError {
         /// What the system said.
         why: String,
     },
-    /// The workers of the plan are not where it could be asked.
-    #[error(transparent)]
-    Discovery(#[from] DiscoveryError),
+    /// Not all workers of the plan announce themselves.
+    #[error("{0}")]
+    Discovery(String),
     /// A worker of the plan has no address.
     #[error(
         "the plan gives worker `{name}` no address; add `address: HOST:PORT` to it, or look for it with --discover"
@@ -99,7 +97,7 @@ pub enum RingError {
     #[error("cannot start the threads that measure links: {source}")]
     Threads {
         /// What the system said.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Somebody wants the run to end.
     #[error("the run was interrupted")]
@@ -167,4 +165,62 @@ impl RingError {
 /// A peer that broke the protocol.
 pub fn strange(name: &str, what: &str) -> RingError {
     RingError::Protocol { name: name.into(), what: what.into() }
+}
+
+/// Why bytes are not a frame.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A length beyond its limit.
+    #[error("a frame announces a {what} of {length} bytes; at most {limit} are taken")]
+    TooLong {
+        /// `header` or `payload`.
+        what: &'static str,
+        /// What was announced.
+        length: usize,
+        /// What is allowed here.
+        limit: usize,
+    },
+    /// The header is not one.
+    #[error("a frame's header cannot be read: {0}")]
+    Header(String),
+    /// The peer's connections are sealed and this end's are not.
+    #[error("the peer has a key and this end has none; give both ends the same --key")]
+    Sealed,
+    /// The stream ended inside a frame.
+    #[error("the connection ended inside a frame")]
+    Cut,
+    /// The connection failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Why a sealed connection cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SealError {
+    /// The handshake failed.
+    #[error(
+        "the connection cannot be sealed ({seen}): the peer has no key or another one; give both ends the same --key"
+    )]
+    Key {
+        /// What the peer did.
+        seen: &'static str,
+    },
+    /// A message does not verify.
+    #[error("a sealed message was altered or repeated on its way; look for who is between the devices")]
+    Damaged,
+    /// The cipher cannot go on.
+    #[error("the connection cannot be sealed: {0}")]
+    Cipher(String),
+}
+
+impl From<snow::Error> for SealError {
+    fn from(error: snow::Error) -> SealError {
+        SealError::Cipher(error.to_string())
+    }
+}
+
+impl From<SealError> for io::Error {
+    fn from(error: SealError) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, error)
+    }
 }

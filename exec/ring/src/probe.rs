@@ -1,6 +1,6 @@
 //! How long does a message take to a peer, and what does a hop of the ring cost besides?
 //!
-//! A worker answers probes ([`super::worker`]): it reads a whole frame and sends a short one back. Half the
+//! A worker answers probes ([`crate::worker`]): it reads a whole frame and sends a short one back. Half the
 //! time of a short exchange is the one-way latency; what a frame of [`LONG`] bytes takes beyond that is the
 //! bandwidth in its direction. Exchanges are a little apart, as tokens are: a link that has just been used
 //! answers faster than one that rests.
@@ -19,14 +19,14 @@ use hearth_schema::pass::Pass;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-use crate::data_link::{Arrival, DataEvent, Deliver, Sending, receive};
-use crate::deadline::within;
 use crate::error::{RingError, strange};
-use crate::greeting::{call, hear, welcome};
-use crate::key::Key;
-use crate::network::{Listener, Network, Tcp};
-use crate::sealed::Sealed;
+use crate::security::Key;
+use crate::security::Sealed;
+use crate::wire::within;
+use crate::wire::{Arrival, DataEvent, Deliver, Sending, receive};
 use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, WorkerFacts};
+use crate::wire::{Listener, Network, Tcp};
+use crate::wire::{call, hear, welcome};
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::profile::Links;
 
@@ -265,7 +265,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::Memory;
+    use crate::wire::Memory;
 
     const BRIEF: ProbeEffort = ProbeEffort { short: 3, long: 2, limit: Duration::from_millis(200) };
 

@@ -6,7 +6,7 @@
 //! a fetch begins again. Zeros would compute without complaint, so that a file with a manifest that is not full is
 //! opened only for the layers that are here (`Weights::open_fetched`), never as a model.
 //!
-//! Not here: where chunks come from (`hearth_ring::fetch`).
+//! Not here: where chunks come from (`hearth_ring`).
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};

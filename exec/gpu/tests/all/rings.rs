@@ -9,7 +9,7 @@ use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask, Notes};
 use hearth_profiles::Document;
 use hearth_ring::LocalModel;
-use hearth_ring::node::{Node, Outbox};
+use hearth_ring::execution::{Node, Outbox};
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::{Accelerator, Progress};
 use hearth_schema::Plan;

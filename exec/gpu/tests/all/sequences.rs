@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask};
 use hearth_profiles::model::Architecture;
-use hearth_ring::activations::round;
+use hearth_ring::wire::activations::round;
 use hearth_runtime::{AcceleratedPlace, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
 
 use crate::gpu::{alone, open};

@@ -5,3 +5,4 @@ mod parity;
 mod profile;
 mod storms;
 mod strangers;
+mod transport;

@@ -1,0 +1,55 @@
+//! Gives the layers of the head's model to workers that have no model file.
+//!
+//! Not here: the worker that fetches them (`worker::model_source`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::error::{RingError, strange};
+use crate::execution::LocalModel;
+use crate::wire::{FileOutline, Frame, Message, WRITE_DEADLINE, WorkerFacts, welcome, within};
+use hearth_runtime::fetched::{CHUNK, hash};
+
+/// Between two wishes of one who fetches: it may have to check what it has first.
+/// source: assumed
+const IDLE_DEADLINE: Duration = Duration::from_mins(10);
+
+/// Gives chunks of a model to whoever has connected for them.
+pub async fn serve<S>(mut stream: S, model: Arc<LocalModel>) -> Result<(), RingError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    welcome(&mut stream, WorkerFacts::default()).await?;
+    loop {
+        let asked = within(IDLE_DEADLINE, "a wish for layers", Frame::read(&mut stream, 0)).await??;
+        let answer = match asked.map(|frame| frame.message) {
+            None => return Ok(()),
+            Some(Message::Outline) => {
+                let sizes = model.weights.model().sizes.iter();
+                let files = sizes
+                    .map(|size| FileOutline { length: size.file_bytes, header: size.data_start })
+                    .collect();
+                Frame::from(Message::Files { files })
+            }
+            Some(Message::Want { file, chunk }) => {
+                let model = model.clone();
+                // Its pages may have to come from disk.
+                let read = tokio::task::spawn_blocking(move || chunk_of(&model, file, chunk)).await;
+                let read = read.map_err(|error| strange("the head", &error.to_string()))?;
+                read.ok_or_else(|| strange("who fetches", "it wants what the model does not have"))?
+            }
+            Some(other) => return Err(strange("who fetches", &format!("{other:?} is no wish for layers"))),
+        };
+        within(WRITE_DEADLINE, "giving layers", answer.write(&mut stream)).await??;
+    }
+}
+
+fn chunk_of(model: &LocalModel, file: u16, chunk: u64) -> Option<Frame> {
+    let bytes = model.weights.mappings().nth(usize::from(file))?;
+    let start = usize::try_from(chunk.checked_mul(CHUNK)?).ok()?;
+    let payload = bytes.get(start..bytes.len().min(start.checked_add(CHUNK as usize)?))?.to_vec();
+    let message = Message::Chunk { file, chunk, hash: hash(&payload) };
+    Some(Frame { message, payload })
+}

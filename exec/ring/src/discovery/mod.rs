@@ -1,0 +1,9 @@
+//! Discovery: workers announce themselves by multicast DNS, and a head finds them by name.
+
+mod announcement;
+mod search;
+
+pub use announcement::{
+    Announcement, AnnouncementError, MAX_NAME, Medium, PORT, SERVICE, host_name, is_name,
+};
+pub use search::{DiscoveryError, Heard, Sighting, find, listen};

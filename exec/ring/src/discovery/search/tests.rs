@@ -1,0 +1,261 @@
+//! Is what anybody announces only ever a hint, and bounded?
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::discovery::Announcement;
+use crate::security::Key;
+use crate::security::Sealed;
+use crate::wire::WorkerFacts;
+use crate::wire::{Listener, Tcp};
+use crate::wire::{hear, welcome};
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+fn sighting(name: &str, instance: &str, addresses: &[&str]) -> Sighting {
+    Sighting {
+        instance: instance.into(),
+        name: name.into(),
+        version: PROTOCOL.to_string(),
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+    }
+}
+
+#[test]
+fn who_is_missing_is_told_with_what_was_heard() {
+    let mut heard = Heard::of(&names(&["b", "c", "d"]), false);
+    let [good, other, bad] = ["10.0.0.2:9", "10.0.0.3:9", "10.0.0.4:0"];
+    assert_eq!(heard.take(&sighting("b", "x", &[good])), [good.parse().unwrap()]);
+    assert_eq!(heard.take(&sighting("b", "x", &[good])), [], "it is called once");
+    assert_eq!(heard.take(&sighting("c", "y", &[other, bad])).len(), 1);
+    heard.take(&sighting("tab\u{7}let", "z", &[good]));
+    heard.take(&sighting("tablet", "z", &[good]));
+    heard.take(&Sighting { version: "1".into(), ..sighting("d", "w", &[good]) });
+    heard.called("b", good.parse().unwrap(), Ok(()));
+    heard.called("c", other.parse().unwrap(), Err("it has another key".into()));
+    assert!(!heard.is_complete());
+    let told = heard.result(Duration::from_secs(5)).unwrap_err().to_string();
+    for part in [
+        "not found within 5 s: `c` (10.0.0.3:9: it has another key; one at 10.0.0.4:0, which is no address",
+        "`d` (one that speaks protocol 1 of hearth",
+        ". Found: `b` at 10.0.0.2:9",
+        ". Also heard of: `tablet`, 1 more announcements",
+        "; start them with the same --key",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}
+
+#[test]
+fn two_that_have_the_key_and_one_name_are_refused() {
+    let mut heard = Heard::of(&names(&["b"]), false);
+    heard.take(&sighting("b", "x", &["10.0.0.2:9", "127.0.0.1:9"]));
+    heard.take(&sighting("b", "y", &["10.0.0.3:9"]));
+    heard.called("b", "127.0.0.1:9".parse().unwrap(), Ok(()));
+    assert_eq!(heard.result(Duration::ZERO).unwrap()["b"], "127.0.0.1:9");
+    heard.called("b", "10.0.0.2:9".parse().unwrap(), Ok(()));
+    assert_eq!(heard.result(Duration::ZERO).unwrap()["b"], "10.0.0.2:9", "others reach it there too");
+    heard.called("b", "10.0.0.3:9".parse().unwrap(), Ok(()));
+    assert!(matches!(heard.result(Duration::ZERO), Err(DiscoveryError::Twice { .. })));
+}
+
+#[test]
+fn without_a_key_nothing_beyond_this_machine_is_called() {
+    let mut heard = Heard::of(&names(&["b"]), true);
+    let asked = heard.take(&sighting("b", "x", &["10.0.0.2:9", "127.0.0.1:9", "[fe80::1]:9", "[::1]:9"]));
+    assert_eq!(asked, ["127.0.0.1:9".parse().unwrap(), "[::1]:9".parse().unwrap()]);
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_announced_is_bounded(
+        seen in proptest::collection::vec(
+            ("[a-c\\PC]{0,3}|.{0,300}", ".{0,20}", any::<[u8; 4]>(), any::<u16>(), 0u8..4),
+            0..400,
+        ),
+        repeats in 1usize..30,
+    ) {
+        let mut heard = Heard::of(&names(&["a", "b"]), false);
+        let mut asked = 0;
+        for round in 0..repeats {
+            for (name, version, host, port, kind) in &seen {
+                let version = if *kind == 0 { version.clone() } else { PROTOCOL.to_string() };
+                let host = IpAddr::from([host[0], host[1], host[2], host[3].wrapping_add(round as u8)]);
+                let addresses = vec![SocketAddr::new(host, *port); usize::from(*kind)];
+                let one = Sighting { instance: name.clone(), name: name.clone(), version, addresses };
+                asked += heard.take(&one).len();
+            }
+        }
+        prop_assert!(asked <= 2 * MAX_CALLS);
+        prop_assert!(heard.others.len() <= MAX_OTHERS);
+        prop_assert!(heard.wanted.values().all(|it| it.doubts.len() <= MAX_OTHERS));
+        // Nobody has answered, so that nobody is found; what is told fits a screen.
+        let told = heard.result(Duration::ZERO).unwrap_err().to_string();
+        prop_assert!(told.len() < 20_000 && !told.chars().any(char::is_control), "{}", told.len());
+    }
+}
+
+/// A port of this test's own: other processes have theirs.
+fn medium() -> Medium {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let port = 20_000 + (std::process::id() % 20_000) as u16 + NEXT.fetch_add(1, Ordering::SeqCst);
+    Medium { port, loopback: true }
+}
+
+/// Whether multicast gets through on this machine: one announcement comes back.
+fn multicast_works(medium: Medium) -> bool {
+    let listening = "127.0.0.1:9".parse().unwrap();
+    let Ok(_announcement) = Announcement::begin("control", listening, medium) else { return false };
+    let Ok(daemon) = daemon(medium) else { return false };
+    let Ok(events) = daemon.browse(SERVICE) else { return false };
+    // Eight seconds, or as many other events.
+    for _ in 0..80 {
+        if let Ok(ServiceEvent::ServiceResolved(_)) = events.recv_timeout(LOOK) {
+            let _ = daemon.shutdown();
+            return true;
+        }
+    }
+    false
+}
+
+/// Somebody who takes calls with a key; where.
+async fn answering(phrase: &str) -> SocketAddr {
+    let network = Sealed::new(Tcp, Key::parse(phrase).unwrap());
+    let mut listener = network.bind("127.0.0.1:0").await.unwrap();
+    let address = listener.address().parse().unwrap();
+    tokio::spawn(async move {
+        while let Ok(mut stream) = listener.accept().await {
+            tokio::spawn(async move {
+                if hear(&mut stream).await.is_ok() {
+                    let _ = welcome(&mut stream, WorkerFacts::default()).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+const OURS: &str = "a phrase for this ring";
+const THEIRS: &str = "a phrase of somebody else";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_the_key_is_found_between_those_who_only_say_so() {
+    let medium = medium();
+    if !tokio::task::spawn_blocking(move || multicast_works(medium)).await.unwrap() {
+        eprintln!("SKIPPED who_has_the_key_is_found: multicast does not come back on this machine");
+        return;
+    }
+    let (honest, stranger) = (answering(OURS).await, answering(THEIRS).await);
+    let announcements: Vec<Announcement> = tokio::task::spawn_blocking(move || {
+        let nobody = "127.0.0.1:1".parse().unwrap();
+        let said =
+            [("b", stranger), ("b", nobody), ("b", honest), ("c", honest), ("c", stranger), ("x", honest)];
+        said.iter().map(|(name, at)| Announcement::begin(name, *at, medium).unwrap()).collect()
+    })
+    .await
+    .unwrap();
+    let flood = std::thread::spawn(move || flood(medium.port));
+    let network = Sealed::new(Tcp, Key::parse(OURS).unwrap());
+    let limit = Duration::from_secs(20);
+    let found = find(&network, &names(&["b", "c"]), limit, medium).await.unwrap();
+    assert_eq!(found, BTreeMap::from([("b".into(), honest.to_string()), ("c".into(), honest.to_string())]));
+    let missing = find(&network, &names(&["c", "d"]), Duration::from_secs(3), medium).await.unwrap_err();
+    let told = missing.to_string();
+    assert!(told.contains("`d` (nobody of that name announces itself)"), "{told}");
+    // Without a key nobody on a sealed port is taken for a worker.
+    let error = find(&Tcp, &names(&["c"]), Duration::from_secs(3), medium).await.unwrap_err().to_string();
+    assert!(error.contains("`c` (127.0.0.1:"), "{error}");
+    flood.join().unwrap();
+    tokio::task::spawn_blocking(move || drop(announcements)).await.unwrap();
+}
+
+/// A name as DNS writes it.
+fn labels(name: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for label in name {
+        bytes.push(label.len() as u8);
+        bytes.extend_from_slice(label);
+    }
+    bytes.push(0);
+    bytes
+}
+
+/// A record of DNS.
+fn record(name: &[u8], kind: u16, data: &[u8]) -> Vec<u8> {
+    let mut bytes = name.to_vec();
+    bytes.extend_from_slice(&kind.to_be_bytes());
+    // Class IN, for an hour.
+    bytes.extend_from_slice(&[0, 1, 0, 0, 14, 16]);
+    bytes.extend_from_slice(&(data.len() as u16).to_be_bytes());
+    bytes.extend_from_slice(data);
+    bytes
+}
+
+/// An announcement as a hostile device would make it by hand (RFC 1035, sections 3 and 4).
+fn forged(number: u32, name: &[u8]) -> Vec<u8> {
+    let service: [&[u8]; 3] = [b"_hearth", b"_tcp", b"local"];
+    let instance = format!("forged-{number}");
+    let own = labels(&[instance.as_bytes(), service[0], service[1], service[2]]);
+    let host = labels(&[instance.as_bytes(), b"local"]);
+    let port = (number as u16).to_be_bytes();
+    let told = [&[(name.len() + 5).min(255) as u8], &b"name="[..], name, b"\x0aprotocol=2"].concat();
+    let records = [
+        record(&labels(&service), 12, &own),
+        record(&own, 33, &[&[0, 0, 0, 0][..], &port, &host].concat()),
+        record(&own, 16, &told),
+        record(&host, 1, &[127, 0, (number >> 8) as u8, number as u8]),
+    ];
+    [&[0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 0][..], &records.concat()].concat()
+}
+
+/// Sends thousands of forged, damaged and huge announcements to whoever listens on this port of this machine.
+fn flood(port: u16) {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut seed = 1u32;
+    for number in 0..6000u32 {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let name: &[u8] = [b"b" as &[u8], b"c", b"\xff\xfe\x07", &[b'n'; 240], b""][number as usize % 5];
+        let mut packet = forged(number, name);
+        match seed % 4 {
+            0 => {
+                let at = (seed >> 8) as usize % packet.len();
+                packet[at] ^= (seed >> 4) as u8;
+            }
+            1 => packet.truncate((seed >> 8) as usize % packet.len()),
+            2 => packet.resize(9000, (seed >> 8) as u8),
+            _ => {}
+        }
+        let _ = socket.send_to(&packet, ("127.0.0.1", port));
+        if number % 100 == 0 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_name_is_not_announced() {
+    for name in ["", "a\nb", &"n".repeat(64)] {
+        let refused = Announcement::begin(name, "127.0.0.1:9".parse().unwrap(), medium()).unwrap_err();
+        assert!(refused.to_string().contains("--name"), "{refused}");
+    }
+}
+
+#[test]
+fn what_is_only_listened_to_is_bounded_too() {
+    let mut heard = BTreeMap::new();
+    note(&mut heard, &sighting("b", "x", &["127.0.0.1:9", "[2001:db8::1]:9", "10.0.0.2:9", "0.0.0.0:9"]));
+    assert_eq!(heard["b"], "10.0.0.2:9".parse().unwrap());
+    note(&mut heard, &sighting("b", "y", &["10.0.0.3:9"]));
+    note(&mut heard, &sighting("tab\u{7}let", "z", &["10.0.0.4:9"]));
+    note(&mut heard, &sighting("nowhere", "z", &["10.0.0.4:0"]));
+    assert_eq!(heard.len(), 1);
+    for number in 0..1000 {
+        note(&mut heard, &sighting(&format!("n{number}"), "x", &["10.0.0.2:9"]));
+    }
+    assert_eq!(heard.len(), MAX_OTHERS);
+}

@@ -1,0 +1,408 @@
+//! How does a ring on one machine run over the links of other devices?
+//!
+//! A [`Network`] whose connections deliver what this end writes as late as a given [`Way`] would: a message waits until
+//! the medium is free, is on it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be
+//! drawn anew for each. The medium is the connection's own (a wire) or one that others take turns on (air): then all who
+//! name the same file keep in it until when the medium is taken, first come, first served. Each end delays what it sends.
+//!
+//! What one write hands over is one message, as long as it is at most [`PIECE_BYTES`]; more are several.
+//!
+//! A thread for each direction sleeps until the nanosecond, because the runtime's timer has steps of a millisecond. What
+//! that thread and the connection below add is not taken off: measure it ([`crate::probe`]) and count it in.
+//!
+//! Not here: loss, and connections that open slowly, which TCP turns into more delay.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hearth_profiles::{BytesPerSecond, Seconds};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::sync::mpsc;
+
+use super::delayed::{self, DelayedStream};
+use crate::wire::{Listener, Network};
+use hearth_runtime::clock::machine_nanos;
+
+/// The most that goes over a medium as one message.
+/// source: assumed, above the activations of any usual batch
+const PIECE_BYTES: usize = 1 << 20;
+/// Messages on their way in one direction before the writer waits.
+/// source: assumed
+const MAX_PIECES: usize = 256;
+
+/// The longest that a medium is taken by all who wait for it, in nanoseconds: an hour.
+/// source: assumed
+const LONGEST_HOLD: u64 = 3_600_000_000_000;
+
+/// What it takes from this end to a peer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Way {
+    /// From the last byte sent to its arrival, the overhead included; the median if it is drawn.
+    pub latency: Seconds,
+    /// The standard deviation of the delay's logarithm; 0 if it is always the same.
+    #[serde(default)]
+    pub sigma: f64,
+    /// What a message takes on the medium beside its bytes.
+    #[serde(default)]
+    pub overhead: Seconds,
+    /// How fast bytes pass; as fast as they do, if absent.
+    #[serde(default)]
+    pub bandwidth: Option<BytesPerSecond>,
+    /// The file that stands for a medium that others use too.
+    #[serde(default)]
+    pub medium: Option<PathBuf>,
+    /// The seed of its delays.
+    #[serde(default)]
+    pub seed: u64,
+    /// The number of its random stream.
+    #[serde(default)]
+    pub stream: u64,
+}
+
+impl Way {
+    /// A wire on which bytes pass as fast as they do.
+    pub fn of(latency: Seconds) -> Self {
+        Self {
+            latency,
+            sigma: 0.0,
+            overhead: Seconds(0.0),
+            bandwidth: None,
+            medium: None,
+            seed: 0,
+            stream: 0,
+        }
+    }
+
+    /// Nanoseconds on the medium.
+    fn hold(&self, bytes: usize) -> u64 {
+        let sending = self.bandwidth.map_or(0.0, |rate| bytes as f64 / rate.0.max(1.0));
+        nanos(self.overhead.0 + sending)
+    }
+}
+
+fn nanos(seconds: f64) -> u64 {
+    (seconds.max(0.0) * 1e9) as u64
+}
+
+/// The way to a peer by its address; to whoever has connected, if there is no address.
+pub type Ways = Arc<dyn Fn(Option<&str>) -> io::Result<Way> + Send + Sync>;
+
+/// A network over ways.
+#[derive(Clone)]
+pub struct Emulated<N> {
+    network: N,
+    ways: Ways,
+    /// Connections so far, each with delays of its own.
+    count: Arc<AtomicU64>,
+}
+
+impl<N> Emulated<N> {
+    /// What is written to a peer takes the way to it.
+    pub fn new(network: N, ways: Ways) -> Self {
+        Self { network, ways, count: Arc::default() }
+    }
+}
+
+/// The accepting end of an emulated network.
+pub struct EmulatedListener<L> {
+    listener: L,
+    ways: Ways,
+    count: Arc<AtomicU64>,
+}
+
+impl<N: Network> Network for Emulated<N> {
+    type Stream = DelayedStream;
+    type Listener = EmulatedListener<N::Listener>;
+
+    async fn connect(&self, address: &str) -> io::Result<DelayedStream> {
+        let way = (self.ways)(Some(address))?;
+        let stream = self.network.connect(address).await?;
+        let host = self.network.local_host(&stream);
+        emulated(stream, host, Pacer::new(way, &self.count)?)
+    }
+
+    async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
+        let listener = self.network.bind(address).await?;
+        Ok(EmulatedListener { listener, ways: self.ways.clone(), count: self.count.clone() })
+    }
+
+    fn is_sealed(&self) -> bool {
+        self.network.is_sealed()
+    }
+
+    fn local_host(&self, stream: &DelayedStream) -> Option<IpAddr> {
+        stream.host()
+    }
+}
+
+impl<L> Listener for EmulatedListener<L>
+where
+    L: Listener,
+    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    type Stream = DelayedStream;
+
+    async fn accept(&mut self) -> io::Result<DelayedStream> {
+        let stream = self.listener.accept().await?;
+        emulated(stream, None, Pacer::new((self.ways)(None)?, &self.count)?)
+    }
+
+    fn address(&self) -> String {
+        self.listener.address()
+    }
+}
+
+/// Says when each message arrives.
+#[derive(Debug)]
+struct Pacer {
+    way: Way,
+    medium: Option<File>,
+    chance: ChaCha8Rng,
+    /// When the medium is free.
+    free: u64,
+    /// When the last message was there.
+    last: u64,
+}
+
+impl Pacer {
+    fn new(way: Way, count: &AtomicU64) -> io::Result<Self> {
+        let mut chance = ChaCha8Rng::seed_from_u64(way.seed);
+        // Sixteen bits of connections of each way.
+        chance.set_stream((way.stream << 16) | (count.fetch_add(1, Ordering::Relaxed) & 0xffff));
+        let open = |path| File::options().read(true).write(true).open(path);
+        let medium = way.medium.as_ref().map(open).transpose()?;
+        Ok(Self { way, medium, chance, free: 0, last: 0 })
+    }
+
+    /// When a message arrives that is handed over at a moment. It takes its turn on a shared medium.
+    fn arrival(&mut self, handed: u64, bytes: usize) -> io::Result<u64> {
+        let hold = self.way.hold(bytes);
+        self.free = match &self.medium {
+            None => self.free.max(handed) + hold,
+            Some(medium) => taken(medium, handed, hold)?,
+        };
+        let sent = self.free;
+        let after = (self.delay() - self.way.overhead.0).max(0.0);
+        // Messages of one connection arrive in their order.
+        self.last = self.last.max(sent + nanos(after));
+        Ok(self.last)
+    }
+
+    fn delay(&mut self) -> f64 {
+        let median = self.way.latency.0;
+        if self.way.sigma <= 0.0 {
+            median
+        } else {
+            median * (self.way.sigma * normal(&mut self.chance)).exp()
+        }
+    }
+}
+
+/// Takes a shared medium for a time from a moment on, or from when it is free. Until when it is then taken.
+///
+/// The lock is held for a write only: a process that is stopped while its message is on the medium keeps nobody off.
+/// A medium that is said to be taken for longer than [`LONGEST_HOLD`] is some other file.
+fn taken(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
+    medium.lock()?;
+    let mut free = Vec::new();
+    medium.rewind()?;
+    medium.read_to_end(&mut free)?;
+    let free = match <[u8; 8]>::try_from(free.as_slice()) {
+        Ok(free) => u64::from_le_bytes(free),
+        // Nobody has written before the first.
+        Err(_) if free.is_empty() => 0,
+        Err(_) => return Err(no_medium()),
+    };
+    if free > from.saturating_add(LONGEST_HOLD) {
+        return Err(no_medium());
+    }
+    let until = free.max(from).saturating_add(hold);
+    medium.rewind()?;
+    medium.write_all(&until.to_le_bytes())?;
+    medium.unlock()?;
+    Ok(until)
+}
+
+fn no_medium() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the medium's file holds something else than when it is free")
+}
+
+/// A draw of the standard normal distribution (Box and Muller, 1958).
+fn normal(chance: &mut ChaCha8Rng) -> f64 {
+    let mut uniform = || (chance.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    let (radius, angle) = (1.0 - uniform(), uniform());
+    (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+}
+
+fn sleep_until(at: u64) {
+    let now = machine_nanos();
+    if at > now {
+        std::thread::sleep(Duration::from_nanos(at - now));
+    }
+}
+
+/// Lets this thread sleep to the microsecond; else the kernel may wake it 50 us late.
+fn wake_in_time() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the call takes numbers and changes how this thread's timers are rounded.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
+}
+
+/// Puts a pacer into the way out of a connection.
+fn emulated<S>(stream: S, host: Option<IpAddr>, mut pacer: Pacer) -> io::Result<DelayedStream>
+where
+    S: AsyncRead + AsyncWrite + Send + 'static,
+{
+    let (near, far) = tokio::io::duplex(PIECE_BYTES);
+    let (mut from_near, to_near) = tokio::io::split(far);
+    let (from_peer, to_peer) = tokio::io::split(stream);
+    let (pieces, mut waiting) = mpsc::channel::<(u64, Vec<u8>)>(MAX_PIECES);
+    let (arrived, due) = mpsc::channel::<Vec<u8>>(MAX_PIECES);
+    tokio::spawn(async move {
+        let mut buffer = vec![0; PIECE_BYTES];
+        while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
+            // A medium that is gone ends the connection.
+            let Ok(at) = pacer.arrival(machine_nanos(), count) else { return };
+            if pieces.send((at, buffer[..count].to_vec())).await.is_err() {
+                return;
+            }
+        }
+    });
+    std::thread::Builder::new().name("link".into()).spawn(move || {
+        wake_in_time();
+        while let Some((at, piece)) = waiting.blocking_recv() {
+            sleep_until(at);
+            if arrived.blocking_send(piece).is_err() {
+                return;
+            }
+        }
+    })?;
+    tokio::spawn(delayed::write_on(due, to_peer));
+    tokio::spawn(delayed::read_on(from_peer, to_near));
+    Ok(DelayedStream::new(near, host))
+}
+
+impl<N> std::fmt::Debug for Emulated<N> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Emulated").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Memory;
+    use crate::wire::{Frame, Message};
+
+    fn over(way: &Way) -> Emulated<Memory> {
+        let way = way.clone();
+        Emulated::new(Memory::default(), Arc::new(move |_| Ok(way.clone())))
+    }
+
+    fn pacer(way: Way) -> Pacer {
+        Pacer::new(way, &AtomicU64::new(0)).unwrap()
+    }
+
+    #[test]
+    fn a_message_takes_its_latency_and_its_bytes_after_those_before_it() {
+        let mut slow = pacer(Way { bandwidth: Some(BytesPerSecond(1e6)), ..Way::of(Seconds(0.005)) });
+        // 1000 bytes take a millisecond; the second waits for the first.
+        assert_eq!(slow.arrival(0, 1000).unwrap(), 6_000_000);
+        assert_eq!(slow.arrival(500_000, 2000).unwrap(), 8_000_000);
+        assert_eq!(slow.arrival(50_000_000, 1000).unwrap(), 56_000_000);
+        // An overhead is part of the latency, and keeps the medium.
+        let mut air = pacer(Way { overhead: Seconds(0.002), ..Way::of(Seconds(0.005)) });
+        assert_eq!((air.arrival(0, 9).unwrap(), air.arrival(0, 9).unwrap()), (5_000_000, 7_000_000));
+    }
+
+    #[test]
+    fn drawn_delays_have_their_median_and_follow_from_the_seed() {
+        let way = Way { sigma: 0.5, seed: 7, ..Way::of(Seconds(0.002)) };
+        let draw = |way: &Way| {
+            let mut pacer = pacer(way.clone());
+            (0..2001).map(|_| pacer.delay()).collect::<Vec<f64>>()
+        };
+        let (first, again) = (draw(&way), draw(&way));
+        assert_eq!(first, again);
+        assert_ne!(first, draw(&Way { seed: 8, ..way.clone() }));
+        assert_ne!(first, draw(&Way { stream: 1, ..way.clone() }));
+        let mut sorted = first;
+        sorted.sort_by(f64::total_cmp);
+        // The median of 2001 draws is within 5 % of the distribution's.
+        assert!((sorted[1000] / 0.002 - 1.0).abs() < 0.05, "{}", sorted[1000]);
+        // 84.1 % are below the median times e^sigma.
+        assert!((sorted[1683] / (0.002 * 0.5_f64.exp()) - 1.0).abs() < 0.1, "{}", sorted[1683]);
+        // However they are drawn, messages do not overtake.
+        let mut pacer = pacer(way);
+        let arrivals: Vec<u64> = (0..100).map(|at| pacer.arrival(at * 1000, 10).unwrap()).collect();
+        assert!(arrivals.is_sorted());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_sent_comes_whole_and_not_before_its_time() {
+        let way = Way { bandwidth: Some(BytesPerSecond(100e6)), ..Way::of(Seconds(0.02)) };
+        let network = over(&way);
+        let mut listener = network.bind("a").await.unwrap();
+        let mut near = network.connect("a").await.unwrap();
+        let mut far = listener.accept().await.unwrap();
+        let begin = machine_nanos();
+        let frame = |nonce: u64| Frame { message: Message::Ping { nonce }, payload: vec![7; 500_000] };
+        for nonce in 0..3 {
+            frame(nonce).write(&mut near).await.unwrap();
+        }
+        for nonce in 0..3 {
+            assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), Some(frame(nonce)));
+        }
+        // 1.5 MB at 100 MB/s and 20 ms.
+        assert!(machine_nanos() - begin >= 35_000_000, "{}", machine_nanos() - begin);
+        drop(near);
+        assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), None, "an end stays an end");
+    }
+
+    #[test]
+    fn one_message_at_a_time_is_on_a_shared_medium() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("air");
+        std::fs::write(&file, "").unwrap();
+        let way = Way { overhead: Seconds(0.01), medium: Some(file.clone()), ..Way::of(Seconds(0.01)) };
+        let begin = machine_nanos();
+        let senders: Vec<_> = (0..3)
+            .map(|_| {
+                let way = way.clone();
+                std::thread::spawn(move || pacer(way).arrival(begin, 5).unwrap())
+            })
+            .collect();
+        let mut ends: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap() - begin).collect();
+        ends.sort_unstable();
+        assert_eq!(ends, [10_000_000, 20_000_000, 30_000_000]);
+        // The next waits for the one before to be off the medium, not for its arrival; and later it is free.
+        let mut far = pacer(Way { latency: Seconds(0.05), ..way.clone() });
+        let mut after = |at: u64| far.arrival(begin + at * 1_000_000, 5).unwrap() - begin;
+        let arrivals = [after(100), after(100), after(200)];
+        assert_eq!(arrivals, [150_000_000, 160_000_000, 250_000_000]);
+        for other in ["", "what", "20261122"] {
+            std::fs::write(&file, other).unwrap();
+            assert_eq!(pacer(way.clone()).arrival(begin, 5).is_ok(), other.is_empty(), "{other}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert!(Pacer::new(way, &AtomicU64::new(0)).is_err(), "a medium must be there");
+    }
+
+    #[tokio::test]
+    async fn a_way_that_cannot_be_told_refuses_the_connection() {
+        let network = Emulated::new(Memory::default(), Arc::new(|_| Err(io::Error::other("no such way"))));
+        assert!(network.connect("a").await.is_err());
+    }
+}

@@ -1,0 +1,181 @@
+//! Which tokens does a small model expect next?
+//!
+//! The head holds the draft model whole: all its layers with a cache for each sequence, and both of its ends. It reads
+//! what it has not seen of a sequence and proposes the tokens that it likes best. Its proposals decide nothing: the
+//! large model gives the tokens (`choosing`), so that a bad draft costs time and changes no text.
+//!
+//! Not here: when it drafts (`hearth_core::schedule`), and how many tokens (`hearth_core::schedule::Generation`).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hearth_core::schedule::ModelPart;
+use hearth_schema::pass::MAX_PASS_TOKENS;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedDraft;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::Processor;
+
+use super::model::{LocalModel, cache_options};
+use crate::error::RingError;
+use hearth_runtime::backend::CacheOptions;
+use hearth_runtime::cost::ComputeCost;
+use hearth_runtime::cpu::Cpu;
+use hearth_runtime::head::Head;
+use hearth_runtime::pool::Pool;
+use hearth_runtime::sampler::greedy;
+use hearth_runtime::stage::Stage;
+
+/// What of a model's metadata makes token numbers mean what they do.
+const VOCABULARY_KEYS: [&str; 4] =
+    ["tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
+
+/// A draft model on the head.
+pub struct Drafter {
+    stage: Stage,
+    head: Head,
+    layers: Range<u32>,
+    /// Bytes of weights that one pass over it touches.
+    pub weight_bytes: u64,
+    /// For each sequence, the tokens whose keys and values are cached.
+    read: Vec<Vec<u32>>,
+    cost: ComputeCost,
+    passes: u32,
+}
+
+impl Drafter {
+    /// This model as the draft of a plan's head, computed by `pool`.
+    pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<Pool>) -> Result<Self, RingError> {
+        let layers = draft.profile.shape.layers.0;
+        let whole = Plan { rounds: 1, devices: vec![plan.devices[0].clone()], ..plan.clone() };
+        let whole = Plan { model: PlannedModel { layers, ..plan.model.clone() }, ..whole };
+        let head = PlannedDevice { window: layers, ..plan.devices[0].clone() };
+        draft.check_memory(&Plan { devices: vec![head], ..whole }, 0)?;
+        Self::new(draft, cache_options(plan), Cpu::new(pool.clone()))
+    }
+
+    /// With caches as `cache` says, computed on `cpu`.
+    fn new(model: &LocalModel, cache: CacheOptions, cpu: Cpu) -> Result<Self, RingError> {
+        let weights = model.weights.clone();
+        let layers = 0..weights.shape().layers.0;
+        let parts = [ModelPart::Layers(layers.clone()), ModelPart::Output];
+        Ok(Self {
+            stage: Stage::on_cpu(weights.clone(), std::slice::from_ref(&layers), cache, cpu.clone())?,
+            weight_bytes: parts.iter().map(|part| weights.part_bytes(part)).sum(),
+            head: Head::new(weights, cpu),
+            layers,
+            read: vec![Vec::new(); cache.sequences as usize],
+            cost: ComputeCost::default(),
+            passes: 0,
+        })
+    }
+
+    /// Forgets all sequences.
+    pub fn forget(&mut self) {
+        self.stage.truncate(0);
+        self.read.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Reads tokens of a sequence, all from its begin on, as far as they are not read yet.
+    pub fn read(&mut self, sequence: u32, tokens: &[u32]) -> Result<(), RingError> {
+        self.go_on(sequence, tokens, tokens.len()).map(drop)
+    }
+
+    /// The `count` tokens that it expects after these, all of the sequence so far and at least one.
+    pub fn draft(&mut self, sequence: u32, tokens: &[u32], count: u32) -> Result<Vec<u32>, RingError> {
+        let mut drafts = Vec::new();
+        let mut hidden = self.go_on(sequence, tokens, tokens.len().saturating_sub(1))?;
+        loop {
+            let logits = self.head.logits_of_last(&hidden)?;
+            self.cost += self.head.last_cost();
+            drafts.push(greedy(&logits));
+            if drafts.len() >= count as usize {
+                return Ok(drafts);
+            }
+            hidden = self.pass(sequence, &drafts[drafts.len() - 1..])?;
+        }
+    }
+
+    /// What it cost since this was asked last, and how often the weights were passed over.
+    pub fn take_cost(&mut self) -> (ComputeCost, u32) {
+        (std::mem::take(&mut self.cost), std::mem::take(&mut self.passes))
+    }
+
+    /// Reads on from where the cache and `tokens` part, from position `most` at the latest. The last hidden rows.
+    fn go_on(&mut self, sequence: u32, tokens: &[u32], most: usize) -> Result<Vec<f32>, RingError> {
+        let read = self.read.get_mut(sequence as usize);
+        let read = read.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
+        let same = read.iter().zip(tokens).take_while(|(one, other)| one == other).count().min(most);
+        read.truncate(same);
+        self.stage.roll_back(sequence, same as u32);
+        let mut hidden = Vec::new();
+        for batch in tokens[same..].chunks(MAX_PASS_TOKENS as usize) {
+            hidden = self.pass(sequence, batch)?;
+        }
+        Ok(hidden)
+    }
+
+    fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>, RingError> {
+        let read = self.read.get_mut(sequence as usize);
+        let read = read.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
+        let positions: Vec<u32> = (read.len() as u32..).take(tokens.len()).collect();
+        let mut hidden = self.head.embed(tokens)?;
+        self.cost += self.stage.forward_of(sequence, self.layers.clone(), &mut hidden, &positions)?;
+        self.passes += 1;
+        read.extend_from_slice(tokens);
+        Ok(hidden)
+    }
+}
+
+/// A plan's head drafts with this model, on its CPU.
+pub fn with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan, RingError> {
+    same_vocabulary(model, draft)?;
+    plan.draft = Some(PlannedDraft { model: PlannedModel::of(&draft.profile), processor: Processor::Cpu });
+    Ok(plan)
+}
+
+/// Whether a head with this draft, or none, can do what the plan says.
+pub fn check(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<(), RingError> {
+    let refuse = |why: String| Err(RingError::Plan(why));
+    let (planned, draft) = match (&plan.draft, draft) {
+        (None, _) => return Ok(()),
+        (Some(planned), None) => {
+            return refuse(format!(
+                "the plan drafts with `{}`; give its file with --draft-model",
+                planned.model.name
+            ));
+        }
+        (Some(planned), Some(draft)) => (planned, draft),
+    };
+    if planned.processor == Processor::Gpu {
+        return refuse(format!(
+            "the plan drafts on the GPU of `{}`, and this build drafts on CPUs only; plan with `processor: cpu` in \
+             `workload.speculation`",
+            plan.devices[0].name
+        ));
+    }
+    if planned.model.shape_digest != draft.profile.shape_digest() {
+        return refuse(format!(
+            "the plan drafts with `{}`, and `{}` is another model; give --draft-model the plan's, or plan again",
+            planned.model.name, draft.profile.name
+        ));
+    }
+    same_vocabulary(model, draft)
+}
+
+/// Token numbers of a draft must be the large model's.
+fn same_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<(), RingError> {
+    let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
+    let tokens = [model, draft].map(|model| model.weights.shape().vocabulary);
+    let other = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key));
+    let why = match other {
+        _ if tokens[0] != tokens[1] => format!("{} tokens, and the model has {}", tokens[1], tokens[0]),
+        Some(key) => format!("another `{key}` in its file"),
+        None => return Ok(()),
+    };
+    Err(RingError::Plan(format!(
+        "`{}` cannot draft for `{}`: it has {why}; give a draft of the same family, with the same tokenizer",
+        draft.profile.name, model.profile.name
+    )))
+}

@@ -1,0 +1,351 @@
+//! How does a link stay among those who have the key?
+//!
+//! [`Sealed`] wraps a network: every connection begins with a handshake (`noise`) and then carries
+//! messages of at most 65535 bytes, each two big-endian bytes of length and a ChaCha20-Poly1305
+//! ciphertext under keys that only this connection has. Message numbers are the nonces, so a message
+//! altered, repeated, left out or moved does not verify; the connection then fails for good. Frames run
+//! over it as over any stream.
+//!
+//! The handshake happens at the first read or write, in the task that serves the connection: a peer that
+//! dawdles there holds nobody else up.
+//!
+//! Not here: that a stranger can close a connection, or count and time its bytes. An orderly end is the
+//! protocol's `Goodbye`, not the end of the stream.
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use snow::TransportState;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::key::Key;
+use super::noise::{Side, handshake};
+use crate::error::SealError;
+use crate::wire::{Listener, Network};
+
+/// Bytes of a message's length.
+const LENGTH: usize = 2;
+/// The longest ciphertext of a message.
+const MAX_CIPHERTEXT: usize = 65535;
+/// What authentication adds to a message.
+const TAG: usize = 16;
+
+/// A network whose connections are authenticated and encrypted under a key.
+#[derive(Debug, Clone)]
+pub struct Sealed<N> {
+    network: N,
+    key: Key,
+}
+
+impl<N> Sealed<N> {
+    /// Seals a network's connections.
+    pub fn new(network: N, key: Key) -> Self {
+        Self { network, key }
+    }
+}
+
+impl<N: Network> Network for Sealed<N> {
+    type Stream = SealedStream<N::Stream>;
+    type Listener = SealedListener<N::Listener>;
+
+    async fn connect(&self, address: &str) -> io::Result<Self::Stream> {
+        let link = self.network.connect(address).await?;
+        let local = self.network.local_host(&link);
+        Ok(SealedStream { local, ..SealedStream::new(link, self.key.clone(), Side::Connecting) })
+    }
+
+    async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
+        Ok(SealedListener { listener: self.network.bind(address).await?, key: self.key.clone() })
+    }
+
+    fn is_sealed(&self) -> bool {
+        true
+    }
+
+    fn local_host(&self, stream: &Self::Stream) -> Option<IpAddr> {
+        stream.local
+    }
+}
+
+/// The accepting end of [`Sealed`].
+#[derive(Debug)]
+pub struct SealedListener<L> {
+    listener: L,
+    key: Key,
+}
+
+impl<L> Listener for SealedListener<L>
+where
+    L: Listener,
+    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    type Stream = SealedStream<L::Stream>;
+
+    async fn accept(&mut self) -> io::Result<Self::Stream> {
+        Ok(SealedStream::new(self.listener.accept().await?, self.key.clone(), Side::Accepting))
+    }
+
+    fn address(&self) -> String {
+        self.listener.address()
+    }
+}
+
+/// A connection that only holders of the key can speak on.
+pub struct SealedStream<S> {
+    state: State<S>,
+    /// Both halves' tasks, while either may drive the handshake.
+    halves: Arc<Halves>,
+    local: Option<IpAddr>,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+type Handshake<S> = Pin<Box<dyn Future<Output = Result<(S, Box<TransportState>), SealError>> + Send>>;
+
+enum State<S> {
+    Greeting(Handshake<S>),
+    Open { link: S, cipher: Box<TransportState> },
+    Failed(SealError),
+}
+
+/// Received bytes.
+#[derive(Default)]
+struct Incoming {
+    /// One message at most, and what came with it.
+    sealed: Vec<u8>,
+    /// The bytes of `sealed` that are there.
+    held: std::ops::Range<usize>,
+    /// A message's content.
+    plain: Vec<u8>,
+    /// How much of it was taken.
+    taken: usize,
+}
+
+/// Sealed bytes that the link has not taken yet.
+#[derive(Default)]
+struct Outgoing {
+    sealed: Vec<u8>,
+    written: usize,
+}
+
+/// The wakers of a reading and a writing task. A link remembers only who polled it last, but the
+/// handshake, which reads and writes, can be driven by either.
+#[derive(Default)]
+struct Halves(Mutex<[Option<Waker>; 2]>);
+
+impl Wake for Halves {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+/// Which half of a connection asks.
+#[derive(Clone, Copy)]
+enum Half {
+    Reading,
+    Writing,
+}
+
+impl<S> SealedStream<S>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    fn new(link: S, key: Key, side: Side) -> Self {
+        Self {
+            state: State::Greeting(Box::pin(handshake(link, key, side))),
+            halves: Arc::default(),
+            local: None,
+            incoming: Incoming::default(),
+            outgoing: Outgoing::default(),
+        }
+    }
+
+    /// Gets the handshake done.
+    fn poll_open(&mut self, context: &Context<'_>, half: Half) -> Poll<io::Result<()>> {
+        let State::Greeting(handshake) = &mut self.state else { return Poll::Ready(self.usable()) };
+        self.halves.0.lock().unwrap_or_else(PoisonError::into_inner)[half as usize] =
+            Some(context.waker().clone());
+        let both = Waker::from(self.halves.clone());
+        self.state = match ready!(handshake.as_mut().poll(&mut Context::from_waker(&both))) {
+            Ok((link, cipher)) => State::Open { link, cipher },
+            Err(error) => State::Failed(error),
+        };
+        both.wake();
+        Poll::Ready(self.usable())
+    }
+
+    fn usable(&self) -> io::Result<()> {
+        match &self.state {
+            State::Failed(error) => Err(error.clone().into()),
+            State::Open { .. } | State::Greeting(_) => Ok(()),
+        }
+    }
+
+    fn fail<T>(&mut self, error: SealError) -> Poll<io::Result<T>> {
+        self.state = State::Failed(error.clone());
+        Poll::Ready(Err(error.into()))
+    }
+}
+
+impl<S> AsyncRead for SealedStream<S>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        ready!(this.poll_open(context, Half::Reading))?;
+        loop {
+            if buffer.remaining() == 0 || this.incoming.give(buffer) {
+                return Poll::Ready(Ok(()));
+            }
+            let State::Open { link, cipher } = &mut this.state else { return Poll::Ready(this.usable()) };
+            match this.incoming.open(cipher) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => return this.fail(error),
+            }
+            if ready!(this.incoming.poll_fill(link, context))? == 0 {
+                let whole = this.incoming.held.is_empty();
+                return Poll::Ready(if whole { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) });
+            }
+        }
+    }
+}
+
+impl Incoming {
+    /// Hands content over, if there is any.
+    fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        let rest = &self.plain[self.taken..];
+        let count = rest.len().min(buffer.remaining());
+        buffer.put_slice(&rest[..count]);
+        self.taken += count;
+        count > 0
+    }
+
+    /// Opens the next message, if it is there.
+    fn open(&mut self, cipher: &mut TransportState) -> Result<bool, SealError> {
+        let held = &self.sealed[self.held.clone()];
+        let Some((length, rest)) = held.split_first_chunk::<LENGTH>() else { return Ok(false) };
+        let length = usize::from(u16::from_be_bytes(*length));
+        if length <= TAG {
+            return Err(SealError::Damaged);
+        }
+        let Some(ciphertext) = rest.get(..length) else { return Ok(false) };
+        self.plain.resize(length, 0);
+        let count = cipher.read_message(ciphertext, &mut self.plain).map_err(|_| SealError::Damaged)?;
+        self.plain.truncate(count);
+        self.taken = 0;
+        self.held.start += LENGTH + length;
+        Ok(true)
+    }
+
+    /// Reads from the link into the room that is left; 0 bytes are its end.
+    fn poll_fill(
+        &mut self,
+        link: &mut (impl AsyncRead + Unpin),
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        self.sealed.resize(LENGTH + MAX_CIPHERTEXT, 0);
+        if self.held.start > 0 {
+            self.sealed.copy_within(self.held.clone(), 0);
+            self.held = 0..self.held.len();
+        }
+        // A whole message would have been opened: there is room.
+        let mut room = ReadBuf::new(&mut self.sealed[self.held.end..]);
+        ready!(Pin::new(link).poll_read(context, &mut room))?;
+        let count = room.filled().len();
+        self.held.end += count;
+        Poll::Ready(Ok(count))
+    }
+}
+
+impl<S> AsyncWrite for SealedStream<S>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        ready!(this.poll_open(context, Half::Writing))?;
+        let State::Open { link, cipher } = &mut this.state else { return Poll::Ready(Ok(0)) };
+        ready!(this.outgoing.poll_drain(link, context))?;
+        let count = bytes.len().min(MAX_CIPHERTEXT - TAG);
+        if count == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        if let Err(error) = this.outgoing.seal(cipher, &bytes[..count]) {
+            return this.fail(error);
+        }
+        // The bytes are taken; what the link does not take now goes with the next write or flush.
+        match this.outgoing.poll_drain(link, context) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(count)),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        // Nothing is taken before the handshake is done, so there is nothing to flush.
+        let State::Open { link, .. } = &mut this.state else { return Poll::Ready(this.usable()) };
+        ready!(this.outgoing.poll_drain(link, context))?;
+        Pin::new(link).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        match &mut this.state {
+            State::Open { link, .. } => {
+                ready!(this.outgoing.poll_drain(link, context))?;
+                Pin::new(link).poll_shutdown(context)
+            }
+            State::Greeting(_) => {
+                // The handshake owns the link: both go.
+                this.state = State::Failed(SealError::Key { seen: "this end hung up first" });
+                Poll::Ready(Ok(()))
+            }
+            State::Failed(_) => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl Outgoing {
+    /// Seals one message. The one before is on its way.
+    fn seal(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), SealError> {
+        let length = (bytes.len() + TAG) as u16;
+        self.written = 0;
+        self.sealed.resize(LENGTH + usize::from(length), 0);
+        self.sealed[..LENGTH].copy_from_slice(&length.to_be_bytes());
+        cipher.write_message(bytes, &mut self.sealed[LENGTH..])?;
+        Ok(())
+    }
+
+    /// Writes to the link until nothing is left.
+    fn poll_drain(
+        &mut self,
+        link: &mut (impl AsyncWrite + Unpin),
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.written < self.sealed.len() {
+            let count = ready!(Pin::new(&mut *link).poll_write(context, &self.sealed[self.written..]))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.written += count;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Who belongs to the ring?
+//!
+//! Whoever has its key: 32 secret bytes, the same on every device, given as a file or in the
+//! environment variable `HEARTH_KEY`. The text is 64 hexadecimal digits, or a passphrase of at least
+//! 16 bytes, which is hashed (SHA-256, with a prefix that no other use of the phrase shares). A random
+//! key is best:
+//!
+//! ```text
+//! (umask 077; head -c32 /dev/urandom | od -An -tx1 | tr -d ' \n' > ring.key)
+//! ```
+//!
+//! A passphrase can be guessed at leisure by whoever recorded one connection, and one hash makes each
+//! guess cheap; use one only if nobody could guess it. All devices are equal: one that has the key can
+//! pretend to be any other, so a lost device means a new key.
+//!
+//! Not here: what the key does to a connection ([`super::encrypted`]).
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+/// The environment variable that holds the text of a key.
+pub const VARIABLE: &str = "HEARTH_KEY";
+
+/// The shortest passphrase, in bytes.
+const MIN_PASSPHRASE: usize = 16;
+/// The longest text of a key, in bytes.
+const MAX_TEXT: u64 = 4096;
+/// Precedes a passphrase in its hash.
+const DOMAIN: &[u8] = b"hearth ring key, version 1\0";
+
+/// The secret that the devices of a ring share.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key([u8; 32]);
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The file cannot be read.
+    #[error("cannot read the key file {}: {why}; check the path and its permissions", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// Others on this machine can read the file.
+    #[error(
+        "the key file {} can be read or changed by other users of this machine (mode {mode:o}); run `chmod 600 {}`",
+        path.display(),
+        path.display()
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The text is no key.
+    #[error(
+        "the key in {place} {what}; give 64 hexadecimal digits, best random ones, or a passphrase of at least \
+         {MIN_PASSPHRASE} bytes"
+    )]
+    NoKey {
+        /// The file or the variable.
+        place: String,
+        /// What is wrong, without the text itself.
+        what: String,
+    },
+}
+
+impl Key {
+    /// The key of a file if one is given, else of [`VARIABLE`] if that is set.
+    pub fn given(file: Option<&Path>) -> Result<Option<Key>, KeyError> {
+        if let Some(path) = file {
+            return Key::read(path).map(Some);
+        }
+        let no_key = |what: String| KeyError::NoKey { place: VARIABLE.into(), what };
+        match std::env::var(VARIABLE) {
+            Ok(text) => Key::parse(&text).map(Some).map_err(no_key),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(std::env::VarError::NotUnicode(_)) => Err(no_key("is not UTF-8".into())),
+        }
+    }
+
+    /// The key in a file that only its owner can read.
+    pub fn read(path: &Path) -> Result<Key, KeyError> {
+        let unreadable =
+            |error: std::io::Error| KeyError::Unreadable { path: path.into(), why: error.to_string() };
+        let file = File::open(path).map_err(unreadable)?;
+        check_private(path, &file)?;
+        let mut text = Vec::new();
+        file.take(MAX_TEXT + 1).read_to_end(&mut text).map_err(unreadable)?;
+        let no_key = |what: String| KeyError::NoKey { place: path.display().to_string(), what };
+        let text = String::from_utf8(text).map_err(|_| no_key("is not UTF-8".into()))?;
+        Key::parse(&text).map_err(no_key)
+    }
+
+    /// The key that a text stands for, without the white space around it; or what is wrong with it.
+    pub fn parse(text: &str) -> Result<Key, String> {
+        let text = text.trim();
+        if text.len() as u64 > MAX_TEXT {
+            return Err(format!("is longer than {MAX_TEXT} bytes"));
+        }
+        if let Some(bytes) = hexadecimal(text) {
+            return Ok(Key(bytes));
+        }
+        if text.len() < MIN_PASSPHRASE {
+            return Err(format!("is only {} bytes long", text.len()));
+        }
+        Ok(Key(Sha256::new().chain_update(DOMAIN).chain_update(text).finalize().into()))
+    }
+
+    /// The secret itself.
+    pub(super) fn secret(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+/// Never prints the secret.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(secret)")
+    }
+}
+
+/// 32 bytes as 64 digits.
+fn hexadecimal(text: &str) -> Option<[u8; 32]> {
+    let digits: Vec<u8> =
+        text.chars().map(|digit| digit.to_digit(16).map(|value| value as u8)).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    (digits.len() == 64).then(|| bytes.try_into().ok()).flatten()
+}
+
+/// Asks the opened file, so that nobody can swap it between the question and the reading.
+#[cfg(unix)]
+fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
+    use std::os::unix::fs::PermissionsExt;
+    let unreadable =
+        |error: std::io::Error| KeyError::Unreadable { path: path.into(), why: error.to_string() };
+    let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
+    let of_others = mode & 0o077;
+    if of_others == 0 { Ok(()) } else { Err(KeyError::Exposed { path: path.into(), mode }) }
+}
+
+/// Elsewhere than on Unix a file's mode says nothing.
+#[cfg(not(unix))]
+fn check_private(_: &Path, _: &File) -> Result<(), KeyError> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_bytes_and_phrases_are_hashed() {
+        let digits = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F";
+        let counted: [u8; 32] = std::array::from_fn(|at| at as u8);
+        assert_eq!(Key::parse(&format!("{digits}\n")).unwrap().0, counted);
+        let phrase = Key::parse("sixteen bytes ok").unwrap();
+        assert_eq!(phrase, Key::parse("  sixteen bytes ok\n").unwrap(), "space around it is no part of it");
+        assert_ne!(phrase, Key::parse("sixteen bytes oK").unwrap());
+        assert_ne!(
+            phrase.0,
+            <[u8; 32]>::from(Sha256::digest("sixteen bytes ok")),
+            "the domain is part of it"
+        );
+        assert_ne!(Key::parse(&digits[2..]).unwrap().0[..31], counted[1..], "62 digits are a phrase");
+    }
+
+    #[test]
+    fn what_is_no_key_says_why_without_showing_it() {
+        for text in ["", "hunter2", "fifteen bytes .", &"x".repeat(5000)] {
+            let why = Key::parse(text).unwrap_err();
+            assert!(why.contains("bytes") && (text.is_empty() || !why.contains(text)), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_not_printed() {
+        let key = Key::parse("correct horse battery staple").unwrap();
+        assert_eq!(format!("{key:?}"), "Key(secret)");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ring.key");
+        std::fs::write(&path, "correct horse battery staple\n").unwrap();
+        for (mode, fine) in [(0o644, false), (0o640, false), (0o620, false), (0o600, true), (0o400, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let read = Key::read(&path);
+            assert_eq!(read.is_ok(), fine, "{mode:o}: {read:?}");
+            if let Err(error) = read {
+                assert!(error.to_string().contains("chmod 600"), "{error}");
+            }
+        }
+        assert!(matches!(Key::read(&folder.path().join("none")), Err(KeyError::Unreadable { .. })));
+    }
+}

@@ -1,0 +1,120 @@
+//! How do two ends find out that both have the key?
+//!
+//! Noise `NNpsk0`: each end sends a fresh Curve25519 point, and every flight is authenticated under the
+//! key. Two flights of 56 bytes, nothing else, whatever a peer sends:
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 8 | [`SEALED`], which no unsealed frame can begin with |
+//! | 32 | the point |
+//! | 16 | the tag |
+//!
+//! A recorded first flight is answered when it is replayed, and that is all: the answer's point is new,
+//! so whoever replays cannot compute the session's keys.
+
+use std::time::Duration;
+
+use snow::{Builder, HandshakeState, TransportState};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+use super::key::Key;
+use crate::error::SealError;
+use crate::wire::SEALED;
+
+/// Pattern, curve, cipher and hash.
+const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+/// A point and a tag.
+const FLIGHT: usize = 32 + 16;
+/// From the first byte to the last; shorter than a worker's wait for a hello, so that this error comes
+/// first.
+const DEADLINE: Duration = Duration::from_secs(4);
+/// For an unsealed peer's first frame to arrive, so that closing does not cut off what it is told.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// Who speaks first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The end that connects.
+    Connecting,
+    /// The end that accepts.
+    Accepting,
+}
+
+/// Brings a connection to where only holders of the key can speak.
+pub async fn handshake<S>(mut link: S, key: Key, side: Side) -> Result<(S, Box<TransportState>), SealError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let cipher = timeout(DEADLINE, exchange(&mut link, &key, side)).await;
+    let cipher = cipher.map_err(|_| SealError::Key { seen: "it says nothing" })??;
+    Ok((link, Box::new(cipher)))
+}
+
+async fn exchange<S>(link: &mut S, key: &Key, side: Side) -> Result<TransportState, SealError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let builder = Builder::new(PROTOCOL.parse()?).psk(0, key.secret())?.prologue(&SEALED)?;
+    let state = match side {
+        Side::Connecting => {
+            let mut state = builder.build_initiator()?;
+            send(link, &mut state).await?;
+            receive(link, &mut state).await?;
+            state
+        }
+        Side::Accepting => {
+            let mut state = builder.build_responder()?;
+            receive(link, &mut state).await?;
+            send(link, &mut state).await?;
+            state
+        }
+    };
+    Ok(state.into_transport_mode()?)
+}
+
+/// A connection that ends here was most likely ended by a peer that cannot verify what it got.
+fn hung_up(_: std::io::Error) -> SealError {
+    SealError::Key { seen: "it hung up" }
+}
+
+async fn send(link: &mut (impl AsyncWrite + Unpin), state: &mut HandshakeState) -> Result<(), SealError> {
+    let mut flight = [0; SEALED.len() + FLIGHT];
+    flight[..SEALED.len()].copy_from_slice(&SEALED);
+    let written = state.write_message(&[], &mut flight[SEALED.len()..])?;
+    assert_eq!(written, FLIGHT, "the pattern has a point and a tag in each flight");
+    link.write_all(&flight).await.map_err(hung_up)?;
+    link.flush().await.map_err(hung_up)
+}
+
+async fn receive<S>(link: &mut S, state: &mut HandshakeState) -> Result<(), SealError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut first = [0; SEALED.len()];
+    link.read_exact(&mut first).await.map_err(hung_up)?;
+    if first != SEALED {
+        turn_away(link).await;
+        return Err(SealError::Key { seen: "it speaks unsealed" });
+    }
+    let (mut flight, mut empty) = ([0; FLIGHT], [0; FLIGHT]);
+    link.read_exact(&mut flight).await.map_err(hung_up)?;
+    state
+        .read_message(&flight, &mut empty)
+        .map_err(|_| SealError::Key { seen: "its greeting is sealed with another key" })?;
+    Ok(())
+}
+
+/// Lets an unsealed peer know why it is turned away: it takes [`SEALED`] for the start of a frame.
+async fn turn_away<S>(link: &mut S)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let farewell = async {
+        link.write_all(&SEALED).await?;
+        link.flush().await?;
+        // Closing over unread bytes resets the connection, and the peer might then see only that.
+        link.read(&mut [0; 4096]).await
+    };
+    let _ = timeout(FAREWELL, farewell).await;
+}

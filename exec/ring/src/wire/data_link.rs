@@ -1,0 +1,175 @@
+//! How do activations get from one device to the next?
+//!
+//! Over a connection of their own that the sender opens for one epoch. The receiver's [`Door`] lets those in who name
+//! its session and the epoch that was prepared last, so that nothing of an earlier ring can come in by a new
+//! connection; what an old connection still carries has its epoch in every frame.
+//!
+//! A connection that ends tells both of its ends' owners, who tell the head. It does not end a session: that one
+//! connection broke says nothing of who is still there.
+//!
+//! Not here: what a device does with activations ([`crate::execution::runner`]), and what a head makes of a cut
+//! (`super::recovery`).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearth_schema::pass::Pass;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::frame::Frame;
+use super::handshake::{WRITE_DEADLINE, call, refuse, welcome};
+use super::message::{Purpose, WorkerFacts};
+use super::transport::Network;
+use crate::error::RingError;
+use hearth_runtime::clock::wall_nanos;
+
+/// From a neighbour's hanging up to when that counts as a cut: the usual end of an epoch, which the head is about to
+/// announce, or of a device, which the head sees for itself.
+/// source: assumed
+const HANG_UP_GRACE: Duration = Duration::from_secs(1);
+
+/// Activations on their way into a node.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The sender's place in the ring, as it said when it connected.
+    pub from: u16,
+    /// The epoch they were made in.
+    pub epoch: u32,
+    /// Whose.
+    pub pass: Pass,
+    /// The round to take up.
+    pub round: u32,
+    /// `[tokens, embedding]`, little-endian.
+    pub activations: Vec<u8>,
+    /// Whether they are f16 instead of f32.
+    pub in_half: bool,
+    /// When the last byte was there, on this process's clock.
+    pub at: u64,
+}
+
+/// That a connection with another device is broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cut {
+    /// The epoch it was opened for.
+    pub epoch: u32,
+    /// The other device's place.
+    pub peer: u16,
+    /// What was seen.
+    pub why: String,
+}
+
+/// What data connections bring.
+#[derive(Debug)]
+pub enum DataEvent {
+    /// Activations.
+    Arrived(Arrival),
+    /// No more of them.
+    Cut(Cut),
+}
+
+/// Takes what data connections bring; false if nobody listens any more.
+pub type Deliver = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
+
+/// Whom a device lets send activations.
+#[derive(Clone)]
+pub struct Door {
+    /// The session.
+    pub session: u64,
+    /// The epoch that was prepared last.
+    pub epoch: u32,
+    /// Where what comes goes.
+    pub deliver: Deliver,
+}
+
+/// A device's door, closed while there is none.
+pub type SharedDoor = Arc<Mutex<Option<Door>>>;
+
+/// Takes activations from a neighbour that has connected and said so, until the connection ends.
+pub async fn admit<S>(
+    mut stream: S,
+    door: &SharedDoor,
+    session: u64,
+    (from, epoch): (u16, u32),
+    max_payload: usize,
+) -> Result<(), RingError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let open = door.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
+        return Err(refuse(&mut stream, "this device is not in that session and epoch".into()).await);
+    };
+    welcome(&mut stream, WorkerFacts::default()).await?;
+    receive(stream, (from, epoch), max_payload, &open.deliver).await;
+    Ok(())
+}
+
+/// Reads activations until the connection ends, and tells how it ended.
+pub async fn receive<S>(mut stream: S, (from, epoch): (u16, u32), max_payload: usize, deliver: &Deliver)
+where
+    S: AsyncRead + Unpin,
+{
+    let why = loop {
+        match Frame::read(&mut stream, max_payload).await {
+            Ok(Some(Frame { message, payload })) => {
+                let at = wall_nanos();
+                let Some((epoch, pass, round, in_half)) = message.pass() else {
+                    break "it sent something else than activations".into();
+                };
+                let arrival = Arrival { from, epoch, pass, round, activations: payload, in_half, at };
+                if !deliver(DataEvent::Arrived(arrival)) {
+                    return;
+                }
+            }
+            Ok(None) => {
+                tokio::time::sleep(HANG_UP_GRACE).await;
+                break "it hung up".into();
+            }
+            Err(error) => break error.to_string(),
+        }
+    };
+    deliver(DataEvent::Cut(Cut { epoch, peer: from, why }));
+}
+
+/// A connection that this device sends activations over: who it is, and to whom.
+pub struct Sending<'a, N> {
+    /// Over what.
+    pub network: &'a N,
+    /// The session.
+    pub session: u64,
+    /// The epoch.
+    pub epoch: u32,
+    /// This device's place.
+    pub place: u16,
+    /// Is told when the connection breaks.
+    pub deliver: &'a Deliver,
+}
+
+impl<N: Network> Sending<'_, N> {
+    /// Connects to the device at a place. What is sent into the channel is written to it; the connection ends with it.
+    pub async fn connect(
+        &self,
+        to: u16,
+        name: &str,
+        address: &str,
+    ) -> Result<mpsc::UnboundedSender<Frame>, RingError> {
+        let purpose = Purpose::Data { from: self.place, epoch: self.epoch };
+        let (mut stream, _) = call(self.network, name, address, self.session, purpose).await?;
+        let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();
+        let (deliver, epoch) = (self.deliver.clone(), self.epoch);
+        tokio::spawn(async move {
+            while let Some(frame) = frames.recv().await {
+                let why = match timeout(WRITE_DEADLINE, frame.write(&mut stream)).await {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => "it takes nothing any more".into(),
+                };
+                deliver(DataEvent::Cut(Cut { epoch, peer: to, why }));
+                return;
+            }
+        });
+        Ok(sender)
+    }
+}

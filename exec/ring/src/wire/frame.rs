@@ -1,0 +1,196 @@
+//! Frames: how messages and their payloads are laid out on a connection that nobody trusts.
+//!
+//! A frame is two little-endian `u32` lengths, a bincode header of the first length and a raw payload of
+//! the second: tensors and documents travel beside the header, never inside. Both lengths are checked
+//! against limits before anything is allocated, the header is decoded with a byte limit (bincode without
+//! one allocates what a ten-byte message asks for), and every byte of it must be used.
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::message::Message;
+use crate::error::WireError;
+
+#[cfg(target_endian = "big")]
+compile_error!("activations travel as little-endian numbers; a big-endian host needs a conversion here");
+
+/// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
+/// so no unsealed frame begins like this.
+pub const SEALED: [u8; 8] = *b"hearth\0\x01";
+
+/// The longest header, in bytes: names, addresses and digests.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// The longest payload before a connection is known to carry activations: a plan or a trace chunk.
+pub const MAX_DOCUMENT_PAYLOAD: usize = 4 << 20;
+
+/// Bytes of the two lengths.
+const PREFIX_BYTES: usize = 8;
+
+/// A header and its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is.
+    pub message: Message,
+    /// Raw bytes beside it.
+    pub payload: Vec<u8>,
+}
+
+impl From<Message> for Frame {
+    fn from(message: Message) -> Frame {
+        Frame { message, payload: Vec::new() }
+    }
+}
+
+/// The two lengths of a frame, within their limits.
+fn lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
+    if prefix == SEALED {
+        return Err(WireError::Sealed);
+    }
+    let [h0, h1, h2, h3, p0, p1, p2, p3] = prefix;
+    let header = u32::from_le_bytes([h0, h1, h2, h3]) as usize;
+    let payload = u32::from_le_bytes([p0, p1, p2, p3]) as usize;
+    for (what, length, limit) in [("header", header, MAX_HEADER_BYTES), ("payload", payload, max_payload)] {
+        if length > limit {
+            return Err(WireError::TooLong { what, length, limit });
+        }
+    }
+    Ok((header, payload))
+}
+
+fn header(bytes: &[u8]) -> Result<Message, WireError> {
+    let config = bincode::config::standard().with_limit::<MAX_HEADER_BYTES>();
+    let (message, used) =
+        bincode::decode_from_slice(bytes, config).map_err(|error| WireError::Header(error.to_string()))?;
+    if used == bytes.len() {
+        Ok(message)
+    } else {
+        Err(WireError::Header(format!("{} bytes follow it", bytes.len() - used)))
+    }
+}
+
+impl Frame {
+    /// The frame's bytes.
+    pub fn encode(&self) -> Result<Vec<u8>, WireError> {
+        let header = bincode::encode_to_vec(&self.message, bincode::config::standard())
+            .map_err(|error| WireError::Header(error.to_string()))?;
+        let mut bytes = Vec::with_capacity(PREFIX_BYTES + header.len() + self.payload.len());
+        for (what, length) in [("header", header.len()), ("payload", self.payload.len())] {
+            let announced = u32::try_from(length).map_err(|_| WireError::TooLong {
+                what,
+                length,
+                limit: u32::MAX as usize,
+            })?;
+            bytes.extend_from_slice(&announced.to_le_bytes());
+        }
+        bytes.extend_from_slice(&header);
+        bytes.extend_from_slice(&self.payload);
+        Ok(bytes)
+    }
+
+    /// A frame at the front of `bytes` and how many it takes; `None` if more are needed.
+    pub fn decode(bytes: &[u8], max_payload: usize) -> Result<Option<(Frame, usize)>, WireError> {
+        let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+        let (head, payload) = lengths(*prefix, max_payload)?;
+        let end = PREFIX_BYTES + head + payload;
+        if bytes.len() < end {
+            return Ok(None);
+        }
+        let message = header(&bytes[PREFIX_BYTES..PREFIX_BYTES + head])?;
+        Ok(Some((Frame { message, payload: bytes[PREFIX_BYTES + head..end].to_vec() }, end)))
+    }
+
+    /// Reads one frame; `None` if the stream ends before it begins.
+    pub async fn read(
+        stream: &mut (impl AsyncRead + Unpin),
+        max_payload: usize,
+    ) -> Result<Option<Frame>, WireError> {
+        let mut prefix = [0; PREFIX_BYTES];
+        let first = stream.read(&mut prefix).await?;
+        if first == 0 {
+            return Ok(None);
+        }
+        read_rest(stream, &mut prefix[first..]).await?;
+        let (head, payload) = lengths(prefix, max_payload)?;
+        let mut bytes = vec![0; head];
+        read_rest(stream, &mut bytes).await?;
+        let message = header(&bytes)?;
+        let mut bytes = vec![0; payload];
+        read_rest(stream, &mut bytes).await?;
+        Ok(Some(Frame { message, payload: bytes }))
+    }
+
+    /// Writes the frame.
+    pub async fn write(&self, stream: &mut (impl AsyncWrite + Unpin)) -> Result<(), WireError> {
+        stream.write_all(&self.encode()?).await?;
+        Ok(stream.flush().await?)
+    }
+}
+
+async fn read_rest(stream: &mut (impl AsyncRead + Unpin), bytes: &mut [u8]) -> Result<(), WireError> {
+    match stream.read_exact(bytes).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(WireError::Cut),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_schema::pass::Pass;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Frame {
+        let pass = Pass { sequence: 3, drafted: 1, ..Pass::plain(7, 40, 2, true) };
+        Frame { message: Message::activations(5, pass, 3, false), payload: vec![1, 2, 3, 4] }
+    }
+
+    #[test]
+    fn a_frame_reads_back() {
+        let bytes = sample().encode().unwrap();
+        assert_eq!(Frame::decode(&bytes, 16).unwrap(), Some((sample(), bytes.len())));
+        assert_eq!(Frame::decode(&bytes[..bytes.len() - 1], 16).unwrap(), None, "one byte is missing");
+    }
+
+    #[test]
+    fn a_huge_length_is_refused_before_it_is_believed() {
+        let bytes = [0xff; 16];
+        assert!(matches!(Frame::decode(&bytes, 16), Err(WireError::TooLong { what: "header", .. })));
+        let payload = [4, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
+        assert!(matches!(Frame::decode(&payload, 16), Err(WireError::TooLong { what: "payload", .. })));
+        // A string that announces 2^63 bytes inside a ten-byte header: variant 2 (Refuse), then a u64.
+        let mut hostile = vec![10, 0, 0, 0, 0, 0, 0, 0, 2, 253];
+        hostile.extend_from_slice(&(1u64 << 63).to_le_bytes());
+        assert!(matches!(Frame::decode(&hostile, 16), Err(WireError::Header(_))));
+    }
+
+    #[test]
+    fn a_sealed_connection_is_told_from_damage() {
+        assert!(matches!(Frame::decode(&SEALED, 16), Err(WireError::Sealed)));
+    }
+
+    #[test]
+    fn bytes_after_a_header_are_refused() {
+        let mut bytes = Frame::from(Message::Ready { epoch: 0 }).encode().unwrap();
+        bytes[0] += 1;
+        bytes.push(0);
+        assert!(matches!(Frame::decode(&bytes, 0), Err(WireError::Header(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = Frame::decode(&bytes, 64);
+        }
+
+        #[test]
+        fn any_damage_is_a_frame_or_an_error(at in 0usize..24, bit in 0u8..8, cut in 0usize..24) {
+            let mut bytes = sample().encode().unwrap();
+            let at = at % bytes.len();
+            bytes[at] ^= 1 << bit;
+            bytes.truncate(bytes.len() - cut.min(bytes.len()));
+            let _ = Frame::decode(&bytes, 64);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The start of a connection: hello and welcome, and the deadline that every wait for another device has.
+//!
+//! Whoever connects says first what it wants; the other end welcomes it, or refuses with a reason and hangs up. The
+//! same for orders, activations, probes and layers, at either end.
+//!
+//! Not here: who may connect ([`crate::security::encrypted`]), and what follows the greeting.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+
+use super::frame::Frame;
+use super::message::{MAGIC, Message, PROTOCOL, Purpose, WorkerFacts};
+use super::transport::Network;
+use crate::error::WireError;
+use crate::error::{RingError, strange};
+
+/// To reach a device and be welcomed.
+/// source: assumed, three tries of TCP's first packet (1 s, 2 s and 4 s apart, RFC 6298)
+pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
+/// From a connection's first byte to its first frame.
+/// source: assumed
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// For a peer to take a frame.
+pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Waits with a deadline.
+pub async fn within<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T, RingError> {
+    timeout(limit, wait).await.map_err(|_| RingError::Deadline {
+        what: what.into(),
+        seconds: limit.as_secs_f64(),
+        hint: "see whether the other end still runs and the network is up",
+    })
+}
+
+/// Connects to a device at an address and is welcomed; what the device tells of itself.
+pub async fn call<N: Network>(
+    network: &N,
+    name: &str,
+    address: &str,
+    session: u64,
+    purpose: Purpose,
+) -> Result<(N::Stream, WorkerFacts), RingError> {
+    let calling = async {
+        let mut stream = network.connect(address).await.map_err(|error| RingError::Unreachable {
+            name: name.into(),
+            address: address.into(),
+            why: error.to_string(),
+        })?;
+        let greeting = |error: WireError| RingError::greeting(name, &error);
+        let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose };
+        Frame::from(hello).write(&mut stream).await.map_err(greeting)?;
+        match Frame::read(&mut stream, 0).await.map_err(greeting)? {
+            Some(Frame { message: Message::Welcome(facts), .. }) => Ok((stream, facts)),
+            Some(Frame { message: Message::Refuse { reason }, .. }) => {
+                Err(RingError::Refused { name: name.into(), reason })
+            }
+            None => Err(RingError::Gone { name: name.into(), why: "it hung up".into() }),
+            Some(_) => Err(strange(name, "its first frame is no welcome")),
+        }
+    };
+    within(CALL_DEADLINE, &format!("reaching `{name}`"), calling).await?
+}
+
+/// Hears what a connection is for, and of which session. A peer of another version is told so.
+pub async fn hear<S>(stream: &mut S) -> Result<(u64, Purpose), RingError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let hello = within(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
+    let hello = hello.map_err(|error| RingError::greeting("a stranger", &error))?;
+    let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
+        return Err(strange("a connection", "its first frame is no hello"));
+    };
+    if magic == MAGIC && protocol == PROTOCOL {
+        return Ok((session, purpose));
+    }
+    let reason = format!("this end speaks protocol {PROTOCOL} of hearth, not {protocol}; use one version");
+    Err(refuse(stream, reason).await)
+}
+
+/// Lets a connection in.
+pub async fn welcome<S: AsyncWrite + Unpin>(stream: &mut S, facts: WorkerFacts) -> Result<(), RingError> {
+    let frame = Frame::from(Message::Welcome(facts));
+    Ok(within(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
+}
+
+/// Sends a connection away. The error is what this end has to say of it.
+pub async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, reason: String) -> RingError {
+    let frame = Frame::from(Message::Refuse { reason: reason.clone() });
+    // Whoever has gone already does not need the reason.
+    let _ = within(WRITE_DEADLINE, "refusing a connection", frame.write(stream)).await;
+    RingError::Refused { name: "this device".into(), reason }
+}

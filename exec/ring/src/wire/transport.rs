@@ -1,0 +1,154 @@
+//! Over what do frames travel?
+//!
+//! The ring is generic over a [`Network`]: TCP between processes, or pipes in memory between tasks of
+//! one process. Both carry ordered bytes and deliver whole frames or an error; a test of the ring and a
+//! real ring run the same code.
+//!
+//! Not here: deadlines and what is said ([`crate::worker`], [`crate::coordinator::generation`]); who may speak
+//! ([`crate::security::encrypted`]).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use crate::error::RingError;
+
+/// Something that connects and listens.
+pub trait Network: Clone + Send + Sync + 'static {
+    /// A connection: ordered bytes in both directions.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// What accepts connections.
+    type Listener: Listener<Stream = Self::Stream>;
+
+    /// Connects to an address.
+    fn connect(&self, address: &str) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    /// Listens at an address; port 0 takes a free one.
+    fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
+
+    /// Whether strangers can neither speak nor listen on its connections.
+    fn is_sealed(&self) -> bool {
+        false
+    }
+
+    /// This end's host of a connection, where connections have hosts.
+    fn local_host(&self, _stream: &Self::Stream) -> Option<IpAddr> {
+        None
+    }
+}
+
+/// Something that accepts connections.
+pub trait Listener: Send + 'static {
+    /// A connection.
+    type Stream;
+    /// The next connection.
+    fn accept(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    /// The address others reach it at.
+    fn address(&self) -> String;
+}
+
+/// TCP, without Nagle's delay: a token's activations are one small write.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tcp;
+
+impl Network for Tcp {
+    type Stream = TcpStream;
+    type Listener = TcpListener;
+
+    async fn connect(&self, address: &str) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    async fn bind(&self, address: &str) -> io::Result<TcpListener> {
+        TcpListener::bind(address).await
+    }
+
+    fn local_host(&self, stream: &TcpStream) -> Option<IpAddr> {
+        stream.local_addr().ok().map(|address| address.ip())
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<TcpStream> {
+        let (stream, _) = TcpListener::accept(self).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    fn address(&self) -> String {
+        self.local_addr().map_or_else(|error| format!("unknown ({error})"), |address| address.to_string())
+    }
+}
+
+/// Bytes in flight in one direction of a pipe before the writer waits.
+const PIPE_BYTES: usize = 1 << 20;
+
+/// Pipes between tasks of one process. Addresses are any names.
+#[derive(Debug, Clone, Default)]
+pub struct Memory {
+    listeners: Arc<Mutex<BTreeMap<String, mpsc::UnboundedSender<DuplexStream>>>>,
+}
+
+/// The accepting end of [`Memory`].
+#[derive(Debug)]
+pub struct MemoryListener {
+    address: String,
+    connections: mpsc::UnboundedReceiver<DuplexStream>,
+}
+
+impl Network for Memory {
+    type Stream = DuplexStream;
+    type Listener = MemoryListener;
+
+    async fn connect(&self, address: &str) -> io::Result<DuplexStream> {
+        let (here, there) = tokio::io::duplex(PIPE_BYTES);
+        let listeners = self.listeners.lock().map_err(|_| io::Error::other("a peer panicked"))?;
+        let sent = listeners.get(address).is_some_and(|listener| listener.send(there).is_ok());
+        if sent { Ok(here) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
+    }
+
+    async fn bind(&self, address: &str) -> io::Result<MemoryListener> {
+        let mut listeners = self.listeners.lock().map_err(|_| io::Error::other("a peer panicked"))?;
+        let address =
+            if address.ends_with(":0") { format!("pipe:{}", listeners.len()) } else { address.into() };
+        if listeners.get(&address).is_some_and(|listener| !listener.is_closed()) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let (sender, connections) = mpsc::unbounded_channel();
+        listeners.insert(address.clone(), sender);
+        Ok(MemoryListener { address, connections })
+    }
+}
+
+impl Listener for MemoryListener {
+    type Stream = DuplexStream;
+
+    async fn accept(&mut self) -> io::Result<DuplexStream> {
+        self.connections.recv().await.ok_or_else(|| io::ErrorKind::ConnectionAborted.into())
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
+    }
+}
+
+/// Binds an address, and refuses one that other machines can reach unless a key keeps strangers out.
+pub async fn bind<N: Network>(network: &N, address: &str) -> Result<N::Listener, RingError> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if !loopback && !network.is_sealed() {
+        return Err(RingError::NotLoopback { address: address.into() });
+    }
+    network
+        .bind(address)
+        .await
+        .map_err(|error| RingError::CannotListen { address: address.into(), why: error.to_string() })
+}

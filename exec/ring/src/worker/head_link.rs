@@ -1,0 +1,77 @@
+//! How does a worker talk to its head while it does something else?
+//!
+//! A task reads the control connection's frames, so that no frame is lost when a wait is given up for another event.
+//! Every wait and every write has a deadline.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, WriteHalf};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::error::RingError;
+use crate::wire::WRITE_DEADLINE;
+use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, WireError};
+
+/// Between two signs of life of the head, which sends one every half second.
+const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The worker's end of its head's control connection.
+pub struct HeadLink<S> {
+    frames: mpsc::Receiver<Result<Frame, WireError>>,
+    writer: WriteHalf<S>,
+    reader: JoinHandle<()>,
+    heard: Instant,
+}
+
+impl<S> HeadLink<S>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    /// Over a connection whose hello has been read.
+    pub fn new(stream: S) -> Self {
+        let (mut reader, writer) = tokio::io::split(stream);
+        let (sender, frames) = mpsc::channel(16);
+        let reader = tokio::spawn(async move {
+            loop {
+                let frame = match Frame::read(&mut reader, MAX_DOCUMENT_PAYLOAD).await {
+                    Ok(None) => return,
+                    Ok(Some(frame)) => Ok(frame),
+                    Err(error) => Err(error),
+                };
+                let failed = frame.is_err();
+                if sender.send(frame).await.is_err() || failed {
+                    return;
+                }
+            }
+        });
+        Self { frames, writer, reader, heard: Instant::now() }
+    }
+
+    /// The next frame. May be given up at any moment.
+    pub async fn next(&mut self) -> Result<Frame, RingError> {
+        let gone = |why: &str| RingError::Gone { name: "the head".into(), why: why.into() };
+        let frame = timeout_at(self.heard + SILENCE_DEADLINE, self.frames.recv()).await;
+        let frame = frame.map_err(|_| gone("it fell silent"))?.ok_or_else(|| gone("it hung up"))??;
+        self.heard = Instant::now();
+        Ok(frame)
+    }
+
+    /// Sends a frame. Given up half way it would leave half a frame behind.
+    pub async fn send(&mut self, frame: impl Into<Frame>) -> Result<(), RingError> {
+        let frame = frame.into();
+        match timeout(WRITE_DEADLINE, frame.write(&mut self.writer)).await {
+            Ok(written) => Ok(written?),
+            Err(_) => {
+                Err(RingError::Gone { name: "the head".into(), why: "it takes nothing any more".into() })
+            }
+        }
+    }
+}
+
+impl<S> Drop for HeadLink<S> {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}

@@ -1,0 +1,127 @@
+//! The worker's listener: dispatches connections, and lets one session at a time have the worker.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::head_link::HeadLink;
+use super::model_source::Source;
+use super::session::{Session, WorkerOptions};
+use crate::error::RingError;
+use crate::execution::LocalModel;
+use crate::probe::answer_probes;
+use crate::wire::{Known, Listener, Network, Purpose, SharedDoor, Strangers, admit, hear, refuse};
+
+/// For the session before to end: its threads stop, its memory is given back.
+const ENTER_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks whether it has.
+const ENTER_STEP: Duration = Duration::from_millis(5);
+/// After a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// In a row, after which the listener counts as broken: half a minute.
+const MAX_ACCEPT_FAILURES: u32 = 300;
+/// A worker: a model, and at most one session.
+#[derive(Clone)]
+pub struct Worker<N: Network> {
+    network: N,
+    source: Source,
+    options: WorkerOptions,
+    /// Whether a session has it.
+    taken: Arc<Mutex<bool>>,
+    door: SharedDoor,
+}
+
+impl<N: Network> Worker<N> {
+    /// A worker with a model that computes with so many threads; 0 takes every core.
+    pub fn new(network: N, model: Arc<LocalModel>, threads: usize) -> Self {
+        Self::with(network, Source::File(model), WorkerOptions { threads, ..WorkerOptions::default() })
+    }
+
+    /// A worker with a model, or one that fetches its layers.
+    pub fn with(network: N, source: Source, options: WorkerOptions) -> Self {
+        Self { network, source, options, taken: Arc::default(), door: Arc::default() }
+    }
+
+    /// Serves connections until the listener fails. `report` gets a line for each session's end.
+    pub async fn serve(
+        &self,
+        mut listener: N::Listener,
+        report: impl Fn(Result<(), RingError>) + Clone + Send + Sync + 'static,
+    ) -> RingError {
+        let mut failures = 0;
+        let mut strangers = Strangers::default();
+        loop {
+            let stream = match listener.accept().await {
+                Ok(stream) => stream,
+                Err(error) if failures < MAX_ACCEPT_FAILURES => {
+                    // A peer that gave up, or too many open files for a moment.
+                    failures += 1;
+                    report(Err(RingError::CannotListen {
+                        address: listener.address(),
+                        why: error.to_string(),
+                    }));
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+                Err(error) => {
+                    let address = listener.address();
+                    return RingError::CannotListen { address, why: error.to_string() };
+                }
+            };
+            failures = 0;
+            let (worker, report) = (self.clone(), report.clone());
+            strangers.let_in(move |known| async move { report(worker.connection(stream, known).await) });
+        }
+    }
+
+    async fn connection(&self, mut stream: N::Stream, known: Known) -> Result<(), RingError> {
+        let (session, purpose) = hear(&mut stream).await?;
+        known.greeted();
+        match purpose {
+            Purpose::Control => self.control(stream, session).await,
+            Purpose::Data { from, epoch } => {
+                let most = self.source.max_activation_bytes();
+                admit(stream, &self.door, session, (from, epoch), most).await
+            }
+            Purpose::Probe => answer_probes(stream).await,
+            Purpose::Fetch => Err(refuse(&mut stream, "only a head gives layers".into()).await),
+        }
+    }
+
+    async fn control(&self, mut stream: N::Stream, id: u64) -> Result<(), RingError> {
+        // A head that has just said goodbye may be followed at once by the next.
+        let entering = async {
+            while !self.enter() {
+                tokio::time::sleep(ENTER_STEP).await;
+            }
+        };
+        if timeout(ENTER_DEADLINE, entering).await.is_err() {
+            let reason = "this worker is in another head's session; wait or stop that one".into();
+            return Err(refuse(&mut stream, reason).await);
+        }
+        // However the session ends, a panic included, the worker is free again.
+        let _seat = Seat { taken: self.taken.clone(), door: self.door.clone() };
+        let (network, source, options) = (self.network.clone(), self.source.clone(), self.options.clone());
+        Session::new(id, HeadLink::new(stream), network, source, options, self.door.clone()).serve().await
+    }
+
+    /// Takes the one session, if it is free.
+    fn enter(&self) -> bool {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        !std::mem::replace(&mut *taken, true)
+    }
+}
+
+/// A worker's one session; free again when this is dropped.
+struct Seat {
+    taken: Arc<Mutex<bool>>,
+    door: SharedDoor,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}

@@ -1,0 +1,56 @@
+//! The law of every transport, checked for each of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_profiles::Seconds;
+use hearth_ring::wire::{Frame, Message, WireError};
+use hearth_ring::{Delayed, Emulated, Key, Listener, Memory, Network, Sealed, Tcp, Way};
+
+/// The law of every network: frames arrive whole and in order, and a cut is an error.
+async fn obeys_the_law(network: impl Network, address: &str) {
+    let mut listener = network.bind(address).await.unwrap();
+    let mut near = network.connect(&listener.address()).await.unwrap();
+    let mut far = listener.accept().await.unwrap();
+    let frames: Vec<Frame> = (0..100u64)
+        .map(|nonce| Frame {
+            message: Message::Ping { nonce },
+            payload: vec![nonce as u8; nonce as usize * 7],
+        })
+        .collect();
+    let sent = frames.clone();
+    let writer = tokio::spawn(async move {
+        for frame in &sent {
+            frame.write(&mut near).await.unwrap();
+        }
+        let half = sent[9].encode().unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut near, &half[..20]).await.unwrap();
+    });
+    for frame in &frames {
+        assert_eq!(Frame::read(&mut far, 1 << 10).await.unwrap().as_ref(), Some(frame));
+    }
+    assert!(matches!(Frame::read(&mut far, 1 << 10).await, Err(WireError::Cut)));
+    writer.await.unwrap();
+    assert!(network.connect("127.0.0.1:1").await.is_err(), "nobody listens there");
+}
+
+#[tokio::test]
+async fn transports_deliver_whole_frames_in_order() {
+    let key = Key::parse("a phrase for a test").unwrap();
+    obeys_the_law(Tcp, "127.0.0.1:0").await;
+    obeys_the_law(Memory::default(), "a:0").await;
+    obeys_the_law(Sealed::new(Tcp, key.clone()), "127.0.0.1:0").await;
+    obeys_the_law(Sealed::new(Memory::default(), key), "a:0").await;
+    obeys_the_law(Delayed::new(Memory::default(), Duration::from_millis(1)), "a:0").await;
+    let path = Way::of(Seconds(1e-4));
+    obeys_the_law(Emulated::new(Tcp, Arc::new(move |_| Ok(path.clone()))), "127.0.0.1:0").await;
+}
+
+#[tokio::test]
+async fn address_in_use_is_refused() {
+    let memory = Memory::default();
+    let _first = memory.bind("a").await.unwrap();
+    assert!(memory.bind("a").await.is_err());
+    let first = Tcp.bind("127.0.0.1:0").await.unwrap();
+    assert!(Tcp.bind(&first.address()).await.is_err());
+}
