@@ -351,7 +351,7 @@ impl Node {
                     let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
                     let processor = self.carried_out_by(processor);
                     let record = self.computed(at, Kind::Compute, measured, touched);
-                    record.layers = recorder::layers(&layers);
+                    record.layers = Some(recorder::layers(&layers));
                     on(record, processor);
                 }
                 Step::Output { pass, processor } => {
