@@ -1,6 +1,6 @@
 //! The assignment problem of a cluster: an [`Instance`] from devices, links and a model.
 //!
-//! RoundCounts a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
+//! Turns a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
 //!
 //! | symbol | from |
 //! | --- | --- |
