@@ -3,7 +3,7 @@
 //! A device that runs out of memory is no error but an outcome of the run, recorded in the trace.
 
 use hearth_core::cluster::UnreachablePeer;
-use hearth_core::draft::DraftError;
+use hearth_core::memory::draft::DraftError;
 use hearth_core::schedule::GenerationError;
 use hearth_core::schedule::ScheduleError;
 use hearth_profiles::{DocumentError, Seconds};

@@ -1,7 +1,7 @@
 //! Input and result of a simulation, and the checks before it starts.
 
 use hearth_core::Cluster;
-use hearth_core::draft;
+use hearth_core::memory::draft;
 use hearth_core::recovery::Replanner;
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::DigestMatch;

@@ -1,10 +1,10 @@
 //! Entry points: choose the simulation that a plan needs, and run it.
 
+use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::passes;
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::{Outcome, Trace};
 
-use crate::device::budget::Budget;
 use crate::device::setup;
 use crate::error::SimError;
 use crate::input::{self, Disturbances, Input, Run};
@@ -23,18 +23,18 @@ pub fn simulate_in(input: &Input, disturbances: &Disturbances) -> Result<Run, Si
     if let Some(tensor) = input.plan.kind.tensor() {
         return Ok(Run::undisturbed(tensor::simulate(input, tensor, &devices, header)?));
     }
-    let budgets = devices.iter().enumerate().map(|(place, device)| setup::budget(input, place, device));
-    let budgets: Vec<Option<Budget>> = budgets.collect();
-    let drafts_fit = budgets.iter().all(Option::is_some);
-    let budgets: Vec<Budget> = budgets.into_iter().flatten().collect();
-    let short = !input.options.ignore_memory && budgets.iter().any(|budget| !budget.shortages.is_empty());
+    let memories = devices.iter().enumerate().map(|(place, device)| setup::budget(input, place, device));
+    let memories: Vec<Option<DeviceMemory>> = memories.collect();
+    let drafts_fit = memories.iter().all(Option::is_some);
+    let memories: Vec<DeviceMemory> = memories.into_iter().flatten().collect();
+    let short = !input.options.ignore_memory && memories.iter().any(|memory| !memory.shortages.is_empty());
     if short || !drafts_fit {
         // The passes that do not depend on the acceptance of drafts.
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let pins = input.plan.only_simulated().is_some();
-        let unreclaimable = budgets.iter().filter(|_| pins).map(|budget| budget.unreclaimable);
+        let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable);
         let readings = trace::unreclaimable_readings(unreclaimable);
-        let shortages = budgets.iter().flat_map(|budget| budget.shortages.clone()).collect();
+        let shortages = memories.iter().flat_map(|memory| memory.shortages.clone()).collect();
         let (records, run_events, outcome) = (Vec::new(), Vec::new(), Outcome::OutOfMemory);
         return Ok(Run {
             trace: Trace { header, passes, records, readings, shortages, run_events, outcome },
@@ -42,8 +42,8 @@ pub fn simulate_in(input: &Input, disturbances: &Disturbances) -> Result<Run, Si
             unreached_events: (0..disturbances.events.len()).collect(),
         });
     }
-    if let Some(soc) = soc::alone(input, disturbances, devices[0], &budgets[0]) {
-        return Ok(Run::undisturbed(soc::simulate(input, soc, devices[0], &budgets[0], header)?));
+    if let Some(soc) = soc::alone(input, disturbances, devices[0], &memories[0]) {
+        return Ok(Run::undisturbed(soc::simulate(input, soc, devices[0], &memories[0], header)?));
     }
-    ring::simulate(input, disturbances, &devices, budgets, header)
+    ring::simulate(input, disturbances, &devices, memories, header)
 }

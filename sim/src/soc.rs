@@ -8,7 +8,7 @@
 //! stages, and weights may have to be read ([`crate::device`]).
 
 use hearth_core::compute_cost::ComputeCost;
-use hearth_core::room::Room;
+use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::Generation;
 use hearth_core::soc::Chip;
 use hearth_core::soc::Stage;
@@ -29,7 +29,6 @@ use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 use hearth_schema::trace::Trace;
 
-use crate::device::budget::Budget;
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::{Disturbances, Input};
@@ -45,12 +44,12 @@ pub fn alone<'a>(
     input: &Input,
     disturbances: &Disturbances,
     device: &'a Device,
-    budget: &Budget,
+    memory: &DeviceMemory,
 ) -> Option<&'a Soc> {
     let plan = input.plan;
     let is_alone = plan.devices.len() == 1 && disturbances.events.is_empty();
-    let room = Room::new(plan, 0, &input.cluster.model, device);
-    let is_held = input.options.warm && (input.options.ignore_memory || room.share <= budget.cache);
+    let is_held =
+        input.options.warm && (input.options.ignore_memory || memory.weights <= memory.weight_cache);
     let is_plain = !plan.devices[0].residency.holds() && plan.kind.is_ring();
     device.soc.as_ref().filter(|_| is_alone && is_held && is_plain)
 }
@@ -69,7 +68,7 @@ pub fn simulate(
     input: &Input,
     soc: &Soc,
     device: &Device,
-    budget: &Budget,
+    memory: &DeviceMemory,
     header: Header,
 ) -> Result<Trace, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
@@ -105,7 +104,7 @@ pub fn simulate(
         let counters = [
             (Counter::BytesRead, 0),
             (Counter::Resident, cluster.model.total_bytes().0),
-            (Counter::Unreclaimable, budget.unreclaimable.0),
+            (Counter::Unreclaimable, memory.unreclaimable.0),
         ];
         let drafted = (pass.drafted > 0).then_some((Counter::Accepted, u64::from(accepted)));
         let reading = |(counter, value)| Reading { device: 0, counter, pass: pass.index, at, value };

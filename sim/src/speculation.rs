@@ -14,7 +14,7 @@
 //! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model only.
 //! It contains all other costs of a ring.
 //!
-//! Not here: the memory of the draft model (`hearth_core::draft`).
+//! Not here: the memory of the draft model (`hearth_core::memory::draft`).
 
 use std::collections::BTreeMap;
 

@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use hearth_core::memory::MemoryBudget;
 use hearth_core::residency::kept_bytes;
-use hearth_core::room::Room;
 use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::visits;
 use hearth_profiles::device::shipped;
@@ -150,7 +150,7 @@ fn swap_is_limited_by_compression() {
     );
     let swapped = phone.memory.obtainable().saturating_sub(phone.memory.available.value);
     // A third of what is swapped out stays: the plan had counted on all of it.
-    let room = Room::new(&plan, 0, &model, &phone).left.saturating_sub(Bytes(swapped.0 / 3));
+    let room = MemoryBudget::new(&plan, 0, &model, &phone).left.saturating_sub(Bytes(swapped.0 / 3));
     let bytes = |part: ModelPart| match part {
         ModelPart::Output => model.output_bytes(),
         ModelPart::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),

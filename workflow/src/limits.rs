@@ -8,26 +8,12 @@
 //! process holds beside its cache, buffers and weights is subtracted from a limit.
 
 use hearth_core::Cluster;
-use hearth_core::draft;
-use hearth_core::holdings::Holdings;
-use hearth_core::room::Room;
+use hearth_core::memory::{DeviceMemory, draft, process_bytes};
 use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::scenario::Limits;
 use hearth_schema::scenario::Scenario;
-
-/// What an idle process holds, where it has not been measured.
-/// source: measured in the lab, 4.0 MiB with one or two threads
-const IDLE: Bytes = Bytes::mib(4);
-
-/// What the head holds beside that: the coordinator, its tokenizer, trace and logits.
-/// source: measured in the lab, 2.9 to 4.0 MB over 14 heads of one round
-const HEAD: Bytes = Bytes(3_650_000);
-
-/// What each token of the vocabulary takes on the head, the only device that handles text.
-/// source: measured in the lab, 4.6 MB for 128256 tokens
-const VOCABULARY_ENTRY: Bytes = Bytes(36);
 
 /// Applies the limits of disk and processor. The devices are in the scenario's order.
 pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
@@ -48,17 +34,10 @@ pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
 pub fn bound_memory(scenario: &Scenario, cluster: &mut Cluster) {
     for (index, entry) in scenario.devices.iter().enumerate() {
         if let Some(limit) = entry.limits.as_ref().and_then(|limits| limits.memory) {
-            let held = held(cluster, index == cluster.head, Bytes::ZERO);
-            set_memory(&mut cluster.members[index].device.memory, limit, held);
+            let process = process_bytes(&cluster.model.shape, index == cluster.head, Bytes::ZERO);
+            set_memory(&mut cluster.members[index].device.memory, limit, process);
         }
     }
-}
-
-/// What the process of a device holds beside cache, buffers and weights.
-fn held(cluster: &Cluster, head: bool, idle: Bytes) -> Bytes {
-    let leading =
-        if head { HEAD + VOCABULARY_ENTRY * u64::from(cluster.model.shape.vocabulary) } else { Bytes::ZERO };
-    idle.max(IDLE) + leading
 }
 
 /// The memory that the limits leave the device at an index of the plan, if they limit it.
@@ -66,16 +45,10 @@ pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> 
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
         let device = &cluster.member(&plan.devices[place].name)?.device;
-        let held_weights = Holdings::new(plan, place, &cluster.model, device, true);
-        let (weights, beside) = if let Some(held) = held_weights {
-            (held.weights, held.loading + held.cache + held.buffers)
-        } else {
-            // The draft model is beside it.
-            let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
-            let room = Room::new(plan, place, &cluster.model, &device);
-            (room.share, room.cache + room.buffers)
-        };
-        Some(Bytes((weights.as_f64() * share) as u64) + beside + held(cluster, place == 0, Bytes::ZERO))
+        let device = draft::device_beside(plan, place, cluster.draft.as_ref(), device)?;
+        let memory = DeviceMemory::new(plan, place, &cluster.model, &device, true);
+        let process = process_bytes(&cluster.model.shape, place == 0, Bytes::ZERO);
+        Some(Bytes((memory.weights.as_f64() * share) as u64) + memory.beside_weights + process)
     })
 }
 
@@ -86,16 +59,16 @@ pub fn restrict_memory(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, 
         let Some(index) = entry else { continue };
         let limits = scenario.devices[index].limits.clone().unwrap_or_default();
         let Some(limit) = memory(&limits, cluster, plan, place) else { continue };
-        let held = held(cluster, place == 0, idle);
-        set_memory(&mut cluster.members[index].device.memory, limit, held);
+        let process = process_bytes(&cluster.model.shape, place == 0, idle);
+        set_memory(&mut cluster.members[index].device.memory, limit, process);
     }
 }
 
 /// Replaces a device's memory by a limit, less what its process holds of it.
-fn set_memory(memory: &mut Memory, limit: Bytes, held: Bytes) {
+fn set_memory(memory: &mut Memory, limit: Bytes, process: Bytes) {
     memory.total = Sourced::new(limit, "set: the scenario's limit");
     memory.available =
-        Sourced::new(limit.saturating_sub(held), "set: the scenario's limit less what a process holds");
+        Sourced::new(limit.saturating_sub(process), "set: the scenario's limit less what a process holds");
     // Inside the limit, other programs' memory cannot be gained by swapping it out.
     (memory.can_swap, memory.swap_available) = (None, None);
 }

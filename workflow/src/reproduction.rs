@@ -8,11 +8,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use hearth_core::Cluster;
-use hearth_core::holdings::Holdings;
+use hearth_core::memory::DeviceMemory;
 use hearth_core::metrics;
-use hearth_core::room::Room;
-use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Device};
+use hearth_profiles::Bytes;
 use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
 use hearth_reports::published::{Published, System};
 use hearth_schema::Plan;
@@ -126,26 +124,17 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     let mut footprint = Vec::new();
     for (place, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
-        let (main, gpu) = memory(plan, place, &cluster.model, &member.device);
-        for (kind, [needed, available]) in [("cpu", main), ("gpu", gpu)] {
-            if kind == "cpu" || member.device.gpu.is_some() {
-                let (processor, bytes, available) =
-                    (format!("{}-{kind}", planned.name), needed.0, available.0);
-                footprint.push(Footprint { processor, bytes, available });
-            }
+        let memory = DeviceMemory::new(plan, place, &cluster.model, &member.device, false);
+        let mut push = |kind: &str, bytes: Bytes, available: Bytes| {
+            let processor = format!("{}-{kind}", planned.name);
+            footprint.push(Footprint { processor, bytes: bytes.0, available: available.0 });
+        };
+        push("cpu", memory.needed(), memory.available);
+        if member.device.gpu.is_some() {
+            push("gpu", memory.gpu_needed, memory.gpu_available);
         }
     }
     footprint
-}
-
-/// Needed and available bytes of a device's main and GPU memory.
-fn memory(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> ([Bytes; 2], [Bytes; 2]) {
-    if let Some(held) = Holdings::new(plan, place, model, device, false) {
-        return ([held.main(), held.available], [held.gpu, held.gpu_available]);
-    }
-    let room = Room::new(plan, place, model, device);
-    let gpu = device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
-    ([room.share + room.cache + room.buffers, room.available], [room.gpu_needed, gpu])
 }
 
 /// Layers by device, those on the GPU in brackets.

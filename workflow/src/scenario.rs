@@ -226,7 +226,7 @@ impl LoadedScenario {
             seed: scenario.seed,
         };
         if let Some(draft) = &cluster.draft {
-            hearth_core::draft::same_vocabulary(draft, &cluster.model).map_err(Error::invalid)?;
+            hearth_core::memory::draft::same_vocabulary(draft, &cluster.model).map_err(Error::invalid)?;
         }
         limits::throttle(scenario, &mut cluster);
         Ok(cluster)

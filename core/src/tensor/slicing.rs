@@ -11,13 +11,13 @@
 //!
 //! [`SlicedModel`] is the model as one device sees it, so that [`crate::compute_cost`] tells what its part takes.
 //!
-//! Not here: how much memory that is ([`crate::holdings`]).
+//! Not here: how much memory that is ([`crate::memory`]).
 
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::conversion::converted;
-use crate::conversion::is_matrix;
+use crate::memory::conversion::converted;
+use crate::memory::conversion::is_matrix;
 use hearth_schema::plan::Plan;
 use hearth_schema::tensor::{Slice, TensorPlan};
 

@@ -36,10 +36,10 @@
 //!
 //! Not here: the search ([`crate::solvers::overlap`]).
 
+use hearth_core::memory::MIN_WEIGHT_CACHE;
 use hearth_core::residency::fits;
 use hearth_core::residency::kept_bytes;
 use hearth_core::residency::stream_bytes;
-use hearth_core::room::LEAST_ROOM;
 use hearth_profiles::Bytes;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
@@ -201,7 +201,7 @@ impl LatencyModel<'_> {
         let memory = self.memory(device, head, portion);
         terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
         terms.capacity = costs.steady_capacity as u64;
-        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_ROOM.0 as i64);
+        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < MIN_WEIGHT_CACHE.0 as i64);
         let fits = !no_room && self.fits_gpu(device, head, portion);
         fits.then_some(ResidentTiming { terms, memory, within_metal })
     }
@@ -224,7 +224,8 @@ impl LatencyModel<'_> {
             Rereads::Excess => memory.share > memory.room,
             Rereads::Everything => {
                 // Faults read around what they touch, and the system keeps that for a while.
-                let beside = if residency.policy == Residency::Managed { 0 } else { LEAST_ROOM.0 as i64 };
+                let beside =
+                    if residency.policy == Residency::Managed { 0 } else { MIN_WEIGHT_CACHE.0 as i64 };
                 let room = (memory.room - beside).max(0) as u64;
                 !fits(room, memory.share as u64, practice.processors)
             }
@@ -385,7 +386,7 @@ impl LatencyModel<'_> {
             let (needed, available) = (self.gpu_need(portion), costs.gpu_bytes[usize::from(head)]);
             return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
         }
-        if memory.room >= LEAST_ROOM.0 as i64 && costs.slow_disk {
+        if memory.room >= MIN_WEIGHT_CACHE.0 as i64 && costs.slow_disk {
             let threshold = self.instance().slow_disk_threshold;
             return Violation::SlowDiskOverloaded {
                 device,

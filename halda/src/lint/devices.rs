@@ -3,7 +3,7 @@
 //! Not here: what concerns the ring as a whole.
 
 use hearth_core::Member;
-use hearth_core::room::Room;
+use hearth_core::memory::MemoryBudget;
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
@@ -17,7 +17,7 @@ pub(super) struct PlannedPart<'p> {
     pub place: usize,
     pub planned: &'p PlannedDevice,
     pub member: &'p Member,
-    pub room: Room,
+    pub budget: MemoryBudget,
 }
 
 impl PlannedPart<'_> {
@@ -33,7 +33,7 @@ impl PlannedPart<'_> {
         let before = found.len();
         self.memory(&mut found);
         let fails = found[before..].iter().any(|finding| finding.severity == Severity::Error);
-        if !fails && self.room.over() {
+        if !fails && self.budget.is_exceeded() {
             self.reading(slow_disk, &mut found);
         }
         found
@@ -51,8 +51,8 @@ impl PlannedPart<'_> {
             found.push(Finding::error("no-gpu", self.at(".gpu_layers"), what, fix));
             return;
         };
-        let (needed, available) = (self.room.gpu_needed, gpu.memory_available.value);
-        if self.room.gpu_mapped > Bytes::ZERO {
+        let (needed, available) = (self.budget.gpu_needed, gpu.memory_available.value);
+        if self.budget.gpu_mapped > Bytes::ZERO {
             self.working_set(needed, available, found);
         } else if needed > available {
             found.push(Finding::error(
@@ -66,8 +66,8 @@ impl PlannedPart<'_> {
 
     /// Metal reads again what it does not keep wired.
     fn working_set(&self, needed: Bytes, available: Bytes, found: &mut Vec<Finding>) {
-        let Some(wired) = self.room.wired.filter(|&wired| self.room.share > wired) else { return };
-        let (name, share) = (&self.planned.name, self.room.share);
+        let Some(wired) = self.budget.wired.filter(|&wired| self.budget.weights > wired) else { return };
+        let (name, share) = (&self.planned.name, self.budget.weights);
         found.push(Finding::warning(
             "working-set-exceeded",
             self.at(".gpu_layers"),
@@ -80,25 +80,25 @@ impl PlannedPart<'_> {
     }
 
     fn memory(&self, found: &mut Vec<Finding>) {
-        let Room { available, cache, buffers, left, head, .. } = self.room;
+        let MemoryBudget { available, kv_cache, buffers, left, head_weights, .. } = self.budget;
         let name = &self.planned.name;
-        if !self.room.fits {
+        if !self.budget.fits {
             found.push(Finding::error(
                 "memory-exceeded",
                 self.at(""),
                 format!(
-                    "the key-value cache of {} tokens takes {cache} and buffers take {buffers}: with room for weights \
+                    "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with room for weights \
                      to pass through that is more than the {available} of `{name}`",
                     self.plan.context
                 ),
                 "lower `context`, or give the device fewer layers",
             ));
-        } else if head > left {
+        } else if head_weights > left {
             found.push(Finding::warning(
                 "head-over-memory",
                 self.at(""),
                 format!(
-                    "the head's output matrix takes {head}, and {left} are left beside cache and buffers: it is read \
+                    "the head's output matrix takes {head_weights}, and {left} are left beside cache and buffers: it is read \
                      again for every token"
                 ),
                 "let a device with more memory be the head",
@@ -108,8 +108,8 @@ impl PlannedPart<'_> {
 
     /// What is doubtful about a device that reads from disk for every token.
     fn reading(&self, slow_disk: BytesPerSecond, found: &mut Vec<Finding>) {
-        let Room { share, window, .. } = self.room;
-        let room = self.room.keeps();
+        let MemoryBudget { weights: share, largest_window: window, .. } = self.budget;
+        let room = self.budget.max_resident();
         let (name, options) = (&self.planned.name, self.planned.residency);
         let managed = options.policy == Residency::Managed;
         let excess = share.saturating_sub(room);
@@ -169,7 +169,7 @@ impl PlannedPart<'_> {
     }
 
     fn buffer(&self, found: &mut Vec<Finding>) {
-        let (room, buffer) = (self.room.left, self.planned.residency.buffer());
+        let (room, buffer) = (self.budget.left, self.planned.residency.buffer());
         let half = Bytes(room.0 / 2);
         if buffer > half {
             found.push(Finding::warning(

@@ -1,12 +1,12 @@
 //! Findings about plans that pin their weights in memory.
 //!
-//! Plans of other systems. Their devices hold what [`hearth_core::holdings`] counts, as a run of the simulator
+//! Plans of other systems. Their devices hold what [`hearth_core::memory`] counts, as a run of the simulator
 //! does.
 //!
 //! Not here: weights in a mapped file, which are in `devices`.
 
 use hearth_core::Cluster;
-use hearth_core::holdings::Holdings;
+use hearth_core::memory::PinnedMemory;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 
@@ -23,7 +23,9 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     }
     for (place, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
-        let Some(held) = Holdings::new(plan, place, &cluster.model, &member.device, false) else { continue };
+        let Some(held) = PinnedMemory::new(plan, place, &cluster.model, &member.device, false) else {
+            continue;
+        };
         let (name, at) = (&planned.name, format!("plan devices[{place}] `{}`", planned.name));
         if planned.gpu_layers > 0 && member.device.gpu.as_ref().is_none_or(|gpu| gpu.matvec.is_empty()) {
             let what = format!("`{name}` is to compute on a GPU and has none with a known speed");
@@ -45,7 +47,7 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
 }
 
 /// Whether a device's memories hold it.
-fn memory(held: &Holdings, name: &str, at: &str) -> Vec<Finding> {
+fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     let (needed, can) = (held.main(), held.available + held.swap);
     if needed > can {
@@ -55,7 +57,7 @@ fn memory(held: &Holdings, name: &str, at: &str) -> Vec<Finding> {
         };
         let what = format!(
             "weights take {}{loading}, the key-value cache {} and buffers {}: more than the {can} of `{name}`",
-            held.weights, held.cache, held.buffers
+            held.weights, held.kv_cache, held.buffers
         );
         let fix = "use a smaller model or more devices";
         found.push(Finding::error("memory-exceeded", at, what, fix));

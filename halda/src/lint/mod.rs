@@ -1,7 +1,7 @@
 //! Lint: findings about a scenario, or about a plan for it.
 //!
 //! A list of findings, each with a stable code, what is the matter, where, and what to do. Memory is counted as a run
-//! counts it ([`hearth_core::room`]), layer by layer, so an error about memory is a run that ends before it begins.
+//! counts it ([`hearth_core::memory`]), layer by layer, so an error about memory is a run that ends before it begins.
 //! Advice about speed is a rule of thumb; what it is worth, the simulator says.
 //!
 //! The codes stand in `docs/reference/lint.md`.

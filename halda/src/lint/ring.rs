@@ -3,7 +3,7 @@
 //! Not here: one device's part, which is in `devices`.
 
 use hearth_core::Cluster;
-use hearth_core::draft;
+use hearth_core::memory::draft;
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
 use hearth_schema::Plan;
@@ -21,7 +21,7 @@ use crate::problem::SLOW_DISK;
 use crate::problem::assignment::ring_order;
 use crate::problem::instance::Instance;
 use crate::solve::solve;
-use hearth_core::room::Room;
+use hearth_core::memory::MemoryBudget;
 
 /// More than this part of a token's time in hops is more than there is to gain by sharing.
 /// source: assumed
@@ -60,8 +60,8 @@ pub fn plan(
         .enumerate()
         .filter_map(|(place, planned)| {
             let member = cluster.member(&planned.name)?;
-            let room = Room::new(plan, place, &cluster.model, &member.device);
-            Some(PlannedPart { plan, place, planned, member, room })
+            let budget = MemoryBudget::new(plan, place, &cluster.model, &member.device);
+            Some(PlannedPart { plan, place, planned, member, budget })
         })
         .collect();
     for part in &parts {
@@ -79,7 +79,7 @@ fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Findi
     left.draft = None;
     let name = &plan.devices[0].name;
     for member in left.members.iter_mut().filter(|member| member.name == *name) {
-        let Some(device) = draft::beside(plan, 0, cluster.draft.as_ref(), &member.device) else {
+        let Some(device) = draft::device_beside(plan, 0, cluster.draft.as_ref(), &member.device) else {
             let what = format!("the GPU of `{name}` cannot hold the draft model with its cache and buffers");
             let fix = "set `workload.speculation.processor: cpu`, or lower `context`";
             return Err(Finding::error("draft-memory", "plan draft", what, fix));
@@ -130,7 +130,7 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
 
 /// What the number of rounds is good for.
 fn rounds(plan: &Plan, parts: &[PlannedPart], cluster: &Cluster, found: &mut Vec<Finding>) {
-    if parts.iter().any(|part| !part.room.fits) {
+    if parts.iter().any(|part| !part.budget.fits) {
         // Nothing runs, so nothing is read.
         return;
     }
@@ -139,7 +139,7 @@ fn rounds(plan: &Plan, parts: &[PlannedPart], cluster: &Cluster, found: &mut Vec
     };
     let working = plan.devices.iter().filter(|device| device.window > 0).count();
     let round_hops = hops_of_round(plan, cluster);
-    let over = || parts.iter().filter(|part| part.room.over());
+    let over = || parts.iter().filter(|part| part.budget.is_exceeded());
     let ahead = |part: &&PlannedPart| part.planned.residency.prefetches();
     if plan.rounds > 1 && over().next().is_none() {
         let more = round_hops * f64::from(plan.rounds - 1);

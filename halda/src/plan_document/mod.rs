@@ -11,8 +11,8 @@
 mod reasons;
 
 use hearth_core::Cluster;
-use hearth_core::draft;
-use hearth_core::room::Room;
+use hearth_core::memory::MemoryBudget;
+use hearth_core::memory::draft;
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_schema::plan::DroppedDevice;
@@ -154,9 +154,9 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
     let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
-    let left = device.and_then(|device| draft::beside(plan, 0, cluster.draft.as_ref(), device));
+    let left = device.and_then(|device| draft::device_beside(plan, 0, cluster.draft.as_ref(), device));
     let fits = left.is_some_and(|device| {
-        let needed = Room::new(&on_gpu, 0, &cluster.model, &device).gpu_needed;
+        let needed = MemoryBudget::new(&on_gpu, 0, &cluster.model, &device).gpu_needed;
         device.gpu.as_ref().is_some_and(|gpu| needed <= gpu.memory_available.value)
     });
     if fits { Processor::Gpu } else { Processor::Cpu }

@@ -35,7 +35,7 @@ use hearth_core::Member;
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::compute_cost::advised_rate;
 use hearth_core::compute_cost::stream_rate;
-use hearth_core::draft;
+use hearth_core::memory::draft;
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
@@ -54,7 +54,7 @@ impl Instance {
     /// The assignment problem of a cluster. `slow_disk` is the threshold under which a disk may never be read for a
     /// token. Whether the numbers make sense is checked by [`crate::LatencyModel::new`].
     pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
-        let cluster = &*draft::left(cluster);
+        let cluster = &*draft::cluster_beside(cluster);
         let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
         let devices = order
             .iter()

@@ -3,7 +3,7 @@
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
-use hearth_core::holdings::Holdings;
+use hearth_core::memory::PinnedMemory;
 use hearth_halda::systems::{NAMES, SystemError, SystemOptions, plan};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
@@ -129,7 +129,7 @@ fn budgets_hold_where_a_system_has_them() {
                 let Ok(plan) = made(name, &cluster, Some(format)) else { continue };
                 for (place, planned) in plan.devices.iter().enumerate() {
                     let member = cluster.member(&planned.name).expect("a member");
-                    let held = Holdings::new(&plan, place, &cluster.model, &member.device, false);
+                    let held = PinnedMemory::new(&plan, place, &cluster.model, &member.device, false);
                     let held = held.expect("weights of its own");
                     assert!(
                         held.fits() && held.excess().0 == 0,

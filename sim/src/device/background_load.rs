@@ -8,7 +8,7 @@
 //!
 //! Not here: when events begin and end (`crate::ring::timeline`).
 
-use hearth_core::room::LEAST_ROOM;
+use hearth_core::memory::MIN_WEIGHT_CACHE;
 use hearth_profiles::Bytes;
 use hearth_schema::events::Change;
 
@@ -65,9 +65,9 @@ impl BackgroundLoad {
     /// Returns the memory for weights where the plan counts on `planned`, or `None` if weights could not pass through it.
     pub fn room(&self, planned: Bytes) -> Option<Bytes> {
         // At the start the system swaps at least enough for the device to begin.
-        let withheld = self.withheld.min((planned.as_f64() - LEAST_ROOM.as_f64()).max(0.0));
+        let withheld = self.withheld.min((planned.as_f64() - MIN_WEIGHT_CACHE.as_f64()).max(0.0));
         let room = planned.as_f64() - withheld + self.gained.min(withheld) - self.taken;
-        (room >= LEAST_ROOM.as_f64()).then_some(Bytes(room as u64))
+        (room >= MIN_WEIGHT_CACHE.as_f64()).then_some(Bytes(room as u64))
     }
 }
 
@@ -104,6 +104,6 @@ mod tests {
         // 200 MiB are swapped out and take 50.
         assert_eq!(quiet.with(&swap, 0.5).room(Bytes::mib(1000)), Some(Bytes::mib(750)));
         assert_eq!(quiet.with(&swap, 1.0).room(Bytes::mib(1000)), Some(Bytes::mib(900)));
-        assert_eq!(quiet.room(Bytes::mib(100)), Some(LEAST_ROOM));
+        assert_eq!(quiet.room(Bytes::mib(100)), Some(MIN_WEIGHT_CACHE));
     }
 }

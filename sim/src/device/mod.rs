@@ -7,7 +7,6 @@
 //! Not here: which steps there are (`hearth_core::schedule`), and the ring (`crate::ring`).
 
 pub mod background_load;
-pub mod budget;
 pub mod context;
 mod layout;
 mod reconfiguration;

@@ -5,9 +5,9 @@
 
 use std::borrow::Cow;
 
-use hearth_core::conversion::converted;
-use hearth_core::conversion::model_as;
-use hearth_core::draft;
+use hearth_core::memory::DeviceMemory;
+use hearth_core::memory::conversion::{converted, model_as};
+use hearth_core::memory::draft;
 use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::Schedule;
 use hearth_core::schedule::visits;
@@ -20,7 +20,6 @@ use hearth_schema::plan::Processor;
 use hearth_schema::residency::Residency;
 
 use super::Parts;
-use super::budget::Budget;
 use super::layout::Layout;
 use super::residency::{ManagedStream, ReadAhead, WeightResidency};
 use super::storage::Storage;
@@ -35,11 +34,11 @@ use crate::speculation::Drafter;
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
 
 /// The memory budget of a device at a place of the plan, beside its draft model; `None` if the draft model does not fit.
-pub fn budget(input: &Input, place: usize, device: &Device) -> Option<Budget> {
+pub fn budget(input: &Input, place: usize, device: &Device) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
-    let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
-    let mut budget = Budget::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
-    budget.cache = budget.cache.saturating_sub(held_more(input, place));
+    let device = draft::device_beside(plan, place, cluster.draft.as_ref(), device)?;
+    let mut budget = DeviceMemory::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
+    budget.weight_cache = budget.weight_cache.saturating_sub(held_more(input, place));
     Some(budget)
 }
 
@@ -74,9 +73,9 @@ pub fn parts<'a>(
     model: &'a ModelProfile,
     schedule: Schedule,
     slot: usize,
-    budget: &Budget,
+    budget: &DeviceMemory,
 ) -> Parts<'a> {
-    let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.cache);
+    let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.weight_cache);
     let options = plan.devices[place].residency;
     let managed = options.policy == Residency::Managed;
     let chunk = if managed { options.piece() } else { input.options.chunk };

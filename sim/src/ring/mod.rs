@@ -16,6 +16,7 @@ pub mod timeline;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::Recovery;
 use hearth_core::schedule::Schedule;
 use hearth_profiles::Seconds;
@@ -29,7 +30,6 @@ use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Reading;
 use hearth_schema::trace::Trace;
 
-use crate::device::budget::Budget;
 use crate::device::context::{Event, Message, Outgoing, SimContext};
 use crate::device::{DeviceSim, setup};
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
@@ -53,7 +53,7 @@ pub(crate) struct Ring<'a> {
     pub(crate) devices: Vec<DeviceSim<'a>>,
     /// By slot: the index in the cluster's members.
     pub(crate) members: Vec<usize>,
-    pub(crate) budgets: Vec<Budget>,
+    pub(crate) memories: Vec<DeviceMemory>,
     /// The slots of the current plan, in its order; the head's is 0 in every plan.
     pub(crate) order: Vec<usize>,
 }
@@ -86,11 +86,11 @@ pub fn simulate(
     input: &Input,
     disturbances: &Disturbances,
     devices: &[&Device],
-    budgets: Vec<Budget>,
+    memories: Vec<DeviceMemory>,
     header: Header,
 ) -> Result<Run, SimError> {
     let models = setup::models(input);
-    let mut simulation = Simulation::new(*input, *disturbances, devices, budgets, &models, header);
+    let mut simulation = Simulation::new(*input, *disturbances, devices, memories, &models, header);
     simulation.run()?;
     let Simulation { trace, passes, timeline, outcome, plans, .. } = simulation;
     let TraceCollector { header, mut records, readings } = trace;
@@ -109,7 +109,7 @@ impl<'a> Simulation<'a> {
         input: Input<'a>,
         disturbances: Disturbances<'a>,
         devices: &[&'a Device],
-        budgets: Vec<Budget>,
+        memories: Vec<DeviceMemory>,
         models: &'a [Cow<'a, ModelProfile>],
         header: Header,
     ) -> Self {
@@ -121,7 +121,8 @@ impl<'a> Simulation<'a> {
             .map(|(place, device)| {
                 let schedule = Schedule::new(plan.clone(), place);
                 let holds = plan.devices[place].residency.holds();
-                let mut parts = setup::parts(input, device, &models[place], schedule, place, &budgets[place]);
+                let mut parts =
+                    setup::parts(input, device, &models[place], schedule, place, &memories[place]);
                 if input.options.warm || holds {
                     setup::warm(&mut parts.storage, &parts.layout, &parts.residency);
                 }
@@ -138,7 +139,7 @@ impl<'a> Simulation<'a> {
                 order: (0..devices.len()).collect(),
                 devices,
                 members: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
-                budgets,
+                memories,
             },
             links: RingLinks::new(input.cluster, input.plan, wifi_timer),
             passes: PassControl::new(input.cluster),

@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::{self, NoPlan, Step, heartbeat};
 use hearth_core::schedule::Event as Incident;
 use hearth_core::schedule::Schedule;
@@ -26,7 +27,6 @@ use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
 
-use crate::device::budget::Budget;
 use crate::device::context::{Event, Message, SimContext};
 use crate::device::{DeviceSim, setup};
 use crate::engine::Nanos;
@@ -179,7 +179,7 @@ impl<'a> Simulation<'a> {
         let background_load =
             self.timeline.background_load(self.name(slot), self.to_swap(self.ring.members[slot]));
         let works = self.ring.order.contains(&slot) && self.ring.devices[slot].has_weights();
-        let room = background_load.room(self.ring.budgets[slot].cache);
+        let room = background_load.room(self.ring.memories[slot].weight_cache);
         if room.is_none() && works {
             let (now, what) =
                 (self.engine.now(), "other programs left no room for weights to pass through".into());
@@ -200,7 +200,7 @@ impl<'a> Simulation<'a> {
     /// Unreclaimable memory of a device, including other programs' new memory.
     pub fn unreclaimable(&self, slot: usize) -> Bytes {
         let background_load = self.timeline.background_load(self.name(slot), Bytes::ZERO);
-        self.ring.budgets[slot].unreclaimable + Bytes(background_load.taken as u64)
+        self.ring.memories[slot].unreclaimable + Bytes(background_load.taken as u64)
     }
 
     pub fn happened(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
@@ -318,11 +318,11 @@ impl<'a> Simulation<'a> {
         let devices = input::check(&input)?;
         for (place, device) in devices.iter().enumerate() {
             let name = &plan.devices[place].name;
-            let fits = |budget: &Budget| budget.shortages.is_empty() || input.options.ignore_memory;
-            let budget = setup::budget(&input, place, device).filter(fits);
+            let fits = |memory: &DeviceMemory| memory.shortages.is_empty() || input.options.ignore_memory;
+            let memory = setup::budget(&input, place, device).filter(fits);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.to_swap(member));
             let background_load = self.timeline.background_load(name, withheld);
-            let room = budget.as_ref().map(|budget| background_load.room(budget.cache));
+            let room = memory.as_ref().map(|memory| background_load.room(memory.weight_cache));
             if room.is_none_or(|room| room.is_none() && plan.devices[place].window > 0) {
                 return Ok(Some(format!("the new plan's part of `{name}` does not fit its memory")));
             }
@@ -421,7 +421,7 @@ impl<'a> Simulation<'a> {
         };
         let device = &input.cluster.members[member].device;
         // `misfit` has checked that it fits.
-        let Some(budget) = setup::budget(&Input { plan, ..input }, place, device) else {
+        let Some(memory) = setup::budget(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let known = self.ring.members.iter().position(|&member_there| member_there == member);
@@ -432,18 +432,18 @@ impl<'a> Simulation<'a> {
             None => Schedule::new(plan.clone(), place),
         };
         schedule.react(&Incident::Replanned { plan: plan.clone(), first_pass })?;
-        let parts = setup::parts(input, device, &input.cluster.model, schedule, slot, &budget);
+        let parts = setup::parts(input, device, &input.cluster.model, schedule, slot, &memory);
         let (held, output) = match known {
             Some(slot) => (self.ring.devices[slot].gpu_layers(), self.ring.devices[slot].gpu_output()),
             None => (Vec::new(), false),
         };
         if known.is_some() {
             self.ring.devices[slot].take_up(parts);
-            self.ring.budgets[slot] = budget;
+            self.ring.memories[slot] = memory;
         } else {
             self.ring.members.push(member);
             self.ring.devices.push(DeviceSim::new(parts, &mut self.engine));
-            self.ring.budgets.push(budget);
+            self.ring.memories.push(memory);
             self.trace.header.devices.push(trace::traced(name, device));
         }
         let mut new = self.ring.devices[slot].gpu_layers();

@@ -2,7 +2,7 @@
 //!
 //! The ranks go through the blocks of a token in lockstep ([`simulation`]): each computes its slice ([`rank`]), then an
 //! all-reduce over the links adds the partial results. Computing a slice takes what [`hearth_core::compute_cost`] says;
-//! the memory of a rank is in [`hearth_core::holdings`]. If a device is out of memory the run ends before it begins, and the
+//! the memory of a rank is in [`hearth_core::memory`]. If a device is out of memory the run ends before it begins, and the
 //! trace has the shortage.
 //!
 //! Deviations: adding up, converting partial results and the elementwise rest of a layer cost nothing; loading the model
@@ -12,7 +12,7 @@ mod loader;
 mod rank;
 mod simulation;
 
-use hearth_core::holdings::Holdings;
+use hearth_core::memory::PinnedMemory;
 use hearth_core::schedule::ScheduleError;
 use hearth_core::schedule::passes;
 use hearth_profiles::device::Device;
@@ -24,7 +24,6 @@ use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Shortage;
 use hearth_schema::trace::Trace;
 
-use crate::device::budget::short;
 use crate::error::SimError;
 use crate::input::Input;
 use crate::trace::unreclaimable_readings;
@@ -43,15 +42,16 @@ pub(crate) fn simulate(
     within_context(&passes, input.plan)?;
     let ignore = input.options.ignore_memory;
     let model = &input.cluster.model;
-    let holdings: Vec<Holdings> = devices
+    let memories: Vec<PinnedMemory> = devices
         .iter()
         .enumerate()
-        .filter_map(|(place, device)| Holdings::new(input.plan, place, model, device, ignore))
+        .filter_map(|(place, device)| PinnedMemory::new(input.plan, place, model, device, ignore))
         .collect();
     let shortages: Vec<Shortage> =
-        (0..).zip(&holdings).flat_map(|(place, held)| short(place, held)).collect();
+        memories.iter().enumerate().flat_map(|(place, held)| held.shortages(place)).collect();
     if !ignore && !shortages.is_empty() {
-        let (records, readings) = (Vec::new(), unreclaimable_readings(holdings.iter().map(Holdings::main)));
+        let (records, readings) =
+            (Vec::new(), unreclaimable_readings(memories.iter().map(PinnedMemory::main)));
         return Ok(Trace {
             header,
             passes,
@@ -64,7 +64,7 @@ pub(crate) fn simulate(
     }
     let ranks = devices
         .iter()
-        .zip(holdings)
+        .zip(memories)
         .enumerate()
         .map(|(place, (device, held))| Rank::new(input, tensor, place, device, held))
         .collect();

@@ -6,8 +6,7 @@
 //! slice, the partial result down.
 
 use hearth_core::compute_cost::ComputeCost;
-use hearth_core::holdings::Holdings;
-use hearth_core::holdings::streamed;
+use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::TensorGroup;
@@ -35,7 +34,7 @@ pub struct Rank<'a> {
     kv_element: Bytes,
     on_gpu: bool,
     /// The content of its memory.
-    pub held: Holdings,
+    pub held: PinnedMemory,
     loader: Option<Loader>,
     /// The blocks of the output matrix that the window loads; a single one without a window.
     output: Vec<Bytes>,
@@ -50,12 +49,12 @@ impl<'a> Rank<'a> {
         tensor: &TensorPlan,
         place: usize,
         device: &'a Device,
-        held: Holdings,
+        held: PinnedMemory,
     ) -> Self {
         let (plan, model) = (input.plan, &input.cluster.model);
         let planned = &plan.devices[place];
         let sliced = SlicedModel::new(plan, tensor, place, model);
-        let blocks = streamed(&sliced, place == 0);
+        let blocks = streamed_blocks(&sliced, place == 0);
         let window = planned.residency.blocks.unwrap_or(0) as usize;
         // A window that holds everything reads nothing again.
         let slides = planned.residency.policy == Residency::Sliding && window < blocks.len();

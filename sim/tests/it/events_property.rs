@@ -4,7 +4,7 @@
 //! the terms of a token sum to its time; and the same seed gives the same bytes.
 
 use hearth_core::cluster::Cluster;
-use hearth_core::draft;
+use hearth_core::memory::draft;
 use hearth_core::metrics;
 use hearth_core::recovery::NoPlan;
 use hearth_core::recovery::Replanner;

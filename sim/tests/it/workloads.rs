@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use hearth_core::cluster::Cluster;
 use hearth_core::cluster::LinkTable;
-use hearth_core::draft;
-use hearth_core::draft::DraftError;
+use hearth_core::memory::draft;
+use hearth_core::memory::draft::DraftError;
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
 use hearth_profiles::device::shipped;
@@ -281,7 +281,7 @@ fn mismatched_draft_plan_is_refused() {
     assert!(matches!(refused(&base, &Plan { draft: on_gpu, ..plan.clone() }), DraftError::NoGpu { .. }));
     let mut several = base;
     several.workload.sequences = 2;
-    assert!(matches!(refused(&several, &plan), DraftError::Sequences { asked: 2, planned: 1 }));
+    assert!(matches!(refused(&several, &plan), DraftError::Sequences { requested: 2, planned: 1 }));
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use hearth_core::draft;
-use hearth_core::room::Room;
+use hearth_core::memory::MemoryBudget;
+use hearth_core::memory::draft;
 use hearth_profiles::Bytes;
 use hearth_workflow::limits::restrict_memory;
 use hearth_workflow::{Budget, FilesOnly, LoadedScenario, planning};
@@ -34,10 +34,13 @@ planner: {{strategy: manual, windows: [4, 4]}}
     restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     for (place, share) in [(0, 0.5), (1, 0.35)] {
         let device = &cluster.members[place].device;
-        let device = draft::beside(&plan, place, cluster.draft.as_ref(), device).expect("the draft fits");
-        let room = Room::new(&plan, place, &cluster.model, &device);
-        assert!(room.share > Bytes::mib(100) && room.cache > Bytes::ZERO && room.buffers > Bytes::ZERO);
-        let left = room.left.as_f64() / room.share.as_f64();
+        let device =
+            draft::device_beside(&plan, place, cluster.draft.as_ref(), device).expect("the draft fits");
+        let budget = MemoryBudget::new(&plan, place, &cluster.model, &device);
+        assert!(
+            budget.weights > Bytes::mib(100) && budget.kv_cache > Bytes::ZERO && budget.buffers > Bytes::ZERO
+        );
+        let left = budget.left.as_f64() / budget.weights.as_f64();
         assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");
     }
 }

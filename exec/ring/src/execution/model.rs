@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use hearth_core::memory::kv_cache_bytes;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -75,14 +76,12 @@ impl LocalModel {
 
     /// Whether the key-value cache of a place fits into memory; nothing of it could be reclaimed.
     pub(super) fn check_memory(&self, plan: &Plan, place: usize) -> Result<(), RingError> {
-        let layers: u64 = plan.windows(place).iter().map(|window| window.len() as u64).sum();
-        let element = Bytes(plan.kv_cache.element_bytes());
-        let of_layer = self.profile.shape.kv_bytes_per_layer(plan.context, element).0;
-        let cache = of_layer.saturating_mul(layers).saturating_mul(u64::from(plan.sequences));
+        let layers: u32 = plan.windows(place).iter().map(|window| window.len() as u32).sum();
+        let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
         let (windows, embedding) = (gpu_windows(plan, place).len(), self.profile.shape.embedding);
         let kept = AcceleratedPlace::kept_bytes(windows, cache_options(plan), embedding);
         let available = measure::memory::available();
-        if cache.saturating_add(kept) <= available.0 {
+        if cache.0.saturating_add(kept) <= available.0 {
             return Ok(());
         }
         let name = &plan.devices[place].name;
@@ -94,8 +93,7 @@ impl LocalModel {
         Err(RingError::Plan(format!(
             "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, which \
              has {available}; plan with a smaller `context`",
-            plan.context,
-            Bytes(cache)
+            plan.context, cache
         )))
     }
 

@@ -17,8 +17,7 @@
 
 use hearth_core::Cluster;
 use hearth_core::Member;
-use hearth_core::holdings::Holdings;
-use hearth_core::holdings::streamed;
+use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::plan::DroppedDevice;
@@ -162,14 +161,14 @@ fn max_blocks(
     member: &Member,
 ) -> Result<(u32, u32), SystemError> {
     let all = match draft.kind.tensor() {
-        Some(tensor) => streamed(&SlicedModel::new(draft, tensor, place, &cluster.model), place == 0),
+        Some(tensor) => streamed_blocks(&SlicedModel::new(draft, tensor, place, &cluster.model), place == 0),
         None => Vec::new(),
     };
     let count = all.len() as u32;
     let holds = |blocks: u32| {
         let mut plan = draft.clone();
         plan.devices[place].residency.blocks = Some(blocks);
-        let held = Holdings::new(&plan, place, &cluster.model, &member.device, false);
+        let held = PinnedMemory::new(&plan, place, &cluster.model, &member.device, false);
         held.is_some_and(|held| held.excess() == Bytes::ZERO)
     };
     // More blocks never take less.
@@ -180,8 +179,8 @@ fn max_blocks(
     }
     if fits < 2 {
         let largest = all.iter().copied().max().unwrap_or_default();
-        let fixed = Holdings::new(draft, place, &cluster.model, &member.device, false)
-            .map_or(Bytes::ZERO, |held| held.cache + held.buffers);
+        let fixed = PinnedMemory::new(draft, place, &cluster.model, &member.device, false)
+            .map_or(Bytes::ZERO, |held| held.kv_cache + held.buffers);
         let device = member.name.clone();
         return Err(SystemError::NoWindow { device, needed: largest.0, fixed: fixed.0 });
     }

@@ -9,7 +9,7 @@
 //!
 //! Deviation: exo has the output matrix on the last device. Here it is the head's, on its CPU.
 //!
-//! Not here: what happens where that does not fit ([`hearth_core::holdings`]).
+//! Not here: what happens where that does not fit ([`hearth_core::memory`]).
 
 use hearth_core::Cluster;
 use hearth_core::Member;

@@ -16,6 +16,7 @@
 use hearth_core::Cluster;
 use hearth_core::Member;
 use hearth_core::compute_cost::ComputeCost;
+use hearth_core::memory::kv_cache_bytes;
 use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::TensorGroup;
@@ -147,8 +148,7 @@ impl Costs {
         let attention: f64 = layers.map(|layer| work.layer(layer, pass).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.product(group, 1).0).sum();
         let (heads, rows) = (u64::from(model.shape.kv_heads), u64::from(model.shape.feed_forward));
-        let cache =
-            model.shape.kv_bytes_per_layer(cluster.context, element) * u64::from(model.shape.layers.0);
+        let cache = kv_cache_bytes(&model.shape, model.shape.layers.0, cluster.context, cluster.kv_cache, 1);
         let each = |bytes: Bytes, count: u64| Bytes(bytes.0.div_ceil(count.max(1)));
         Self {
             head_time: attention / heads.max(1) as f64,

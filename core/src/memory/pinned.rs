@@ -1,35 +1,31 @@
-//! How much memory do weights take that nobody can take back?
+//! The memory of a device that copies its weights into memory of its own, where nobody can evict them.
 //!
-//! Systems that do not map the model's file copy weights into memory of their own (prima.cpp paper, appendix A.8):
+//! Systems that do not map the model's file do so (prima.cpp paper, appendix A.8):
 //!
 //! - on the CPU in the format that they compute in;
-//! - on the GPU likewise, and where they are converted there, a copy in the CPU's format stays in main memory;
-//! - the head has embedding and output matrix, and may have loaded the whole model to cut it into slices;
-//! - a sliding window has the largest run of so many blocks. The head's output matrix passes through it in blocks no
-//!   larger than a layer's largest, and a row of the embedding is read when it is needed.
+//! - on the GPU likewise; where weights are converted there, a copy in the CPU's format stays in main memory;
+//! - the head has the embedding and the output matrix, and may have loaded the whole model to cut it into slices;
+//! - a sliding window holds the largest run of its number of blocks. The head's output matrix passes through it in blocks
+//!   no larger than a layer's largest, and a row of the embedding is read when it is needed.
 //!
-//! To that come the key-value cache for the whole context and the compute buffers. Anonymous memory beyond what a
-//! device can have is swapped, if it has swap space that nothing else is moved to; otherwise the device is out of
-//! memory. GPU layers that are converted and do not all fit are converted again for every token, from the copy in
-//! main memory; without a copy the device is out of memory.
-//!
-//! Not here: weights in a mapped file ([`crate::room`]).
+//! Anonymous memory beyond what a device can have is swapped, if it has swap space that nothing else is moved to;
+//! otherwise the device is out of memory. GPU layers that are converted and do not all fit are converted again for
+//! every token, from the copy in main memory; without a copy the device is out of memory.
 
 use hearth_profiles::model::{ModelProfile, TensorGroup};
-use hearth_profiles::{Bytes, Device, Layers};
-
-use crate::conversion::converted;
-use crate::conversion::model_as;
-use crate::tensor::SlicedModel;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::Processor;
+use hearth_profiles::{Bytes, Device};
+use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
-use hearth_schema::tensor::HeadLoads;
-use hearth_schema::tensor::TensorPlan;
+use hearth_schema::tensor::{HeadLoads, TensorPlan};
+use hearth_schema::trace::{MemoryKind, Shortage};
 
-/// What one device of a plan holds that nobody can take back.
+use super::conversion::{converted, model_as};
+use super::{kv_cache_bytes, shortage};
+use crate::tensor::SlicedModel;
+
+/// What one device of a plan holds and nobody can take back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holdings {
+pub struct PinnedMemory {
     /// Weights in main memory, a GPU's copies included.
     pub weights: Bytes,
     /// Of these, those that the CPU reads for a token.
@@ -37,24 +33,23 @@ pub struct Holdings {
     /// The whole model, while its slices are cut.
     pub loading: Bytes,
     /// Keys and values in main memory at full context.
-    pub cache: Bytes,
+    pub kv_cache: Bytes,
     /// Compute buffers in main memory.
     pub buffers: Bytes,
     /// What the GPU holds, weights that are converted again for every token left out.
     pub gpu: Bytes,
-    /// What of the copy in main memory goes to the GPU again for every token, layer by layer of the model.
+    /// The part of the copy in main memory that goes to the GPU again for every token, layer by layer of the model.
     pub uploads: Vec<Bytes>,
-    /// What a run can have of main memory.
+    /// Main memory that a run can have.
     pub available: Bytes,
-    /// What a run can have of the GPU's own memory.
+    /// Memory of the GPU's own that a run can have.
     pub gpu_available: Bytes,
     /// Swap space that nothing else is moved to.
     pub swap: Bytes,
 }
 
-impl Holdings {
-    /// What the device at a place of a plan holds, if it holds its weights in memory of its own. With `ignore_limits`
-    /// everything fits.
+impl PinnedMemory {
+    /// The memory of the device at a place of a plan, if it copies its weights. With `ignore_limits` everything fits.
     pub fn new(
         plan: &Plan,
         place: usize,
@@ -67,7 +62,7 @@ impl Holdings {
         }
         let mut account = Account::new(plan, place, model, device);
         if ignore_limits {
-            account.gpu_room = Bytes(u64::MAX);
+            account.gpu_left = Bytes(u64::MAX);
         }
         match plan.kind.tensor() {
             Some(tensor) => account.slices(plan, tensor, place),
@@ -78,7 +73,7 @@ impl Holdings {
 
     /// Main memory that nobody can take back.
     pub fn main(&self) -> Bytes {
-        self.weights + self.loading + self.cache + self.buffers
+        self.weights + self.loading + self.kv_cache + self.buffers
     }
 
     /// Main memory beyond what the device can have, which it swaps or lacks.
@@ -90,16 +85,22 @@ impl Holdings {
     pub fn fits(&self) -> bool {
         self.excess() <= self.swap && self.gpu <= self.gpu_available
     }
+
+    /// The memories of the device at a place of its plan that are too small.
+    pub fn shortages(&self, place: usize) -> Vec<Shortage> {
+        let main = shortage(place, MemoryKind::Main, self.main(), self.available + self.swap);
+        let gpu = shortage(place, MemoryKind::Gpu, self.gpu, self.gpu_available);
+        [main, gpu].into_iter().filter(|shortage| shortage.needed > shortage.available).collect()
+    }
 }
 
-/// A device's holdings while they are counted.
+/// A device's memory while it is counted.
 struct Account<'a> {
-    held: Holdings,
+    held: PinnedMemory,
     model: &'a ModelProfile,
     device: &'a Device,
-    kv_element: Bytes,
     /// What the GPU has left.
-    gpu_room: Bytes,
+    gpu_left: Bytes,
 }
 
 impl<'a> Account<'a> {
@@ -112,11 +113,11 @@ impl<'a> Account<'a> {
         let shared = gpu.filter(|gpu| gpu.unified_memory).map_or(Bytes::ZERO, |gpu| gpu.compute_buffer.value);
         let gpu_buffer = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.compute_buffer.value);
         let gpu_available = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
-        let held = Holdings {
+        let held = PinnedMemory {
             weights: Bytes::ZERO,
             read: Bytes::ZERO,
             loading: Bytes::ZERO,
-            cache: Bytes::ZERO,
+            kv_cache: Bytes::ZERO,
             buffers: device.cpu.compute_buffer.value + shared,
             gpu: gpu_buffer,
             uploads: vec![Bytes::ZERO; model.layers.len()],
@@ -124,8 +125,7 @@ impl<'a> Account<'a> {
             gpu_available,
             swap: swap.saturating_sub(given_up),
         };
-        let kv_element = Bytes(plan.kv_cache.element_bytes());
-        Self { held, model, device, kv_element, gpu_room: gpu_available.saturating_sub(gpu_buffer) }
+        Self { held, model, device, gpu_left: gpu_available.saturating_sub(gpu_buffer) }
     }
 
     /// Whether the GPU has memory of its own.
@@ -133,22 +133,22 @@ impl<'a> Account<'a> {
         self.device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory)
     }
 
-    /// Layers in the ring: whole ones.
+    /// Counts the whole layers of a ring.
     fn layers(&mut self, plan: &Plan, place: usize) {
-        let (residency, shape) = (plan.devices[place].residency, &self.model.shape);
-        let cache = shape.kv_bytes_per_layer(plan.context, self.kv_element) * u64::from(plan.sequences);
+        let residency = plan.devices[place].residency;
+        let cache = kv_cache_bytes(&self.model.shape, 1, plan.context, plan.kv_cache, plan.sequences);
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
             for layer in window {
                 let group = &self.model.layers[layer as usize];
                 let on_cpu = converted(group, residency.weights_as).bytes();
                 if gpu.contains(&layer) {
-                    let on_gpu = converted(group, residency.gpu_weights_as.or(residency.weights_as)).bytes();
+                    let on_gpu = converted(group, residency.format_on(true)).bytes();
                     let copy = residency.gpu_weights_as.map(|_| on_cpu);
                     self.on_gpu(layer, on_gpu, cache, copy);
                 } else {
                     self.held.read += on_cpu;
-                    self.held.cache += cache;
+                    self.held.kv_cache += cache;
                 }
             }
         }
@@ -168,12 +168,12 @@ impl<'a> Account<'a> {
         self.held.weights += self.held.read;
     }
 
-    /// A slice of every layer.
+    /// Counts a slice of every layer.
     fn slices(&mut self, plan: &Plan, tensor: &TensorPlan, place: usize) {
         let (planned, model) = (&plan.devices[place], self.model);
         let residency = planned.residency;
         let sliced = SlicedModel::new(plan, tensor, place, model);
-        let cache = sliced.attention.shape.kv_bytes_per_layer(plan.context, self.kv_element);
+        let cache = kv_cache_bytes(&sliced.attention.shape, 1, plan.context, plan.kv_cache, 1);
         if planned.gpu_layers > 0 {
             for layer in 0..model.shape.layers.0 {
                 let weights =
@@ -182,7 +182,7 @@ impl<'a> Account<'a> {
             }
         } else {
             self.held.read = sliced.layers_bytes();
-            self.held.cache = cache * Layers(model.shape.layers.0);
+            self.held.kv_cache = cache * model.shape.layers;
         }
         if place == 0 {
             self.held.read += sliced.attention.output_bytes();
@@ -201,21 +201,21 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// A layer on the GPU, which shares the main memory or has its own; there a copy may stand in for it.
+    /// Counts a layer on a GPU that shares main memory or has its own, where `copy` bytes in main memory may back it.
     fn on_gpu(&mut self, layer: u32, weights: Bytes, cache: Bytes, copy: Option<Bytes>) {
         if !self.apart() {
             self.held.weights += weights;
-            self.held.cache += cache;
+            self.held.kv_cache += cache;
             return;
         }
         self.held.weights += copy.unwrap_or(Bytes::ZERO);
         self.held.gpu += cache;
-        self.gpu_room = self.gpu_room.saturating_sub(cache);
+        self.gpu_left = self.gpu_left.saturating_sub(cache);
         match copy {
-            Some(copy) if weights > self.gpu_room => self.held.uploads[layer as usize] = copy,
+            Some(copy) if weights > self.gpu_left => self.held.uploads[layer as usize] = copy,
             _ => {
                 self.held.gpu += weights;
-                self.gpu_room = self.gpu_room.saturating_sub(weights);
+                self.gpu_left = self.gpu_left.saturating_sub(weights);
             }
         }
     }
@@ -226,8 +226,9 @@ fn embedding(model: &ModelProfile) -> Bytes {
     if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_bytes() }
 }
 
-/// The blocks that a device loads for a token, in order; the head's output matrix in some of the usual size.
-pub fn streamed(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
+/// The blocks that a device with a sliding window loads for a token, in order. The head's output matrix is cut into blocks
+/// no larger than a layer's.
+pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();
     let largest = sliced.attention.layers.iter().chain(&sliced.feed_forward).map(TensorGroup::bytes).max();
@@ -241,9 +242,9 @@ pub fn streamed(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     blocks
 }
 
-/// The most that so many blocks one after another take.
+/// The bytes of the largest run of `count` consecutive blocks.
 fn largest_window(sliced: &SlicedModel, count: u32, head: bool) -> Bytes {
-    let blocks = streamed(sliced, head);
+    let blocks = streamed_blocks(sliced, head);
     let count = (count as usize).min(blocks.len());
     let window = |start: usize| -> Bytes { (start..start + count).map(|at| blocks[at % blocks.len()]).sum() };
     (0..blocks.len()).map(window).max().unwrap_or_default()

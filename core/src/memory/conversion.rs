@@ -1,15 +1,14 @@
-//! What does a model weigh when its matrices are stored in another format?
+//! The size of a model whose matrices are stored in another format.
 //!
-//! Systems that do not compute in the file's format convert when they load: dllama keeps 32 weights in 18 bytes,
-//! exo on Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number of
-//! weights follows from the bytes and the format they are in. Norms stay as they are: they are in f32 and small.
-//!
-//! Not here: what conversion costs; it happens once, when the weights are loaded.
+//! Systems that do not compute in the file's format convert weights when they load them: dllama keeps 32 weights in 18
+//! bytes, exo on Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number of
+//! weights follows from the bytes and their format. Norms stay in f32; they are small. The time of a conversion does not
+//! count: it happens once.
 
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-/// Whether what a group has in a format are matrices. In a group of several formats those in f32 are norms.
+/// Whether the tensors of a group in a format are matrices. In a group of several formats those in f32 are norms.
 pub fn is_matrix(group: &TensorGroup, format: Format) -> bool {
     format != Format::F32 || group.by_format().count() == 1
 }
@@ -35,7 +34,7 @@ pub fn converted(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
     result
 }
 
-/// A model with each layer's matrices in the format that `of_layer` tells, embedding and output in `ends`.
+/// A model with each layer's matrices in the format that `of_layer` returns, embedding and output in `ends`.
 pub fn model_as(
     model: &ModelProfile,
     ends: Option<Format>,

@@ -1,0 +1,113 @@
+//! The memory budget of a device that maps its weights: cache and buffers, and what they leave for weights.
+//!
+//! The key-value cache and the compute buffers cannot be taken back, nor can a GPU's copy of weights where its memory is
+//! main memory. The rest caches pages of the mapped file: the CPU's weights, and with Metal the GPU's too, as far as its
+//! working set goes. The equation is in [`crate::memory`].
+
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Device};
+use hearth_schema::Plan;
+use hearth_schema::plan::Processor;
+
+use super::{MIN_WEIGHT_CACHE, kv_cache_bytes};
+
+/// The memory of one device under one plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryBudget {
+    /// Main memory that a run can have.
+    pub available: Bytes,
+    /// Keys and values of the CPU's layers at full context.
+    pub kv_cache: Bytes,
+    /// Compute buffers, and what a GPU takes of main memory.
+    pub buffers: Bytes,
+    /// What is left for weights.
+    pub left: Bytes,
+    /// Whether what cannot be taken back fits, and [`MIN_WEIGHT_CACHE`] beside it.
+    pub fits: bool,
+    /// Weights that are read through the mapping for a token; on the head with the output matrix.
+    pub weights: Bytes,
+    /// Of these the output matrix, and a row of the embedding.
+    pub head_weights: Bytes,
+    /// The largest part of them that one window reads.
+    pub largest_window: Bytes,
+    /// What the GPU has to hold: weights, keys and values, buffers.
+    pub gpu_needed: Bytes,
+    /// Of these the weights that are read through the mapping.
+    pub gpu_mapped: Bytes,
+    /// The largest part of the weights that Metal keeps wired, where it does that.
+    pub wired: Option<Bytes>,
+}
+
+impl MemoryBudget {
+    /// The budget of the device at a place of the plan.
+    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> Self {
+        let bytes =
+            |layers: std::ops::Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
+        let kv = |layers: usize| {
+            kv_cache_bytes(&model.shape, layers as u32, plan.context, plan.kv_cache, plan.sequences)
+        };
+        let maps = device.gpu_maps_weights();
+        let (mut kv_cache, mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window) =
+            (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        for round in 0..plan.rounds {
+            let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
+            let cpu = gpu.end.max(window.start)..window.end;
+            let (on_gpu, mapped) = (bytes(gpu.clone()), if maps { bytes(gpu.clone()) } else { Bytes::ZERO });
+            gpu_needed += kv(gpu.len()) + on_gpu;
+            gpu_mapped += mapped;
+            kv_cache += kv(cpu.len());
+            let read = bytes(cpu) + mapped;
+            weights += read;
+            largest_window = largest_window.max(read);
+        }
+        let output_on_gpu = place == 0 && plan.output == Processor::Gpu;
+        if output_on_gpu {
+            gpu_needed += model.output_bytes();
+            gpu_mapped += if maps { model.output_bytes() } else { Bytes::ZERO };
+        }
+        let mut buffers = device.cpu.compute_buffer.value;
+        if let Some(gpu) = device.gpu.as_ref().filter(|_| gpu_needed > Bytes::ZERO) {
+            gpu_needed += gpu.compute_buffer.value;
+            buffers += if gpu.unified_memory { gpu_needed - gpu_mapped } else { Bytes::ZERO };
+        }
+        let output = if output_on_gpu && !maps { Bytes::ZERO } else { model.output_bytes() };
+        let head_weights = if place == 0 { output + model.input_row_bytes() } else { Bytes::ZERO };
+        weights += head_weights;
+        let available = device.memory.obtainable();
+        let working_set = device.gpu.as_ref().filter(|_| maps).map(|gpu| gpu.memory_available.value);
+        let least = if weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
+        Self {
+            available,
+            kv_cache,
+            buffers,
+            left: available.saturating_sub(kv_cache + buffers),
+            fits: kv_cache + buffers + least <= available,
+            weights,
+            head_weights,
+            largest_window,
+            gpu_needed,
+            gpu_mapped,
+            wired: working_set.map(|set| set.saturating_sub(kv_cache + buffers)),
+        }
+    }
+
+    /// Main memory that pressure cannot take back.
+    pub fn unreclaimable(&self) -> Bytes {
+        self.kv_cache + self.buffers
+    }
+
+    /// The largest part of the weights that can stay in memory.
+    pub fn max_resident(&self) -> Bytes {
+        self.wired.map_or(self.left, |wired| wired.min(self.left))
+    }
+
+    /// Whether weights are read again from disk for every token.
+    pub fn is_exceeded(&self) -> bool {
+        self.weights > self.max_resident()
+    }
+
+    /// What the GPU has to hold and cannot read again.
+    pub fn gpu_pinned(&self) -> Bytes {
+        self.gpu_needed.saturating_sub(self.gpu_mapped)
+    }
+}
