@@ -10,8 +10,8 @@ use std::arch::is_aarch64_feature_detected;
 use half::f16;
 
 use super::neon::{self, Dotprod, Plain, Products};
+use super::panel;
 use super::product::{Tile, walk};
-use super::{KernelFormat, panel};
 
 /// An instruction set that not every compiler target has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,10 +25,9 @@ pub(crate) enum Native {
 }
 
 impl Native {
-    /// Every one of them, the best last.
+    /// The best last.
     pub(super) const ALL: [Native; 3] = [Native::Neon, Native::Dotprod, Native::I8mm];
 
-    /// Whether this processor has it.
     pub(super) fn present(self) -> bool {
         let dotprod = is_aarch64_feature_detected!("dotprod");
         is_aarch64_feature_detected!("neon")
@@ -39,7 +38,6 @@ impl Native {
             }
     }
 
-    /// Its name in traces.
     pub(super) fn name(self) -> &'static str {
         match self {
             Native::Neon => "neon",
@@ -48,19 +46,17 @@ impl Native {
         }
     }
 
-    /// Computes a tile.
-    ///
     /// # Safety
     /// The processor has the instructions, and no other thread writes the tile's rows of the output.
     pub(super) unsafe fn multiply(self, tile: Tile<'_>) {
         // SAFETY: the caller's promise; products of matrices are present only beside dot products.
         unsafe {
-            match (self, panel::pays(tile.matrix.format, tile.input.tokens())) {
+            match (self, panel::is_profitable(tile.matrix.format, tile.input.tokens())) {
                 (Native::Neon, true) => panel::neon::all_rows_plain(tile),
                 (Native::Dotprod, true) => panel::neon::all_rows_dotprod(tile),
                 (Native::I8mm, true) => panel::neon::all_rows_i8mm(tile),
-                (Native::Neon, false) => dots::<Plain>(tile),
-                (Native::Dotprod | Native::I8mm, false) => dots::<Dotprod>(tile),
+                (Native::Neon, false) => multiply_by_dots::<Plain>(tile),
+                (Native::Dotprod | Native::I8mm, false) => multiply_by_dots::<Dotprod>(tile),
             }
         }
     }
@@ -86,26 +82,17 @@ impl Native {
 /// The processor has the instructions of `P`, and no other thread writes the tile's rows of the output.
 #[target_feature(enable = "neon")]
 #[allow(unused_unsafe)] // the walk has blocks of its own
-unsafe fn dots<P: Products>(tile: Tile<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match tile.matrix.format {
-            KernelFormat::F32 => walk!(tile, plain_row, neon::dot_f32),
-            KernelFormat::F16 => walk!(tile, plain_row, neon::dot_f16),
-            KernelFormat::Bf16 => walk!(tile, plain_row, neon::dot_bf16),
-            KernelFormat::Q4_0 => walk!(tile, row32, neon::dot_q4_0::<P, _>),
-            KernelFormat::Q4_1 => walk!(tile, row32, neon::dot_q4_1::<P, _>),
-            KernelFormat::Q5_0 => walk!(tile, row32, neon::dot_q5_0::<P, _>),
-            KernelFormat::Q5_1 => walk!(tile, row32, neon::dot_q5_1::<P, _>),
-            KernelFormat::Q8_0 => walk!(tile, row32, neon::dot_q8_0::<P, _>),
-            KernelFormat::Iq4Nl => walk!(tile, row32, neon::dot_iq4_nl::<P, _>),
-            KernelFormat::Q2K => walk!(tile, row256, neon::dot_q2_k::<P, _>),
-            KernelFormat::Q3K => walk!(tile, row256, neon::dot_q3_k::<P, _>),
-            KernelFormat::Q4K => walk!(tile, row256, neon::dot_q4_k::<P, _>),
-            KernelFormat::Q5K => walk!(tile, row256, neon::dot_q5_k::<P, _>),
-            KernelFormat::Q6K => walk!(tile, row256, neon::dot_q6_k::<P, _>),
-            KernelFormat::Iq1S => walk!(tile, row256, neon::dot_iq1_s::<P, _>),
-            KernelFormat::Iq4Xs => walk!(tile, row256, neon::dot_iq4_xs::<P, _>),
-        }
+unsafe fn multiply_by_dots<P: Products>(tile: Tile<'_>) {
+    macro_rules! plain {
+        ($dot:ident) => {
+            walk!(tile, plain_row, neon::$dot)
+        };
     }
+    macro_rules! blocks {
+        ($block:ident, $row:ident, $dot:ident) => {
+            walk!(tile, $row, neon::$dot::<P, _>)
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { for_format!(tile.matrix.format, plain, blocks) };
 }

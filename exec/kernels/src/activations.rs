@@ -1,13 +1,13 @@
 //! Activations as inputs of products: plain, or rounded to eight bits in blocks.
 //!
-//! The input rows, rounded once for all weight rows: to nothing for F32, F16 and BF16 weights, to eight bits
-//! in blocks of 32 for weights in blocks of 32, and in blocks of 256 with the sums of 16 for the others, many of
-//! which need those sums for what they subtract. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`.
+//! The input rows are rounded once for all weight rows. F32, F16 and BF16 weights take them as they are. Weights in
+//! blocks of 32 take eight bits in blocks of 32, the others eight bits in blocks of 256 with the sums of 16, which
+//! minima and offsets are multiplied by. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`.
 //! Unlike the `Q8_0` of a file the scale stays f32.
 
 use super::InstructionSet;
 
-/// How a matmul input is stored.
+/// The representation of a matmul input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputKind {
     /// As it is, in f32.
@@ -18,7 +18,7 @@ pub enum InputKind {
     Blocks256,
 }
 
-/// The input rows of one matmul in every kind that its weights asked for. Buffers are kept between uses.
+/// The input rows of one matmul in each kind that its weights need. Buffers are kept between uses.
 #[derive(Debug, Default)]
 pub struct Activations {
     tokens: usize,
@@ -45,7 +45,7 @@ pub(crate) struct QuantisedRow<'a> {
 }
 
 impl Activations {
-    /// Takes `tokens` rows of `length`; they are to be written through [`Self::rows_mut`].
+    /// Makes room for `tokens` rows of `length`, to be written through [`Self::rows_mut`].
     pub fn resize(&mut self, tokens: usize, length: usize) {
         (self.tokens, self.length) = (tokens, length);
         self.plain.resize(tokens * length, 0.0);
@@ -53,24 +53,22 @@ impl Activations {
         self.blocks256.ready = false;
     }
 
-    /// The rows, [tokens, length]. Writing them makes what was rounded before stale.
+    /// Returns the rows, [tokens, length], and marks their rounded forms as stale.
     pub fn rows_mut(&mut self) -> &mut [f32] {
         self.blocks32.ready = false;
         self.blocks256.ready = false;
         &mut self.plain
     }
 
-    /// Number of rows.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Values in a row.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Rounds the rows to `kind`, unless that was done.
+    /// Rounds the rows to `kind` unless that is done already.
     ///
     /// # Panics
     /// If the length is not a whole number of the kind's blocks.
@@ -86,7 +84,7 @@ impl Activations {
         assert!(self.length.is_multiple_of(block), "a row of {} in blocks of {block}", self.length);
         into.quants.resize(self.plain.len(), 0);
         into.scales.resize(self.plain.len() / block, 0.0);
-        into.sums.resize(self.plain.len() / summed(block), 0);
+        into.sums.resize(self.plain.len() / sum_length(block), 0);
         match kind {
             InputKind::Plain => {}
             InputKind::Blocks32 => {
@@ -118,13 +116,13 @@ impl Quantised {
         QuantisedRow {
             quants: &self.quants[token * length..][..length],
             scales: &self.scales[token * (length / block)..][..length / block],
-            sums: &self.sums[token * (length / summed(block))..][..length / summed(block)],
+            sums: &self.sums[token * (length / sum_length(block))..][..length / sum_length(block)],
         }
     }
 }
 
-/// Values that are added up in blocks of `block`.
-fn summed(block: usize) -> usize {
+/// The values in each sum of blocks of `block`.
+fn sum_length(block: usize) -> usize {
     if block == 256 { 16 } else { 32 }
 }
 
@@ -135,21 +133,21 @@ const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
     let mut lanes = [0.0f32; 16];
     // Zero, unless a value is infinite or not a number.
-    let mut spoilt = [0.0f32; 16];
+    let mut non_finite = [0.0f32; 16];
     for chunk in values.as_chunks::<16>().0 {
         for (lane, value) in lanes.iter_mut().zip(chunk) {
             let magnitude = value.abs();
             *lane = if magnitude > *lane { magnitude } else { *lane };
         }
-        for (spoilt, value) in spoilt.iter_mut().zip(chunk) {
-            *spoilt = value.mul_add(0.0, *spoilt);
+        for (non_finite, value) in non_finite.iter_mut().zip(chunk) {
+            *non_finite = value.mul_add(0.0, *non_finite);
         }
     }
     let largest = lanes.iter().fold(0.0f32, |a, &b| if b > a { b } else { a });
     let inverse = 127.0 / largest;
-    let spoilt: f32 = spoilt.iter().sum();
-    if spoilt.is_nan() {
-        // Eight bits cannot say that a value is not a number; the scale can, so that the logits show it.
+    let non_finite: f32 = non_finite.iter().sum();
+    if non_finite.is_nan() {
+        // Eight bits have no NaN; the scale has, so that the logits become NaN too.
         quants.fill(1);
         return f32::NAN;
     }
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_has_scale_zero() {
+    fn zeros_have_scale_zero() {
         let mut quants = [1i8; 32];
         let mut scales = [1.0f32];
         round32(InstructionSet::detect(), &[0.0; 32], &mut quants, &mut scales, &mut [0]);

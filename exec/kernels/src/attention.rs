@@ -1,16 +1,15 @@
 //! Attention of one query head over its cache rows.
 //!
 //! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, a soft cap where there is one, softmax, then
-//! `out = sum of p[t] * value[t]`, t ascending, one fma each: nothing here depends on how the cache was filled or
-//! how tokens were batched.
-//! Grouped-query attention gives several query heads the same cache rows.
+//! `out = sum of p[t] * value[t]`, t ascending, one fma each: the result depends neither on how the cache was filled
+//! nor on how tokens were batched. In grouped-query attention several query heads share cache rows.
 //!
-//! Not here: the cache. That is `hearth_runtime::cache`.
+//! Not here: the cache, see `hearth_runtime::cache`.
 
 use half::f16;
 
 use super::elementwise::{soft_cap, softmax};
-use super::{InstructionSet, Set, fold, tree};
+use super::{InstructionSet, Set, dot};
 
 /// Rows of one head, [positions, length].
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +20,7 @@ pub enum Rows<'a> {
     F32(&'a [f32]),
 }
 
-/// What is done with a dot product before the softmax.
+/// What scales and caps a score before the softmax.
 #[derive(Clone, Copy)]
 pub struct Scoring {
     pub scale: f32,
@@ -55,18 +54,7 @@ pub fn attend(
 #[inline(always)]
 fn scores_f32_generic(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32]) {
     for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
-        let mut lanes = [0.0f32; 32];
-        let (chunks, rest) = query.as_chunks::<32>();
-        let (key_chunks, key_rest) = key.as_chunks::<32>();
-        for (query, key) in chunks.iter().zip(key_chunks) {
-            for ((lane, query), key) in lanes.iter_mut().zip(query).zip(key) {
-                *lane = key.mul_add(*query, *lane);
-            }
-        }
-        for ((lane, query), key) in lanes.iter_mut().zip(rest).zip(key_rest) {
-            *lane = key.mul_add(*query, *lane);
-        }
-        *score = tree(fold(lanes)) * scale;
+        *score = dot(key, query) * scale;
     }
 }
 
@@ -109,6 +97,63 @@ fn mix_f16(instructions: InstructionSet, probabilities: &[f32], values: &[f16], 
         Set::Native(native) => native.mix_f16(probabilities, values, out),
     }
 }
+
+/// Attention over f16 rows for an instruction set: `scores_f16` and `mix_f16`, in registers of `$lanes` numbers.
+///
+/// Uses `dot_f16`, `zeros`, `splat`, `widen`, `fma` and `store_floats` of the module.
+#[allow(unused_macros)] // there are processors without kernels of their own
+macro_rules! attention_f16 {
+    ($features:literal, $lanes:literal, $run:literal) => {
+        /// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
+        #[target_feature(enable = $features)]
+        pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+            for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+                let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
+                *score = dot * scale;
+            }
+        }
+
+        /// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
+        #[target_feature(enable = $features)]
+        pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+            let length = out.len();
+            let mut done = 0;
+            // The sums of a run of numbers stay in registers over all positions.
+            while done + $run * $lanes <= length {
+                let run = &mut out[done..done + $run * $lanes];
+                mix_run::<$run>(probabilities, &values[done..], length, run);
+                done += $run * $lanes;
+            }
+            while done + $lanes <= length {
+                mix_run::<1>(probabilities, &values[done..], length, &mut out[done..done + $lanes]);
+                done += $lanes;
+            }
+            for (at, out) in out.iter_mut().enumerate().skip(done) {
+                let values = values.iter().skip(at).step_by(length);
+                *out = probabilities.iter().zip(values).fold(0.0, |sum, (p, v)| p.mul_add(v.to_f32(), sum));
+            }
+        }
+
+        /// R registers of neighbouring numbers of every position; rows begin `length` apart.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn mix_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
+            let mut sums = [zeros(); R];
+            for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
+                let factor = splat(probability);
+                let row = &row.as_chunks::<$lanes>().0[..R];
+                for (sum, value) in sums.iter_mut().zip(row) {
+                    *sum = fma(factor, widen(bytemuck::cast_ref(value)), *sum);
+                }
+            }
+            for (out, sum) in out.as_chunks_mut::<$lanes>().0.iter_mut().zip(sums) {
+                store_floats(out, sum);
+            }
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use attention_f16;
 
 #[cfg(test)]
 mod tests {

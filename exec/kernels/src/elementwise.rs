@@ -5,28 +5,12 @@
 //! same bits.
 
 use super::exponential::{exponential, hyperbolic_tangent};
-use super::{fold, tree};
+use super::{dot, tree};
 
-/// Sum of squares in the 32-lane order of an f32 dot product.
-#[inline(always)]
-fn sum_of_squares(row: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 32];
-    let (chunks, rest) = row.as_chunks::<32>();
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = value.mul_add(*value, *lane);
-        }
-    }
-    for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane = value.mul_add(*value, *lane);
-    }
-    tree(fold(lanes))
-}
-
-/// What RMSNorm multiplies a row by.
+/// The factor of RMSNorm; the sum of squares has the 32-lane order of a dot product.
 #[inline(always)]
 fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
-    let mean = sum_of_squares(row) / row.len() as f32;
+    let mean = dot(row, row) / row.len() as f32;
     1.0 / (mean + epsilon).sqrt()
 }
 
@@ -74,24 +58,27 @@ fn softmax_generic(scores: &mut [f32]) {
     }
 }
 
-/// Turns each pair (2i, 2i + 1) of a head by the angle whose cosine and sine are `turns[i]`.
 #[inline(always)]
-fn rotate_generic(head: &mut [f32], turns: &[[f32; 2]]) {
-    for ([even, odd], [cosine, sine]) in head.as_chunks_mut::<2>().0.iter_mut().zip(turns) {
-        let (x, y) = (*even, *odd);
-        *even = x.mul_add(*cosine, -(y * sine));
-        *odd = x.mul_add(*sine, y * cosine);
+fn rotate_pair(first: &mut f32, second: &mut f32, [cosine, sine]: &[f32; 2]) {
+    let (x, y) = (*first, *second);
+    *first = x.mul_add(*cosine, -(y * sine));
+    *second = x.mul_add(*sine, y * cosine);
+}
+
+/// Rotates each pair (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.
+#[inline(always)]
+fn rotate_generic(head: &mut [f32], angles: &[[f32; 2]]) {
+    for ([even, odd], angle) in head.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
+        rotate_pair(even, odd, angle);
     }
 }
 
-/// Turns each pair (i, i + d/2) of the d first dimensions of a head likewise.
+/// Rotates each pair (i, i + d/2) of the first d dimensions of a head likewise.
 #[inline(always)]
-fn rotate_halves_generic(head: &mut [f32], turns: &[[f32; 2]]) {
-    let (first, rest) = head.split_at_mut(turns.len());
-    for ((first, second), [cosine, sine]) in first.iter_mut().zip(rest).zip(turns) {
-        let (x, y) = (*first, *second);
-        *first = x.mul_add(*cosine, -(y * sine));
-        *second = x.mul_add(*sine, y * cosine);
+fn rotate_halves_generic(head: &mut [f32], angles: &[[f32; 2]]) {
+    let (first, rest) = head.split_at_mut(angles.len());
+    for ((first, second), angle) in first.iter_mut().zip(rest).zip(angles) {
+        rotate_pair(first, second, angle);
     }
 }
 
@@ -147,9 +134,9 @@ super::compiled_for_each! {
     /// Scores become probabilities.
     pub fn softmax(scores: &mut [f32]) = softmax_generic;
     /// Rotary embedding of one head, NORM style: neighbours are a pair.
-    pub fn rotate(head: &mut [f32], turns: &[[f32; 2]]) = rotate_generic;
+    pub fn rotate(head: &mut [f32], angles: &[[f32; 2]]) = rotate_generic;
     /// The same, NEOX style: a dimension and the one half of the rotated ones later are a pair.
-    pub fn rotate_halves(head: &mut [f32], turns: &[[f32; 2]]) = rotate_halves_generic;
+    pub fn rotate_halves(head: &mut [f32], angles: &[[f32; 2]]) = rotate_halves_generic;
     /// `gate = gelu(gate) * up`, in the tanh form.
     pub fn geglu(gate: &mut [f32], up: &[f32]) = geglu_generic;
     /// `values = cap * tanh(values / cap)`.
@@ -177,19 +164,19 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_turn() {
+    fn rotation_by_a_quarter_turn() {
         let mut head = [1.0, 0.0, 3.0, 4.0];
         rotate(InstructionSet::detect(), &mut head, &[[0.0, 1.0], [1.0, 0.0]]);
         assert_eq!(head, [0.0, 1.0, 3.0, 4.0]);
     }
 
     #[test]
-    fn halves_turn_as_neighbours_do() {
-        let turns = [[0.6, 0.8], [0.0, 1.0]];
+    fn rotated_halves_equal_rotated_neighbours() {
+        let angles = [[0.6, 0.8], [0.0, 1.0]];
         let mut halves = [1.0, 2.0, 3.0, 4.0, 9.0];
         let mut neighbours = [1.0, 3.0, 2.0, 4.0, 9.0];
-        rotate_halves(InstructionSet::detect(), &mut halves, &turns);
-        rotate(InstructionSet::detect(), &mut neighbours, &turns);
+        rotate_halves(InstructionSet::detect(), &mut halves, &angles);
+        rotate(InstructionSet::detect(), &mut neighbours, &angles);
         assert_eq!(halves, [neighbours[0], neighbours[2], neighbours[1], neighbours[3], 9.0]);
     }
 

@@ -1,7 +1,7 @@
 //! Kernels over quantised weights, scalar and SIMD, in one reduction order.
 //!
-//! One order for every instruction set, thread count, split and batch size, so that a token is the same
-//! token wherever it was computed (`docs/decisions/0002-one-reduction-order.md`):
+//! The order of summation is the same for every instruction set, thread count, split and batch size, so that a model
+//! generates the same tokens on every device (`docs/decisions/0002-one-reduction-order.md`):
 //!
 //! - **Quantised weights.** Activations are rounded once per matmul input to eight bits in blocks of 32
 //!   (weights in blocks of 32) or 256 (of 256) under an f32 scale. All products of a block, times the format's integer
@@ -22,6 +22,30 @@
 // Code that is compiled once for every instruction set must become part of the function that has it enabled.
 #![allow(clippy::inline_always)]
 
+/// Matches on a [`KernelFormat`]: `$plain!(dot)` for floats, `$blocks!(block, row, dot)` for quantised weights, with
+/// the layout of a block, the view of a token's activations and the name of the dot product.
+macro_rules! for_format {
+    ($format:expr, $plain:ident, $blocks:ident) => {
+        match $format {
+            $crate::KernelFormat::F32 => $plain!(dot_f32),
+            $crate::KernelFormat::F16 => $plain!(dot_f16),
+            $crate::KernelFormat::Bf16 => $plain!(dot_bf16),
+            $crate::KernelFormat::Q4_0 => $blocks!(BlockQ4_0, row32, dot_q4_0),
+            $crate::KernelFormat::Q4_1 => $blocks!(BlockQ4_1, row32, dot_q4_1),
+            $crate::KernelFormat::Q5_0 => $blocks!(BlockQ5_0, row32, dot_q5_0),
+            $crate::KernelFormat::Q5_1 => $blocks!(BlockQ5_1, row32, dot_q5_1),
+            $crate::KernelFormat::Q8_0 => $blocks!(BlockQ8_0, row32, dot_q8_0),
+            $crate::KernelFormat::Iq4Nl => $blocks!(BlockIq4Nl, row32, dot_iq4_nl),
+            $crate::KernelFormat::Q2K => $blocks!(BlockQ2K, row256, dot_q2_k),
+            $crate::KernelFormat::Q3K => $blocks!(BlockQ3K, row256, dot_q3_k),
+            $crate::KernelFormat::Q4K => $blocks!(BlockQ4K, row256, dot_q4_k),
+            $crate::KernelFormat::Q5K => $blocks!(BlockQ5K, row256, dot_q5_k),
+            $crate::KernelFormat::Q6K => $blocks!(BlockQ6K, row256, dot_q6_k),
+            $crate::KernelFormat::Iq1S => $blocks!(BlockIq1S, row256, dot_iq1_s),
+            $crate::KernelFormat::Iq4Xs => $blocks!(BlockIq4Xs, row256, dot_iq4_xs),
+        }
+    };
+}
 /// Compiles generic code once more for the instructions that [`native`] has, and dispatches to it:
 /// `fn name(instructions, ..)`.
 macro_rules! compiled_for_each {
@@ -55,8 +79,7 @@ pub mod panel;
 pub mod product;
 pub(crate) mod scalar;
 
-// What this processor may have beside plain Rust: the only place that asks for whom this is compiled, but for
-// the files of a panel.
+// Instruction sets by architecture. Only this list and that in `panel` depend on the target.
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "x86_64")]
@@ -85,114 +108,77 @@ pub use exponential::exponential;
 pub(crate) use native::Native;
 pub use product::Matrix;
 
-/// The formats there are kernels for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KernelFormat {
+macro_rules! kernel_formats {
+    ($($(#[$doc:meta])+ $name:ident: $input:ident,)+) => {
+        /// The formats that have kernels.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum KernelFormat {
+            $($(#[$doc])+ $name,)+
+        }
+
+        impl KernelFormat {
+            pub const ALL: [KernelFormat; 16] = [$(KernelFormat::$name),+];
+
+            /// Returns the format as a file names it.
+            pub fn format(self) -> Format {
+                match self {
+                    $(KernelFormat::$name => Format::$name,)+
+                }
+            }
+
+            /// Returns how the activations are stored that these weights are multiplied by.
+            pub fn input_kind(self) -> InputKind {
+                match self {
+                    $(KernelFormat::$name => InputKind::$input,)+
+                }
+            }
+        }
+    };
+}
+kernel_formats! {
     /// IEEE single precision.
-    F32,
+    F32: Plain,
     /// IEEE half precision.
-    F16,
+    F16: Plain,
     /// The upper half of single precision.
-    Bf16,
+    Bf16: Plain,
     /// Four bits, blocks of 32.
-    Q4_0,
+    Q4_0: Blocks32,
     /// Four bits and a minimum, blocks of 32.
-    Q4_1,
+    Q4_1: Blocks32,
     /// Five bits, blocks of 32.
-    Q5_0,
+    Q5_0: Blocks32,
     /// Five bits and a minimum, blocks of 32.
-    Q5_1,
+    Q5_1: Blocks32,
     /// Eight bits, blocks of 32.
-    Q8_0,
+    Q8_0: Blocks32,
     /// Two bits, blocks of 256.
-    Q2K,
+    Q2K: Blocks256,
     /// Three bits, blocks of 256.
-    Q3K,
+    Q3K: Blocks256,
     /// Four bits, blocks of 256.
-    Q4K,
+    Q4K: Blocks256,
     /// Five bits, blocks of 256.
-    Q5K,
+    Q5K: Blocks256,
     /// Six bits, blocks of 256.
-    Q6K,
-    /// Rows of eight weights from a book, blocks of 256.
-    Iq1S,
-    /// Four bits that choose from 16 values, blocks of 32.
-    Iq4Nl,
-    /// The same in blocks of 256.
-    Iq4Xs,
+    Q6K: Blocks256,
+    /// Rows of eight weights from a codebook, blocks of 256.
+    Iq1S: Blocks256,
+    /// Four bits that choose one of 16 values, blocks of 32.
+    Iq4Nl: Blocks32,
+    /// Four bits that choose one of 16 values, blocks of 256.
+    Iq4Xs: Blocks256,
 }
 
 impl KernelFormat {
-    /// Every one of them.
-    pub const ALL: [KernelFormat; 16] = [
-        KernelFormat::F32,
-        KernelFormat::F16,
-        KernelFormat::Bf16,
-        KernelFormat::Q4_0,
-        KernelFormat::Q4_1,
-        KernelFormat::Q5_0,
-        KernelFormat::Q5_1,
-        KernelFormat::Q8_0,
-        KernelFormat::Q2K,
-        KernelFormat::Q3K,
-        KernelFormat::Q4K,
-        KernelFormat::Q5K,
-        KernelFormat::Q6K,
-        KernelFormat::Iq1S,
-        KernelFormat::Iq4Nl,
-        KernelFormat::Iq4Xs,
-    ];
-
-    /// The kernels for a format of a file, if there are any.
+    /// Returns the kernel format for a format of a file, if there are kernels for it.
     pub fn of(format: Format) -> Option<KernelFormat> {
         KernelFormat::ALL.into_iter().find(|supported| supported.format() == format)
     }
 
-    /// The format in the file.
-    pub fn format(self) -> Format {
-        match self {
-            KernelFormat::F32 => Format::F32,
-            KernelFormat::F16 => Format::F16,
-            KernelFormat::Bf16 => Format::Bf16,
-            KernelFormat::Q4_0 => Format::Q4_0,
-            KernelFormat::Q4_1 => Format::Q4_1,
-            KernelFormat::Q5_0 => Format::Q5_0,
-            KernelFormat::Q5_1 => Format::Q5_1,
-            KernelFormat::Q8_0 => Format::Q8_0,
-            KernelFormat::Q2K => Format::Q2K,
-            KernelFormat::Q3K => Format::Q3K,
-            KernelFormat::Q4K => Format::Q4K,
-            KernelFormat::Q5K => Format::Q5K,
-            KernelFormat::Q6K => Format::Q6K,
-            KernelFormat::Iq1S => Format::Iq1S,
-            KernelFormat::Iq4Nl => Format::Iq4Nl,
-            KernelFormat::Iq4Xs => Format::Iq4Xs,
-        }
-    }
-
-    /// Bytes of a row of `length` weights, if it is a whole number of blocks.
+    /// Returns the bytes of a row of `length` weights, if it is a whole number of blocks.
     pub fn row_bytes(self, length: usize) -> Option<usize> {
         usize::try_from(self.format().row_bytes(length as u64)?.0).ok()
-    }
-
-    /// How the activations that meet these weights are stored.
-    pub fn input_kind(self) -> InputKind {
-        match self {
-            KernelFormat::F32 | KernelFormat::F16 | KernelFormat::Bf16 => InputKind::Plain,
-            KernelFormat::Q4_0
-            | KernelFormat::Q4_1
-            | KernelFormat::Q5_0
-            | KernelFormat::Q5_1
-            | KernelFormat::Q8_0
-            | KernelFormat::Iq4Nl => InputKind::Blocks32,
-            KernelFormat::Q2K
-            | KernelFormat::Q3K
-            | KernelFormat::Q4K
-            | KernelFormat::Q5K
-            | KernelFormat::Q6K
-            | KernelFormat::Iq1S
-            | KernelFormat::Iq4Xs => InputKind::Blocks256,
-        }
     }
 }
 
@@ -204,8 +190,8 @@ impl fmt::Display for KernelFormat {
 
 /// The instruction set that kernels are dispatched to. Results do not depend on it.
 ///
-/// A set other than the scalar one can only be had from [`InstructionSet::detect`], so that a value of it is a
-/// proof that the processor has it.
+/// Every set but the scalar one comes from [`InstructionSet::detect`] or [`InstructionSet::available`]: the value
+/// proves that the processor has the instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstructionSet(Set);
 
@@ -213,7 +199,7 @@ pub struct InstructionSet(Set);
 pub(crate) enum Set {
     /// Plain Rust: the oracle the others are compared with.
     Scalar,
-    /// One that this kind of processor may have.
+    /// A set of this architecture.
     Native(Native),
 }
 
@@ -221,20 +207,20 @@ impl InstructionSet {
     /// Plain Rust.
     pub const SCALAR: InstructionSet = InstructionSet(Set::Scalar);
 
-    /// The best that this processor has.
+    /// Returns the best set that this processor has.
     pub fn detect() -> InstructionSet {
         let best = Native::ALL.into_iter().rev().find(|native| native.present());
         best.map_or(InstructionSet::SCALAR, |native| InstructionSet(Set::Native(native)))
     }
 
-    /// All that this processor has, the best last.
+    /// Returns all sets that this processor has, the best last.
     pub fn available() -> Vec<InstructionSet> {
         let native = Native::ALL.into_iter().filter(|native| native.present());
         let native = native.map(|native| InstructionSet(Set::Native(native)));
         std::iter::once(InstructionSet::SCALAR).chain(native).collect()
     }
 
-    /// Its name in traces.
+    /// Returns the name used in traces.
     pub fn name(self) -> &'static str {
         match self.0 {
             Set::Scalar => "scalar",
@@ -247,19 +233,12 @@ impl InstructionSet {
     }
 }
 
-/// Why a kernel cannot run on what it was given.
+/// An input that a kernel cannot work with.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The bytes are not the row they are said to be.
-    #[error("a {format} row of {length} weights cannot lie in {found} bytes")]
-    RowBytes {
-        /// How the row is stored.
-        format: KernelFormat,
-        /// Weights in the row.
-        length: usize,
-        /// Bytes given.
-        found: usize,
-    },
+    /// The number of bytes does not fit the format and the length.
+    #[error("a row of {length} {format} weights does not have {found} bytes")]
+    RowBytes { format: KernelFormat, length: usize, found: usize },
 }
 
 /// The fixed tree over eight lanes.
@@ -269,10 +248,32 @@ pub(crate) fn tree(lanes: [f32; 8]) -> f32 {
     ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
 }
 
-/// 32 lanes to eight.
+/// 32 lanes to one number: to eight, then the tree.
 #[inline(always)]
-pub(crate) fn fold(lanes: [f32; 32]) -> [f32; 8] {
-    std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24]))
+pub(crate) fn fold(lanes: [f32; 32]) -> f32 {
+    tree(std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24])))
+}
+
+/// Adds the products of pairs after the last whole 32, and folds.
+#[inline(always)]
+pub(crate) fn fold_with_rest(mut lanes: [f32; 32], rest: impl Iterator<Item = (f32, f32)>) -> f32 {
+    for (lane, (weight, value)) in lanes.iter_mut().zip(rest) {
+        *lane = weight.mul_add(value, *lane);
+    }
+    fold(lanes)
+}
+
+/// The dot product of two rows of one length in f32.
+#[inline(always)]
+pub(crate) fn dot(row: &[f32], other: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 32];
+    let ((chunks, rest), (other_chunks, other_rest)) = (row.as_chunks::<32>(), other.as_chunks::<32>());
+    for (chunk, other) in chunks.iter().zip(other_chunks) {
+        for ((lane, value), other) in lanes.iter_mut().zip(chunk).zip(other) {
+            *lane = value.mul_add(*other, *lane);
+        }
+    }
+    fold_with_rest(lanes, rest.iter().copied().zip(other_rest.iter().copied()))
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! Products of rows of weights with rows of activations.
 //!
-//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Many tokens meet weights panel by
-//! panel, see [`super::panel`]. Few go in tiles of
-//! four, whose quantised rows stay in the first-level cache while the weight rows pass; with one token it is
-//! a matvec. Which tile a token falls into has no influence on its bits.
+//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Many tokens are multiplied panel by
+//! panel, see [`super::panel`]. A few tokens are taken in tiles of four, whose quantised rows stay in the first-level
+//! cache while the weight rows are read; one token is a matvec. The tile of a token has no influence on its bits.
 //!
-//! Not here: which thread takes which rows. That is `hearth_runtime::cpu`.
+//! Not here: which thread computes which rows, see `hearth_runtime::cpu`.
 
 use std::marker::PhantomData;
 
@@ -15,23 +14,19 @@ use super::{InstructionSet, KernelFormat, Set, scalar};
 /// A matrix in the mapped file.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
-    /// How it is stored.
     pub format: KernelFormat,
     /// Weights in a row.
     pub length: usize,
-    /// Number of rows.
     pub rows: usize,
     /// [rows, `row_bytes`]
     pub bytes: &'a [u8],
 }
 
 impl<'a> Matrix<'a> {
-    /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
         self.bytes.len().checked_div(self.rows).unwrap_or(0)
     }
 
-    /// One row as it is stored.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
@@ -57,7 +52,6 @@ impl<'a> Output<'a> {
         Output { values: values.as_mut_ptr(), rows, tokens, lifetime: PhantomData }
     }
 
-    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -159,24 +153,30 @@ fn scalar_tile(tile: Tile<'_>) {
     }
 }
 
-/// The oracle's dot product of one stored row and one input row.
+/// Returns the oracle's dot product of one stored row and one input row.
 pub fn scalar_dot(format: KernelFormat, row: &[u8], input: &Activations, token: usize) -> f32 {
-    match format {
-        KernelFormat::F32 => scalar::dot_f32(row, input.plain_row(token)),
-        KernelFormat::F16 => scalar::dot_f16(row, input.plain_row(token)),
-        KernelFormat::Bf16 => scalar::dot_bf16(row, input.plain_row(token)),
-        KernelFormat::Q4_0 => scalar::dot_q4_0(row, input.row32(token)),
-        KernelFormat::Q4_1 => scalar::dot_q4_1(row, input.row32(token)),
-        KernelFormat::Q5_0 => scalar::dot_q5_0(row, input.row32(token)),
-        KernelFormat::Q5_1 => scalar::dot_q5_1(row, input.row32(token)),
-        KernelFormat::Q8_0 => scalar::dot_q8_0(row, input.row32(token)),
-        KernelFormat::Iq4Nl => scalar::dot_iq4_nl(row, input.row32(token)),
-        KernelFormat::Q2K => scalar::dot_q2_k(row, input.row256(token)),
-        KernelFormat::Q3K => scalar::dot_q3_k(row, input.row256(token)),
-        KernelFormat::Q4K => scalar::dot_q4_k(row, input.row256(token)),
-        KernelFormat::Q5K => scalar::dot_q5_k(row, input.row256(token)),
-        KernelFormat::Q6K => scalar::dot_q6_k(row, input.row256(token)),
-        KernelFormat::Iq1S => scalar::dot_iq1_s(row, input.row256(token)),
-        KernelFormat::Iq4Xs => scalar::dot_iq4_xs(row, input.row256(token)),
+    macro_rules! plain {
+        ($dot:ident) => {
+            scalar::$dot(row, input.plain_row(token))
+        };
     }
+    macro_rules! blocks {
+        ($block:ident, $view:ident, $dot:ident) => {
+            scalar::$dot(row, input.$view(token))
+        };
+    }
+    for_format!(format, plain, blocks)
+}
+
+/// A view of each token's input.
+///
+/// Closures of functions with target features are not inlined into library functions, so that this one and its
+/// closures' callers outside of block loops have none.
+#[inline(always)]
+#[allow(dead_code)] // there are processors without kernels of their own
+pub(crate) fn per_token<'a, I, S: ?Sized, const T: usize>(
+    input: &'a [I; T],
+    of: impl Fn(&'a I) -> &'a S,
+) -> [&'a S; T] {
+    std::array::from_fn(|t| of(&input[t]))
 }

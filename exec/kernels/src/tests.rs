@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::blocks::Scaled;
 use super::product::{Matrix, Output, rows_product, scalar_dot};
 use super::*;
 
@@ -68,8 +69,8 @@ fn product_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Ac
     out.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The input row as the kernel of this format sees it.
-fn seen(format: KernelFormat, input: &Activations, token: usize) -> Vec<f64> {
+/// The input row after the rounding of this format.
+fn rounded_input(format: KernelFormat, input: &Activations, token: usize) -> Vec<f64> {
     let (row, block) = match format.input_kind() {
         InputKind::Plain => return input.plain_row(token).iter().map(|&v| f64::from(v)).collect(),
         InputKind::Blocks32 => (input.row32(token), 32),
@@ -81,21 +82,27 @@ fn seen(format: KernelFormat, input: &Activations, token: usize) -> Vec<f64> {
 
 /// What a format subtracts from, or adds to, the weight at `at`, beside its products.
 fn minimum(format: KernelFormat, row: &[u8], at: usize) -> f32 {
+    fn block<B: Scaled>(row: &[u8], at: usize) -> &B {
+        &blocks::blocks(row)[at]
+    }
+    let of_eight = |block_minimum: f32, (_, minima): (u64, u64)| {
+        block_minimum * f32::from(minima.to_le_bytes()[at % 256 / 32])
+    };
     match format {
         KernelFormat::Q2K => {
-            let block = &blocks::blocks::<blocks::BlockQ2K>(row)[at / 256];
+            let block: &blocks::BlockQ2K = block(row, at / 256);
             block.minimum() * f32::from(block.packed[at % 256 / 16] >> 4)
         }
         KernelFormat::Q4K => {
-            let block = &blocks::blocks::<blocks::BlockQ4K>(row)[at / 256];
-            block.minimum() * f32::from(block.scales_and_minima().1.to_le_bytes()[at % 256 / 32])
+            let block: &blocks::BlockQ4K = block(row, at / 256);
+            of_eight(block.minimum(), block.scales_and_minima())
         }
         KernelFormat::Q5K => {
-            let block = &blocks::blocks::<blocks::BlockQ5K>(row)[at / 256];
-            block.minimum() * f32::from(block.scales_and_minima().1.to_le_bytes()[at % 256 / 32])
+            let block: &blocks::BlockQ5K = block(row, at / 256);
+            of_eight(block.minimum(), block.scales_and_minima())
         }
-        KernelFormat::Q4_1 => blocks::blocks::<blocks::BlockQ4_1>(row)[at / 32].minimum(),
-        KernelFormat::Q5_1 => blocks::blocks::<blocks::BlockQ5_1>(row)[at / 32].minimum(),
+        KernelFormat::Q4_1 => block::<blocks::BlockQ4_1>(row, at / 32).minimum(),
+        KernelFormat::Q5_1 => block::<blocks::BlockQ5_1>(row, at / 32).minimum(),
         _ => 0.0,
     }
 }
@@ -144,7 +151,7 @@ proptest! {
             input.prepare(format.input_kind(), InstructionSet::SCALAR);
             let found = f64::from(scalar_dot(format, &row, &input, 0));
 
-            let rounded = seen(format, &input, 0);
+            let rounded = rounded_input(format, &input, 0);
             let exact: f64 = weights.iter().zip(&rounded).map(|(&w, a)| f64::from(w) * a).sum();
             // One rounding for each addition in a lane, for each level of the tree and in each scale; of quantised
             // weights, for each integer and its addition. Blocks of 32 with a minimum add two integers.
@@ -173,7 +180,7 @@ fn quantised() -> impl Iterator<Item = KernelFormat> {
 #[test]
 fn the_largest_numbers_do_not_overflow() {
     // Every byte of a block at an extreme, which among others gives -128 in Q8_0, 63 in Q6_K under the scale -128, and
-    // the ends of the books. All activations at +127 or -127, which is also 127 times the sums of weights.
+    // the ends of the codebooks. All activations at +127 or -127, which is also 127 times the sums of weights.
     let fills = [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0];
     for (format, fill) in quantised().flat_map(|format| fills.map(|fill| (format, fill))) {
         let length = 256;
@@ -182,7 +189,7 @@ fn the_largest_numbers_do_not_overflow() {
             row[192..208].fill(0x80);
         }
         set_halves(format, &mut row, || f16::ONE);
-        // One token is a dot product, 13 meet panels.
+        // One token is a dot product, 13 use panels.
         for (tokens, sign) in [(1, 1.0), (1, -1.0), (13, 1.0), (13, -1.0)] {
             let mut input = Activations::default();
             input.resize(tokens, length);

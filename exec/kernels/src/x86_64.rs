@@ -5,7 +5,7 @@
 use half::f16;
 
 use super::product::{Tile, walk};
-use super::{KernelFormat, avx2, panel};
+use super::{avx2, panel};
 
 /// An instruction set beyond that of every x86-64 processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,10 +17,9 @@ pub(crate) enum Native {
 }
 
 impl Native {
-    /// Every one of them, the best last.
+    /// The best last.
     pub(super) const ALL: [Native; 2] = [Native::Avx2, Native::Avx512];
 
-    /// Whether this processor has it.
     pub(super) fn present(self) -> bool {
         let avx2 = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -36,7 +35,6 @@ impl Native {
         }
     }
 
-    /// Its name in traces.
     pub(super) fn name(self) -> &'static str {
         match self {
             Native::Avx2 => "avx2",
@@ -44,17 +42,15 @@ impl Native {
         }
     }
 
-    /// Computes a tile.
-    ///
     /// # Safety
     /// The processor has the instructions, and no other thread writes the tile's rows of the output.
     pub(super) unsafe fn multiply(self, tile: Tile<'_>) {
         // SAFETY: the caller's promise; AVX-512 is present only beside AVX2.
         unsafe {
-            match (self, panel::pays(tile.matrix.format, tile.input.tokens())) {
+            match (self, panel::is_profitable(tile.matrix.format, tile.input.tokens())) {
                 (Native::Avx512, true) => panel::avx512::all_rows(tile),
                 (Native::Avx2, true) => panel::avx2::all_rows(tile),
-                (_, false) => dots(tile),
+                (_, false) => multiply_by_dots(tile),
             }
         }
     }
@@ -76,23 +72,16 @@ impl Native {
 
 /// All rows and tokens of a tile, by dot products.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dots(tile: Tile<'_>) {
-    match tile.matrix.format {
-        KernelFormat::F32 => walk!(tile, plain_row, avx2::dot_f32),
-        KernelFormat::F16 => walk!(tile, plain_row, avx2::dot_f16),
-        KernelFormat::Bf16 => walk!(tile, plain_row, avx2::dot_bf16),
-        KernelFormat::Q4_0 => walk!(tile, row32, avx2::dot_q4_0),
-        KernelFormat::Q4_1 => walk!(tile, row32, avx2::dot_q4_1),
-        KernelFormat::Q5_0 => walk!(tile, row32, avx2::dot_q5_0),
-        KernelFormat::Q5_1 => walk!(tile, row32, avx2::dot_q5_1),
-        KernelFormat::Q8_0 => walk!(tile, row32, avx2::dot_q8_0),
-        KernelFormat::Iq4Nl => walk!(tile, row32, avx2::dot_iq4_nl),
-        KernelFormat::Q2K => walk!(tile, row256, avx2::dot_q2_k),
-        KernelFormat::Q3K => walk!(tile, row256, avx2::dot_q3_k),
-        KernelFormat::Q4K => walk!(tile, row256, avx2::dot_q4_k),
-        KernelFormat::Q5K => walk!(tile, row256, avx2::dot_q5_k),
-        KernelFormat::Q6K => walk!(tile, row256, avx2::dot_q6_k),
-        KernelFormat::Iq1S => walk!(tile, row256, avx2::dot_iq1_s),
-        KernelFormat::Iq4Xs => walk!(tile, row256, avx2::dot_iq4_xs),
+fn multiply_by_dots(tile: Tile<'_>) {
+    macro_rules! plain {
+        ($dot:ident) => {
+            walk!(tile, plain_row, avx2::$dot)
+        };
     }
+    macro_rules! blocks {
+        ($block:ident, $row:ident, $dot:ident) => {
+            walk!(tile, $row, avx2::$dot)
+        };
+    }
+    for_format!(tile.matrix.format, plain, blocks);
 }

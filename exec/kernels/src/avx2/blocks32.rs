@@ -6,10 +6,10 @@
 use std::arch::x86_64::*;
 
 use super::{
-    each, fetch_ahead, half_bits, iq4_values, load, lowest, nibbles, one_sum, signed, two_sums, unsigned,
+    half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, signed, two_sums, unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
 
 /// Dots of blocks whose weights are bytes with a sign. Four blocks' integers are added up together.
 macro_rules! signed_dots {
@@ -18,13 +18,13 @@ macro_rules! signed_dots {
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
             let row = blocks::<$block>(row);
-            let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
             let (fours, rest) = row.as_chunks::<4>();
             let ones = _mm256_set1_epi16(1);
             let mut dots = [_mm_setzero_ps(); T];
             for (at, [a, b, c, d]) in fours.iter().enumerate() {
-                fetch_ahead(&fours[at]);
+                prefetch(&fours[at]);
                 let weights = [$weights(a), $weights(b), $weights(c), $weights(d)];
                 let scale = four_halves([a.scale_bits(), b.scale_bits(), c.scale_bits(), d.scale_bits()]);
                 for t in 0..T {
@@ -63,12 +63,12 @@ macro_rules! minimum_dots {
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
             let row = blocks::<$block>(row);
-            let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
             let (twos, rest) = row.as_chunks::<2>();
             let mut dots = [_mm_setzero_ps(); T];
             for (at, [a, b]) in twos.iter().enumerate() {
-                fetch_ahead(&twos[at]);
+                prefetch(&twos[at]);
                 let weights = [$weights(a), $weights(b)];
                 // As the sums come: products and activations of the first block, then of the second.
                 let scale = four_halves([a.scale_bits(), a.minimum_bits(), b.scale_bits(), b.minimum_bits()]);

@@ -7,7 +7,8 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{each, fetch_ahead, load_unsigned};
+use super::{load_unsigned, per_token, prefetch};
+use crate::attention::attention_f16;
 use crate::blocks::bf16;
 
 #[inline]
@@ -43,13 +44,9 @@ fn finish(lanes: [__m256; 4], rest: impl ExactSizeIterator<Item = (f32, f32)>) -
     }
     let mut all = [0.0f32; 32];
     for (part, lanes) in all.as_chunks_mut::<8>().0.iter_mut().zip(lanes) {
-        // SAFETY: an unaligned store of the eight floats that the reference covers.
-        unsafe { _mm256_storeu_ps(part.as_mut_ptr(), lanes) };
+        store_floats(part, lanes);
     }
-    for (lane, (weight, value)) in all.iter_mut().zip(rest) {
-        *lane = weight.mul_add(value, *lane);
-    }
-    crate::tree(crate::fold(all))
+    crate::fold_with_rest(all, rest)
 }
 
 /// The tree of [`crate::tree`].
@@ -75,10 +72,10 @@ macro_rules! dots {
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
             let (chunks, rest) = row.as_chunks::<{ 32 * $bytes }>();
-            let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+            let values: [&[[f32; 32]]; T] = per_token(input, |input| &input.as_chunks().0[..chunks.len()]);
             let mut lanes = [[_mm256_setzero_ps(); 4]; T];
             for (at, chunk) in chunks.iter().enumerate() {
-                fetch_ahead(chunk);
+                prefetch(chunk);
                 for (part, bytes) in chunk.as_chunks::<{ 8 * $bytes }>().0.iter().enumerate() {
                     let weights = $eight(bytes);
                     for t in 0..T {
@@ -102,49 +99,29 @@ dots! {
     dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
 }
 
-/// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
-        let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
-        *score = dot * scale;
-    }
-}
-
-/// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
-    let length = out.len();
-    let mut done = 0;
-    // Sums of a run of numbers stay in registers while all positions pass.
-    while done + 64 <= length {
-        mix_run::<8>(probabilities, &values[done..], length, &mut out[done..done + 64]);
-        done += 64;
-    }
-    while done + 8 <= length {
-        mix_run::<1>(probabilities, &values[done..], length, &mut out[done..done + 8]);
-        done += 8;
-    }
-    for (at, out) in out.iter_mut().enumerate().skip(done) {
-        let values = values.iter().skip(at).step_by(length);
-        *out = probabilities.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value.to_f32(), sum));
-    }
-}
-
-/// Eight times R neighbouring numbers of every position; rows begin `length` apart.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn mix_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
-    let mut sums = [_mm256_setzero_ps(); R];
-    for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
-        let factor = _mm256_set1_ps(probability);
-        let row = &row.as_chunks::<8>().0[..R];
-        for (sum, value) in sums.iter_mut().zip(row) {
-            *sum = _mm256_fmadd_ps(factor, widen(bytemuck::cast_ref(value)), *sum);
-        }
-    }
-    for (out, sum) in out.as_chunks_mut::<8>().0.iter_mut().zip(sums) {
-        // SAFETY: an unaligned store of the eight floats that the reference covers.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
-    }
+#[target_feature(enable = "avx2")]
+fn store_floats(into: &mut [f32; 8], values: __m256) {
+    // SAFETY: an unaligned store of the eight floats that the reference covers.
+    unsafe { _mm256_storeu_ps(into.as_mut_ptr(), values) };
 }
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn zeros() -> __m256 {
+    _mm256_setzero_ps()
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn splat(value: f32) -> __m256 {
+    _mm256_set1_ps(value)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn fma(factor: __m256, values: __m256, sums: __m256) -> __m256 {
+    _mm256_fmadd_ps(factor, values, sums)
+}
+
+attention_f16! { "avx2,fma,f16c", 8, 8 }

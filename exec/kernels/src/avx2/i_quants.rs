@@ -1,14 +1,14 @@
-//! Dot products of code-book weights in blocks of 256 with rounded activations, in AVX2.
+//! Dot products of codebook weights in blocks of 256 with rounded activations, in AVX2.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
 use super::k_quants::{dots256, pairs};
 use super::{
-    each, fetch_ahead, half_bits, iq4_values, load, load_sums, lowest, nibbles, one_sum, signed, unsigned,
+    half_bits, iq4_values, load, load_sums, lowest, nibbles, one_sum, per_token, prefetch, signed, unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq1S, BlockIq4Xs, blocks};
+use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled, blocks};
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, finish_iq4_xs;

@@ -7,10 +7,10 @@
 use std::arch::x86_64::*;
 
 use super::{
-    each, fetch_ahead, half_bits, load, load_sums, load_unsigned, lowest, one_sum, two_sums, unsigned,
+    half_bits, load, load_sums, load_unsigned, lowest, one_sum, per_token, prefetch, two_sums, unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
 /// One 8-bit number of each of eight sub-blocks, as an i16 pair in each 32-bit lane.
 #[inline]
@@ -20,25 +20,31 @@ pub(super) fn pairs(bytes: u64) -> __m256i {
     _mm256_or_si256(wide, _mm256_slli_epi32::<16>(wide))
 }
 
+/// The same in memory: broadcasting from there leaves the shuffle port to the multiplications.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn stored_pairs(bytes: u64) -> [u32; 8] {
+    let mut stored = [0; 8];
+    // SAFETY: an unaligned store of 32 bytes into the array.
+    unsafe { _mm256_storeu_si256(stored.as_mut_ptr().cast(), pairs(bytes)) };
+    stored
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
     let row = blocks::<BlockQ4K>(row);
-    let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-    let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
-    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+    let quants: [&[[i8; 256]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let sums: [&[[i16; 16]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
     let low_bits = _mm256_set1_epi8(15);
     let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
-        fetch_ahead(block);
+        prefetch(block);
         let (block_scales, minima) = block.scales_and_minima();
         let minima = pairs(minima);
-        let mut scale_pairs = [0u32; 8];
-        // SAFETY: an unaligned store of 32 bytes into the array. Broadcasting from memory leaves the shuffle
-        // port to the multiplications.
-        unsafe { _mm256_storeu_si256(scale_pairs.as_mut_ptr().cast(), pairs(block_scales)) };
-        let halves = _mm_cvtph_ps(_mm_cvtsi32_si128(block.scale_and_minimum_bits() as i32));
-        let (scale, minimum) = (_mm_cvtss_f32(halves), _mm_cvtss_f32(_mm_movehdup_ps(halves)));
+        let scale_pairs = stored_pairs(block_scales);
+        let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
         let mut activations = [&quants[0][at]; T];
         for t in 1..T {
             activations[t] = &quants[t][at];
@@ -60,17 +66,15 @@ pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
             }
         }
         for t in 0..T {
-            let subtracted = _mm256_madd_epi16(load_sums(&sums[t][at]), minima);
-            let both = two_sums(totals[t], subtracted);
-            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), both, dots[t]);
-            dots[t] = _mm_fnmadd_ss(_mm_set_ss(minimum * scales[t][at]), _mm_movehdup_ps(both), dots[t]);
+            let factors = (scale * scales[t][at], minimum * scales[t][at]);
+            dots[t] = with_minima(factors, totals[t], load_sums(&sums[t][at]), minima, dots[t]);
         }
     }
     lowest(dots)
 }
 
 /// Byte shuffles that spread scales 2g and 2g + 1, of eight i16, over the halves of group g.
-static SPREAD: [[i8; 32]; 4] = {
+static SCALE_SHUFFLES: [[i8; 32]; 4] = {
     let mut spread = [[0; 32]; 4];
     let mut at = 0;
     while at < 128 {
@@ -85,51 +89,40 @@ static SPREAD: [[i8; 32]; 4] = {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
     let row = blocks::<BlockQ6K>(row);
-    let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-    let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
-    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+    let quants: [&[[i8; 256]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let sums: [&[[i16; 16]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
     let low_bits = _mm256_set1_epi8(15);
     let top_bits = _mm256_set1_epi8(0x30);
     let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
-        fetch_ahead(block);
+        prefetch(block);
         // SAFETY: an unaligned load of the 16 scales.
         let packed_scales = unsafe { _mm_loadu_si128(block.scales.as_ptr().cast()) };
         let wide_scales = _mm256_cvtepi8_epi16(packed_scales); // [16] i16
-        let halves = [_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales)];
         let mut activations = [&quants[0][at]; T];
         for t in 1..T {
             activations[t] = &quants[t][at];
         }
         let mut totals = [_mm256_setzero_si256(); T];
-        for (part, half_scales) in halves.into_iter().enumerate() {
-            let half_scales = _mm256_broadcastsi128_si256(half_scales); // eight i16 twice
+        for (part, half_scales) in twice(wide_scales).into_iter().enumerate() {
             let low = block.low.as_chunks::<32>().0;
             let (low0, low1) = (load_unsigned(&low[2 * part]), load_unsigned(&low[2 * part + 1]));
             let high = load_unsigned(&block.high.as_chunks::<32>().0[part]);
             let group = [
-                _mm256_or_si256(
-                    _mm256_and_si256(low0, low_bits),
-                    _mm256_and_si256(_mm256_slli_epi16::<4>(high), top_bits),
-                ),
-                _mm256_or_si256(
-                    _mm256_and_si256(low1, low_bits),
-                    _mm256_and_si256(_mm256_slli_epi16::<2>(high), top_bits),
-                ),
-                _mm256_or_si256(
-                    _mm256_and_si256(_mm256_srli_epi16::<4>(low0), low_bits),
-                    _mm256_and_si256(high, top_bits),
-                ),
-                _mm256_or_si256(
-                    _mm256_and_si256(_mm256_srli_epi16::<4>(low1), low_bits),
-                    _mm256_and_si256(_mm256_srli_epi16::<2>(high), top_bits),
-                ),
+                (low0, _mm256_slli_epi16::<4>(high)),
+                (low1, _mm256_slli_epi16::<2>(high)),
+                (_mm256_srli_epi16::<4>(low0), high),
+                (_mm256_srli_epi16::<4>(low1), _mm256_srli_epi16::<2>(high)),
             ];
             for g in 0..4 {
-                let scale = _mm256_shuffle_epi8(half_scales, load(&SPREAD[g]));
+                let (low, top) = group[g];
+                let weights =
+                    _mm256_or_si256(_mm256_and_si256(low, low_bits), _mm256_and_si256(top, top_bits));
+                let scale = _mm256_shuffle_epi8(half_scales, load(&SCALE_SHUFFLES[g]));
                 for t in 0..T {
                     let group_of_token = load(&activations[t].as_chunks::<32>().0[4 * part + g]);
-                    let sum = _mm256_madd_epi16(_mm256_maddubs_epi16(group[g], group_of_token), scale);
+                    let sum = _mm256_madd_epi16(_mm256_maddubs_epi16(weights, group_of_token), scale);
                     totals[t] = _mm256_add_epi32(totals[t], sum);
                 }
             }
@@ -157,12 +150,12 @@ macro_rules! dots256 {
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
             let row = blocks::<$block>(row);
-            let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-            let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
-            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let quants: [&[[i8; 256]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let sums: [&[[i16; 16]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
             let mut dots = [_mm_setzero_ps(); T];
             for (at, block) in row.iter().enumerate() {
-                fetch_ahead(block);
+                prefetch(block);
                 let loaded = $load(block);
                 let mut totals = [_mm256_setzero_si256(); T];
                 $(
@@ -205,7 +198,6 @@ struct Loaded16 {
 struct Loaded32 {
     scale: f32,
     minimum: f32,
-    /// In memory, because broadcasting from there leaves the shuffle port to the multiplications.
     scale_pairs: [u32; 8],
     /// What each sum of 16 activations is multiplied by; i16.
     subtracted: __m256i,
@@ -216,7 +208,7 @@ struct Loaded32 {
 /// Moves the bits at `from` of every byte to `to`; what crosses into other bytes is for the caller to clear.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn moved(bytes: __m256i, from: i32, to: i32) -> __m256i {
+fn shifted(bytes: __m256i, from: i32, to: i32) -> __m256i {
     if from > to {
         _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(from - to))
     } else {
@@ -234,7 +226,7 @@ fn twice(wide_scales: __m256i) -> [__m256i; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn spread<const G: usize>(loaded: &Loaded16) -> __m256i {
-    _mm256_shuffle_epi8(loaded.scales[G / 4], load(&SPREAD[G % 4]))
+    _mm256_shuffle_epi8(loaded.scales[G / 4], load(&SCALE_SHUFFLES[G % 4]))
 }
 
 #[inline]
@@ -261,7 +253,7 @@ fn load_q2_k(block: &BlockQ2K) -> Loaded16 {
 #[target_feature(enable = "avx2")]
 fn group_q2_k<const G: usize>(block: &BlockQ2K, loaded: &Loaded16) -> (__m256i, __m256i) {
     let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
-    let weights = _mm256_and_si256(moved(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
+    let weights = _mm256_and_si256(shifted(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
     (weights, spread::<G>(loaded))
 }
 
@@ -280,8 +272,8 @@ fn load_q3_k(block: &BlockQ3K) -> Loaded16 {
 #[target_feature(enable = "avx2")]
 fn group_q3_k<const G: usize>(block: &BlockQ3K, loaded: &Loaded16) -> (__m256i, __m256i) {
     let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
-    let low = _mm256_and_si256(moved(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
-    let third = _mm256_and_si256(moved(loaded.high, G as i32, 2), _mm256_set1_epi8(4));
+    let low = _mm256_and_si256(shifted(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
+    let third = _mm256_and_si256(shifted(loaded.high, G as i32, 2), _mm256_set1_epi8(4));
     (_mm256_or_si256(low, third), spread::<G>(loaded))
 }
 
@@ -290,9 +282,7 @@ fn group_q3_k<const G: usize>(block: &BlockQ3K, loaded: &Loaded16) -> (__m256i, 
 fn load_q5_k(block: &BlockQ5K) -> Loaded32 {
     let (scales, minima) = block.scales_and_minima();
     let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
-    let mut scale_pairs = [0u32; 8];
-    // SAFETY: an unaligned store of 32 bytes into the array.
-    unsafe { _mm256_storeu_si256(scale_pairs.as_mut_ptr().cast(), pairs(scales)) };
+    let scale_pairs = stored_pairs(scales);
     Loaded32 { scale, minimum, scale_pairs, subtracted: pairs(minima), high: load_unsigned(&block.high) }
 }
 
@@ -300,8 +290,8 @@ fn load_q5_k(block: &BlockQ5K) -> Loaded32 {
 #[target_feature(enable = "avx2")]
 fn group_q5_k<const G: usize>(block: &BlockQ5K, loaded: &Loaded32) -> (__m256i, __m256i) {
     let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 2]);
-    let low = _mm256_and_si256(moved(bytes, 4 * (G as i32 % 2), 0), _mm256_set1_epi8(15));
-    let fifth = _mm256_and_si256(moved(loaded.high, G as i32, 4), _mm256_set1_epi8(16));
+    let low = _mm256_and_si256(shifted(bytes, 4 * (G as i32 % 2), 0), _mm256_set1_epi8(15));
+    let fifth = _mm256_and_si256(shifted(loaded.high, G as i32, 4), _mm256_set1_epi8(16));
     (_mm256_or_si256(low, fifth), _mm256_set1_epi32(loaded.scale_pairs[G] as i32))
 }
 

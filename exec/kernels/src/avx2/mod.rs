@@ -23,6 +23,7 @@ pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
 use super::blocks::IQ4_VALUES;
+use super::product::per_token;
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -46,24 +47,17 @@ fn half_bits(bits: u16) -> f32 {
 
 /// How far ahead of the arithmetic weights are fetched. The processor's own prefetching stops at the end of a
 /// 4 KiB page; without this one core reads at 60 % of what it can.
-const AHEAD: usize = 4096;
+const PREFETCH_BYTES: usize = 4096;
 
-/// Asks for the cache lines `AHEAD` bytes after a block, which may belong to the next row or to nobody.
+/// Asks for the cache lines `PREFETCH_BYTES` bytes after a block, which may belong to the next row or to nobody.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn fetch_ahead<B>(block: &B) {
-    let there = std::ptr::from_ref(block).cast::<i8>().wrapping_add(AHEAD);
+fn prefetch<B>(block: &B) {
+    let there = std::ptr::from_ref(block).cast::<i8>().wrapping_add(PREFETCH_BYTES);
     for line in (0..size_of::<B>()).step_by(64) {
         // It reads nothing and cannot fault, wherever it points.
         _mm_prefetch::<_MM_HINT_T0>(there.wrapping_add(line));
     }
-}
-
-/// One thing of each token. Closures of functions with target features are not inlined into library functions,
-/// so that this one, and its closures' callers outside of block loops, have none.
-#[inline(always)]
-fn each<'a, I, S: ?Sized, const T: usize>(input: &'a [I; T], of: impl Fn(&'a I) -> &'a S) -> [&'a S; T] {
-    std::array::from_fn(|t| of(&input[t]))
 }
 
 /// The sums of both registers, as floats in the two lowest lanes.
@@ -111,13 +105,13 @@ fn nibbles(bytes: &[u8; 16]) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
-/// Entries of the book of `IQ4_NL` and `IQ4_XS`.
+/// Entries of the codebook of `IQ4_NL` and `IQ4_XS`.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn iq4_values(numbers: __m256i) -> __m256i {
     // SAFETY: an unaligned load of the 16 bytes that the array has.
-    let book = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
-    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(book), numbers)
+    let codebook = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codebook), numbers)
 }
 
 /// Products of weights from 0 to 127 and activations, neighbours added.

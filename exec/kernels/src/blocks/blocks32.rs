@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Stored;
+use super::Scaled;
 
 /// weight = `scale * (q - 8)`, q of four bits.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -64,8 +64,7 @@ fn fifth(bits: [u8; 4], index: usize) -> u8 {
     (bits[index / 8] >> (index % 8) & 1) << 4
 }
 
-scaled! { BlockQ4_0 BlockQ4_1 BlockQ5_0 BlockQ5_1 BlockQ8_0 }
-with_minimum! { BlockQ4_1 BlockQ5_1 }
+scaled! { BlockQ4_0, BlockQ4_1 minimum, BlockQ5_0, BlockQ5_1 minimum, BlockQ8_0 }
 
 impl BlockQ4_0 {
     /// -8 to 7.
@@ -99,37 +98,10 @@ impl BlockQ5_1 {
     }
 }
 
-impl Stored for BlockQ4_0 {
-    const LENGTH: usize = 32;
-    fn weight(&self, index: usize) -> f32 {
-        self.scale() * f32::from(self.quant(index))
-    }
-}
-
-impl Stored for BlockQ4_1 {
-    const LENGTH: usize = 32;
-    fn weight(&self, index: usize) -> f32 {
-        self.scale() * f32::from(self.quant(index)) + self.minimum()
-    }
-}
-
-impl Stored for BlockQ5_0 {
-    const LENGTH: usize = 32;
-    fn weight(&self, index: usize) -> f32 {
-        self.scale() * f32::from(self.quant(index))
-    }
-}
-
-impl Stored for BlockQ5_1 {
-    const LENGTH: usize = 32;
-    fn weight(&self, index: usize) -> f32 {
-        self.scale() * f32::from(self.quant(index)) + self.minimum()
-    }
-}
-
-impl Stored for BlockQ8_0 {
-    const LENGTH: usize = 32;
-    fn weight(&self, index: usize) -> f32 {
-        self.scale() * f32::from(self.quants[index])
-    }
+stored! {
+    32 BlockQ4_0: |block, index| block.scale() * f32::from(block.quant(index));
+    32 BlockQ4_1: |block, index| block.scale() * f32::from(block.quant(index)) + block.minimum();
+    32 BlockQ5_0: |block, index| block.scale() * f32::from(block.quant(index));
+    32 BlockQ5_1: |block, index| block.scale() * f32::from(block.quant(index)) + block.minimum();
+    32 BlockQ8_0: |block, index| block.scale() * f32::from(block.quants[index]);
 }

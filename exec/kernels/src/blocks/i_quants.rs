@@ -1,12 +1,12 @@
-//! Blocks whose integers are indices of a code book: layouts and dequantisation.
+//! Blocks whose integers are indices of a codebook: layouts and dequantisation.
 //!
 //! Four bits choose one of 16 values that lie closer together near zero (`IQ4_NL`, `IQ4_XS`), or eleven bits
-//! choose a row of eight weights (`IQ1_S`). The books are part of the format.
+//! choose a row of eight weights (`IQ1_S`). The codebooks are part of the format.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::blocks32::nibble;
-use super::{GRID, Stored};
+use super::{GRID, Scaled};
 
 /// What the four bits of `IQ4_NL` and `IQ4_XS` stand for. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
@@ -45,10 +45,10 @@ pub(crate) struct BlockIq1S {
     high: [[u8; 2]; 8],
 }
 
-scaled! { BlockIq4Nl BlockIq4Xs BlockIq1S }
+scaled! { BlockIq4Nl, BlockIq4Xs, BlockIq1S }
 
 impl BlockIq4Nl {
-    /// Entry of the book for weight `index`.
+    /// Entry of the codebook for weight `index`.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         IQ4_VALUES[usize::from(nibble(&self.quants, index))]
@@ -64,7 +64,7 @@ impl BlockIq4Xs {
         (low | high << 4) as i8 - 32
     }
 
-    /// Entry of the book for weight `index`.
+    /// Entry of the codebook for weight `index`.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         let bytes = &self.quants.as_chunks::<16>().0[index / 32];
@@ -104,26 +104,15 @@ impl BlockIq1S {
     }
 }
 
-impl Stored for BlockIq4Nl {
-    const LENGTH: usize = 32;
-    fn weight(&self, index: usize) -> f32 {
-        self.scale() * f32::from(self.quant(index))
-    }
-}
-
-impl Stored for BlockIq4Xs {
-    const LENGTH: usize = 256;
-    fn weight(&self, index: usize) -> f32 {
-        let scale = self.scale() * f32::from(self.sub_scale(index / 32));
-        scale * f32::from(self.quant(index))
-    }
-}
-
-impl Stored for BlockIq1S {
-    const LENGTH: usize = 256;
-    fn weight(&self, index: usize) -> f32 {
-        let scale = self.scale() * f32::from(self.sub_scale(index / 32));
-        let eighths = i16::from(self.quant(index)) - i16::from(self.offset(index / 32));
+stored! {
+    32 BlockIq4Nl: |block, index| block.scale() * f32::from(block.quant(index));
+    256 BlockIq4Xs: |block, index| {
+        let scale = block.scale() * f32::from(block.sub_scale(index / 32));
+        scale * f32::from(block.quant(index))
+    };
+    256 BlockIq1S: |block, index| {
+        let scale = block.scale() * f32::from(block.sub_scale(index / 32));
+        let eighths = i16::from(block.quant(index)) - i16::from(block.offset(index / 32));
         scale * (f32::from(eighths) * 0.125)
-    }
+    };
 }

@@ -1,10 +1,10 @@
-//! The code book of IQ1_S: 2048 rows of eight weights.
+//! The codebook of IQ1_S: 2048 rows of eight weights.
 //!
 //! Of the 3^8 = 6561 rows of eight weights from -1, 0, 1 the format has 2048, numbered in order; the first weight
 //! counts least. They are part of the format (`iq1s_grid` of ggml-common.h, where each is written out) and are kept
 //! here as one bit for each of the 6561: whether it is one of them.
 
-/// Bit n of byte n / 8 (two hexadecimal digits each): whether row n is in the book, with
+/// Bit n of byte n / 8 (two hexadecimal digits each): whether row n is in the codebook, with
 /// n = sum of (weight + 1) 3^position.
 const MEMBERS: &[u8; 1642] = b"\
     55251485a0024251084531a886208aa21a082a201485501482204445251505a00282208818000882a0032aa088bbaa0a90aa0b00\
@@ -44,7 +44,7 @@ const fn grid() -> [u64; 2048] {
         }
         row += 1;
     }
-    assert!(found == 2048, "the book has 2048 rows");
+    assert!(found == 2048, "the codebook has 2048 rows");
     grid
 }
 

@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Stored;
+use super::Scaled;
 
 /// weight = `scale * scales[j] * q - minimum * minima[j]`, q of two bits, j = index / 16.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -96,21 +96,7 @@ fn four_bits(quants: &[u8; 128], index: usize) -> u8 {
     quants[index / 64 * 32 + index % 32] >> (4 * (index % 64 / 32)) & 15
 }
 
-scaled! { BlockQ2K BlockQ3K BlockQ4K BlockQ5K BlockQ6K }
-with_minimum! { BlockQ2K BlockQ4K BlockQ5K }
-
-macro_rules! side_by_side {
-    ($($block:ident)+) => {$(
-        impl $block {
-            /// Scale in the low half, minimum in the high half, as they lie.
-            #[inline(always)]
-            pub(crate) fn scale_and_minimum_bits(&self) -> u32 {
-                u32::from(self.scale_bits()) | u32::from(self.minimum_bits()) << 16
-            }
-        }
-    )+};
-}
-side_by_side! { BlockQ2K BlockQ4K BlockQ5K }
+scaled! { BlockQ2K minimum, BlockQ3K, BlockQ4K minimum, BlockQ5K minimum, BlockQ6K }
 
 impl BlockQ2K {
     /// 0 to 3.
@@ -185,48 +171,28 @@ impl BlockQ6K {
     }
 }
 
-impl Stored for BlockQ2K {
-    const LENGTH: usize = 256;
-    fn weight(&self, index: usize) -> f32 {
-        let packed = self.packed[index / 16];
-        let scale = self.scale() * f32::from(packed & 15);
-        let minimum = self.minimum() * f32::from(packed >> 4);
-        scale * f32::from(self.quant(index)) - minimum
-    }
+/// Weight `index`, of number `quant`, under one of eight scales and one of eight minima.
+fn with_minima<B: Scaled>(block: &B, (scales, minima): (u64, u64), quant: u8, index: usize) -> f32 {
+    let scale = block.scale() * f32::from(scales.to_le_bytes()[index / 32]);
+    let minimum = block.minimum() * f32::from(minima.to_le_bytes()[index / 32]);
+    scale * f32::from(quant) - minimum
 }
 
-impl Stored for BlockQ3K {
-    const LENGTH: usize = 256;
-    fn weight(&self, index: usize) -> f32 {
-        let scale = self.scale() * f32::from(self.scales()[index / 16]);
-        scale * (f32::from(self.quant(index)) - 4.0)
-    }
-}
-
-impl Stored for BlockQ4K {
-    const LENGTH: usize = 256;
-    fn weight(&self, index: usize) -> f32 {
-        let (scales, minima) = self.scales_and_minima();
-        let scale = self.scale() * f32::from(scales.to_le_bytes()[index / 32]);
-        let minimum = self.minimum() * f32::from(minima.to_le_bytes()[index / 32]);
-        scale * f32::from(self.quant(index)) - minimum
-    }
-}
-
-impl Stored for BlockQ5K {
-    const LENGTH: usize = 256;
-    fn weight(&self, index: usize) -> f32 {
-        let (scales, minima) = self.scales_and_minima();
-        let scale = self.scale() * f32::from(scales.to_le_bytes()[index / 32]);
-        let minimum = self.minimum() * f32::from(minima.to_le_bytes()[index / 32]);
-        scale * f32::from(self.quant(index)) - minimum
-    }
-}
-
-impl Stored for BlockQ6K {
-    const LENGTH: usize = 256;
-    fn weight(&self, index: usize) -> f32 {
-        let scale = self.scale() * f32::from(self.scales[index / 16]);
-        scale * f32::from(i16::from(self.quant(index)) - 32)
-    }
+stored! {
+    256 BlockQ2K: |block, index| {
+        let packed = block.packed[index / 16];
+        let scale = block.scale() * f32::from(packed & 15);
+        let minimum = block.minimum() * f32::from(packed >> 4);
+        scale * f32::from(block.quant(index)) - minimum
+    };
+    256 BlockQ3K: |block, index| {
+        let scale = block.scale() * f32::from(block.scales()[index / 16]);
+        scale * (f32::from(block.quant(index)) - 4.0)
+    };
+    256 BlockQ4K: |block, index| with_minima(block, block.scales_and_minima(), block.quant(index), index);
+    256 BlockQ5K: |block, index| with_minima(block, block.scales_and_minima(), block.quant(index), index);
+    256 BlockQ6K: |block, index| {
+        let scale = block.scale() * f32::from(block.scales[index / 16]);
+        scale * f32::from(i16::from(block.quant(index)) - 32)
+    };
 }

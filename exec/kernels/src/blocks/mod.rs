@@ -1,38 +1,38 @@
 //! Layouts of quantised blocks, and their dequantisation.
 //!
-//! The GGUF layouts as structs that lie on the mapped bytes, and their dequantisation, in files by family.
-//! Every product is one f32 multiplication, in the order the reference Python package `gguf` uses, so that the
-//! result is equal to its result bit for bit (vectors in `tests/data`). Layouts are those of ggml-common.h.
+//! The structs have the layouts of GGUF (ggml-common.h) and are cast from the mapped bytes. Dequantisation multiplies
+//! in f32 in the order of the reference Python package `gguf`, so that results are equal bit for bit (vectors in
+//! `tests/data`).
 //!
 //! Not here: dot products, which never build the f32 weights; see [`super::scalar`].
 
-/// Blocks with an f16 `scale`: its value, and its bits for kernels that convert several at once.
+/// Implements [`Scaled`] for blocks with an f16 field `scale` and, where it is named, another one for the minimum.
 macro_rules! scaled {
-    ($($block:ident)+) => {$(
-        impl $block {
+    ($($block:ident $($minimum:ident)?),+) => {$(
+        impl $crate::blocks::Scaled for $block {
             #[inline(always)]
-            pub(crate) fn scale(&self) -> f32 {
-                $crate::blocks::half(self.scale)
-            }
-            #[inline(always)]
-            pub(crate) fn scale_bits(&self) -> u16 {
+            fn scale_bits(&self) -> u16 {
                 u16::from_le_bytes(self.scale)
             }
+            $(
+                const MINIMUM: bool = true;
+                #[inline(always)]
+                fn minimum_bits(&self) -> u16 {
+                    u16::from_le_bytes(self.$minimum)
+                }
+            )?
         }
     )+};
 }
 
-/// Blocks with an f16 `minimum` besides.
-macro_rules! with_minimum {
-    ($($block:ident)+) => {$(
-        impl $block {
-            #[inline(always)]
-            pub(crate) fn minimum(&self) -> f32 {
-                $crate::blocks::half(self.minimum)
-            }
-            #[inline(always)]
-            pub(crate) fn minimum_bits(&self) -> u16 {
-                u16::from_le_bytes(self.minimum)
+/// Implements [`Stored`]: the length of a block, and the value of the weight at an index.
+macro_rules! stored {
+    ($($length:literal $block:ident: |$this:ident, $index:ident| $weight:expr;)+) => {$(
+        impl $crate::blocks::Stored for $block {
+            const LENGTH: usize = $length;
+            fn weight(&self, $index: usize) -> f32 {
+                let $this = self;
+                $weight
             }
         }
     )+};
@@ -52,12 +52,38 @@ pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
 pub(crate) use iq1_s_grid::GRID;
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 
-/// A block as it is stored.
+/// A block with an f16 scale and perhaps an f16 minimum; their bits are for kernels that convert several at once.
+pub(crate) trait Scaled: Pod {
+    const MINIMUM: bool = false;
+
+    fn scale_bits(&self) -> u16;
+
+    #[inline(always)]
+    fn minimum_bits(&self) -> u16 {
+        0
+    }
+
+    #[inline(always)]
+    fn scale(&self) -> f32 {
+        f16::from_bits(self.scale_bits()).to_f32()
+    }
+
+    #[inline(always)]
+    fn minimum(&self) -> f32 {
+        f16::from_bits(self.minimum_bits()).to_f32()
+    }
+
+    /// The scale in the low half, the minimum in the high half.
+    #[inline(always)]
+    fn scale_and_minimum_bits(&self) -> u32 {
+        u32::from(self.scale_bits()) | u32::from(self.minimum_bits()) << 16
+    }
+}
+
+/// A block that can be dequantised.
 trait Stored: Pod {
-    /// Weights in it.
     const LENGTH: usize;
 
-    /// One of them.
     fn weight(&self, index: usize) -> f32;
 }
 
@@ -65,12 +91,6 @@ trait Stored: Pod {
 #[inline(always)]
 pub(crate) fn blocks<B: Pod>(row: &[u8]) -> &[B] {
     bytemuck::cast_slice(row)
-}
-
-/// A number stored as f16.
-#[inline(always)]
-fn half(bytes: [u8; 2]) -> f32 {
-    f16::from_le_bytes(bytes).to_f32()
 }
 
 /// A BF16 weight: the upper half of an f32.
@@ -85,37 +105,30 @@ pub fn dequantise(format: KernelFormat, row: &[u8], out: &mut [f32]) -> Result<(
     if wanted != Some(row.len()) {
         return Err(KernelError::RowBytes { format, length: out.len(), found: row.len() });
     }
-    match format {
-        KernelFormat::F32 => {
-            for (value, bytes) in out.iter_mut().zip(row.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*bytes);
-            }
-        }
-        KernelFormat::F16 => {
-            for (value, bytes) in out.iter_mut().zip(row.as_chunks::<2>().0) {
-                *value = half(*bytes);
-            }
-        }
-        KernelFormat::Bf16 => {
-            for (value, bytes) in out.iter_mut().zip(row.as_chunks::<2>().0) {
-                *value = bf16(*bytes);
-            }
-        }
-        KernelFormat::Q4_0 => decode::<BlockQ4_0>(row, out),
-        KernelFormat::Q4_1 => decode::<BlockQ4_1>(row, out),
-        KernelFormat::Q5_0 => decode::<BlockQ5_0>(row, out),
-        KernelFormat::Q5_1 => decode::<BlockQ5_1>(row, out),
-        KernelFormat::Q8_0 => decode::<BlockQ8_0>(row, out),
-        KernelFormat::Q2K => decode::<BlockQ2K>(row, out),
-        KernelFormat::Q3K => decode::<BlockQ3K>(row, out),
-        KernelFormat::Q4K => decode::<BlockQ4K>(row, out),
-        KernelFormat::Q5K => decode::<BlockQ5K>(row, out),
-        KernelFormat::Q6K => decode::<BlockQ6K>(row, out),
-        KernelFormat::Iq1S => decode::<BlockIq1S>(row, out),
-        KernelFormat::Iq4Nl => decode::<BlockIq4Nl>(row, out),
-        KernelFormat::Iq4Xs => decode::<BlockIq4Xs>(row, out),
+    macro_rules! plain {
+        (dot_f32) => {
+            convert(row, out, f32::from_le_bytes)
+        };
+        (dot_f16) => {
+            convert(row, out, |bytes| f16::from_le_bytes(bytes).to_f32())
+        };
+        (dot_bf16) => {
+            convert(row, out, bf16)
+        };
     }
+    macro_rules! blocks {
+        ($block:ident, $row:ident, $dot:ident) => {
+            decode::<$block>(row, out)
+        };
+    }
+    for_format!(format, plain, blocks);
     Ok(())
+}
+
+fn convert<const N: usize>(row: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
+    for (value, bytes) in out.iter_mut().zip(row.as_chunks::<N>().0) {
+        *value = number(*bytes);
+    }
 }
 
 fn decode<B: Stored>(row: &[u8], out: &mut [f32]) {

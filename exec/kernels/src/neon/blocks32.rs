@@ -6,27 +6,20 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use bytemuck::Pod;
-
-use super::{Products, each, four_halves, half_bits, iq4_values, load_both, nibbles};
+use super::{Products, four_halves, half_bits, iq4_values, load_both, nibbles, per_token};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
 
 /// A format.
-trait Unpack: Pod {
+trait Unpack: Scaled {
     /// Whether weights are small in the sense of [`Products::sum32`].
-    const SMALL: bool = true;
-    /// Whether there is a minimum.
-    const MINIMUM: bool = false;
+    const SMALL: bool;
 
     /// The 32 weights.
     ///
     /// # Safety
     /// The processor has NEON.
     unsafe fn weights(&self) -> [int8x16_t; 2];
-
-    /// Scale and minimum as they are stored.
-    fn bits(&self) -> [u16; 2];
 }
 
 /// T tokens on a row.
@@ -37,17 +30,16 @@ trait Unpack: Pod {
 #[target_feature(enable = "neon")]
 unsafe fn dot<P: Products, B: Unpack, const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
     let row = blocks::<B>(row);
-    let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
-    let sums: [&[i16]; T] = each(input, |input| &input.sums[..row.len()]);
+    let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
+    let sums: [&[i16]; T] = per_token(input, |input| &input.sums[..row.len()]);
     let (fours, rest) = row.as_chunks::<4>();
     let mut dots = [0.0f32; T];
     for (at, four) in fours.iter().enumerate() {
         // SAFETY: the caller's promise.
         let weights = four.each_ref().map(|block| unsafe { block.weights() });
-        let bits = four.each_ref().map(B::bits);
-        let (block_scales, minima) =
-            (four_halves(bits.map(|bits| bits[0])), four_halves(bits.map(|bits| bits[1])));
+        let block_scales = four_halves(four.each_ref().map(B::scale_bits));
+        let minima = four_halves(four.each_ref().map(B::minimum_bits));
         for t in 0..T {
             let quants = &quants[t].as_chunks::<4>().0[at];
             // SAFETY: the caller's promise.
@@ -74,7 +66,7 @@ unsafe fn dot<P: Products, B: Unpack, const T: usize>(row: &[u8], input: &[Quant
     for (at, block) in (4 * fours.len()..).zip(rest) {
         // SAFETY: the caller's promise.
         let weights = unsafe { block.weights() };
-        let [scale, minimum] = block.bits().map(|bits| half_bits(bits));
+        let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
         for t in 0..T {
             // SAFETY: the caller's promise.
             let total = vaddvq_s32(unsafe { P::sum32(weights, load_both(&quants[t][at]), B::SMALL) });
@@ -111,84 +103,31 @@ dots! {
     dot_iq4_nl: BlockIq4Nl;
 }
 
-impl Unpack for BlockQ8_0 {
-    const SMALL: bool = false;
+macro_rules! unpack {
+    ($($block:ty, small: $small:literal, |$this:ident| $weights:expr;)+) => {$(
+        impl Unpack for $block {
+            const SMALL: bool = $small;
 
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn weights(&self) -> [int8x16_t; 2] {
-        load_both(&self.quants)
-    }
-
-    fn bits(&self) -> [u16; 2] {
-        [self.scale_bits(), 0]
-    }
+            #[inline]
+            #[target_feature(enable = "neon")]
+            unsafe fn weights(&self) -> [int8x16_t; 2] {
+                let $this = self;
+                $weights
+            }
+        }
+    )+};
 }
-
-impl Unpack for BlockQ4_0 {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn weights(&self) -> [int8x16_t; 2] {
-        nibbles(&self.quants).map(|numbers| vsubq_s8(vreinterpretq_s8_u8(numbers), vdupq_n_s8(8)))
-    }
-
-    fn bits(&self) -> [u16; 2] {
-        [self.scale_bits(), 0]
-    }
-}
-
-impl Unpack for BlockQ4_1 {
-    const MINIMUM: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn weights(&self) -> [int8x16_t; 2] {
-        nibbles(&self.quants).map(|numbers| vreinterpretq_s8_u8(numbers))
-    }
-
-    fn bits(&self) -> [u16; 2] {
-        [self.scale_bits(), self.minimum_bits()]
-    }
-}
-
-impl Unpack for BlockQ5_0 {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn weights(&self) -> [int8x16_t; 2] {
-        with_fifth(&self.quants, self.high).map(|numbers| vsubq_s8(numbers, vdupq_n_s8(16)))
-    }
-
-    fn bits(&self) -> [u16; 2] {
-        [self.scale_bits(), 0]
-    }
-}
-
-impl Unpack for BlockQ5_1 {
-    const MINIMUM: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn weights(&self) -> [int8x16_t; 2] {
-        with_fifth(&self.quants, self.high)
-    }
-
-    fn bits(&self) -> [u16; 2] {
-        [self.scale_bits(), self.minimum_bits()]
-    }
-}
-
-impl Unpack for BlockIq4Nl {
-    const SMALL: bool = false;
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn weights(&self) -> [int8x16_t; 2] {
-        nibbles(&self.quants).map(|numbers| iq4_values(numbers))
-    }
-
-    fn bits(&self) -> [u16; 2] {
-        [self.scale_bits(), 0]
-    }
+unpack! {
+    BlockQ4_0, small: true, |block| {
+        nibbles(&block.quants).map(|numbers| vsubq_s8(vreinterpretq_s8_u8(numbers), vdupq_n_s8(8)))
+    };
+    BlockQ4_1, small: true, |block| nibbles(&block.quants).map(|numbers| vreinterpretq_s8_u8(numbers));
+    BlockQ5_0, small: true, |block| {
+        with_fifth(&block.quants, block.high).map(|numbers| vsubq_s8(numbers, vdupq_n_s8(16)))
+    };
+    BlockQ5_1, small: true, |block| with_fifth(&block.quants, block.high);
+    BlockQ8_0, small: false, |block| load_both(&block.quants);
+    BlockIq4Nl, small: false, |block| nibbles(&block.quants).map(|numbers| iq4_values(numbers));
 }
 
 /// Numbers of five bits, 0 to 31; the fifth bit of number j is bit j of `high`.

@@ -7,19 +7,20 @@ use std::arch::aarch64::*;
 
 use half::f16;
 
-use super::each;
+use super::per_token;
+use crate::attention::attention_f16;
 use crate::blocks::bf16;
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn load_floats(values: &[f32; 4]) -> float32x4_t {
+pub(crate) fn load_floats(values: &[f32; 4]) -> float32x4_t {
     // SAFETY: a load of the 16 bytes that the reference covers.
     unsafe { vld1q_f32(values.as_ptr()) }
 }
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn store_floats(into: &mut [f32; 4], values: float32x4_t) {
+pub(crate) fn store_floats(into: &mut [f32; 4], values: float32x4_t) {
     // SAFETY: a store of the 16 bytes that the reference covers.
     unsafe { vst1q_f32(into.as_mut_ptr(), values) };
 }
@@ -67,10 +68,7 @@ fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32
     for (part, lanes) in all.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
         store_floats(part, lanes);
     }
-    for (lane, (weight, value)) in all.iter_mut().zip(rest) {
-        *lane = weight.mul_add(value, *lane);
-    }
-    crate::tree(crate::fold(all))
+    crate::fold_with_rest(all, rest)
 }
 
 /// Dots of weights of some bytes each: how four become a register, and one a number.
@@ -105,7 +103,7 @@ macro_rules! dots {
                 }
             }
             let (chunks, rest) = row.as_chunks::<{ 32 * $bytes }>();
-            let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+            let values: [&[[f32; 32]]; T] = per_token(input, |input| &input.as_chunks().0[..chunks.len()]);
             let mut lanes = [[vdupq_n_f32(0.0); 8]; T];
             if T == 1 {
                 pass::<8, T>(chunks, &values, 0, &mut lanes);
@@ -128,48 +126,22 @@ dots! {
     dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
 }
 
-/// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
-#[target_feature(enable = "neon")]
-pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
-        let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
-        *score = dot * scale;
-    }
-}
-
-/// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
-#[target_feature(enable = "neon")]
-pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
-    let length = out.len();
-    let mut done = 0;
-    // Sums of a run of numbers stay in registers while all positions pass.
-    while done + 64 <= length {
-        mix_run::<16>(probabilities, &values[done..], length, &mut out[done..done + 64]);
-        done += 64;
-    }
-    while done + 4 <= length {
-        mix_run::<1>(probabilities, &values[done..], length, &mut out[done..done + 4]);
-        done += 4;
-    }
-    for (at, out) in out.iter_mut().enumerate().skip(done) {
-        let values = values.iter().skip(at).step_by(length);
-        *out = probabilities.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value.to_f32(), sum));
-    }
-}
-
-/// Four times R neighbouring numbers of every position; rows begin `length` apart.
 #[inline]
 #[target_feature(enable = "neon")]
-fn mix_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
-    let mut sums = [vdupq_n_f32(0.0); R];
-    for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
-        let factor = vdupq_n_f32(probability);
-        let row = &row.as_chunks::<4>().0[..R];
-        for (sum, value) in sums.iter_mut().zip(row) {
-            *sum = vfmaq_f32(*sum, factor, widen(bytemuck::cast_ref(value)));
-        }
-    }
-    for (out, sum) in out.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
-        store_floats(out, sum);
-    }
+fn zeros() -> float32x4_t {
+    vdupq_n_f32(0.0)
 }
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn splat(value: f32) -> float32x4_t {
+    vdupq_n_f32(value)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn fma(factor: float32x4_t, values: float32x4_t, sums: float32x4_t) -> float32x4_t {
+    vfmaq_f32(sums, factor, values)
+}
+
+attention_f16! { "neon", 4, 16 }

@@ -1,4 +1,4 @@
-//! Dot products of code-book weights in blocks of 256 with rounded activations, in NEON.
+//! Dot products of codebook weights in blocks of 256 with rounded activations, in NEON.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use super::k_quants::{Unpack, dots256, eight, sixteen};
 use super::{Products, half_bits, iq4_values, load, nibbles, two_of_eight};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq1S, BlockIq4Xs};
+use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled};
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs;
@@ -14,7 +14,7 @@ dots256! {
 }
 
 impl Unpack for BlockIq4Xs {
-    const SHARED: usize = 32;
+    const GROUP: usize = 32;
     const SMALL: bool = false;
 
     #[inline]
@@ -32,17 +32,11 @@ impl Unpack for BlockIq4Xs {
         }
         sixteen(load(&scales))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        [half_bits(self.scale_bits()), 0.0]
-    }
 }
 
 /// In eighths.
 impl Unpack for BlockIq1S {
-    const SHARED: usize = 32;
+    const GROUP: usize = 32;
 
     #[inline]
     #[target_feature(enable = "neon")]

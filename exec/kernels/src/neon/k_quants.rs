@@ -6,20 +6,16 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use bytemuck::Pod;
-
-use super::{Products, each, half_bits, load, load_both, load_half, load_unsigned, moved};
+use super::{Products, load, load_both, load_half, load_unsigned, per_token, shifted};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
 /// A format.
-pub(super) trait Unpack: Pod {
+pub(super) trait Unpack: Scaled {
     /// Neighbours under one scale, 16 or 32.
-    const SHARED: usize;
+    const GROUP: usize;
     /// Whether weights are small in the sense of [`Products::sum32`].
     const SMALL: bool = true;
-    /// Whether there are minima.
-    const MINIMA: bool = false;
 
     /// Weights 32 * group and on.
     ///
@@ -27,7 +23,7 @@ pub(super) trait Unpack: Pod {
     /// The processor has NEON.
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
 
-    /// The integer scales, one for each [`Self::SHARED`] weights.
+    /// The integer scales, one for each [`Self::GROUP`] weights.
     ///
     /// # Safety
     /// The processor has NEON.
@@ -46,7 +42,11 @@ pub(super) trait Unpack: Pod {
     ///
     /// # Safety
     /// The processor has NEON.
-    unsafe fn factors(&self) -> [f32; 2];
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        two_halves(self.scale_and_minimum_bits())
+    }
 }
 
 /// T tokens on a row.
@@ -60,15 +60,15 @@ pub(super) unsafe fn dot<P: Products, B: Unpack, const T: usize>(
     input: &[QuantisedRow<'_>; T],
 ) -> [f32; T] {
     let row = blocks::<B>(row);
-    let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-    let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
-    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+    let quants: [&[[i8; 256]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let sums: [&[[i16; 16]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
     let mut dots = [0.0f32; T];
     for (at, block) in row.iter().enumerate() {
         // SAFETY: the caller's promise.
         let (block_scales, minima, [scale, minimum]) =
             unsafe { (block.scales(), block.minima(), block.factors()) };
-        let activations: [&[[i8; 32]]; T] = each(&quants, |quants| quants[at].as_chunks().0);
+        let activations: [&[[i8; 32]]; T] = per_token(&quants, |quants| quants[at].as_chunks().0);
         let mut totals = [vdupq_n_s32(0); T];
         for group in 0..8 {
             // SAFETY: the caller's promise.
@@ -82,7 +82,7 @@ pub(super) unsafe fn dot<P: Products, B: Unpack, const T: usize>(
         for t in 0..T {
             let token_scale = scales[t][at];
             dots[t] = (scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
-            if B::MINIMA {
+            if B::MINIMUM {
                 let subtracted = vaddvq_s32(products_of_sums(minima, &sums[t][at]));
                 dots[t] = (-(minimum * token_scale)).mul_add(subtracted as f32, dots[t]);
             }
@@ -106,7 +106,7 @@ unsafe fn add_group<P: Products, B: Unpack>(
 ) -> int32x4_t {
     // SAFETY: the caller's promise.
     unsafe {
-        if B::SHARED == 32 {
+        if B::GROUP == 32 {
             return vmlaq_n_s32(total, P::sum32(weights, values, B::SMALL), scales[group]);
         }
         let total = vmlaq_n_s32(total, P::sum16(weights[0], values[0]), scales[2 * group]);
@@ -197,15 +197,15 @@ fn two_halves(bits: u32) -> [f32; 2] {
 /// Keeps the bits of `mask` of both.
 #[inline]
 #[target_feature(enable = "neon")]
-fn kept(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
+fn masked(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
     bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(mask)))
 }
 
-/// Bits of 32 bytes, moved up by `places`.
+/// Bits of 32 bytes, shifted up by `places`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bits(bytes: &[u8; 32], places: i32, mask: u8) -> [uint8x16_t; 2] {
-    kept([moved(load_half(bytes, 0), places), moved(load_half(bytes, 1), places)], mask)
+    masked([shifted(load_half(bytes, 0), places), shifted(load_half(bytes, 1), places)], mask)
 }
 
 /// The bits of both, without an offset.
@@ -217,8 +217,7 @@ fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t
 }
 
 impl Unpack for BlockQ2K {
-    const SHARED: usize = 16;
-    const MINIMA: bool = true;
+    const GROUP: usize = 16;
 
     #[inline]
     #[target_feature(enable = "neon")]
@@ -239,16 +238,10 @@ impl Unpack for BlockQ2K {
         let minima = vreinterpretq_s8_u8(vshrq_n_u8::<4>(load_unsigned(&self.packed)));
         [vmovl_s8(vget_low_s8(minima)), vmovl_high_s8(minima)]
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        two_halves(self.scale_and_minimum_bits())
-    }
 }
 
 impl Unpack for BlockQ3K {
-    const SHARED: usize = 16;
+    const GROUP: usize = 16;
 
     #[inline]
     #[target_feature(enable = "neon")]
@@ -262,17 +255,10 @@ impl Unpack for BlockQ3K {
     unsafe fn scales(&self) -> [i32; 16] {
         sixteen(load(&BlockQ3K::scales(self)))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        [half_bits(self.scale_bits()), 0.0]
-    }
 }
 
 impl Unpack for BlockQ4K {
-    const SHARED: usize = 32;
-    const MINIMA: bool = true;
+    const GROUP: usize = 32;
 
     #[inline]
     #[target_feature(enable = "neon")]
@@ -292,17 +278,10 @@ impl Unpack for BlockQ4K {
     unsafe fn minima(&self) -> [int16x8_t; 2] {
         twice(self.scales_and_minima().1)
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        two_halves(self.scale_and_minimum_bits())
-    }
 }
 
 impl Unpack for BlockQ5K {
-    const SHARED: usize = 32;
-    const MINIMA: bool = true;
+    const GROUP: usize = 32;
 
     #[inline]
     #[target_feature(enable = "neon")]
@@ -322,16 +301,10 @@ impl Unpack for BlockQ5K {
     unsafe fn minima(&self) -> [int16x8_t; 2] {
         twice(self.scales_and_minima().1)
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        two_halves(self.scale_and_minimum_bits())
-    }
 }
 
 impl Unpack for BlockQ6K {
-    const SHARED: usize = 16;
+    const GROUP: usize = 16;
 
     #[inline]
     #[target_feature(enable = "neon")]
@@ -346,11 +319,5 @@ impl Unpack for BlockQ6K {
     #[target_feature(enable = "neon")]
     unsafe fn scales(&self) -> [i32; 16] {
         sixteen(load(&self.scales))
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        [half_bits(self.scale_bits()), 0.0]
     }
 }

@@ -22,11 +22,12 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
-pub(super) use floats::{dot_bf16, dot_f16, dot_f32, mix_f16, scores_f16};
+pub(super) use floats::{dot_bf16, dot_f16, dot_f32, load_floats, mix_f16, scores_f16, store_floats};
 pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
 use super::blocks::IQ4_VALUES;
+use super::product::per_token;
 
 /// How bytes are multiplied and added up. Which lane a product is added to is free: all lanes make one integer.
 ///
@@ -176,12 +177,6 @@ fn load_both(bytes: &[i8; 32]) -> [int8x16_t; 2] {
     [load(&halves[0]), load(&halves[1])]
 }
 
-/// One thing of each token.
-#[inline(always)]
-fn each<'a, I, S: ?Sized, const T: usize>(input: &'a [I; T], of: impl Fn(&'a I) -> &'a S) -> [&'a S; T] {
-    std::array::from_fn(|t| of(&input[t]))
-}
-
 /// Numbers stored as f16.
 #[inline]
 #[target_feature(enable = "neon")]
@@ -200,7 +195,7 @@ fn half_bits(bits: u16) -> f32 {
 /// Moves the bits of every byte up by `places`, or down where that is negative.
 #[inline]
 #[target_feature(enable = "neon")]
-fn moved(bytes: uint8x16_t, places: i32) -> uint8x16_t {
+fn shifted(bytes: uint8x16_t, places: i32) -> uint8x16_t {
     vshlq_u8(bytes, vdupq_n_s8(places as i8))
 }
 
@@ -212,7 +207,7 @@ fn nibbles(bytes: &[u8; 16]) -> [uint8x16_t; 2] {
     [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
 }
 
-/// Entries of the book of `IQ4_NL` and `IQ4_XS`.
+/// Entries of the codebook of `IQ4_NL` and `IQ4_XS`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn iq4_values(numbers: uint8x16_t) -> int8x16_t {

@@ -16,12 +16,12 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::integers::{BOOK, Block32, Block256};
-use super::{COLUMNS, Line, Method, Panel, ROWS, multiply};
+use super::integers::{Block32, Block256, CODEBOOK};
+use super::{COLUMNS, Line, Panel, PanelKernel, ROWS, multiply, pack};
 use crate::activations::QuantisedRow;
 use crate::product::Tile;
 
-/// All rows and tokens of a tile of a format for which [`pays`](super::pays) is true.
+/// All rows and tokens of a tile of a format for which [`is_profitable`](super::is_profitable) is true.
 ///
 /// # Safety
 /// The processor has AVX2, FMA and F16C, and no other thread writes these rows.
@@ -33,51 +33,36 @@ pub(crate) unsafe fn all_rows(tile: Tile<'_>) {
 /// AVX2, FMA and F16C.
 struct Avx2;
 
-impl Method for Avx2 {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn fill256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
-        let count = blocks.len();
-        panel.unpack256(rows, blocks);
-        lay_out(&panel.unpacked, B::FROM_BOOK, count * 256, &mut panel.quants);
-        for (unpacked, lines) in panel.unpacked_numbers.iter().zip(&mut panel.numbers).take(count) {
-            lay_out_numbers(unpacked, lines);
-        }
-    }
+impl PanelKernel for Avx2 {
+    pack! { "avx2,fma,f16c" }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn fill32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
-        let count = blocks.len();
-        panel.unpack32(rows, blocks);
-        lay_out(&panel.unpacked, B::FROM_BOOK, count * 32, &mut panel.quants);
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn meet256<B: Block256, const T: usize>(
+    unsafe fn multiply256<B: Block256, const T: usize>(
         panel: &Panel,
         blocks: Range<usize>,
         input: &[QuantisedRow<'_>; T],
         sums: &mut [[f32; ROWS]; T],
     ) {
-        match neighbours_added(B::LARGEST, B::GROUP / 4) {
-            8 => meet256::<B, 8, T>(panel, blocks, input, sums),
-            4 => meet256::<B, 4, T>(panel, blocks, input, sums),
-            2 => meet256::<B, 2, T>(panel, blocks, input, sums),
-            _ => meet256::<B, SIGNED, T>(panel, blocks, input, sums),
+        match products_in_16_bits(B::LARGEST, B::GROUP / 4) {
+            8 => multiply256::<B, 8, T>(panel, blocks, input, sums),
+            4 => multiply256::<B, 4, T>(panel, blocks, input, sums),
+            2 => multiply256::<B, 2, T>(panel, blocks, input, sums),
+            _ => multiply256::<B, SIGNED, T>(panel, blocks, input, sums),
         }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn meet32<B: Block32, const T: usize>(
+    unsafe fn multiply32<B: Block32, const T: usize>(
         panel: &Panel,
         blocks: Range<usize>,
         input: &[QuantisedRow<'_>; T],
         sums: &mut [[f32; ROWS]; T],
     ) {
-        match neighbours_added(B::LARGEST, 8) {
-            8 => meet32::<B, 8, T>(panel, blocks, input, sums),
-            4 => meet32::<B, 4, T>(panel, blocks, input, sums),
-            2 => meet32::<B, 2, T>(panel, blocks, input, sums),
-            _ => meet32::<B, SIGNED, T>(panel, blocks, input, sums),
+        match products_in_16_bits(B::LARGEST, 8) {
+            8 => multiply32::<B, 8, T>(panel, blocks, input, sums),
+            4 => multiply32::<B, 4, T>(panel, blocks, input, sums),
+            2 => multiply32::<B, 2, T>(panel, blocks, input, sums),
+            _ => multiply32::<B, SIGNED, T>(panel, blocks, input, sums),
         }
     }
 }
@@ -86,7 +71,7 @@ impl Method for Avx2 {
 const SIGNED: usize = 1;
 
 /// How many products of four columns can be added up in 16 bits, of as many as `most`.
-const fn neighbours_added(largest: i32, most: usize) -> usize {
+const fn products_in_16_bits(largest: i32, most: usize) -> usize {
     let mut count = most;
     while count > SIGNED && 2 * 127 * largest * count as i32 > i16::MAX as i32 {
         count /= 2;
@@ -125,21 +110,21 @@ fn store_floats(line: &mut [f32; ROWS], values: [__m256; 2]) {
 /// Two or four neighbouring numbers of a token, 32 bits in all, for all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn for_all_rows<N: Pod>(neighbours: &N) -> __m256i {
+fn broadcast<N: Pod>(neighbours: &N) -> __m256i {
     _mm256_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(neighbours)))
 }
 
 /// Lays out what was unpacked, four columns a line.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn lay_out(
+fn interleave(
     unpacked: &[[u8; COLUMNS]; ROWS],
-    from_book: bool,
+    from_codebook: bool,
     columns: usize,
     lines: &mut [Line; COLUMNS / 4],
 ) {
     // SAFETY: a load of the 16 bytes that the array has.
-    let book = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(BOOK.as_ptr().cast()) });
+    let codebook = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(CODEBOOK.as_ptr().cast()) });
     for (at, lines) in lines.as_chunks_mut::<8>().0.iter_mut().enumerate().take(columns / 32) {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];
@@ -147,11 +132,11 @@ fn lay_out(
                 let bytes: &[u8; 32] = &bytes.as_chunks().0[at];
                 // SAFETY: a load of the 32 bytes that the reference covers.
                 *row = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
-                if from_book {
-                    *row = _mm256_shuffle_epi8(book, *row);
+                if from_codebook {
+                    *row = _mm256_shuffle_epi8(codebook, *row);
                 }
             }
-            store_all(&transposed(&rows), lines, half);
+            store_all(&transpose(&rows), lines, half);
         }
     }
 }
@@ -159,7 +144,7 @@ fn lay_out(
 /// Lays out what was unpacked, two numbers a line.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
+fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
     for (at, lines) in lines.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];
@@ -168,7 +153,7 @@ fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
                 // SAFETY: a load of the 16 bytes that the reference covers.
                 *row = _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(numbers.as_ptr().cast()) });
             }
-            store_all(&transposed(&rows), lines, half);
+            store_all(&transpose(&rows), lines, half);
         }
     }
 }
@@ -187,7 +172,7 @@ fn store_all(values: &[__m256i; 8], lines: &mut [Line; 8], half: usize) {
 /// A matrix of eight by eight 32-bit numbers, turned about its diagonal.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn transposed(rows: &[__m256i; 8]) -> [__m256i; 8] {
+fn transpose(rows: &[__m256i; 8]) -> [__m256i; 8] {
     let mut fours = *rows;
     for at in [0, 4] {
         let low = [
@@ -215,10 +200,10 @@ fn transposed(rows: &[__m256i; 8]) -> [__m256i; 8] {
 /// Sixteen numbers of each row, times a token's sums of sixteen activations.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn sums_of_sixteen(numbers: &[Line], sums: &[[i16; 2]]) -> Pair {
+fn weighted_sums(numbers: &[Line], sums: &[[i16; 2]]) -> Pair {
     let mut totals = [_mm256_setzero_si256(); 2];
     for (pair, sums) in numbers.iter().zip(sums) {
-        let (pair, sums) = (load(pair), for_all_rows(sums));
+        let (pair, sums) = (load(pair), broadcast(sums));
         for (total, pair) in totals.iter_mut().zip(pair) {
             *total = _mm256_add_epi32(*total, _mm256_madd_epi16(pair, sums));
         }
@@ -245,7 +230,7 @@ fn add_products<const FOURS: usize, const T: usize>(
             weights = [_mm256_xor_si256(weights[0], offset), _mm256_xor_si256(weights[1], offset)];
         }
         for t in 0..T {
-            let values = for_all_rows(&activations[t][four]);
+            let values = broadcast(&activations[t][four]);
             for half in 0..2 {
                 let products = if FOURS == SIGNED {
                     let values = _mm256_sign_epi8(values, weights[half]);
@@ -304,7 +289,7 @@ fn products<B: Block256, const FOURS: usize, const T: usize>(
 /// T tokens on a panel of some blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn meet256<B: Block256, const FOURS: usize, const T: usize>(
+fn multiply256<B: Block256, const FOURS: usize, const T: usize>(
     panel: &Panel,
     blocks: Range<usize>,
     input: &[QuantisedRow<'_>; T],
@@ -318,7 +303,7 @@ fn meet256<B: Block256, const FOURS: usize, const T: usize>(
     }
     for (at, block) in blocks.enumerate() {
         let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
-        let (pairs_of_scales, minima) = panel.numbers[at].split_at(8);
+        let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
         let values = array::from_fn(|t| &activations[t][block]);
         let totals = products::<B, FOURS, T>(quants, pairs_of_scales, &values);
         let (block_scale, block_minimum) = (load(&panel.scales[at]), load(&panel.minima[at]));
@@ -327,7 +312,7 @@ fn meet256<B: Block256, const FOURS: usize, const T: usize>(
             let mut floats = load_floats(&sums[t]);
             let mut total = totals[t];
             if B::OFFSET != 0 && FOURS != SIGNED {
-                let off = sums_of_sixteen(pairs_of_scales, &sums_of[t][block]);
+                let off = weighted_sums(pairs_of_scales, &sums_of[t][block]);
                 for half in 0..2 {
                     let off = _mm256_mullo_epi32(off[half], _mm256_set1_epi32(B::OFFSET));
                     total[half] = _mm256_sub_epi32(total[half], off);
@@ -338,7 +323,7 @@ fn meet256<B: Block256, const FOURS: usize, const T: usize>(
                 floats[half] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(total[half]), floats[half]);
             }
             if B::MINIMA {
-                let off = sums_of_sixteen(minima, &sums_of[t][block]);
+                let off = weighted_sums(minima, &sums_of[t][block]);
                 for half in 0..2 {
                     let minimum = _mm256_mul_ps(_mm256_castsi256_ps(block_minimum[half]), factor);
                     floats[half] = _mm256_fnmadd_ps(minimum, _mm256_cvtepi32_ps(off[half]), floats[half]);
@@ -352,7 +337,7 @@ fn meet256<B: Block256, const FOURS: usize, const T: usize>(
 /// T tokens on a panel of some blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn meet32<B: Block32, const FOURS: usize, const T: usize>(
+fn multiply32<B: Block32, const FOURS: usize, const T: usize>(
     panel: &Panel,
     blocks: Range<usize>,
     input: &[QuantisedRow<'_>; T],

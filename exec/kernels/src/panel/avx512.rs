@@ -11,12 +11,12 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::integers::{BOOK, Block32, Block256};
-use super::{COLUMNS, Line, Method, Panel, ROWS, multiply};
+use super::integers::{Block32, Block256, CODEBOOK};
+use super::{COLUMNS, Line, Panel, PanelKernel, ROWS, multiply, pack};
 use crate::activations::QuantisedRow;
 use crate::product::Tile;
 
-/// All rows and tokens of a tile of a format for which [`pays`](super::pays) is true.
+/// All rows and tokens of a tile of a format for which [`is_profitable`](super::is_profitable) is true.
 ///
 /// # Safety
 /// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes these rows.
@@ -28,42 +28,84 @@ pub(crate) unsafe fn all_rows(tile: Tile<'_>) {
 /// AVX-512 (F, BW, VL) and VNNI.
 struct Avx512;
 
-impl Method for Avx512 {
+impl PanelKernel for Avx512 {
+    pack! { "avx512f,avx512bw,avx512vl,avx512vnni,f16c" }
+
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn fill256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
-        let count = blocks.len();
-        panel.unpack256(rows, blocks);
-        lay_out(&panel.unpacked, B::FROM_BOOK, count * 256, &mut panel.quants);
-        for (unpacked, lines) in panel.unpacked_numbers.iter().zip(&mut panel.numbers).take(count) {
-            lay_out_numbers(unpacked, lines);
+    unsafe fn multiply256<B: Block256, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    ) {
+        let mut floats = load_floats(sums);
+        for (at, block) in blocks.enumerate() {
+            let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
+            let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
+            let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
+            let mut sums_of = [&input[0].sums.as_chunks::<2>().0[..8]; T];
+            for t in 0..T {
+                activations[t] = &input[t].quants.as_chunks::<4>().0[block * 64..][..64];
+                sums_of[t] = &input[t].sums.as_chunks::<2>().0[block * 8..][..8];
+            }
+            let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
+            let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
+            let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
+            for t in 0..T {
+                let factor = _mm512_set1_ps(input[t].scales[block]);
+                if B::OFFSET != 0 {
+                    let off = weighted_sums(pairs_of_scales, sums_of[t]);
+                    let off = _mm512_mullo_epi32(off, _mm512_set1_epi32(B::OFFSET));
+                    totals[t] = _mm512_sub_epi32(totals[t], off);
+                }
+                let total = _mm512_cvtepi32_ps(totals[t]);
+                floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
+                if B::MINIMA {
+                    let off = _mm512_cvtepi32_ps(weighted_sums(minima, sums_of[t]));
+                    floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
+                }
+            }
         }
+        store_floats(sums, &floats);
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn fill32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
-        let count = blocks.len();
-        panel.unpack32(rows, blocks);
-        lay_out(&panel.unpacked, B::FROM_BOOK, count * 32, &mut panel.quants);
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn meet256<B: Block256, const T: usize>(
+    unsafe fn multiply32<B: Block32, const T: usize>(
         panel: &Panel,
         blocks: Range<usize>,
         input: &[QuantisedRow<'_>; T],
         sums: &mut [[f32; ROWS]; T],
     ) {
-        meet256::<B, T>(panel, blocks, input, sums);
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn meet32<B: Block32, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    ) {
-        meet32::<B, T>(panel, blocks, input, sums);
+        let mut floats = load_floats(sums);
+        for (at, block) in blocks.enumerate() {
+            let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
+            let mut activations = [input[0].quants.as_chunks::<4>().0; T];
+            for t in 0..T {
+                activations[t] = &input[t].quants.as_chunks::<4>().0[block * 8..][..8];
+            }
+            let mut dots = [_mm512_setzero_si512(); T];
+            for four in 0..8 {
+                let weights = load(&quants[four]);
+                for t in 0..T {
+                    let values = broadcast(&activations[t][four]);
+                    dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
+                }
+            }
+            let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
+            let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
+            for t in 0..T {
+                let sum = i32::from(input[t].sums[block]);
+                let total = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(B::OFFSET * sum));
+                let factor = _mm512_set1_ps(input[t].scales[block]);
+                let scale = _mm512_mul_ps(block_scale, factor);
+                floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
+                if B::MINIMA {
+                    let minimum = _mm512_mul_ps(block_minimum, factor);
+                    floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
+                }
+            }
+        }
+        store_floats(sums, &floats);
     }
 }
 
@@ -103,45 +145,45 @@ fn store_floats<const T: usize>(sums: &mut [[f32; ROWS]; T], floats: &[__m512; T
 /// Two or four neighbouring numbers of a token, 32 bits in all, for all rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn for_all_rows<N: Pod>(neighbours: &N) -> __m512i {
+fn broadcast<N: Pod>(neighbours: &N) -> __m512i {
     _mm512_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(neighbours)))
 }
 
 /// Lays out what was unpacked, four columns a line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn lay_out(
+fn interleave(
     unpacked: &[[u8; COLUMNS]; ROWS],
-    from_book: bool,
+    from_codebook: bool,
     columns: usize,
     lines: &mut [Line; COLUMNS / 4],
 ) {
     // SAFETY: a load of the 16 bytes that the array has.
-    let book = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(BOOK.as_ptr().cast()) });
+    let codebook = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(CODEBOOK.as_ptr().cast()) });
     for (at, lines) in lines.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
         let mut rows = [_mm512_setzero_si512(); ROWS];
         for (row, bytes) in rows.iter_mut().zip(unpacked) {
             let bytes: &[u8; 64] = &bytes.as_chunks().0[at];
             // SAFETY: a load of the 64 bytes that the reference covers.
             *row = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
-            if from_book {
-                *row = _mm512_shuffle_epi8(book, *row);
+            if from_codebook {
+                *row = _mm512_shuffle_epi8(codebook, *row);
             }
         }
-        store_all(&transposed(&rows), lines);
+        store_all(&transpose(&rows), lines);
     }
 }
 
 /// Lays out what was unpacked, two numbers a line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
+fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
     let mut rows = [_mm512_setzero_si512(); ROWS];
     for (row, numbers) in rows.iter_mut().zip(unpacked) {
         // SAFETY: a load of the 32 bytes that the reference covers.
         *row = _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) });
     }
-    store_all(&transposed(&rows), lines);
+    store_all(&transpose(&rows), lines);
 }
 
 #[inline]
@@ -156,7 +198,7 @@ fn store_all(values: &[__m512i; 16], lines: &mut [Line; 16]) {
 /// A matrix of sixteen by sixteen 32-bit numbers, turned about its diagonal.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {
+fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
     let mut fours = *rows;
     for at in (0..16).step_by(4) {
         let low = [
@@ -194,10 +236,10 @@ fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {
 /// Sixteen numbers of each row, times a token's sums of sixteen activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-fn sums_of_sixteen(numbers: &[Line], sums: &[[i16; 2]]) -> __m512i {
+fn weighted_sums(numbers: &[Line], sums: &[[i16; 2]]) -> __m512i {
     let mut total = _mm512_setzero_si512();
     for (pair, sums) in numbers.iter().zip(sums) {
-        total = _mm512_dpwssd_epi32(total, load(pair), for_all_rows(sums));
+        total = _mm512_dpwssd_epi32(total, load(pair), broadcast(sums));
     }
     total
 }
@@ -218,7 +260,7 @@ fn products<B: Block256, const T: usize>(
             for four in 4 * half..4 * half + 4 {
                 let weights = load(&lines[four]);
                 for t in 0..T {
-                    let values = for_all_rows(&activations[t][8 * pair + four]);
+                    let values = broadcast(&activations[t][8 * pair + four]);
                     dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
                 }
             }
@@ -241,85 +283,4 @@ fn products<B: Block256, const T: usize>(
         }
     }
     totals
-}
-
-/// T tokens on a panel of some blocks.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-fn meet256<B: Block256, const T: usize>(
-    panel: &Panel,
-    blocks: Range<usize>,
-    input: &[QuantisedRow<'_>; T],
-    sums: &mut [[f32; ROWS]; T],
-) {
-    let mut floats = load_floats(sums);
-    for (at, block) in blocks.enumerate() {
-        let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
-        let (pairs_of_scales, minima) = panel.numbers[at].split_at(8);
-        let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
-        let mut sums_of = [&input[0].sums.as_chunks::<2>().0[..8]; T];
-        for t in 0..T {
-            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 64..][..64];
-            sums_of[t] = &input[t].sums.as_chunks::<2>().0[block * 8..][..8];
-        }
-        let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
-        let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
-        let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
-        for t in 0..T {
-            let factor = _mm512_set1_ps(input[t].scales[block]);
-            if B::OFFSET != 0 {
-                let off = sums_of_sixteen(pairs_of_scales, sums_of[t]);
-                let off = _mm512_mullo_epi32(off, _mm512_set1_epi32(B::OFFSET));
-                totals[t] = _mm512_sub_epi32(totals[t], off);
-            }
-            let total = _mm512_cvtepi32_ps(totals[t]);
-            floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
-            if B::MINIMA {
-                let off = _mm512_cvtepi32_ps(sums_of_sixteen(minima, sums_of[t]));
-                floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
-            }
-        }
-    }
-    store_floats(sums, &floats);
-}
-
-/// T tokens on a panel of some blocks.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-fn meet32<B: Block32, const T: usize>(
-    panel: &Panel,
-    blocks: Range<usize>,
-    input: &[QuantisedRow<'_>; T],
-    sums: &mut [[f32; ROWS]; T],
-) {
-    let mut floats = load_floats(sums);
-    for (at, block) in blocks.enumerate() {
-        let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
-        let mut activations = [input[0].quants.as_chunks::<4>().0; T];
-        for t in 0..T {
-            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 8..][..8];
-        }
-        let mut dots = [_mm512_setzero_si512(); T];
-        for four in 0..8 {
-            let weights = load(&quants[four]);
-            for t in 0..T {
-                let values = for_all_rows(&activations[t][four]);
-                dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
-            }
-        }
-        let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
-        let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
-        for t in 0..T {
-            let sum = i32::from(input[t].sums[block]);
-            let total = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(B::OFFSET * sum));
-            let factor = _mm512_set1_ps(input[t].scales[block]);
-            let scale = _mm512_mul_ps(block_scale, factor);
-            floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
-            if B::MINIMA {
-                let minimum = _mm512_mul_ps(block_minimum, factor);
-                floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
-            }
-        }
-    }
-    store_floats(sums, &floats);
 }

@@ -2,7 +2,7 @@
 //!
 //! One form for all formats of blocks of 256 and one for those of 32: unsigned bytes, from which an offset is taken,
 //! under integer and f32 scales. Eight neighbours are unpacked at once, as the bytes of a 64-bit number. Two formats
-//! store numbers of entries of a book, which are looked up when they are laid out.
+//! store numbers of entries of a codebook, which are looked up when they are laid out.
 //!
 //! Not here: what they stand for, see [`crate::blocks`].
 
@@ -10,7 +10,7 @@ use std::array;
 
 use crate::blocks::{
     BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
-    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES,
+    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, Scaled,
 };
 
 /// Weight j of group g = j / 16 is `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
@@ -19,10 +19,10 @@ pub(super) trait Block256: bytemuck::Pod {
     const OFFSET: i32 = 0;
     /// Whether there are minima.
     const MINIMA: bool = false;
-    /// The largest quant, or entry of the book.
+    /// The largest quant, or entry of the codebook.
     const LARGEST: i32;
-    /// Whether quants are numbers of entries of [`BOOK`].
-    const FROM_BOOK: bool = false;
+    /// Whether quants are numbers of entries of [`CODEBOOK`].
+    const FROM_CODEBOOK: bool = false;
     /// Neighbours under one scale and minimum, 16 or 32; of 32 both groups of 16 have the same.
     const GROUP: usize = 16;
 
@@ -36,23 +36,23 @@ pub(super) trait Block32: bytemuck::Pod {
     const OFFSET: i32 = 0;
     /// Whether there are minima.
     const MINIMA: bool = false;
-    /// The largest quant, or entry of the book.
+    /// The largest quant, or entry of the codebook.
     const LARGEST: i32;
-    /// Whether quants are numbers of entries of [`BOOK`].
-    const FROM_BOOK: bool = false;
+    /// Whether quants are numbers of entries of [`CODEBOOK`].
+    const FROM_CODEBOOK: bool = false;
 
     /// Writes quants; gives scale and minimum.
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2];
 }
 
 /// The same byte eight times.
-const fn bytes_of(byte: u8) -> u64 {
+const fn repeat(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
 /// Writes `of` eight neighbouring bytes, eight by eight. What `of` shifts beyond a byte it is to mask out.
 #[inline(always)]
-fn each<const N: usize>(out: &mut [u8; N], bytes: &[u8; N], of: impl Fn(u64) -> u64) {
+fn map_bytes<const N: usize>(out: &mut [u8; N], bytes: &[u8; N], of: impl Fn(u64) -> u64) {
     for (out, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *out = of(u64::from_le_bytes(*bytes)).to_le_bytes();
     }
@@ -71,8 +71,8 @@ fn add(out: &mut [u8; 32], bytes: &[u8; 32], of: impl Fn(u64) -> u64) {
 fn four_bits(out: &mut [u8; 256], bytes: &[u8; 128]) {
     for (out, bytes) in out.as_chunks_mut::<64>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
         let [low, high] = out.as_chunks_mut::<32>().0 else { unreachable!("64 are twice 32") };
-        each(low, bytes, |eight| eight & bytes_of(15));
-        each(high, bytes, |eight| eight >> 4 & bytes_of(15));
+        map_bytes(low, bytes, |eight| eight & repeat(15));
+        map_bytes(high, bytes, |eight| eight >> 4 & repeat(15));
     }
 }
 
@@ -81,7 +81,7 @@ fn four_bits(out: &mut [u8; 256], bytes: &[u8; 128]) {
 fn two_bits(out: &mut [u8; 256], bytes: &[u8; 64]) {
     for (out, bytes) in out.as_chunks_mut::<128>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            each(out, bytes, |eight| eight >> (2 * group) & bytes_of(3));
+            map_bytes(out, bytes, |eight| eight >> (2 * group) & repeat(3));
         }
     }
 }
@@ -114,7 +114,7 @@ impl Block256 for BlockQ3K {
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         two_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            add(out, &self.high, |eight| (eight >> group & bytes_of(1)) << 2);
+            add(out, &self.high, |eight| (eight >> group & repeat(1)) << 2);
         }
         *scales = self.scales();
         [self.scale(), 0.0]
@@ -144,7 +144,7 @@ impl Block256 for BlockQ5K {
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
         four_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            add(out, &self.high, |eight| (eight >> group & bytes_of(1)) << 4);
+            add(out, &self.high, |eight| (eight >> group & repeat(1)) << 4);
         }
         let (eight_scales, eight_minima) = self.scales_and_minima();
         (*scales, *minima) = (twice(eight_scales), twice(eight_minima));
@@ -162,8 +162,8 @@ impl Block256 for BlockQ6K {
         for (out, (low, high)) in quants.as_chunks_mut::<128>().0.iter_mut().zip(lows.iter().zip(highs)) {
             let low = low.as_chunks::<32>().0;
             for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-                each(out, &low[group % 2], |eight| eight >> (4 * (group / 2)) & bytes_of(15));
-                add(out, high, |eight| (eight >> (2 * group) & bytes_of(3)) << 4);
+                map_bytes(out, &low[group % 2], |eight| eight >> (4 * (group / 2)) & repeat(15));
+                add(out, high, |eight| (eight >> (2 * group) & repeat(3)) << 4);
             }
         }
         *scales = self.scales;
@@ -181,7 +181,7 @@ impl Block256 for BlockIq1S {
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             // 16 + 2 at most: no byte reaches its neighbour.
-            let up = bytes_of(9 - self.offset(row / 4));
+            let up = repeat(9 - self.offset(row / 4));
             *out = (self.row(row) + up).to_le_bytes();
         }
         *scales = array::from_fn(|group| self.sub_scale(group / 2).cast_signed());
@@ -189,21 +189,21 @@ impl Block256 for BlockIq1S {
     }
 }
 
-/// Entries of the book of `IQ4_NL` and `IQ4_XS`, 128 above themselves.
-pub(super) const BOOK: [u8; 16] = {
-    let mut book = [0; 16];
+/// Entries of the codebook of `IQ4_NL` and `IQ4_XS`, 128 above themselves.
+pub(super) const CODEBOOK: [u8; 16] = {
+    let mut codebook = [0; 16];
     let mut at = 0;
     while at < 16 {
-        book[at] = IQ4_VALUES[at].cast_unsigned() ^ 0x80;
+        codebook[at] = IQ4_VALUES[at].cast_unsigned() ^ 0x80;
         at += 1;
     }
-    book
+    codebook
 };
 
 impl Block256 for BlockIq4Xs {
     const OFFSET: i32 = 128;
     const LARGEST: i32 = 241;
-    const FROM_BOOK: bool = true;
+    const FROM_CODEBOOK: bool = true;
     const GROUP: usize = 32;
 
     #[inline(always)]
@@ -220,8 +220,8 @@ impl Block256 for BlockIq4Xs {
 #[inline(always)]
 fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
     let [low, high] = out.as_chunks_mut::<16>().0 else { unreachable!("32 are twice 16") };
-    each(low, bytes, |eight| eight & bytes_of(15));
-    each(high, bytes, |eight| eight >> 4 & bytes_of(15));
+    map_bytes(low, bytes, |eight| eight & repeat(15));
+    map_bytes(high, bytes, |eight| eight >> 4 & repeat(15));
 }
 
 /// The fifth bit of weight j is bit j.
@@ -229,8 +229,8 @@ fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
 fn fifth_bits(out: &mut [u8; 32], bits: [u8; 4]) {
     for (out, bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(bits) {
         // Each byte keeps the bit of its place, which then carries into the byte's highest bit.
-        let own = (u64::from(bits) * bytes_of(1)) & 0x8040_2010_0804_0201;
-        let fifth = ((own + bytes_of(0x7f)) & bytes_of(0x80)) >> 3;
+        let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
+        let fifth = ((own + repeat(0x7f)) & repeat(0x80)) >> 3;
         *out = (u64::from_le_bytes(*out) | fifth).to_le_bytes();
     }
 }
@@ -287,7 +287,7 @@ impl Block32 for BlockQ8_0 {
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
-        each(quants, bytemuck::cast_ref(&self.quants), |eight| eight ^ bytes_of(0x80));
+        map_bytes(quants, bytemuck::cast_ref(&self.quants), |eight| eight ^ repeat(0x80));
         [self.scale(), 0.0]
     }
 }
@@ -295,7 +295,7 @@ impl Block32 for BlockQ8_0 {
 impl Block32 for BlockIq4Nl {
     const OFFSET: i32 = 128;
     const LARGEST: i32 = 241;
-    const FROM_BOOK: bool = true;
+    const FROM_CODEBOOK: bool = true;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {

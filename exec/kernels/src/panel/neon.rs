@@ -14,16 +14,16 @@ use std::array;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::integers::{BOOK, Block32, Block256};
-use super::{COLUMNS, Line, Method, Panel, ROWS, multiply};
+use super::integers::{Block32, Block256, CODEBOOK};
+use super::{COLUMNS, Line, Panel, PanelKernel, ROWS, multiply};
 use crate::activations::QuantisedRow;
-use crate::neon::{load, load_unsigned, sdot_lane, smmla};
+use crate::neon::{load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
 use crate::product::Tile;
 
 /// Tokens that share a load of weights: of four rows, eight tokens' sums of a group and of a block are 16 registers.
 const TOKENS: usize = 8;
 
-/// All rows and tokens of a tile of a format for which [`pays`](super::pays) is true.
+/// All rows and tokens of a tile of a format for which [`is_profitable`](super::is_profitable) is true.
 ///
 /// # Safety
 /// The processor has NEON, and no other thread writes these rows.
@@ -62,7 +62,7 @@ trait Lanes {
     const ROWS_OF_EIGHT: bool = false;
 
     /// Adds the products of sixteen columns; `small` weights are from -32 to 32.
-    unsafe fn meet<const T: usize>(
+    unsafe fn multiply_columns<const T: usize>(
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         small: bool,
@@ -82,10 +82,10 @@ trait Lanes {
         }
     }
 
-    /// Makes of sums, as [`Self::meet`] leaves them, four rows of each token.
+    /// Makes of sums, as [`Self::multiply_columns`] leaves them, four rows of each token.
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn sort<const T: usize>(totals: [int32x4_t; T]) -> [int32x4_t; T] {
+    unsafe fn by_token<const T: usize>(totals: [int32x4_t; T]) -> [int32x4_t; T] {
         totals
     }
 }
@@ -102,7 +102,7 @@ struct I8mm;
 impl Lanes for Plain {
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn meet<const T: usize>(
+    unsafe fn multiply_columns<const T: usize>(
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         small: bool,
@@ -141,7 +141,7 @@ impl Lanes for Plain {
 impl Lanes for Dotprod {
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn meet<const T: usize>(
+    unsafe fn multiply_columns<const T: usize>(
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         _small: bool,
@@ -166,7 +166,7 @@ impl Lanes for I8mm {
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn meet<const T: usize>(
+    unsafe fn multiply_columns<const T: usize>(
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         small: bool,
@@ -174,7 +174,7 @@ impl Lanes for I8mm {
     ) {
         if T % 2 == 1 {
             // SAFETY: the caller's promise; `i8mm` is present only beside `dotprod`.
-            return unsafe { Dotprod::meet(rows_of_four(columns), values, small, totals) };
+            return unsafe { Dotprod::multiply_columns(rows_of_four(columns), values, small, totals) };
         }
         for (totals, values) in totals.as_chunks_mut::<2>().0.iter_mut().zip(values.as_chunks::<2>().0) {
             let [first, second] = values.map(|values| vreinterpretq_s64_s8(load(values)));
@@ -203,7 +203,7 @@ impl Lanes for I8mm {
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn sort<const T: usize>(mut totals: [int32x4_t; T]) -> [int32x4_t; T] {
+    unsafe fn by_token<const T: usize>(mut totals: [int32x4_t; T]) -> [int32x4_t; T] {
         if T % 2 == 0 {
             for pair in totals.as_chunks_mut::<2>().0 {
                 *pair = [vuzp1q_s32(pair[0], pair[1]), vuzp2q_s32(pair[0], pair[1])];
@@ -230,28 +230,28 @@ fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
     columns.map(|columns| vreinterpretq_s8_s32(columns))
 }
 
-impl<L: Lanes> Method for Neon<L> {
+impl<L: Lanes> PanelKernel for Neon<L> {
     #[target_feature(enable = "neon")]
-    unsafe fn fill256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+    unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
         let count = blocks.len();
         panel.unpack256(rows, blocks);
-        let book = B::FROM_BOOK;
-        lay_out::<L>(&panel.unpacked, book, B::OFFSET as u8, count * 256, &mut panel.quants);
-        for (unpacked, lines) in panel.unpacked_numbers.iter().zip(&mut panel.numbers).take(count) {
-            lay_out_numbers(unpacked, lines);
+        let codebook = B::FROM_CODEBOOK;
+        interleave::<L>(&panel.unpacked, codebook, B::OFFSET as u8, count * 256, &mut panel.quants);
+        for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
+            interleave_scales(unpacked, lines);
         }
     }
 
     #[target_feature(enable = "neon")]
-    unsafe fn fill32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+    unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
         let count = blocks.len();
         panel.unpack32(rows, blocks);
-        let book = B::FROM_BOOK;
-        lay_out::<L>(&panel.unpacked, book, B::OFFSET as u8, count * 32, &mut panel.quants);
+        let codebook = B::FROM_CODEBOOK;
+        interleave::<L>(&panel.unpacked, codebook, B::OFFSET as u8, count * 32, &mut panel.quants);
     }
 
     #[target_feature(enable = "neon")]
-    unsafe fn meet256<B: Block256, const T: usize>(
+    unsafe fn multiply256<B: Block256, const T: usize>(
         panel: &Panel,
         blocks: Range<usize>,
         input: &[QuantisedRow<'_>; T],
@@ -267,7 +267,7 @@ impl<L: Lanes> Method for Neon<L> {
     }
 
     #[target_feature(enable = "neon")]
-    unsafe fn meet32<B: Block32, const T: usize>(
+    unsafe fn multiply32<B: Block32, const T: usize>(
         panel: &Panel,
         blocks: Range<usize>,
         input: &[QuantisedRow<'_>; T],
@@ -334,7 +334,7 @@ unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
     sums: &mut [[f32; ROWS]; T],
 ) {
     let quants: &[[Line; 8]; 8] = &panel.quants.as_chunks().0.as_chunks().0[at];
-    let (pairs_of_scales, minima) = panel.numbers[at].split_at(8);
+    let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
     let small = const { small(B::LARGEST, B::OFFSET) };
     let mut totals = [vdupq_n_s32(0); T];
     for (pair, lines) in quants.iter().enumerate() {
@@ -345,7 +345,7 @@ unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
         for (half, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
             let values = input.each_ref().map(|token| &token.quants[2 * pair + half]);
             // SAFETY: the caller's promise.
-            unsafe { L::meet(columns(lines, rows), values, small, &mut group) };
+            unsafe { L::multiply_columns(columns(lines, rows), values, small, &mut group) };
             if B::GROUP == 16 || half == 1 {
                 // SAFETY: the caller's promise.
                 unsafe { L::add_scaled(&mut totals, &group, scales[half]) };
@@ -354,7 +354,7 @@ unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
         }
     }
     // SAFETY: the caller's promise.
-    let totals = unsafe { L::sort(totals) };
+    let totals = unsafe { L::by_token(totals) };
     let (scale, minimum) = (four_rows(&panel.scales[at], rows), four_rows(&panel.minima[at], rows));
     for t in 0..T {
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
@@ -362,7 +362,7 @@ unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
         let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
         if B::MINIMA {
             let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scale);
-            let off = sums_of_sixteen(minima, rows, input[t].sums);
+            let off = weighted_sums(minima, rows, input[t].sums);
             floats = vfmsq_f32(floats, factors, vcvtq_f32_s32(off));
         }
         store_floats(sums, floats);
@@ -389,10 +389,10 @@ unsafe fn block32<L: Lanes, B: Block32, const T: usize>(
     for (half, lines) in quants.iter().enumerate() {
         let values = input.each_ref().map(|token| &token.quants.as_chunks().0[2 * block + half]);
         // SAFETY: the caller's promise.
-        unsafe { L::meet(columns(lines, rows), values, small, &mut totals) };
+        unsafe { L::multiply_columns(columns(lines, rows), values, small, &mut totals) };
     }
     // SAFETY: the caller's promise.
-    let totals = unsafe { L::sort(totals) };
+    let totals = unsafe { L::by_token(totals) };
     let (scale, minimum) = (four_rows(&panel.scales[at], rows), four_rows(&panel.minima[at], rows));
     for t in 0..T {
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
@@ -409,7 +409,7 @@ unsafe fn block32<L: Lanes, B: Block32, const T: usize>(
 /// Sixteen numbers of each of four rows, times a token's sums of sixteen activations.
 #[inline]
 #[target_feature(enable = "neon")]
-fn sums_of_sixteen(numbers: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
+fn weighted_sums(numbers: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
     let (mut low, mut high) = (vdupq_n_s32(0), vdupq_n_s32(0));
     for (pair, sums) in numbers.iter().zip(sums) {
         let pair = vreinterpretq_s16_s32(four_rows(pair, rows));
@@ -420,26 +420,12 @@ fn sums_of_sixteen(numbers: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32
     vpaddq_s32(low, high)
 }
 
-#[inline]
-#[target_feature(enable = "neon")]
-fn load_floats(values: &[f32; 4]) -> float32x4_t {
-    // SAFETY: a load of the four floats that the reference covers.
-    unsafe { vld1q_f32(values.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn store_floats(into: &mut [f32; 4], values: float32x4_t) {
-    // SAFETY: a store of the four floats that the reference covers.
-    unsafe { vst1q_f32(into.as_mut_ptr(), values) };
-}
-
 /// Lays out what was unpacked, without its offset, four columns a line, or two lines in rows of eight.
 #[inline]
 #[target_feature(enable = "neon")]
-fn lay_out<L: Lanes>(
+fn interleave<L: Lanes>(
     unpacked: &[[u8; COLUMNS]; ROWS],
-    from_book: bool,
+    from_codebook: bool,
     offset: u8,
     columns: usize,
     lines: &mut [Line; COLUMNS / 4],
@@ -448,12 +434,12 @@ fn lay_out<L: Lanes>(
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
             let signed = rows.each_ref().map(|row| {
                 let mut numbers = load_unsigned(&row.as_chunks().0[at]);
-                if from_book {
-                    numbers = vqtbl1q_u8(load_unsigned(&BOOK), numbers);
+                if from_codebook {
+                    numbers = vqtbl1q_u8(load_unsigned(&CODEBOOK), numbers);
                 }
                 vreinterpretq_s32_u8(vsubq_u8(numbers, vdupq_n_u8(offset)))
             });
-            let columns = transposed(signed);
+            let columns = transpose(signed);
             store_all(if L::ROWS_OF_EIGHT { rows_of_eight(columns) } else { columns }, lines, four);
         }
     }
@@ -462,7 +448,7 @@ fn lay_out<L: Lanes>(
 /// Lays out what was unpacked, two numbers a line.
 #[inline]
 #[target_feature(enable = "neon")]
-fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
+fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
     for (at, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
             let wide = rows.each_ref().map(|row| {
@@ -470,7 +456,7 @@ fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
                 let half = if at % 2 == 0 { vmovl_s8(vget_low_s8(numbers)) } else { vmovl_high_s8(numbers) };
                 vreinterpretq_s32_s16(half)
             });
-            store_all(transposed(wide), lines, four);
+            store_all(transpose(wide), lines, four);
         }
     }
 }
@@ -489,7 +475,7 @@ fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {
 /// A matrix of four by four 32-bit numbers, turned about its diagonal.
 #[inline]
 #[target_feature(enable = "neon")]
-fn transposed(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {
+fn transpose(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {
     let [a, b, c, d] = rows;
     let (even, odd) = ([vtrn1q_s32(a, b), vtrn1q_s32(c, d)], [vtrn2q_s32(a, b), vtrn2q_s32(c, d)]);
     let [even, odd] = [even, odd].map(|pair| pair.map(|half| vreinterpretq_s64_s32(half)));

@@ -3,7 +3,7 @@
 use half::f16;
 
 use crate::blocks::bf16;
-use crate::{fold, tree};
+use crate::fold;
 
 /// F32 weights in little-endian bytes.
 #[inline(always)]
@@ -29,5 +29,5 @@ fn dot(weights: impl Iterator<Item = f32>, input: &[f32]) -> f32 {
     for (index, (weight, &value)) in weights.zip(input).enumerate() {
         lanes[index % 32] = weight.mul_add(value, lanes[index % 32]);
     }
-    tree(fold(lanes))
+    fold(lanes)
 }

@@ -1,10 +1,10 @@
-//! Scalar dot products of code-book weights in blocks of 256 with rounded activations.
+//! Scalar dot products of codebook weights in blocks of 256 with rounded activations.
 
 use super::total;
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq1S, BlockIq4Xs, blocks};
+use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled, blocks};
 
-/// Integers are entries of the book, times the sub-block's scale.
+/// Integers are entries of the codebook, times the sub-block's scale.
 pub(crate) fn dot_iq4_xs(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockIq4Xs>(row).iter().enumerate() {

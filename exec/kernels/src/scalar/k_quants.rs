@@ -6,7 +6,7 @@
 
 use super::total;
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
 /// Minima, sub-blocks of 16.
 pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
@@ -67,7 +67,7 @@ pub(crate) fn dot_q6_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     sum
 }
 
-/// The activations that a block meets, and their sums of 16.
+/// The activations that a block is multiplied by, and their sums of 16.
 #[inline(always)]
 fn of_block(input: QuantisedRow<'_>, at: usize) -> (&[i8], &[i16]) {
     (&input.quants[256 * at..][..256], &input.sums[16 * at..][..16])
