@@ -67,7 +67,7 @@ impl<'a> Strip<'a> {
     /// Rows in a chunk; whole panels where tokens meet weights panel by panel.
     fn chunk_rows(&self) -> usize {
         let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
-        if panel::pays(self.matrix.format, self.out.tokens()) {
+        if panel::is_profitable(self.matrix.format, self.out.tokens()) {
             rows.next_multiple_of(panel::ROWS)
         } else {
             rows
