@@ -68,7 +68,7 @@ pub struct Terms {
     /// Waiting for the disk inside computing steps.
     pub demand_disk: f64,
     /// Messages on their way.
-    #[serde(alias = "network")]
+    #[serde(alias = "air")]
     pub network: f64,
     /// Ready but not running.
     pub queue: f64,
