@@ -1,47 +1,29 @@
 //! The simulator and the executor run the same steps for one plan.
 //!
-//! They may differ in how long a step takes, never in what is done. One plan is run by both; for every device
-//! the kinds, passes, rounds, layers and peers of its records must be equal. Records of reading
-//! ahead are left out: they are written only when something was read.
+//! For every device the kinds, passes, rounds, layers and peers of its records must be equal; only times may differ.
+//! Records of read-ahead are left out, because they are written only when something was read.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::{Document, device};
 use hearth_ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
 use hearth_schema::Plan;
-use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Scenario;
-use hearth_schema::scenario::Workload;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Trace;
+use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
+use hearth_schema::trace::{Kind, Trace};
 use hearth_sim::{Input, Options, simulate};
 
+use crate::folder::scenario;
 use crate::processes::{model, plan};
 
-const LINKS: &str = "schema: scenario/1
-name: t
-seed: 1
-model: {profile: tiny}
-context: 2
-workload: {prompt: 1, generate: 1}
-devices: [{name: a, profile: d3}]
-links:
-  default: {latency: {value: 1 ms, source: test}, bandwidth: {value: 1 GB/s, source: test}}
-";
-
 /// A step without its times.
-type Done = (u32, u32, Kind, Option<[u32; 2]>, Option<u16>);
+type Step = (u32, u32, Kind, Option<[u32; 2]>, Option<u16>);
 
-/// What a device did, by pass and round. Within a round times may tie, and a message may be back before the
-/// sender has written down that it left.
-fn steps(trace: &Trace, device: u16) -> Vec<Done> {
+/// The steps of a device, sorted: a message may return before its sender records that it left.
+fn steps(trace: &Trace, device: u16) -> Vec<Step> {
     let own = trace.records.iter().filter(|record| record.device == device && record.kind != Kind::Prefetch);
-    let mut steps: Vec<Done> = own.map(|it| (it.pass, it.round, it.kind, it.layers, it.peer)).collect();
+    let mut steps: Vec<Step> = own.map(|it| (it.pass, it.round, it.kind, it.layers, it.peer)).collect();
     steps.sort_unstable();
     steps
 }
@@ -64,7 +46,7 @@ async fn executed(plan: Plan, model: &Arc<LocalModel>, network: &Memory, workloa
 }
 
 fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
-    let links = Scenario::from_yaml(LINKS).expect("a scenario").links;
+    let links = Scenario::from_yaml(&scenario("  - {name: a, profile: d3}")).expect("a scenario").links;
     let member = |name: &str| Member {
         name: name.into(),
         address: None,
@@ -88,7 +70,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_plan_is_the_same_steps() {
+async fn simulator_and_executor_run_the_same_steps() {
     let local = Arc::new(LocalModel::open(Path::new(&model("q8_0"))).expect("a test model"));
     let network = Memory::default();
     let mut addresses = Vec::new();
@@ -123,7 +105,7 @@ async fn the_same_plan_is_the_same_steps() {
             assert_eq!(steps(&real, place), steps(&model, place), "windows {windows:?}, device {place}");
         }
         assert_eq!(sent(&real), sent(&model), "windows {windows:?}");
-        // In half the bytes the same is done, by both.
+        // Halved activations take half the bytes in both.
         let halved = Plan { activations: ActivationFormat::F16, ..plan };
         let other = executed(halved.clone(), &local, &network, &workload).await;
         assert_eq!(2 * sent(&other), sent(&real), "windows {windows:?}");

@@ -6,12 +6,13 @@ use std::path::Path;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 use hearth_ring::LocalModel;
 
-use crate::processes::{error, model, plan, run};
+use crate::folder::Folder;
+use crate::processes::{assert_refused, execute, json, model, plan};
 
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}: {{ message.content | trim }}\n\
      {% endfor %}{% if add_generation_prompt %}{{ 'ANSWER:' }}{% endif %}";
 
-/// The trained model with a chat template.
+/// Writes the trained model with a chat template.
 pub fn with_template(path: &Path) {
     let source = model("q4_k");
     let (model, bytes) = (GgufModel::open(&source).expect("a model"), fs::read(&source).expect("a model"));
@@ -39,61 +40,46 @@ pub fn plan_for(path: &str, windows: &[u32], addresses: &[&str], context: u32) -
     plan("q4_k", windows, addresses, context).replace(&digest(&model("q4_k")), &digest(path))
 }
 
-fn tokens(arguments: &[&str]) -> String {
-    let output = run(arguments);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    json["token_ids"].to_string()
-}
-
 #[test]
 fn messages_are_formatted_with_the_template() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let place = |name: &str| folder.path().join(name).display().to_string();
-    let (file, chatty, said) = (place("plan.yaml"), place("chat.gguf"), place("said.json"));
-    with_template(Path::new(&chatty));
-    fs::write(&file, plan_for(&chatty, &[8], &[], 128)).expect("the plan can be written");
-    let execute = ["execute", &file, "--model", &chatty, "--tokens", "8", "--ignore-end", "--json"];
-    let asked = |more: &[&str]| tokens(&[&execute[..], more].concat());
-    let chat = asked(&["--chat", "--system", "Speak as a king. ", "--prompt", "Who art thou?"]);
-    let written = "SYSTEM: Speak as a king.\nUSER: Who art thou?\nANSWER:";
-    assert_eq!(chat, asked(&["--prompt", written]));
+    let folder = Folder::new();
+    let chat_model = folder.at("chat.gguf");
+    with_template(Path::new(&chat_model));
+    let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
+    let tokens = |more: &[&str]| {
+        let flags = [&["--tokens", "8"], more].concat();
+        json(&execute(&plan, &chat_model, &flags))["token_ids"].clone()
+    };
+    let chat = tokens(&["--chat", "--system", "Speak as a king. ", "--prompt", "Who art thou?"]);
+    let formatted = "SYSTEM: Speak as a king.\nUSER: Who art thou?\nANSWER:";
+    assert_eq!(chat, tokens(&["--prompt", formatted]));
     let messages = r#"[{"role": "system", "content": "Speak as a king."},
                        {"role": "user", "content": "Who art thou?"}]"#;
-    fs::write(&said, messages).expect("the messages can be written");
-    assert_eq!(chat, asked(&["--messages", &said]));
-    assert_ne!(chat, asked(&["--prompt", "Who art thou?"]));
+    let messages = folder.write("messages.json", messages);
+    assert_eq!(chat, tokens(&["--messages", &messages]));
+    assert_ne!(chat, tokens(&["--prompt", "Who art thou?"]));
 }
 
 #[test]
 fn wrong_messages_are_refused() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let place = |name: &str| folder.path().join(name).display().to_string();
-    let (file, said) = (place("plan.yaml"), place("said.json"));
-    fs::write(&file, plan("q4_k", &[8], &[], 128)).expect("the plan can be written");
-    let execute = ["execute", &file, "--model", &model("q4_k")];
-    let text = error(&[&execute[..], &["--chat", "--prompt", "Hello"]].concat(), 2);
-    assert!(
-        text.contains("no chat template") && text.contains("\nhint:  use an instruction-tuned"),
-        "{text}"
-    );
-    let text = error(&[&execute[..], &["--messages", &place("none.json")]].concat(), 2);
-    assert!(text.contains("cannot open the file") && text.contains("\nwhere: "), "{text}");
-    fs::write(&said, r#"[{"role": "user", "text": "Hello"}]"#).expect("the messages can be written");
-    let text = error(&[&execute[..], &["--messages", &said]].concat(), 2);
-    assert!(text.contains("unknown field `text`") && text.contains("said.json:1:"), "{text}");
-    assert!(text.contains("\nhint:  write [{\"role\""), "{text}");
-    for pair in [["--chat", "--prompt-tokens=8"], ["--chat", "--messages=x"]] {
-        let text = error(&[&execute[..], &["--prompt", "x"], &pair].concat(), 2);
-        assert!(text.contains("cannot be used with"), "{text}");
+    let folder = Folder::new();
+    let plan = folder.write_plan(&[8], &[], 128);
+    let wrong = folder.write("wrong.json", r#"[{"role": "user", "text": "Hello"}]"#);
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["--chat", "--prompt", "Hello"], &["no chat template", "\nhint:  use an instruction-tuned"]),
+        (&["--messages", &folder.at("none.json")], &["cannot open the file", "\nwhere: "]),
+        (&["--messages", &wrong], &["unknown field `text`", "wrong.json:1:", "\nhint:  write [{\"role\""]),
+        (&["--prompt", "x", "--chat", "--prompt-tokens=8"], &["cannot be used with"]),
+        (&["--prompt", "x", "--chat", "--messages=x"], &["cannot be used with"]),
+        (&["--messages", "-", "--exit-with-stdin"], &["cannot both have standard input"]),
+    ];
+    for (flags, parts) in cases {
+        assert_refused(&execute(&plan, &model("q4_k"), flags), parts);
     }
-    let text = error(&[&execute[..], &["--messages", "-", "--exit-with-stdin"]].concat(), 2);
-    assert!(text.contains("cannot both have standard input"), "{text}");
-    fs::write(&said, format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500)))
-        .expect("written");
-    let chatty = place("chat.gguf");
-    with_template(Path::new(&chatty));
-    fs::write(&file, plan_for(&chatty, &[8], &[], 128)).expect("the plan can be written");
-    let text = error(&["execute", &file, "--model", &chatty, "--messages", &said], 2);
-    assert!(text.contains("do not fit the plan's context of 128"), "{text}");
+    let long = format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500));
+    let (long, chat_model) = (folder.write("long.json", long), folder.at("chat.gguf"));
+    with_template(Path::new(&chat_model));
+    let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
+    let parts = ["do not fit the plan's context of 128"];
+    assert_refused(&execute(&plan, &chat_model, &["--messages", &long]), &parts);
 }

@@ -1,42 +1,33 @@
 //! A head finds workers by their names, and names those that are missing.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use hearth_ring::discovery::{Announcement, Medium};
 use hearth_ring::{Key, Sealed, Tcp, discovery};
 
+use crate::folder::Folder;
 use crate::namespace::Namespace;
-use crate::processes::{Worker, error, hearth, model, plan};
-use crate::recovery::{key, write};
+use crate::processes::{
+    Process, Worker, assert_refused, error, execute, hearth, model, outputs, parse, plan,
+};
 
-/// A worker that announces itself on this machine under a name.
-fn named(name: &str, key: &str) -> Announced {
-    let q4_k = model("q4_k");
-    let arguments = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--model", &q4_k, "--key", key];
-    let mut command = hearth(&[&arguments[..], &["--name", name, "--announce", "always"]].concat());
-    let mut process =
-        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the worker starts");
-    let out = process.stdout.take().expect("piped");
-    let mut said = String::new();
-    BufReader::new(out).read_line(&mut said).expect("the worker says where it listens");
-    assert!(said.trim_end().ends_with(&format!(", announced as {name}")), "{said}");
-    Announced(process)
+const LOCAL: [&str; 5] = ["worker", "--listen", "127.0.0.1:0", "--threads", "1"];
+
+fn write_key(folder: &Folder) -> String {
+    folder.write_key("ring.key", "a phrase for tests of links")
 }
 
-struct Announced(Child);
-
-impl Drop for Announced {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a worker that announces itself on this machine.
+fn announced(name: &str, key: &str) -> Process {
+    let flags = ["--model", &model("q4_k"), "--key", key, "--name", name, "--announce", "always"];
+    let (process, line) = Process::until_ready(hearth(&LOCAL).args(flags));
+    assert!(line.trim_end().ends_with(&format!(", announced as {name}")), "{line}");
+    process
 }
 
-/// Whether multicast comes back on this machine: a worker of this process, found by this process.
+/// Returns whether this process finds its own announcement by multicast.
 fn multicast_works(key: &str, name: &str) -> bool {
-    let worker = Worker::with_key(&model("q4_k"), "127.0.0.1:0", key);
+    let worker = Worker::with(&["--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", key]);
     let address = worker.address.parse().expect("an address");
     let medium = Medium { loopback: true, ..Medium::default() };
     let Ok(_announcement) = Announcement::begin(name, address, medium) else { return false };
@@ -46,7 +37,7 @@ fn multicast_works(key: &str, name: &str) -> bool {
     runtime.block_on(discovery::find(&network, &names, Duration::from_secs(10), medium)).is_ok()
 }
 
-/// The plan without the workers' addresses, and with names that no other test has.
+/// A plan without addresses, and with names that no other test uses.
 fn unaddressed(windows: &[u32], names: &[&str]) -> String {
     let addresses = vec!["127.0.0.1:1"; names.len()];
     let mut text = plan("q4_k", windows, &addresses, 64).replace("address: '127.0.0.1:1', ", "");
@@ -58,74 +49,54 @@ fn unaddressed(windows: &[u32], names: &[&str]) -> String {
 
 #[test]
 fn workers_are_found_by_name_and_missing_ones_are_named() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (key, q4_k, process) = (key(folder.path()), model("q4_k"), std::process::id());
-    let control = format!("control-{process}");
-    if !multicast_works(&key, &control) {
+    let folder = Folder::new();
+    let (key, q4_k, process) = (write_key(&folder), model("q4_k"), std::process::id());
+    if !multicast_works(&key, &format!("control-{process}")) {
         eprintln!("SKIPPED workers_are_found_by_name: multicast does not come back on this machine");
         return;
     }
     let (b, c) = (format!("b {process}"), format!("c.{process}"));
-    let _workers = [named(&b, &key), named(&c, &key)];
-    let file = write(folder.path(), "plan.yaml", &unaddressed(&[2, 3, 3], &[&b, &c]));
-    let execute = ["execute", &file, "--model", &q4_k, "--prompt", "And", "--tokens", "4", "--ignore-end"];
-    let execute = [&execute[..], &["--key", &key]].concat();
-    let output = hearth(&[&execute[..], &["--discover", "30", "--json"]].concat()).output().expect("it runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains(&format!("found {b} at 127.0.0.1:")), "{said}");
-    // Without asking for it nobody is looked for.
-    let text = error(&execute, 2);
-    assert!(
-        text.contains(&format!("gives worker `{b}` no address")) && text.contains("--discover"),
-        "{text}"
-    );
-    // One of the two is somebody else.
-    let other = format!("nobody-{process}");
-    let file = write(folder.path(), "other.yaml", &unaddressed(&[2, 3, 3], &[&b, &other]));
-    let execute = ["execute", &file, "--model", &q4_k, "--prompt", "And", "--key", &key, "--discover", "3"];
-    let text = error(&execute, 1);
-    assert!(text.contains(&format!("not found within 3 s: `{other}` (nobody of that name")), "{text}");
+    let _workers = [announced(&b, &key), announced(&c, &key)];
+    let plan = folder.write("plan.yaml", unaddressed(&[2, 3, 3], &[&b, &c]));
+    let flags = ["--prompt", "And", "--tokens", "4", "--key", &key];
+    let (_, stderr) = outputs(&execute(&plan, &q4_k, &[&flags[..], &["--discover", "30"]].concat()), 0);
+    assert!(stderr.contains(&format!("found {b} at 127.0.0.1:")), "{stderr}");
+    // Discovery is off by default.
+    let parts = [&format!("gives worker `{b}` no address"), "--discover"];
+    assert_refused(&execute(&plan, &q4_k, &flags), &parts);
+    let missing = format!("nobody-{process}");
+    let plan = folder.write("other.yaml", unaddressed(&[2, 3, 3], &[&b, &missing]));
+    let text = error(&execute(&plan, &q4_k, &[&flags[..], &["--discover", "3"]].concat()), 1);
+    assert!(text.contains(&format!("not found within 3 s: `{missing}` (nobody of that name")), "{text}");
     assert!(text.contains(&format!("Found: `{b}` at 127.0.0.1:")), "{text}");
     assert!(text.contains("hint:  start them with the same --key"), "{text}");
 }
 
 #[test]
 fn worker_beyond_loopback_announces_itself() {
-    let Some(namespace) = Namespace::for_test("a_worker_beyond_this_machine") else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    let (key, q4_k) = (key(folder.path()), model("q4_k"));
-    let name = format!("far-{}", std::process::id());
-    // With a key, and reachable from elsewhere: no option asks for it.
-    let listen = format!("{}:0", namespace.inside);
-    let _worker = Worker::inside_as(&namespace.name, &q4_k, &listen, &key, &name);
-    let file = write(folder.path(), "plan.yaml", &unaddressed(&[4, 4], &[&name]));
-    let execute = ["execute", &file, "--model", &q4_k, "--prompt", "And", "--tokens", "4", "--ignore-end"];
-    let output =
-        hearth(&[&execute[..], &["--key", &key, "--discover", "30"]].concat()).output().expect("it runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains(&format!("found {name} at {}:", namespace.inside)), "{said}");
+    let Some(namespace) = Namespace::for_test("worker_beyond_loopback_announces_itself") else { return };
+    let folder = Folder::new();
+    let (key, q4_k, name) = (write_key(&folder), model("q4_k"), format!("far-{}", std::process::id()));
+    // With a key and a reachable address a worker needs no flag for it.
+    let _worker = Worker::inside(&namespace, &["--model", &q4_k, "--key", &key, "--name", &name]);
+    let plan = folder.write("plan.yaml", unaddressed(&[4, 4], &[&name]));
+    let flags = ["--prompt", "And", "--tokens", "4", "--key", &key, "--discover", "30"];
+    let (_, stderr) = outputs(&execute(&plan, &q4_k, &flags), 0);
+    assert!(stderr.contains(&format!("found {name} at {}:", namespace.inside)), "{stderr}");
 }
 
 #[test]
 fn wrong_worker_name_is_refused() {
-    let q4_k = model("q4_k");
-    let worker = ["worker", "--listen", "127.0.0.1:0", "--model", &q4_k, "--announce", "always", "--name"];
-    let text = error(&[&worker[..], &[&"n".repeat(64)]].concat(), 2);
-    assert!(text.contains("longer than 63 bytes") && text.contains("--name"), "{text}");
+    let (q4_k, name) = (model("q4_k"), "n".repeat(64));
+    let flags = ["--model", &q4_k, "--announce", "always", "--name", &name];
+    assert_refused(&[&LOCAL[..], &flags].concat(), &["longer than 63 bytes", "--name"]);
 }
 
 #[test]
 fn worker_prints_its_address_as_json() {
-    let q4_k = model("q4_k");
-    let arguments = ["worker", "--json", "--listen", "127.0.0.1:0", "--threads", "1", "--model", &q4_k];
-    let mut worker = hearth(&arguments).stdout(Stdio::piped()).spawn().expect("it starts");
-    let mut line = String::new();
-    let said = worker.stdout.take().map(BufReader::new).expect("a pipe").read_line(&mut line);
-    worker.kill().and_then(|()| worker.wait()).expect("it ends");
-    said.expect("a line");
-    let said: serde_json::Value = serde_json::from_str(&line).expect("one line of JSON");
-    let address = said["listening"].as_str().expect("an address");
+    let (_worker, line) = Process::until_ready(hearth(&LOCAL).args(["--json", "--model", &model("q4_k")]));
+    let ready = parse(&line);
+    let address = ready["listening"].as_str().expect("an address");
     assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{line}");
-    assert_eq!((said["model"].as_str(), said["announced"].as_str()), (Some("psalm-7m"), None), "{line}");
+    assert_eq!((ready["model"].as_str(), ready["announced"].as_str()), (Some("psalm-7m"), None), "{line}");
 }

@@ -1,22 +1,24 @@
-//! Runs the commands of the documents, in their order.
+//! The commands and names of the documents work.
 //!
-//! The indented lines of each document make one script, run in a folder of its own. What a test cannot do as it stands is
-//! replaced, and what it cannot do at all is left out; both lists stand here, and what no longer occurs in the document is
-//! an error.
+//! The indented lines of each document make one script, which is run in a folder of its own. Commands that a test cannot
+//! run as they are have replacements, or are left out.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::processes::{hearth, model};
+use crate::folder::Folder;
+use crate::processes::{model, program};
+use crate::repository::{root, rust_files};
 
-/// A document and what its script differs in.
+/// A document, and how its script differs.
 struct Document {
     path: &'static str,
-    /// Texts and what stands for them. `PORT1` to `PORT3` are free ports, `MODEL` is a small trained model.
+    /// Texts and their replacements. `PORT1` to `PORT3` are free ports, `MODEL` is a small trained model.
     replaced: &'static [(&'static str, &'static str)],
-    /// Lines that begin so, and why they are left out.
+    /// The beginnings of lines that are left out, and why.
     left_out: &'static [(&'static str, &'static str)],
 }
 
@@ -81,7 +83,7 @@ const DOCUMENTS: [Document; 6] = [
     },
 ];
 
-/// The indented lines of a text that are no table and no list.
+/// The indented lines of a text.
 fn commands(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.strip_prefix("    "))
@@ -91,8 +93,7 @@ fn commands(text: &str) -> Vec<String> {
 }
 
 fn script(document: &Document, ports: &[u16]) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document.path);
-    let text = fs::read_to_string(path).expect("a document");
+    let text = fs::read_to_string(root().join(document.path)).expect("a document");
     let mut lines = commands(&text);
     for (begin, why) in document.left_out {
         let before = lines.len();
@@ -111,7 +112,7 @@ fn script(document: &Document, ports: &[u16]) -> String {
     script.replace("MODEL", &model("q4_k"))
 }
 
-/// Ports that nobody listens at.
+/// Ports that are not in use.
 fn free_ports() -> Vec<u16> {
     let listeners: Vec<TcpListener> =
         (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
@@ -119,10 +120,8 @@ fn free_ports() -> Vec<u16> {
 }
 
 fn run_in_a_folder(document: &Document) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = env!("CARGO_MANIFEST_DIR");
+    let (folder, root, program) = (Folder::new(), env!("CARGO_MANIFEST_DIR"), program());
     let ports = free_ports();
-    let program = hearth(&[]).get_program().to_string_lossy().into_owned();
     let [first, second, _] = ports[..] else { panic!("three ports") };
     let script = format!(
         "set -euo pipefail
@@ -139,9 +138,8 @@ set -x
 ",
         script(document, &ports)
     );
-    // A file, and no pipe, which whatever outlives the script would hold open.
-    let log = folder.path().join("log");
-    let file = fs::File::create(&log).expect("a file");
+    // A file, because a process that outlives the script would hold a pipe open.
+    let file = fs::File::create(folder.at("log")).expect("a file");
     let status = Command::new("timeout")
         .args(["900", "bash", "-c", &script])
         .current_dir(folder.path())
@@ -152,8 +150,7 @@ set -x
         .stderr(file)
         .status()
         .expect("bash runs");
-    let said = fs::read_to_string(&log).unwrap_or_default();
-    assert!(status.success(), "{}: {status}\n{said}", document.path);
+    assert!(status.success(), "{}: {status}\n{}", document.path, folder.read("log"));
 }
 
 #[test]
@@ -167,7 +164,7 @@ fn commands_of_the_documents_work() {
 
 #[test]
 fn every_document_with_commands_is_tested() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     let mut paths = vec!["README.md".to_owned(), "ARCHITECTURE.md".into(), "CONTRIBUTING.md".into()];
     for folder in ["docs/guides", "docs/concepts", "docs/reference", "docs/development"] {
         let entries = fs::read_dir(root.join(folder)).expect("a folder").flatten();
@@ -183,13 +180,42 @@ fn every_document_with_commands_is_tested() {
 
 #[test]
 fn command_reference_is_current() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = hearth(&[]).get_program().to_owned();
-    let output = Command::new(root.join("scripts/commands.sh")).arg(program).output().expect("bash runs");
+    let root = root();
+    let output = Command::new(root.join("scripts/commands.sh")).arg(program()).output().expect("bash runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let current = fs::read_to_string(root.join("docs/reference/commands.md")).unwrap_or_default();
     assert!(
         current.as_bytes() == output.stdout,
         "write it anew: scripts/commands.sh HEARTH > docs/reference/commands.md"
     );
+}
+
+#[test]
+fn every_code_name_of_the_glossary_is_an_identifier() {
+    let text = fs::read_to_string(root().join("GLOSSARY.md")).expect("GLOSSARY.md");
+    let sources = rust_files().into_iter().filter(|file| !file.path.starts_with("tests/"));
+    let known: BTreeSet<String> =
+        sources.flat_map(|file| words(&file.text).map(str::to_owned).collect::<Vec<_>>()).collect();
+    let names = code_names(&text);
+    assert!(names.len() >= 20, "the glossary's tables have their code names in the second column");
+    let missing: Vec<&String> =
+        names.iter().filter(|name| !words(name).all(|word| known.contains(word))).collect();
+    assert!(missing.is_empty(), "rename these in GLOSSARY.md, the code does not have them: {missing:?}");
+}
+
+/// The names in backquotes in the second column of every table; a path like `Plan::ring_layers` stands for all of its
+/// words.
+fn code_names(text: &str) -> Vec<String> {
+    let rows = text.lines().filter(|line| line.starts_with('|') && !line.contains("---"));
+    let cells = rows.filter_map(|row| row.split('|').nth(2));
+    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    quoted.filter(|name| name.starts_with(is_word)).map(str::to_owned).collect()
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c| !is_word(c)).filter(|word| !word.is_empty())
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }

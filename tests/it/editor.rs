@@ -1,29 +1,27 @@
 //! The JSON Schemas for editors agree with the readers of documents.
 //!
-//! Every document of the repository, and a plan that is made here, passes the schema of its kind; documents with a
-//! mistake that a schema can see do not.
-
-use std::fs;
-use std::path::Path;
+//! Every document of the repository and plans of several strategies pass the schema of their kind. Documents with a
+//! mistake do not.
 
 use regex::Regex;
 use serde_json::Value;
 
-use crate::processes::run;
+use crate::folder::Folder;
+use crate::processes::{parse, shipped, succeed};
 use crate::repository::{TextFile, text_files};
 
-/// Keywords that restrict nothing a document of this repository could break.
-const TOLD: [&str; 9] =
+/// Keywords that this test does not check.
+const IGNORED: [&str; 9] =
     ["$schema", "$defs", "title", "description", "default", "format", "minimum", "maximum", "deprecated"];
 
-/// Why a value does not pass a schema.
-fn refused(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
+/// Checks a value against a schema; an error is the reason.
+fn check_value(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
     let Some(rules) = schema.as_object() else {
         return if *schema == Value::Bool(false) { Err("nothing may stand here".into()) } else { Ok(()) };
     };
     let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
     for (rule, of) in rules {
-        let passes = |schema: &Value| refused(value, schema, root);
+        let passes = |schema: &Value| check_value(value, schema, root);
         match rule.as_str() {
             "$ref" => {
                 let place = of.as_str().and_then(|place| place.strip_prefix('#')).expect("a local reference");
@@ -31,7 +29,7 @@ fn refused(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
             }
             "type" => {
                 let kinds = if of.is_array() { list(of) } else { vec![of.clone()] };
-                if !kinds.iter().any(|kind| is(value, kind.as_str().unwrap_or_default())) {
+                if !kinds.iter().any(|kind| has_type(value, kind.as_str().unwrap_or_default())) {
                     return Err(format!("{value} is no {of}"));
                 }
             }
@@ -51,7 +49,7 @@ fn refused(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
             }
             "allOf" => list(of).iter().try_for_each(passes)?,
             "items" => {
-                list(value).iter().try_for_each(|element| refused(element, of, root))?;
+                list(value).iter().try_for_each(|element| check_value(element, of, root))?;
             }
             "required" => {
                 let missing =
@@ -61,28 +59,28 @@ fn refused(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
                 }
             }
             "properties" | "additionalProperties" | "propertyNames" | "const" | "enum" => {}
-            told => assert!(TOLD.contains(&told), "this test does not know `{told}`"),
+            other => assert!(IGNORED.contains(&other), "this test does not know `{other}`"),
         }
     }
-    keys(value, schema, root)
+    check_keys(value, schema, root)
 }
 
-/// What a schema says of a map's keys and their values.
-fn keys(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
+/// Checks the keys of a map and their values.
+fn check_keys(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
     for (key, value) in value.as_object().into_iter().flatten() {
         let named = schema.get("properties").and_then(|properties| properties.get(key));
         if let Some(rule) = named.or_else(|| schema.get("additionalProperties")) {
-            refused(value, rule, root).map_err(|why| format!("{key}: {why}"))?;
+            check_value(value, rule, root).map_err(|why| format!("{key}: {why}"))?;
         }
         if let Some(names) = schema.get("propertyNames") {
-            refused(&Value::String(key.clone()), names, root)?;
+            check_value(&Value::String(key.clone()), names, root)?;
         }
     }
     Ok(())
 }
 
-/// Whether a value is of a kind of JSON.
-fn is(value: &Value, kind: &str) -> bool {
+/// Returns whether a value has a type of JSON Schema.
+fn has_type(value: &Value, kind: &str) -> bool {
     match kind {
         "null" => value.is_null(),
         "boolean" => value.is_boolean(),
@@ -96,35 +94,31 @@ fn is(value: &Value, kind: &str) -> bool {
 }
 
 fn schema(kind: &str) -> Value {
-    serde_json::from_slice(&run(&["schema", kind]).stdout).expect("JSON")
+    parse(&succeed(&["schema", kind]))
 }
 
 #[test]
 fn every_document_passes_the_schema_of_its_kind() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let schemas = ["scenario", "plan", "device", "model"].map(|kind| (format!("{kind}/1"), schema(kind)));
-    let folder = tempfile::tempdir().expect("a folder");
-    let home = root.join("scenarios/home/llama-70b-on-four.yaml").display().to_string();
-    let made = ["overlap", "mem", "exo", "dllama", "tpi-llm"].map(|strategy| {
-        let path = folder.path().join(strategy).display().to_string();
-        let output = run(&["plan", &home, "--strategy", strategy, "-o", &path]);
-        assert!(output.status.success(), "{strategy}: {}", String::from_utf8_lossy(&output.stderr));
-        TextFile { path: strategy.into(), text: fs::read_to_string(&path).expect("a plan") }
+    let (folder, home) = (Folder::new(), shipped("home/llama-70b-on-four"));
+    let plans = ["overlap", "mem", "exo", "dllama", "tpi-llm"].map(|strategy| {
+        succeed(&["plan", &home, "--strategy", strategy, "-o", &folder.at(strategy)]);
+        TextFile { path: strategy.into(), text: folder.read(strategy) }
     });
-    let kept = text_files().into_iter().filter(|file| {
+    let shipped = text_files().into_iter().filter(|file| {
         ["scenarios/", "profiles/"].iter().any(|folder| file.path.starts_with(folder))
             && file.extension() == "yaml"
     });
-    let mut seen = [0; 4];
-    for file in kept.chain(made) {
+    let mut counts = [0; 4];
+    for file in shipped.chain(plans) {
         let document: Value = serde_yaml::from_str(&file.text).expect("YAML");
         let at = schemas.iter().position(|(name, _)| document["schema"] == **name);
         let at = at.unwrap_or_else(|| panic!("{}: no known kind", file.path));
-        let passed = refused(&document, &schemas[at].1, &schemas[at].1);
+        let passed = check_value(&document, &schemas[at].1, &schemas[at].1);
         assert_eq!(passed, Ok(()), "{}", file.path);
-        seen[at] += 1;
+        counts[at] += 1;
     }
-    assert!(seen.iter().all(|&count| count > 0) && seen[0] > 100, "{seen:?}");
+    assert!(counts.iter().all(|&count| count > 0) && counts[0] > 100, "{counts:?}");
 }
 
 #[test]
@@ -134,7 +128,7 @@ fn schema_finds_mistakes() {
                 workload: {prompt: 8, generate: 4}\ndevices: [{name: one, profile: d1, limits: {memory: 2 GiB}}]\n\
                 residency: managed\nevents: [{at: 1 s, device: one, load: 4 threads}]\n\
                 links: {default: {latency: {value: 1 ms, source: a}, bandwidth: {value: 1 Gbit/s, source: a}}}\n";
-    let check = |text: &str| refused(&serde_yaml::from_str(text).expect("YAML"), &schema, &schema);
+    let check = |text: &str| check_value(&serde_yaml::from_str(text).expect("YAML"), &schema, &schema);
     assert_eq!(check(good), Ok(()));
     assert_eq!(check(&good.replace("managed", "pinned")), Ok(()));
     for (right, wrong) in [

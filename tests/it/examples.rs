@@ -1,13 +1,14 @@
 //! The examples of `hearth VERB --help` work.
 //!
-//! Each is run as it stands, in a folder that has what it names. Those that cannot be run everywhere are listed with
-//! the reason; that they are understood is a test of the command line itself.
+//! Each is run in a folder that has the files that it names.
+//!
+//! Not here: whether the examples of the other verbs can be parsed (`src/cli/tests.rs`).
 
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::os::unix::fs::symlink;
 
-use crate::processes::{hearth, model, run};
+use crate::folder::{Folder, scenario};
+use crate::processes::{finish, hearth, json, list, model, program, succeed};
+use crate::repository::root;
 
 /// Verbs whose examples are not run here, and why.
 const NOT_RUN: [(&str, &str); 7] = [
@@ -22,19 +23,17 @@ const NOT_RUN: [(&str, &str); 7] = [
 
 /// Examples by verb, in the order of the help.
 fn examples() -> Vec<(String, String)> {
-    let text = |arguments: &[&str]| String::from_utf8(run(arguments).stdout).expect("text");
-    let help = text(&["--help"]);
+    let help = succeed(&["--help"]);
     let listed = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
     let verbs = listed.take_while(|line| !line.is_empty()).filter_map(|line| {
-        // A name stands two columns in; what it is about stands further.
+        // A name is indented by two columns, and descriptions further.
         let name = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' '))?;
         name.split_whitespace().next().filter(|name| *name != "help")
     });
     let mut found = Vec::new();
     for verb in verbs {
-        // Wide, so that no example is broken in two.
-        let output = hearth(&[verb, "--help"]).env("COLUMNS", "1000").output().expect("it runs");
-        let help = String::from_utf8(output.stdout).expect("text");
+        // Wide, so that each example is one line.
+        let (help, _) = finish(hearth(&[verb, "--help"]).env("COLUMNS", "1000"), 0);
         let lines = help.lines().filter_map(|line| line.trim().strip_prefix("Example: "));
         let before = found.len();
         found.extend(lines.map(|line| (verb.to_owned(), line.to_owned())));
@@ -43,47 +42,32 @@ fn examples() -> Vec<(String, String)> {
     found
 }
 
-/// What the examples name, in a folder of its own.
-fn prepare(folder: &Path) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+/// Writes the files that the examples name.
+fn prepare(folder: &Folder) {
     for name in ["scenarios", "reports"] {
-        symlink(root.join(name), folder.join(name)).expect("a link");
+        symlink(root().join(name), folder.at(name)).expect("a link");
     }
     for name in ["model.gguf", "small.gguf"] {
-        symlink(model("q4_k"), folder.join(name)).expect("a link");
+        symlink(model("q4_k"), folder.at(name)).expect("a link");
     }
-    fs::write(folder.join("ring.key"), "0123456789abcdef".repeat(4)).expect("a key");
-    fs::set_permissions(folder.join("ring.key"), fs::Permissions::from_mode(0o600)).expect("ours alone");
-    let alone = "schema: scenario/1\nname: alone\nmodel: {file: model.gguf}\ncontext: 128\n\
-                 workload: {prompt: 8, generate: 8}\ndevices: [{name: this, profile: d1}]\n\
-                 links: {default: {latency: {value: 1 ms, source: a}, bandwidth: {value: 1 Gbit/s, source: a}}}\n";
-    fs::write(folder.join("SCENARIO"), alone).expect("a scenario");
+    folder.write_key("ring.key", &"0123456789abcdef".repeat(4));
+    let alone = scenario("  - {name: this, profile: d1}").replace("profile: llama-8b", "file: model.gguf");
+    folder.write("SCENARIO", alone);
 }
 
-fn shell(folder: &Path, line: &str) {
-    let program = hearth(&[]).get_program().to_string_lossy().into_owned();
-    // The program's own name, wherever it lies.
-    let script = format!("hearth() {{ '{program}' \"$@\"; }}\nset -e\n{line}\n");
-    // None of them takes minutes.
-    let output = std::process::Command::new("timeout")
-        .args(["120", "bash", "-c", &script])
-        .current_dir(folder)
-        .env("HOME", folder)
-        .env_remove("HEARTH_KEY")
-        .env_remove("XDG_CACHE_HOME")
-        .stdin(std::process::Stdio::null())
-        .output()
-        .expect("bash runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{line}\n{said}{}", String::from_utf8_lossy(&output.stdout));
+fn shell(folder: &Folder, line: &str) {
+    let script = format!("hearth() {{ '{}' \"$@\"; }}\nset -e\n{line}\n", program());
+    let mut command = std::process::Command::new("timeout");
+    command.args(["120", "bash", "-c", &script]).current_dir(folder.path()).env("HOME", folder.path());
+    command.env_remove("HEARTH_KEY").env_remove("XDG_CACHE_HOME").stdin(std::process::Stdio::null());
+    finish(&mut command, 0);
 }
 
 #[test]
 fn examples_of_the_help_work() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let folder = folder.path();
-    prepare(folder);
-    // What an example needs that another verb makes.
+    let folder = Folder::new();
+    prepare(&folder);
+    // Some examples need the output of another verb.
     let plan = "hearth plan SCENARIO --model model.gguf -o plan.yaml";
     let mut ran = 0;
     for (verb, line) in examples() {
@@ -102,11 +86,11 @@ fn examples_of_the_help_work() {
             "man" => "mkdir -p .local/share/man".to_owned(),
             _ => String::new(),
         };
-        // Nobody announces anything here.
+        // No worker announces itself here.
         if line.contains("init") && line.contains("--discover") {
             continue;
         }
-        shell(folder, &format!("{before}\n{line}"));
+        shell(&folder, &format!("{before}\n{line}"));
         ran += 1;
     }
     assert!(ran >= 12, "only {ran} examples ran");
@@ -117,48 +101,17 @@ fn examples_of_the_help_work() {
 
 #[test]
 fn completions_and_man_pages_are_generated() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Folder::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let output = run(&["completions", shell]);
-        let script = String::from_utf8(output.stdout).expect("text");
-        assert!(
-            output.status.success() && script.contains("whatif") && script.contains("published"),
-            "{shell}"
-        );
+        let script = succeed(&["completions", shell]);
+        assert!(script.contains("whatif") && script.contains("published"), "{shell}");
     }
-    let script = folder.path().join("hearth.bash");
-    fs::write(&script, run(&["completions", "bash"]).stdout).expect("written");
-    let checked = std::process::Command::new("bash").arg("-n").arg(&script).status();
+    let script = folder.write("hearth.bash", succeed(&["completions", "bash"]));
+    let checked = std::process::Command::new("bash").args(["-n", &script]).status();
     assert!(checked.is_ok_and(|status| status.success()), "bash reads its script");
-    let pages = folder.path().join("man1");
-    let output = run(&["man", &pages.display().to_string(), "--json"]);
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert!(told["pages"].as_array().is_some_and(|pages| pages.len() > 14), "{told}");
-    let page = fs::read_to_string(pages.join("hearth-sweep-merge.1")).expect("a page of a verb's verb");
-    assert!(
-        page.contains(".TH hearth\\-sweep\\-merge 1") || page.contains(".TH hearth-sweep-merge 1"),
-        "{page}"
-    );
-    let page = fs::read_to_string(pages.join("hearth.1")).expect("the first page");
-    assert!(page.contains("Exit codes: 0 success"), "{page}");
-}
-
-#[test]
-fn errors_are_json_with_json() {
-    for (arguments, code, place) in [
-        (&["simulate", "nowhere.yaml", "--json"][..], 2, Some("nowhere.yaml")),
-        (&["simulate", "--json", "--no-such-flag"], 2, None),
-        (&["--json"], 2, None),
-    ] {
-        let output = run(arguments);
-        let text = String::from_utf8(output.stderr).expect("text");
-        let told: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"));
-        assert_eq!(output.status.code(), Some(code), "{text}");
-        assert_eq!(told["error"]["code"].as_i64(), Some(i64::from(code)), "{text}");
-        assert_eq!(told["error"]["where"].as_str(), place, "{text}");
-        assert!(told["error"]["what"].as_str().is_some_and(|what| !what.is_empty()), "{text}");
-        assert!(told["error"]["hint"].is_string(), "{text}");
-    }
-    let help = run(&["--json", "--help"]);
-    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("Exit codes"));
+    let summary = json(&["man", &folder.at("man1")]);
+    assert!(list(&summary["pages"]).len() > 14, "{summary}");
+    let page = folder.read("man1/hearth-sweep-merge.1").replace("\\-", "-");
+    assert!(page.contains(".TH hearth-sweep-merge 1"), "{page}");
+    assert!(folder.read("man1/hearth.1").contains("Exit codes: 0 success"));
 }

@@ -1,24 +1,24 @@
 //! A plan with layers on a GPU gives the tokens of one without.
 //!
-//! On whatever adapter there is; a software driver will do. Without one the test says `SKIPPED` and passes.
+//! Any adapter is used, also a software driver. Without one the tests print `SKIPPED` and pass.
 
 use std::fs;
 
 use serde_json::Value;
 
-use crate::processes::{Worker, data, error, hearth, model, plan, run};
+use crate::folder::Folder;
+use crate::processes::{
+    Worker, assert_refused, data, execute, finish, hearth, list, model, outputs, parse, plan, succeed,
+};
 
-/// What `hearth gpu` knows.
-fn adapters() -> Vec<Value> {
-    let output = run(&["gpu", "--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let list: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
-    list.as_array().expect("a list").clone()
+/// The adapters in JSON. GPU libraries print to standard error.
+fn adapters() -> Value {
+    parse(&succeed(&["gpu", "--json"]))
 }
 
-/// Whether this test cannot run here, which is said.
+/// Returns whether a test must be skipped because there is no adapter.
 fn is_skipped(test: &str) -> bool {
-    let skipped = adapters().is_empty();
+    let skipped = list(&adapters()).is_empty();
     if skipped {
         eprintln!("SKIPPED {test}: no Vulkan, Metal or DX12 adapter");
     }
@@ -27,11 +27,8 @@ fn is_skipped(test: &str) -> bool {
 
 #[test]
 fn gpus_are_listed() {
-    let output = run(&["gpu"]);
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let list = adapters();
-    match list.first() {
+    let (text, adapters) = (succeed(&["gpu"]), adapters());
+    match list(&adapters).first() {
         None => assert!(text.contains("layers are computed on processors"), "{text}"),
         Some(first) => {
             assert!(text.contains(first["name"].as_str().expect("a name")), "{text}");
@@ -45,30 +42,29 @@ fn tuned_kernels_are_remembered() {
     if is_skipped("tuned_kernels_are_remembered") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let kernels = |arguments: &[&str]| {
-        let output = hearth(arguments).env("XDG_CACHE_HOME", folder.path()).output().expect("it starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let list: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
-        list[0]["kernels"].clone()
+    let folder = Folder::new();
+    let kernels = |flags: &[&str]| {
+        let mut command = hearth(&[&["gpu", "--json"], flags].concat());
+        let (stdout, _) = finish(command.env("XDG_CACHE_HOME", folder.path()), 0);
+        parse(&stdout)[0]["kernels"].clone()
     };
-    assert_eq!(kernels(&["gpu", "--json"])["choice"], "usual");
-    let tuned = kernels(&["gpu", "--tune", "--json"]);
+    assert_eq!(kernels(&[])["choice"], "usual");
+    let tuned = kernels(&["--tune"]);
     for key in ["product_us", "naive_product_us"] {
-        let micros = tuned[key].as_f64().expect("what a product takes");
+        let micros = tuned[key].as_f64().expect("the time of a product");
         assert!(micros.is_finite() && micros > 0.0, "{key}: {tuned}");
     }
-    let remembered = kernels(&["gpu", "--json"]);
+    let remembered = kernels(&[]);
     for key in ["choice", "layout", "slices", "splits"] {
         assert_eq!(remembered[key], tuned[key], "{key}");
     }
     assert_eq!(remembered["choice"], "measured");
-    // What is not understood is no choice.
-    fs::write(folder.path().join("hearth/gpu-kernels"), "diagonal 8 8 8 4 x\n\u{fffd}").expect("a file");
-    assert_eq!(kernels(&["gpu", "--json"])["choice"], "usual");
+    // An invalid line is ignored.
+    folder.write("hearth/gpu-kernels", "diagonal 8 8 8 4 x\n\u{fffd}");
+    assert_eq!(kernels(&[])["choice"], "usual");
 }
 
-/// The golden tokens of a prompt, as far as the choice is no near tie.
+/// The golden tokens of a prompt, up to the first near tie.
 fn golden(file: &str) -> (String, Vec<u64>) {
     let text = fs::read_to_string(data("models/golden.json")).expect("the golden texts");
     let golden: Value = serde_json::from_str(&text).expect("JSON");
@@ -79,22 +75,19 @@ fn golden(file: &str) -> (String, Vec<u64>) {
     (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
 }
 
-/// The tokens that a plan with layers on a GPU gives, so many, with flags besides.
+/// The tokens of a plan with layers on a GPU.
 fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str]) -> Vec<u64> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("plan.yaml").display().to_string();
-    fs::write(&path, plan).expect("a plan");
-    let (model, count) = (model(format), count.to_string());
-    let arguments = ["execute", &path, "--model", &model, "--prompt", prompt, "--tokens", &count, "--json"];
-    let output = run(&[&arguments[..], flags].concat());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let result: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    let folder = Folder::new();
+    let path = folder.write("plan.yaml", plan);
+    let count = count.to_string();
+    let all = [&["--prompt", prompt, "--tokens", &count, "--json"], flags].concat();
+    let result = parse(&outputs(&execute(&path, &model(format), &all), 0).0);
     assert!(result["terms_ms"]["gpu"].as_f64().expect("a term") > 0.0, "{result}");
-    result["token_ids"].as_array().expect("tokens").iter().filter_map(Value::as_u64).collect()
+    list(&result["token_ids"]).iter().filter_map(Value::as_u64).collect()
 }
 
 /// A plan with all layers and the output matrix on the head's GPU.
-fn whole(format: &str) -> String {
+fn all_on_gpu(format: &str) -> String {
     let text = plan(format, &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
     text.replace("kv_cache: f32", "kv_cache: f32\noutput: gpu")
 }
@@ -120,7 +113,7 @@ fn gpu_head_gives_the_golden_tokens() {
         return;
     }
     let (prompt, wanted) = golden("psalm-7m-q8_0.gguf");
-    assert_eq!(tokens_of(&whole("q8_0"), "q8_0", &prompt, wanted.len(), &[]), wanted);
+    assert_eq!(tokens_of(&all_on_gpu("q8_0"), "q8_0", &prompt, wanted.len(), &[]), wanted);
 }
 
 #[test]
@@ -131,12 +124,11 @@ fn converted_weights_give_most_golden_tokens() {
     let (prompt, wanted) = golden("psalm-7m-f16.gguf");
     let count = wanted.len();
     for weights in ["q8", "8/4/4"] {
-        let flags = ["--gpu-weights", weights, "--ignore-end"];
-        let tokens = tokens_of(&whole("f16"), "f16", &prompt, count, &flags);
+        let flags = ["--gpu-weights", weights];
+        let tokens = tokens_of(&all_on_gpu("f16"), "f16", &prompt, count, &flags);
         assert_eq!(tokens.len(), count);
-        // Nothing leads the text back once it went another way, so the first tokens count.
+        // The texts differ after the first different token, so only the tokens before it count.
         let same = tokens.iter().zip(&wanted).take_while(|(own, wanted)| own == wanted).count();
-        println!("{weights}: {same} of {count} tokens before another");
         assert!(same >= 4, "{weights}: {same} of {count} tokens");
     }
 }
@@ -146,11 +138,9 @@ fn unsupported_gpu_weight_type_is_refused() {
     if is_skipped("unsupported_gpu_weight_type_is_refused") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let (file, plan) = (at("model.gguf"), at("plan.yaml"));
-    let made = run(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let folder = Folder::new();
+    let file = folder.at("model.gguf");
+    succeed(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
     let opened = hearth_ring::LocalModel::open(std::path::Path::new(&file)).expect("a model");
     let layers = opened.profile.shape.layers.0;
     let text = format!(
@@ -160,7 +150,7 @@ fn unsupported_gpu_weight_type_is_refused() {
         opened.profile.digest,
         opened.profile.shape_digest()
     );
-    fs::write(&plan, text).expect("a plan");
-    let said = error(&["execute", &plan, "--model", &file, "--prompt", "a", "--tokens", "1"], 2);
-    assert!(said.contains("no GPU kernel for weights of type q2_k") && said.contains("q4_k"), "{said}");
+    let plan = folder.write("plan.yaml", text);
+    let parts = ["no GPU kernel for weights of type q2_k", "q4_k"];
+    assert_refused(&execute(&plan, &file, &["--prompt", "a", "--tokens", "1"]), &parts);
 }

@@ -1,29 +1,86 @@
-//! An interrupted command leaves nothing half done.
+//! Ctrl-C ends a command in order and leaves nothing half done.
 //!
-//! Labs and sweeps have tests of their own.
+//! Not here: labs (`lab`).
 
-use std::fs;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::processes::{hearth, signal};
+use hearth_schema::trace::Outcome;
+
+use crate::folder::{Folder, TWO_DEVICES, scenario};
+use crate::processes::{Head, Worker, assert_refused, becomes_true, hearth, model, signal};
 
 #[test]
 fn unfinished_model_is_removed() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let model = folder.path().join("8b.gguf").display().to_string();
-    let arguments = ["synth", "--preset", "8b", "--output", &model];
-    let mut writer =
-        hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-    let files = || fs::read_dir(folder.path()).expect("the folder").count();
-    for _ in 0..1000 {
-        if files() > 0 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(files(), 1, "an unfinished file");
+    let folder = Folder::new();
+    let mut command = hearth(&["synth", "--preset", "8b", "--output", &folder.at("8b.gguf")]);
+    let mut writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    assert!(becomes_true(Duration::from_secs(10), || folder.names().len() == 1), "an unfinished file");
     signal(writer.id(), "INT");
     assert_eq!(writer.wait().expect("it ends").code(), Some(130));
-    assert_eq!(files(), 0);
+    assert!(folder.names().is_empty());
+}
+
+#[test]
+fn interrupted_sweep_keeps_its_rows() {
+    let folder = Folder::new();
+    let (file, table) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.at("table.csv"));
+    // Overlapping seeds are refused, so the second form runs.
+    let overlapping = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &table];
+    assert_refused(&overlapping, &["seed"]);
+    let arguments = ["sweep", &file, "--vary", "workload.prompt=4", "--repeat", "100000", "-o", &table];
+    let sweep =
+        hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the sweep starts");
+    std::thread::sleep(Duration::from_secs(2));
+    signal(sweep.id(), "INT");
+    let output = sweep.wait_with_output().expect("the sweep ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("of 100000 rows were computed"), "{stderr}");
+    let rows = folder.read("table.csv").lines().count() - 2;
+    assert!(
+        (1..100_000).contains(&rows) && stderr.contains(&format!("stopped: {rows} of")),
+        "{rows}: {stderr}"
+    );
+    assert_refused(&["sweep", "merge", &table], &["rows are missing", "run it again"]);
+}
+
+#[test]
+fn interrupted_run_frees_its_workers() {
+    let folder = Folder::new();
+    let worker = Worker::start(&model("q4_k"));
+    let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
+    for signal in ["INT", "TERM"] {
+        let mut head = Head::start(&plan, 4000, &["--trace", &folder.at("run.trace")]);
+        head.wait_for_tokens(10);
+        let start = Instant::now();
+        head.signal(signal);
+        let observed = head.finish();
+        assert_eq!(observed.code, Some(3), "{signal}: {}", observed.text);
+        assert!(observed.text.contains("interrupted"), "{signal}: {}", observed.text);
+        assert!(start.elapsed() < Duration::from_secs(10), "{signal}: {:?}", start.elapsed());
+        let trace = folder.read_trace("run.trace");
+        assert_eq!(trace.outcome, Outcome::Killed);
+        let outputs = trace.passes.iter().filter(|pass| pass.output).count();
+        assert!(outputs >= observed.tokens.len(), "{outputs} passes for {} tokens", observed.tokens.len());
+    }
+    // The worker takes the next head at once.
+    let observed = Head::run(&plan, 4, &[]);
+    assert_eq!(observed.tokens.len(), 4, "{}", observed.text);
+}
+
+#[test]
+fn interrupted_head_exits_with_a_silent_ring() {
+    let folder = Folder::new();
+    let worker = Worker::start(&model("q4_k"));
+    let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
+    let mut head = Head::start(&plan, 4000, &[]);
+    head.wait_for_tokens(10);
+    worker.signal("STOP");
+    head.signal("INT");
+    let start = Instant::now();
+    let observed = head.finish();
+    worker.signal("CONT");
+    assert!(start.elapsed().as_secs() < 8, "it ended after {} s", start.elapsed().as_secs());
+    assert!(observed.code.is_some_and(|code| code != 0), "{}", observed.text);
 }

@@ -2,79 +2,61 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
 
-use crate::processes::{hearth, model, run};
+use serde_json::Value;
 
-/// A scenario of two devices; `limits` as YAML for each.
-fn scenario(limits: &str) -> String {
-    format!(
-        "# Does the lab work?
-schema: scenario/1
-name: lab-test
-seed: 1
-model: {{profile: tiny}}
-context: 64
-workload: {{prompt: 6, generate: 5}}
-devices:
-  - {{name: a, profile: measured, limits: {{threads: 1{limits}}}}}
-  - {{name: b, profile: measured, limits: {{threads: 1{limits}}}}}
-links:
-  default:
-    latency: {{value: 50 us, source: test}}
-    bandwidth: {{value: 1 GB/s, source: test}}
-planner: {{strategy: manual, windows: [3, 2]}}
-residency: {{policy: windowed, prefetch: true}}
-"
-    )
+use crate::folder::{Folder, scenario};
+use crate::processes::{Process, becomes_true, hearth, list, model, outputs, parse, signal};
+
+/// Writes a scenario of two measured devices; `limits` as YAML for each.
+fn write_scenario(folder: &Folder, limits: &str) -> String {
+    let devices = ["a", "b"]
+        .map(|name| format!("  - {{name: {name}, profile: measured, limits: {{threads: 1{limits}}}}}"))
+        .join("\n");
+    let text = scenario(&devices).replace("name: test", "name: lab-test").replace("llama-8b", "tiny");
+    let text = text
+        .replace("context: 512", "context: 64")
+        .replace("prompt: 16, generate: 4", "prompt: 6, generate: 5");
+    let fast = text.replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
+    let planned =
+        "planner: {strategy: manual, windows: [3, 2]}\nresidency: {policy: windowed, prefetch: true}\n";
+    folder.write("scenario.yaml", fast + planned)
 }
 
-/// Runs the lab and gives its JSON.
-fn lab(folder: &Path, limits: &str) -> serde_json::Value {
-    let file = folder.join("scenario.yaml");
-    fs::write(&file, scenario(limits)).expect("the temporary folder can be written");
-    let (file, report) = (file.display().to_string(), folder.join("report").display().to_string());
-    let scratch = folder.display().to_string();
-    let model = model("q8_0");
-    let output =
-        run(&["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"]);
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    serde_json::from_slice(&output.stdout).expect("one JSON document")
-}
-
-fn check(folder: &Path, result: &serde_json::Value) {
+/// Runs the lab, checks its results, and returns its JSON.
+fn check(folder: &Folder, limits: &str) -> Value {
+    let (file, model) = (write_scenario(folder, limits), model("q8_0"));
+    let (scratch, report) = (folder.at(""), folder.at("report"));
+    let arguments = ["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"];
+    let result = parse(&outputs(&arguments, 0).0);
     for run in ["predicted", "measured"] {
         let run = &result[run];
         assert_eq!(run["outcome"], "ok");
         let tpot = run["tpot_ms"]["mean"].as_f64().expect("a time");
         assert!(tpot > 0.0 && run["ttft_ms"].as_f64().expect("a time") > 0.0);
-        let terms = &run["terms_ms"];
-        let sum: f64 = ["cpu", "gpu", "memory", "demand_disk", "network", "queue", "bubble"]
-            .iter()
-            .map(|term| terms[term].as_f64().expect("a term"))
-            .sum();
+        let terms = ["cpu", "gpu", "memory", "demand_disk", "network", "queue", "bubble"];
+        let sum: f64 = terms.iter().map(|term| run["terms_ms"][term].as_f64().expect("a term")).sum();
         assert!((sum - tpot).abs() < 1e-6 * tpot, "{sum} is not {tpot}");
-        assert_eq!(run["devices"].as_array().map(Vec::len), Some(2));
+        assert_eq!(list(&run["devices"]).len(), 2);
     }
     assert!(result["error"]["tpot"].is_number());
     let machine = &result["steadiness"][0];
     let stolen = machine["stolen"].as_f64().expect("a share");
     assert!((0.0..=1.0).contains(&stolen) && machine["steady"].is_boolean(), "{machine}");
-    let html = fs::read_to_string(folder.join("report/index.html")).expect("a report");
-    assert!(html.contains("lab-test"));
-    let left = fs::read_dir(folder).expect("the folder").flatten();
-    let left: Vec<_> = left.map(|entry| entry.file_name().into_string().expect("a name")).collect();
+    assert!(folder.read("report/index.html").contains("lab-test"));
+    let left = folder.names();
     assert!(left.iter().all(|name| !name.starts_with("hearth-lab-")), "left behind: {left:?}");
+    result
 }
 
 #[test]
 fn two_devices_without_limits() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let result = lab(folder.path(), "");
-    check(folder.path(), &result);
+    check(&Folder::new(), "");
 }
 
-/// Where memory groups are made, if this process may.
+/// The folder of memory groups. Returns nothing if this process may not create groups.
 pub fn groups(test: &str) -> Option<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let groups = root.join(if root.join("memory").exists() { "memory" } else { "" });
@@ -87,130 +69,97 @@ pub fn groups(test: &str) -> Option<PathBuf> {
     Some(groups)
 }
 
-/// On a memory file system there is no disk to limit, so the copies lie beside the program.
-pub fn folder_on_disk() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder")
-}
-
-/// Starts a lab that takes a while; and the first part of the name of all that it makes.
-fn slow_lab(folder: &Path) -> (std::process::Child, String) {
-    let file = folder.join("scenario.yaml");
-    fs::write(&file, scenario(", memory: 40 MiB, disk_read: 10 MB/s")).expect("the folder can be written");
-    let (file, scratch) = (file.display().to_string(), folder.display().to_string());
-    let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &scratch])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
+/// Starts a lab that takes a while. Also returns the prefix of the names of its files and groups.
+fn start_slow_lab(folder: &Folder) -> (Child, String) {
+    let file = write_scenario(folder, ", memory: 40 MiB, disk_read: 10 MB/s");
+    let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &folder.at("")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .expect("the lab starts");
-    let own = format!("hearth-lab-{}", lab.id());
-    (lab, own)
+    let prefix = format!("hearth-lab-{}", lab.id());
+    (lab, prefix)
 }
 
-/// The groups that a lab has made.
-fn groups_of(groups: &Path, lab: &str) -> impl Iterator<Item = PathBuf> {
+/// The groups of a lab.
+fn groups_of(groups: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(groups).expect("groups").flatten();
     let named =
-        move |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|name| name.starts_with(lab));
+        move |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix));
     entries.filter(named).map(|entry| entry.path())
 }
 
 #[test]
 fn interrupted_lab_leaves_nothing_behind() {
     let Some(groups) = groups("interrupted_lab_leaves_nothing_behind") else { return };
-    let folder = folder_on_disk();
-    let (mut lab, own) = slow_lab(folder.path());
-    let made = || groups_of(&groups, &own).next().is_some();
-    assert!(soon(5, made), "the lab makes its groups");
-    let killed = std::process::Command::new("kill").arg(lab.id().to_string()).status();
-    assert!(killed.is_ok_and(|status| status.success()));
+    let folder = Folder::on_disk();
+    let (mut lab, prefix) = start_slow_lab(&folder);
+    let has_groups = || groups_of(&groups, &prefix).next().is_some();
+    assert!(becomes_true(Duration::from_secs(5), has_groups), "the lab makes its groups");
+    signal(lab.id(), "TERM");
     assert_eq!(lab.wait().expect("it ends").code(), Some(130));
-    assert!(!made(), "groups are left behind");
-    assert!(!folder.path().join(&own).exists(), "copies are left behind");
+    assert!(!has_groups(), "groups are left behind");
+    assert!(!folder.has(&prefix), "copies are left behind");
 }
 
-/// The processes in a lab's groups, with what they were started with.
-fn members(groups: &Path, lab: &str) -> Vec<(String, String)> {
-    let own = groups_of(groups, lab);
-    let processes = own.filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok());
-    let processes: Vec<String> = processes.flat_map(|text| words(&text)).collect();
-    let arguments = |process: &str| fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-    let line = |process: &str| String::from_utf8_lossy(&arguments(process)).replace('\0', " ");
-    processes.into_iter().map(|process| (process.clone(), line(&process))).collect()
+/// The processes in the groups of a lab, with their command lines.
+fn processes(groups: &Path, prefix: &str) -> Vec<(u32, String)> {
+    let lists = groups_of(groups, prefix)
+        .filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok())
+        .collect::<String>();
+    let ids = lists.split_ascii_whitespace().filter_map(|process| process.parse().ok());
+    let command = |id: &u32| fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+    ids.map(|id| (id, String::from_utf8_lossy(&command(&id)).replace('\0', " "))).collect()
 }
 
-fn words(text: &str) -> Vec<String> {
-    text.split_ascii_whitespace().map(String::from).collect()
-}
-
-/// Whether a process runs or could; one that nobody has waited for does not.
-fn lives(process: &str) -> bool {
+/// Returns whether a process exists and is not a zombie.
+fn is_alive(process: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
-}
-
-fn signal(name: &str, process: &str) {
-    let sent = std::process::Command::new("kill").args([name, process]).status();
-    assert!(sent.is_ok_and(|status| status.success()), "{name} {process}");
-}
-
-/// Whether something becomes true in time.
-fn soon(seconds: u64, mut is_so: impl FnMut() -> bool) -> bool {
-    (0..seconds * 100).any(|_| {
-        let now = is_so();
-        if !now {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        now
-    })
 }
 
 #[test]
 fn killed_lab_is_cleaned_up_by_the_next() {
     let Some(groups) = groups("killed_lab_is_cleaned_up_by_the_next") else { return };
-    let folder = folder_on_disk();
-    let (mut first, own) = slow_lab(folder.path());
-    let of_verb = |verb: &str| members(&groups, &own).into_iter().find(|(_, line)| line.contains(verb));
-    let executing = soon(60, || of_verb(" execute ").is_some());
-    // A stopped worker cannot notice that the lab is gone, as one that hangs could not.
-    let worker = of_verb(" worker ").map(|(process, _)| process).filter(|_| executing);
-    if let Some(worker) = &worker {
-        signal("-STOP", worker);
+    let folder = Folder::on_disk();
+    let (mut first, prefix) = start_slow_lab(&folder);
+    let of_verb = |verb: &str| processes(&groups, &prefix).into_iter().find(|(_, line)| line.contains(verb));
+    let is_executing = becomes_true(Duration::from_mins(1), || of_verb(" execute ").is_some());
+    // A stopped worker cannot notice the end of the lab.
+    let worker = of_verb(" worker ").map(|(process, _)| process).filter(|_| is_executing);
+    if let Some(worker) = worker {
+        signal(worker, "STOP");
     }
-    signal("-KILL", &first.id().to_string());
+    signal(first.id(), "KILL");
     first.wait().expect("it ends");
     let worker = worker.expect("the lab was executing");
-    let others = || members(&groups, &own).into_iter().filter(|(process, _)| *process != worker).count();
-    assert!(soon(10, || others() == 0), "devices outlive their lab: {:?}", members(&groups, &own));
-    assert!(lives(&worker) && folder.path().join(&own).exists(), "there is something to clean up");
-    // The next one needs no groups itself.
-    let result = lab(folder.path(), "");
-    check(folder.path(), &result);
-    assert!(soon(5, || !lives(&worker)), "the worker is left behind");
-    assert!(!folder.path().join(&own).exists(), "copies are left behind");
-    assert_eq!(groups_of(&groups, &own).count(), 0, "groups are left behind");
+    let others = || processes(&groups, &prefix).into_iter().filter(|(process, _)| *process != worker).count();
+    let ended = becomes_true(Duration::from_secs(10), || others() == 0);
+    assert!(ended, "devices outlive their lab: {:?}", processes(&groups, &prefix));
+    assert!(is_alive(worker) && folder.has(&prefix), "there is something to clean up");
+    // The next lab needs no groups itself.
+    check(&folder, "");
+    assert!(becomes_true(Duration::from_secs(5), || !is_alive(worker)), "the worker is left behind");
+    assert!(!folder.has(&prefix), "copies are left behind");
+    assert_eq!(groups_of(&groups, &prefix).count(), 0, "groups are left behind");
 }
 
 #[test]
 fn stopped_worker_is_killed_by_the_next_lab() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    // A lab that is gone: the number of a process that has ended.
-    let mut gone = std::process::Command::new("true").spawn().expect("a program that ends");
-    gone.wait().expect("it ends");
-    let copy = folder.path().join(format!("hearth-lab-{}", gone.id())).join("1/model.gguf");
+    let folder = Folder::new();
+    // The id of a process that has ended stands for a lab that was killed.
+    let mut ended = std::process::Command::new("true").spawn().expect("a program that ends");
+    ended.wait().expect("it ends");
+    let copy = folder.path().join(format!("hearth-lab-{}", ended.id())).join("1/model.gguf");
     fs::create_dir_all(copy.parent().expect("a folder")).expect("the folder can be made");
     fs::copy(model("q8_0"), &copy).expect("the model can be copied");
     let copy = copy.display().to_string();
-    let mut worker = hearth(&["worker", "--listen", "127.0.0.1:0", "--model", &copy])
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .expect("the worker starts");
-    signal("-STOP", &worker.id().to_string());
-    let result = lab(folder.path(), "");
-    let ended = soon(5, || worker.try_wait().is_ok_and(|status| status.is_some()));
-    let _ = worker.kill();
-    let _ = worker.wait();
-    assert!(ended, "the worker is left behind");
-    check(folder.path(), &result);
+    let mut command = hearth(&["worker", "--listen", "127.0.0.1:0", "--model", &copy]);
+    let mut worker = Process(command.stdout(Stdio::null()).spawn().expect("the worker starts"));
+    signal(worker.0.id(), "STOP");
+    check(&folder, "");
+    let has_ended = || worker.0.try_wait().is_ok_and(|status| status.is_some());
+    assert!(becomes_true(Duration::from_secs(5), has_ended), "the worker is left behind");
 }
 
 #[test]
@@ -218,10 +167,8 @@ fn two_devices_with_limits() {
     if groups("two_devices_with_limits").is_none() {
         return;
     }
-    let folder = folder_on_disk();
-    let result = lab(folder.path(), ", memory: 26 MiB, disk_read: 100 MB/s");
-    check(folder.path(), &result);
-    let devices = result["groups"].as_array().expect("the groups' counters");
+    let result = check(&Folder::on_disk(), ", memory: 26 MiB, disk_read: 100 MB/s");
+    let devices = list(&result["groups"]);
     assert_eq!(devices.len(), 2);
     for device in devices {
         let number = |name: &str| device[name].as_f64().expect(name);
@@ -229,7 +176,7 @@ fn two_devices_with_limits() {
         assert_eq!(number("oom_kills"), 0.0, "{device}");
         assert!(number("peak_unreclaimable") > 0.0 && number("resident_before") < 7e6, "{device}");
         let (throttle, trace) = (number("throttle_bytes_per_token"), number("trace_bytes_per_token"));
-        let apart = (throttle - trace).abs();
-        assert!(apart <= 0.05 * throttle.max(trace) || apart < 1e6, "{device}");
+        let difference = (throttle - trace).abs();
+        assert!(difference <= 0.05 * throttle.max(trace) || difference < 1e6, "{device}");
     }
 }

@@ -1,24 +1,29 @@
 //! A suite of labs runs small scenarios with emulated links, a weak processor, drafts, and a device that leaves.
 //!
-//! The scenarios of `scenarios/lab/ci`. That they are predicted right is not asked here, where other programs run beside;
-//! that is what `hearth lab --suite scenarios/lab` on a quiet machine is for.
+//! The scenarios are those of `scenarios/lab/ci`. Not here: the accuracy of the predictions, which needs a quiet machine
+//! (`hearth lab --suite scenarios/lab`).
 
 use std::fs;
-use std::path::Path;
 
-use crate::lab::{folder_on_disk, groups};
-use crate::processes::{error, run};
+use hearth_profiles::Document;
+use hearth_schema::Scenario;
+use serde_json::{Value, json};
+
+use crate::folder::Folder;
+use crate::lab::groups;
+use crate::processes::{assert_refused, list, parse, run, texts};
 use crate::repository::root;
 
-fn suite(output: &Path) -> (serde_json::Value, String) {
-    let scenarios = root().join("scenarios/lab/ci").display().to_string();
-    let out = output.join("out").display().to_string();
-    let scratch = output.display().to_string();
-    let ran = run(&["lab", "--suite", &scenarios, "--scratch", &scratch, "-o", &out, "--json"]);
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    // 3 if a bar is missed, as it may be where other programs run beside.
-    assert!([Some(0), Some(3)].contains(&ran.status.code()), "{said}");
-    (serde_json::from_slice(&ran.stdout).expect("one JSON document"), said)
+/// Runs a suite with its results in a folder. Returns them, standard error and the exit code.
+fn suite(scenarios: &str, folder: &Folder, out: &str) -> (Value, String, Option<i32>) {
+    let arguments =
+        ["lab", "--suite", scenarios, "--scratch", &folder.at(""), "-o", &folder.at(out), "--json"];
+    let output = run(&arguments);
+    let [stdout, stderr] =
+        [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it).into_owned());
+    // 3 if an error is above its limit, as on a busy machine.
+    assert!([Some(0), Some(3)].contains(&output.status.code()), "{stderr}");
+    (parse(&stdout), stderr, output.status.code())
 }
 
 #[test]
@@ -26,99 +31,77 @@ fn interrupted_suite_continues() {
     if groups("interrupted_suite_continues").is_none() {
         return;
     }
-    let folder = folder_on_disk();
-    let (result, said) = suite(folder.path());
-    assert_eq!(result["failed"], serde_json::json!([]), "{said}");
-    let cases = result["cases"].as_array().expect("cases");
-    let names: Vec<&str> = cases.iter().map(|case| case["name"].as_str().expect("a name")).collect();
-    assert_eq!(names, ["ci-dies", "ci-drafts", "ci-links", "ci-weak"], "{said}");
-    for case in cases {
-        let time = |run: &serde_json::Value| run["tpot_ms"].as_f64().expect("a time");
-        let (predicted, measured) = (time(&case["runs"][0]["predicted"]), time(&case["runs"][0]["measured"]));
-        assert!(predicted > 0.0 && measured > 0.0, "{case}");
-        assert!(
-            case["runs"][0]["prediction"].as_str().is_some_and(|hash| hash.starts_with("sha256:")),
-            "{case}"
-        );
-        let air = case["runs"][0]["measured"]["terms"]["network"].as_f64().expect("a term");
-        // Two messages a token, of 3 ms each.
-        if case["name"] == "ci-links" {
-            assert!(air >= 6.0, "{case}");
-            let air = case["runs"][0]["predicted"]["terms"]["network"].as_f64().expect("a term");
-            assert!(air >= 6.0, "{case}");
+    let folder = Folder::on_disk();
+    let scenarios = root().join("scenarios/lab/ci").display().to_string();
+    let (result, stderr, _) = suite(&scenarios, &folder, "out");
+    assert_eq!(result["failed"], json!([]), "{stderr}");
+    assert_eq!(texts(&result["cases"], "name"), ["ci-dies", "ci-drafts", "ci-links", "ci-weak"], "{stderr}");
+    for case in list(&result["cases"]) {
+        let run = &case["runs"][0];
+        for kind in ["predicted", "measured"] {
+            assert!(run[kind]["tpot_ms"].as_f64().expect("a time") > 0.0, "{case}");
+            let network = run[kind]["terms"]["network"].as_f64().expect("a term");
+            // Two messages a token, of 3 ms each.
+            assert!(case["name"] != "ci-links" || network >= 6.0, "{case}");
         }
+        assert!(run["prediction"].as_str().is_some_and(|hash| hash.starts_with("sha256:")), "{case}");
     }
-    let out = folder.path().join("out");
     for file in
         ["index.html", "report.md", "validation.csv", "validation.json", "parity-tpot.svg", "results.jsonl"]
     {
-        assert!(out.join(file).exists(), "{file} is missing");
+        assert!(folder.has(&format!("out/{file}")), "{file} is missing");
     }
-    let dies = fs::read_to_string(out.join("runs/ci-dies/measured.trace")).expect("a trace");
-    assert!(dies.contains("\"event\""), "what happened is in the trace");
-    // What is done is not run again.
-    let (again, said) = suite(folder.path());
-    assert_eq!(said.matches("is done already").count(), 4, "{said}");
-    let predictions = |result: &serde_json::Value| {
-        let cases = result["cases"].as_array().cloned().unwrap_or_default();
-        cases.iter().map(|case| case["runs"][0]["prediction"].to_string()).collect::<Vec<_>>()
+    assert!(folder.read("out/runs/ci-dies/measured.trace").contains("\"event\""), "the trace has its events");
+    // Finished scenarios are not run again.
+    let (again, stderr, _) = suite(&scenarios, &folder, "out");
+    assert_eq!(stderr.matches("is done already").count(), 4, "{stderr}");
+    let predictions = |result: &Value| {
+        let cases = list(&result["cases"]).iter();
+        cases.map(|case| case["runs"][0]["prediction"].to_string()).collect::<Vec<_>>()
     };
     assert_eq!(predictions(&again), predictions(&result));
-    // One that fails does not stop the others.
-    let broken = folder.path().join("broken");
-    fs::create_dir(&broken).expect("a folder");
+    // A scenario that fails does not stop the others.
+    fs::create_dir(folder.path().join("broken")).expect("a folder");
     let links = fs::read_to_string(root().join("scenarios/lab/ci/ci-links.yaml")).expect("a scenario");
-    let model = root().join("tests/data/models").display().to_string();
-    let links = links.replace("../../../tests/data/models", &model);
-    let text = links.replace("psalm-7m-q8_0", "none").replace("ci-links", "ci-broken");
-    fs::write(broken.join("a.yaml"), text).expect("it can be written");
-    fs::write(broken.join("b.yaml"), links).expect("it can be written");
-    let (broken, out) = (broken.display().to_string(), folder.path().join("second").display().to_string());
-    let scratch = folder.path().display().to_string();
-    let ran = run(&["lab", "--suite", &broken, "--scratch", &scratch, "-o", &out, "--json"]);
-    assert_eq!(ran.status.code(), Some(3), "{}", String::from_utf8_lossy(&ran.stderr));
-    let result: serde_json::Value = serde_json::from_slice(&ran.stdout).expect("one JSON document");
-    assert_eq!(
-        (result["cases"].as_array().map(Vec::len), &result["failed"][0]["name"]),
-        (Some(1), &"ci-broken".into())
-    );
+    let models = root().join("tests/data/models").display().to_string();
+    let links = links.replace("../../../tests/data/models", &models);
+    folder.write("broken/a.yaml", links.replace("psalm-7m-q8_0", "none").replace("ci-links", "ci-broken"));
+    folder.write("broken/b.yaml", links);
+    let (result, stderr, code) = suite(&folder.at("broken"), &folder, "second");
+    assert_eq!(code, Some(3), "{stderr}");
+    assert_eq!(list(&result["cases"]).len(), 1);
+    assert_eq!(result["failed"][0]["name"], "ci-broken");
 }
 
 #[test]
 fn invalid_suite_is_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    assert!(error(&["lab", "--suite", &at(""), "-o", &at("out")], 2).contains("no scenario in this folder"));
-    assert!(error(&["lab", "--suite", &at("none"), "-o", &at("out")], 2).contains("check the path"));
-    let model = at("none.gguf");
-    let drawn = error(&["lab", "--random", "2", "--seed", "3", "--model", &model, "-o", &at("out")], 2);
-    assert!(drawn.contains("hearth synth"), "{drawn}");
-    let links = root().join("scenarios/lab/ci/ci-links.yaml");
-    let text = fs::read_to_string(links).expect("a scenario");
-    for name in ["one", "two"] {
-        fs::write(folder.path().join(format!("{name}.yaml")), &text).expect("it can be written");
-    }
-    assert!(error(&["lab", "--suite", &at(""), "-o", &at("out")], 2).contains("two scenarios are called"));
+    let folder = Folder::new();
+    let (suite, out, model) = (folder.at(""), folder.at("out"), folder.at("none.gguf"));
+    let check = |flags: &[&str], part: &str| assert_refused(&[&["lab", "-o", &out], flags].concat(), &[part]);
+    check(&["--suite", &suite], "no scenario in this folder");
+    check(&["--suite", &folder.at("none")], "check the path");
+    check(&["--random", "2", "--seed", "3", "--model", &model], "hearth synth");
+    let text = fs::read_to_string(root().join("scenarios/lab/ci/ci-links.yaml")).expect("a scenario");
+    folder.write("one.yaml", &text);
+    folder.write("two.yaml", &text);
+    check(&["--suite", &suite], "two scenarios are called");
 }
 
 #[test]
 fn suite_covers_all_axes() {
-    use hearth_profiles::Document;
-    use hearth_schema::Scenario;
-    let folder = root().join("scenarios/lab");
-    let entries = fs::read_dir(&folder).expect("the folder").flatten().map(|entry| entry.path());
-    let files: Vec<_> = entries.filter(|path| path.extension().is_some_and(|kind| kind == "yaml")).collect();
-    let mut counts = (0, 0, 0);
-    for file in &files {
-        let text = fs::read_to_string(file).expect("a scenario");
+    let entries = fs::read_dir(root().join("scenarios/lab")).expect("the folder").flatten();
+    let files = entries.map(|entry| entry.path());
+    let (mut all, mut short_of_memory, mut of_three) = (0, 0, 0);
+    for file in files.filter(|path| path.extension().is_some_and(|kind| kind == "yaml")) {
+        let text = fs::read_to_string(&file).expect("a scenario");
         let scenario =
             Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         assert_eq!(file.file_stem().and_then(|stem| stem.to_str()), Some(scenario.name.as_str()));
         let mut limits = scenario.devices.iter().filter_map(|device| device.limits.as_ref());
-        let below = limits.any(|limits| limits.memory_share.is_some_and(|share| share.0 < 0.75));
-        counts.0 += 1;
-        counts.1 += u32::from(below);
-        counts.2 += u32::from(scenario.devices.len() == 3);
+        let is_short = limits.any(|limits| limits.memory_share.is_some_and(|share| share.0 < 0.75));
+        all += 1;
+        short_of_memory += u32::from(is_short);
+        of_three += u32::from(scenario.devices.len() == 3);
     }
-    assert!(counts.0 >= 24 && counts.1 >= 12 && counts.2 >= 8, "{counts:?} scenarios, short ones, of three");
+    assert!(all >= 24 && short_of_memory >= 12 && of_three >= 8, "{all}, {short_of_memory}, {of_three}");
 }

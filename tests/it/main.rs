@@ -1,24 +1,21 @@
 //! Tests across crates, and of the program as its users see it.
-//!
-//! One binary for every test that looks across crates, so that it is linked once.
+
+#![allow(clippy::disallowed_methods)] // many tests measure time
 
 mod architecture;
 mod bad_input;
 mod bench;
 mod both_runners;
 mod chat;
-mod comparison;
 mod discovery;
 mod documented;
 mod editor;
 mod events;
 mod examples;
-mod faster_disks;
-mod first_scenario;
-mod flight;
-mod gate;
-mod glossary;
+mod execute;
+mod folder;
 mod gpu;
+mod init;
 mod interrupted;
 mod json;
 mod lab;
@@ -27,14 +24,15 @@ mod lint;
 mod namespace;
 mod planning;
 mod processes;
+mod proxy;
 mod published;
 mod reasons;
 mod recovery;
+mod rejoining;
 mod relays;
 mod reports;
 mod repository;
 mod residency;
-mod returning;
 mod ring_key;
 mod scenario_reference;
 mod scenarios;

@@ -1,15 +1,13 @@
 //! A network namespace with which a test takes a real link down.
 //!
-//! A network namespace of Linux with a pair of virtual Ethernet devices, one end inside (`ip netns`, `ip link`; the
-//! package iproute2). Taken down, the link carries nothing, and nobody is told: what a router without power looks like.
-//! It needs root; where that or `ip` is missing there is no namespace and a reason.
+//! A pair of virtual Ethernet devices (`ip netns`, `ip link`; the package iproute2) connects it. A link that is down
+//! carries nothing and reports nothing, like a router without power. Needs root; otherwise the test is skipped.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A namespace with one link to here.
 pub struct Namespace {
-    /// Its name.
     pub name: String,
     /// The address of this side.
     pub here: String,
@@ -27,27 +25,26 @@ pub enum End {
     Here,
 }
 
-static MADE: AtomicU32 = AtomicU32::new(0);
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Runs `ip`; what it said if it failed.
+/// Runs `ip`; an error has its standard error.
 fn ip(arguments: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("no `ip`: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(format!("`ip {}`: {said}", arguments.join(" ")))
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(format!("`ip {}`: {stderr}", arguments.join(" ")))
 }
 
 impl Namespace {
-    /// A new one; where there can be none, the test is skipped with the reason.
+    /// Creates a namespace, or prints why the test is skipped.
     pub fn for_test(test: &str) -> Option<Namespace> {
         Namespace::new().map_err(|why| eprintln!("SKIPPED {test}: {why}")).ok()
     }
 
-    /// A new one, or why there can be none.
     fn new() -> Result<Namespace, String> {
-        let (process, count) = (std::process::id(), MADE.fetch_add(1, Ordering::SeqCst));
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
         // Four addresses each of the network for measurements (RFC 2544): 2^15 such nets, by process and count.
         let net = (process.wrapping_mul(64).wrapping_add(count) % (1 << 15)) * 4;
         let address =
@@ -73,7 +70,7 @@ impl Namespace {
         ip(&["-n", name, "link", "set", "lo", "up"])
     }
 
-    /// Takes an end of the link down, or up again.
+    /// Sets an end of the link up or down.
     pub fn set(&self, end: End, up: bool) {
         let state = if up { "up" } else { "down" };
         let set = match end {
@@ -86,7 +83,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // The link goes first: a namespace lives on while a process of it does.
+        // The link first: a namespace exists as long as a process in it.
         let _ = ip(&["link", "del", &self.link]);
         let _ = ip(&["netns", "del", &self.name]);
     }

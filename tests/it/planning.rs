@@ -1,84 +1,84 @@
-//! Planning on the command line: comparison, search and limits.
+//! `hearth plan`: comparison of strategies, search, and limits of devices.
 
-use std::fs;
-use std::path::Path;
+use std::collections::BTreeMap;
 
+use hearth_halda::registry::NAMES;
 use serde_json::Value;
 
-use crate::processes::{error, run};
+use crate::folder::{Folder, scenario};
+use crate::processes::{assert_refused, json, list, outputs, parse, shipped, succeed, texts};
 
-/// A scenario of desktops, of which the second may have limits, and a model of 32 layers.
-fn scenario(folder: &Path, limits: &str, more: &str) -> String {
-    let text = format!(
-        "# Does planning keep to what a scenario says?
-schema: scenario/1
-name: planning-test
-seed: 1
-model: {{profile: llama-8b}}
-context: 512
-workload: {{prompt: 16, generate: 12}}
-devices:
-  - {{name: a, profile: d2}}
-  - {{name: b, profile: d3{limits}}}
-links:
-  default:
-    latency: {{value: 2 ms, source: test}}
-    bandwidth: {{value: 400 Mbit/s, source: test}}
-{more}"
-    );
-    let file = folder.join("scenario.yaml");
-    fs::write(&file, text).expect("the temporary folder can be written");
-    file.display().to_string()
+/// Writes a scenario of two desktops, of which the second may have limits.
+fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
+    let devices = format!("  - {{name: a, profile: d2}}\n  - {{name: b, profile: d3{limits}}}");
+    let text = scenario(&devices).replace("generate: 4", "generate: 12");
+    folder.write("scenario.yaml", text + more)
 }
 
-/// Runs the program, which must end well and say nothing on standard error, and reads its JSON.
-fn json(arguments: &[&str]) -> Value {
-    let output = run(arguments);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.is_empty(), "{arguments:?}: {said}");
-    serde_json::from_slice(&output.stdout).expect("one JSON document")
-}
-
-/// The windows of a plan in JSON, by device.
-fn windows(plan: &Value) -> Vec<(String, u64)> {
-    let devices = plan["devices"].as_array().expect("devices");
-    let part = |device: &Value| {
-        let name = device["name"].as_str().expect("a name").to_owned();
-        (name, device["window"].as_u64().expect("a window"))
-    };
-    devices.iter().map(part).collect()
+/// The windows of a plan in JSON.
+fn windows(plan: &Value) -> BTreeMap<&str, u64> {
+    let window = |device: &'_ Value| device["window"].as_u64().expect("a window");
+    texts(&plan["devices"], "name").into_iter().zip(list(&plan["devices"]).iter().map(window)).collect()
 }
 
 #[test]
-fn comparison_lists_every_strategy() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "", "");
-    let rows = json(&["plan", &file, "--compare", "--refine-evaluations", "20", "--json"]);
-    let rows = rows.as_array().expect("a list");
-    for name in ["exact", "single", "mem", "even", "refine"] {
-        assert!(rows.iter().any(|row| row["strategy"] == name), "no row of `{name}`");
-    }
+fn comparison_simulates_every_plan() {
+    let folder = Folder::new();
+    let file = two_desktops(&folder, "", "");
+    let rows = json(&["plan", &file, "--compare", "--refine-evaluations", "20"]);
     let time = |row: &Value| row["simulated"]["tpot_ms"].as_f64();
-    let fastest = rows.iter().filter_map(time).min_by(f64::total_cmp).expect("times");
-    for row in rows {
+    let fastest = list(&rows).iter().filter_map(time).min_by(f64::total_cmp).expect("times");
+    for row in list(&rows) {
         assert_eq!(row["simulated"]["outcome"], "ok");
         assert!(row["predicted"]["tpot_ms"].is_number() && row["refused"].is_null());
         assert_eq!(row["best"], time(row) == Some(fastest), "{}", row["strategy"]);
     }
     // The same plan and as many tokens give the same number in the other command.
     let tokens = rows[0]["simulated"]["tokens"].to_string();
-    let whole = json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens, "--json"]);
-    let exact = rows.iter().find(|row| row["strategy"] == "exact").expect("a row");
-    assert_eq!(whole["tpot_ms"]["mean"].as_f64(), time(exact));
+    let simulated = json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens]);
+    let exact = list(&rows).iter().find(|row| row["strategy"] == "exact").expect("a row");
+    assert_eq!(simulated["tpot_ms"]["mean"].as_f64(), time(exact));
 }
 
 #[test]
-fn refused_strategy_says_why() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "", "");
-    let output = run(&["plan", &file, "--compare", "--rounds", "5"]);
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && output.stderr.is_empty(), "{text}");
+fn comparison_has_a_plan_or_a_reason_for_every_strategy() {
+    let rows = json(&["plan", &shipped("home/llama-70b-on-four"), "--compare"]);
+    let names = texts(&rows, "strategy");
+    let expected: Vec<&str> =
+        NAMES.into_iter().filter(|name| !["manual", "exhaustive"].contains(name)).collect();
+    let (last, planners) = names.split_last().expect("rows");
+    assert_eq!((planners, *last), (&expected[..], "refine"));
+    for row in list(&rows) {
+        let reason = row["refused"].as_str().is_some_and(|reason| !reason.is_empty());
+        let time = row["predicted"]["tpot_ms"].as_f64().is_some_and(|time| time > 0.0);
+        assert!(time != reason, "{row}");
+    }
+    let row = list(&rows).iter().find(|row| row["strategy"] == "mem-total").expect("a row");
+    let windows: Vec<u64> = list(&row["devices"]).iter().filter_map(|it| it["window"].as_u64()).collect();
+    // 11 and 8 GiB on GPUs, 8 and 8 GiB of RAM: 80 layers by 35 are 25.14, 43.43, 61.71, 80 summed up.
+    assert_eq!(windows, [25, 18, 19, 18]);
+}
+
+#[test]
+fn head_of_the_scenario_is_the_head_of_every_plan() {
+    let text = std::fs::read_to_string(shipped("home/llama-70b-on-four")).expect("the scenario");
+    let swapped = text
+        .replace("profile: d3, head: true", "profile: d3")
+        .replace("{name: mac, profile: d1}", "{name: mac, profile: d1, head: true}");
+    let folder = Folder::new();
+    let rows = json(&["plan", &folder.write("mac.yaml", swapped), "--compare"]);
+    for row in list(&rows).iter().filter(|row| row["refused"].is_null()) {
+        let first = &row["devices"][0];
+        assert_eq!((first["name"].as_str(), first["role"].as_str()), (Some("mac"), Some("head")), "{row}");
+    }
+}
+
+#[test]
+fn comparison_table_shows_why_a_strategy_has_no_plan() {
+    let folder = Folder::new();
+    let file = two_desktops(&folder, "", "");
+    let (text, stderr) = outputs(&["plan", &file, "--compare", "--rounds", "5"], 0);
+    assert!(stderr.is_empty(), "{stderr}");
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].contains("simulated: the mean after the first of 8 generated tokens"), "{text}");
     assert!(lines[1].contains("expected") && lines[1].contains("windows (GPU layers)"), "{text}");
@@ -93,34 +93,31 @@ fn refused_strategy_says_why() {
 
 #[test]
 fn refine_is_deterministic_by_evaluations() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "", "planner: {strategy: even}\n");
+    let folder = Folder::new();
+    let file = two_desktops(&folder, "", "planner: {strategy: even}\n");
     let plan = |name: &str, evaluations: &str| {
-        let path = folder.path().join(name).display().to_string();
-        let words = ["plan", &file, "--windows", "16,16", "--strategy", "refine", "--output", &path];
-        let output = run(&[&words[..], &["--refine-evaluations", evaluations]].concat());
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let time = json(&["simulate", &file, "--plan", &path, "--tokens", "8", "--json"]);
-        (fs::read_to_string(path).expect("a plan"), said, time["tpot_ms"]["mean"].as_f64().expect("a time"))
+        let path = folder.at(name);
+        let flags = ["--windows", "16,16", "--strategy", "refine", "--refine-evaluations", evaluations];
+        let text = succeed(&[&["plan", &file, "--output", &path], &flags[..]].concat());
+        let simulated = json(&["simulate", &file, "--plan", &path, "--tokens", "8"]);
+        (folder.read(name), text, simulated["tpot_ms"]["mean"].as_f64().expect("a time"))
     };
-    let (_, said, start) = plan("start.yaml", "1");
-    assert!(said.contains("(the plan of `manual`)") && said.contains("in 1 evaluation;"), "{said}");
-    assert!(said.contains("the evaluations were used up"), "{said}");
-    let (text, said, better) = plan("better.yaml", "60");
+    let (_, text, start) = plan("start.yaml", "1");
+    assert!(text.contains("(the plan of `manual`)") && text.contains("in 1 evaluation;"), "{text}");
+    assert!(text.contains("the evaluations were used up"), "{text}");
+    let (document, _, better) = plan("better.yaml", "60");
     assert!(better < start, "{better} is not below {start}");
-    assert!(text.contains("strategy: refine") && text.contains("start=manual"), "{text}");
-    assert_eq!(plan("again.yaml", "60").0, text);
-    println!("{start} to {better}: {said}");
+    assert!(document.contains("strategy: refine") && document.contains("start=manual"), "{document}");
+    assert_eq!(plan("again.yaml", "60").0, document);
 }
 
 #[test]
 fn refine_keeps_given_rounds() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "", "");
-    let words = ["--strategy", "refine", "--rounds", "2", "--refine-evaluations", "30", "--json"];
-    let output = run(&[&["plan", &file, "--output", "/dev/null"][..], &words].concat());
-    let plan: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    let folder = Folder::new();
+    let file = two_desktops(&folder, "", "");
+    let flags = ["--strategy", "refine", "--rounds", "2", "--refine-evaluations", "30", "--json"];
+    let (stdout, _) = outputs(&[&["plan", &file, "--output", "/dev/null"][..], &flags].concat(), 0);
+    let plan = parse(&stdout);
     assert_eq!(plan["rounds"], 2);
     let sentence = plan["explanation"][0].as_str().expect("a sentence");
     assert!(sentence.starts_with("The simulator: from "), "{sentence}");
@@ -128,34 +125,59 @@ fn refine_keeps_given_rounds() {
 
 #[test]
 fn planners_know_absolute_limits_only() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let plan = |limits: &str| {
-        let file = scenario(folder.path(), limits, "");
-        windows(&json(&["plan", &file, "--strategy", "mem", "--json"]))
-    };
-    let free = plan("");
-    let layers = |plan: &[(String, u64)]| plan.iter().find(|(name, _)| name == "b").expect("`b`").1;
-    let bound = plan(", limits: {memory: 1 GiB}");
-    assert!(layers(&bound) < layers(&free), "{bound:?} beside {free:?}");
-    assert_eq!(plan(", limits: {memory_share: 50 %}"), free);
+    let folder = Folder::new();
+    let plan = |limits: &str| json(&["plan", &two_desktops(&folder, limits, ""), "--strategy", "mem"]);
+    let (free, limited) = (plan(""), plan(", limits: {memory: 1 GiB}"));
+    assert!(windows(&limited)["b"] < windows(&free)["b"], "{limited} beside {free}");
+    assert_eq!(windows(&plan(", limits: {memory_share: 50 %}")), windows(&free));
 
-    // A plan made in one command and simulated in another is what the second makes by itself.
-    let file = scenario(folder.path(), ", limits: {memory: 4 GiB}", "");
-    let path = folder.path().join("plan.yaml").display().to_string();
-    assert!(run(&["plan", &file, "--output", &path]).status.success());
-    let given = json(&["simulate", &file, "--plan", &path, "--json"]);
-    assert_eq!(given, json(&["simulate", &file, "--json"]));
+    // Planning in one command and simulating in another gives the same as simulating alone.
+    let file = two_desktops(&folder, ", limits: {memory: 4 GiB}", "");
+    let plan = folder.at("plan.yaml");
+    succeed(&["plan", &file, "--output", &plan]);
+    assert_eq!(json(&["simulate", &file, "--plan", &plan]), json(&["simulate", &file]));
 }
 
 #[test]
 fn wrong_search_flags_are_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "", "");
-    let text = error(&["plan", &file, "--strategy", "refined"], 2);
-    assert!(text.contains("there is no strategy `refined`") && text.contains("exhaustive, refine"), "{text}");
+    let folder = Folder::new();
+    let file = two_desktops(&folder, "", "");
+    let expected = ["there is no strategy `refined`", "exhaustive, refine"];
+    assert_refused(&["plan", &file, "--strategy", "refined"], &expected);
     for seconds in ["0", "-1", "1e3", "999999"] {
         let seconds = format!("--refine-seconds={seconds}");
-        let text = error(&["plan", &file, "--strategy", "refine", &seconds], 2);
-        assert!(text.contains("refine-seconds"), "{text}");
+        assert_refused(&["plan", &file, "--strategy", "refine", &seconds], &["refine-seconds"]);
+    }
+}
+
+/// A plan is the fastest by a model, and its simulation may differ from that by this factor.
+const TOLERANCE: f64 = 1.03;
+
+/// A scenario is planned and simulated over a range of disk rates. If the simulator had a limit that the planner does not
+/// know, a faster disk would give its device more weights than it can read.
+#[test]
+fn faster_disk_never_makes_a_new_plan_slower() {
+    let home = shipped("home/llama-70b-on-four");
+    let all = ["desktop", "laptop", "mac", "phone"];
+    let managed = ["--residency", "managed"];
+    let full_laptop = [&managed[..], &["--vary", "devices.laptop.memory.available=3GiB"]].concat();
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&all, &[]),
+        (&all, &managed),
+        (&["desktop"], &["--vary", "devices.desktop.memory.available=3GiB"]),
+        (&["laptop", "desktop"], &full_laptop),
+    ];
+    for (devices, flags) in cases {
+        for device in devices {
+            let vary = format!("devices.{device}.disk.sequential=0.25GB/s..16GB/s/7/log");
+            let table = json(&[&["sweep", &home, "--vary", &vary][..], flags].concat());
+            let times: Vec<f64> =
+                list(&table["rows"]).iter().map(|row| row["tpot_ms"].as_f64().expect("a time")).collect();
+            let mut fastest = f64::INFINITY;
+            for time in &times {
+                assert!(*time <= fastest * TOLERANCE, "{device} {flags:?}: {times:?}");
+                fastest = fastest.min(*time);
+            }
+        }
     }
 }

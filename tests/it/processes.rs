@@ -1,40 +1,108 @@
-//! Shared by the tests of the command line: the program, the test models, and workers that end with the test.
+//! The program under test, its workers and heads, and the test models.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::namespace::Namespace;
+use crate::repository::root;
+
+/// The prompt of a [`Head`].
+pub const PROMPT: &str = "The Lord is my";
 
 /// The program under test: this build's, or the one that `HEARTH_PROGRAM` names, as a release build for long trials.
-fn program() -> String {
+pub fn program() -> String {
     std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
 }
 
-/// The program under test with arguments.
-pub fn hearth(arguments: &[&str]) -> Command {
+/// The program under test, without the key of the user who runs the tests.
+pub fn hearth<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
-    // A key of whoever runs the tests is none of their business.
-    command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY");
+    command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY").env_remove("HEARTH_TOKEN");
     command
 }
 
 /// Runs the program to its end.
-pub fn run(arguments: &[&str]) -> Output {
+pub fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     hearth(arguments).output().expect("the program starts")
 }
 
-/// What it wrote to standard error, after failing with this code.
-pub fn error(arguments: &[&str], code: i32) -> String {
-    let output = run(arguments);
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+/// Runs a command, checks its exit code, and returns standard output and standard error.
+pub fn finish(command: &mut Command, code: i32) -> (String, String) {
+    let output = command.output().expect("the program starts");
+    let [stdout, stderr] =
+        [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it).into_owned());
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {stdout}{stderr}");
+    (stdout, stderr)
+}
+
+/// Standard output and standard error after ending with this code.
+pub fn outputs<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> (String, String) {
+    finish(&mut hearth(arguments), code)
+}
+
+/// Standard output after success.
+pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+    outputs(arguments, 0).0
+}
+
+/// The document that `--json` prints, after ending with this code and with nothing on standard error.
+pub fn json_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Value {
+    let (stdout, stderr) = finish(hearth(arguments).arg("--json"), code);
+    assert!(stderr.is_empty(), "{stderr}");
+    parse(&stdout)
+}
+
+/// The document that `--json` prints, after success and with nothing on standard error.
+pub fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
+    json_with_code(arguments, 0)
+}
+
+/// Parses the only JSON document of an output.
+pub fn parse(stdout: &str) -> Value {
+    serde_json::from_str(stdout).unwrap_or_else(|error| panic!("{error}: {stdout}"))
+}
+
+/// The elements of a list in JSON.
+pub fn list(value: &Value) -> &Vec<Value> {
+    value.as_array().unwrap_or_else(|| panic!("not a list: {value}"))
+}
+
+/// A text of every element of a list in JSON, where it has one.
+pub fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
+    list(value).iter().filter_map(|element| element[key].as_str()).collect()
+}
+
+/// Standard error after failing with this code.
+pub fn error<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
+    let text = outputs(arguments, code).1;
     assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
-    println!("$ hearth {}\n{text}", arguments.join(" "));
+    println!("{text}");
     text
+}
+
+/// Checks that the program refuses its input with a message that has all these parts.
+pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
+    let text = error(arguments, 2);
+    for part in parts {
+        let arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
+        assert!(text.contains(part), "{arguments:?}: no `{part}` in {text}");
+    }
 }
 
 /// A file of the repository's test data.
 pub fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+    root().join("tests/data").join(name)
+}
+
+/// A shipped scenario, as `home/phone-leaves`.
+pub fn shipped(name: &str) -> String {
+    root().join(format!("scenarios/{name}.yaml")).display().to_string()
 }
 
 /// A trained model by its weight format.
@@ -45,65 +113,160 @@ pub fn model(format: &str) -> String {
 /// Sends a process a signal by name.
 pub fn signal(process: u32, name: &str) {
     let sent = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()));
+    assert!(sent.is_ok_and(|status| status.success()), "{name} {process}");
+}
+
+/// Returns whether a condition becomes true in time.
+pub fn becomes_true(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        let holds = condition();
+        if holds || start.elapsed() > timeout {
+            return holds;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process that ends with the test.
+pub struct Process(pub Child);
+
+impl Process {
+    /// Starts a process and waits for the first line of its standard output.
+    pub fn until_ready(command: &mut Command) -> (Process, String) {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let (mut line, out) = (String::new(), child.stdout.take().expect("piped"));
+        BufReader::new(out).read_line(&mut line).expect("it prints that it is ready");
+        (Process(child), line)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A worker process at a free port.
 pub struct Worker {
-    process: Child,
-    /// Where it listens.
+    process: Process,
     pub address: String,
 }
 
 impl Worker {
     /// Starts a worker with a model.
     pub fn start(model: &str) -> Worker {
-        Self::spawn(&mut hearth(&["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--model", model]))
+        Self::with(&["--listen", "127.0.0.1:0", "--model", model])
     }
 
-    /// Starts a worker that fetches its layers into a folder.
-    pub fn fetching(folder: &str) -> Worker {
-        let arguments = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--fetch", folder];
-        Self::spawn(&mut hearth(&arguments))
+    /// Starts a worker of one thread with these flags.
+    pub fn with(flags: &[&str]) -> Worker {
+        Self::spawn(hearth(&["worker", "--threads", "1"]).args(flags))
     }
 
-    /// Starts a worker that takes only those with a key.
-    pub fn with_key(model: &str, listen: &str, key: &str) -> Worker {
-        let arguments = ["worker", "--listen", listen, "--threads", "1", "--model", model, "--key", key];
-        Self::spawn(&mut hearth(&arguments))
-    }
-
-    /// Starts a worker with a model at an address where one was before.
-    pub fn again(model: &str, address: &str) -> Worker {
-        Self::spawn(&mut hearth(&["worker", "--listen", address, "--threads", "1", "--model", model]))
-    }
-
-    /// Starts a worker in a network namespace.
-    pub fn inside(namespace: &str, model: &str, listen: &str, key: &str) -> Worker {
-        Self::inside_as(namespace, model, listen, key, "far")
-    }
-
-    /// Starts a worker in a network namespace, of this name.
-    pub fn inside_as(namespace: &str, model: &str, listen: &str, key: &str, name: &str) -> Worker {
+    /// Starts a worker with flags in a network namespace.
+    pub fn inside(namespace: &Namespace, flags: &[&str]) -> Worker {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace, &program(), "worker", "--threads", "1"]);
-        command.args(["--listen", listen, "--model", model, "--key", key, "--name", name]);
+        command.args(["netns", "exec", &namespace.name, &program(), "worker", "--threads", "1"]).args(flags);
+        command.args(["--listen", &format!("{}:0", namespace.inside)]);
         Self::spawn(command.stdin(Stdio::null()).env_remove("HEARTH_KEY"))
     }
 
     fn spawn(command: &mut Command) -> Worker {
-        let mut process =
-            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the worker starts");
-        let mut line = String::new();
-        let out = process.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut line).expect("the worker says where it listens");
+        let (process, line) = Process::until_ready(command);
         let address = line.split_ascii_whitespace().nth(2).expect("listening at ADDRESS").to_string();
         Worker { process, address }
     }
 
-    /// Its process.
     pub fn id(&self) -> u32 {
-        self.process.id()
+        self.process.0.id()
+    }
+
+    /// Sends it a signal by name.
+    pub fn signal(&self, name: &str) {
+        signal(self.id(), name);
+    }
+
+    /// Kills it without warning.
+    pub fn kill(&mut self) {
+        self.process.0.kill().expect("it runs");
+        self.process.0.wait().expect("it ends");
+    }
+}
+
+/// The arguments that execute a plan with one thread.
+pub fn execute(plan: &str, model: &str, more: &[&str]) -> Vec<String> {
+    let words = ["execute", plan, "--model", model, "--threads", "1", "--ignore-end"];
+    words.iter().chain(more).map(|&word| word.to_owned()).collect()
+}
+
+/// What a head printed.
+#[derive(Debug, Default)]
+pub struct Observation {
+    pub tokens: Vec<u32>,
+    /// The longest time between two tokens.
+    pub max_gap: Duration,
+    /// It did not end.
+    pub timed_out: bool,
+    /// Its other lines on standard output, and standard error.
+    pub text: String,
+    pub code: Option<i32>,
+}
+
+/// A head of the model of q4_k whose tokens are observed as they are printed.
+pub struct Head {
+    process: Child,
+    lines: mpsc::Receiver<(Instant, String)>,
+    last_token: Option<Instant>,
+    observed: Observation,
+}
+
+impl Head {
+    /// Starts a plan for a number of tokens after [`PROMPT`].
+    pub fn start(plan: &str, tokens: usize, more: &[&str]) -> Head {
+        let flags = ["--prompt", PROMPT, "--tokens", &tokens.to_string(), "--json", "--mark-tokens"];
+        let mut command = hearth(&execute(plan, &model("q4_k"), &[&flags[..], more].concat()));
+        let mut process =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the head starts");
+        let (line_tx, lines) = mpsc::channel();
+        let out = process.stdout.take().expect("piped");
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                let _ = line_tx.send((Instant::now(), line));
+            }
+        });
+        Head { process, lines, last_token: None, observed: Observation::default() }
+    }
+
+    /// Runs a plan to its end.
+    pub fn run(plan: &str, tokens: usize, more: &[&str]) -> Observation {
+        Head::start(plan, tokens, more).finish()
+    }
+
+    /// Waits until so many tokens are out, or the head ended.
+    pub fn wait_for_tokens(&mut self, count: usize) {
+        while self.observed.tokens.len() < count {
+            match self.lines.recv_timeout(Duration::from_mins(1)) {
+                Ok((now, line)) => self.observe(now, &line),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.observed.timed_out = true;
+                    let _ = self.process.kill();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn observe(&mut self, now: Instant, line: &str) {
+        let Some(token) = line.strip_prefix("token ").and_then(|token| token.trim().parse().ok()) else {
+            self.observed.text += line;
+            return;
+        };
+        let gap = self.last_token.replace(now).map_or(Duration::ZERO, |last| now - last);
+        self.observed.max_gap = self.observed.max_gap.max(gap);
+        self.observed.tokens.push(token);
     }
 
     /// Sends it a signal by name.
@@ -111,17 +274,13 @@ impl Worker {
         signal(self.process.id(), name);
     }
 
-    /// Kills it without warning.
-    pub fn kill(&mut self) {
-        self.process.kill().expect("it runs");
-        self.process.wait().expect("it ends");
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+    /// Waits for its end.
+    pub fn finish(mut self) -> Observation {
+        self.wait_for_tokens(usize::MAX);
+        let output = self.process.wait_with_output().expect("the head ends");
+        self.observed.text += &String::from_utf8_lossy(&output.stderr);
+        self.observed.code = output.status.code();
+        self.observed
     }
 }
 

@@ -1,14 +1,15 @@
 //! The simulator is as close to published numbers as the documentation says.
 //!
-//! The bars are those of the project: a median error of a tenth, every cell within the tolerance that its document
-//! states, the systems and the sizes in their published order. They are checked, not fitted: what was fitted, and on
-//! which rows, stands in the documents and in the profiles.
+//! The bounds are those of the project: a median error of a tenth, every cell within the tolerance of its document, the
+//! systems and the sizes in their published order. Nothing is fitted here: the documents and the profiles say what was
+//! fitted, and on which rows.
 
 use serde_json::Value;
 
-use crate::processes::run;
+use crate::processes::{json, list};
+use crate::repository::root;
 
-/// What fails of Fig. 2 and 8, and how much of Fig. 10. The caveats of the documents say why.
+/// The claims of Fig. 2 and 8 that fail, and their number in Fig. 10. The caveats of the documents say why.
 const FIG_2: [&str; 1] = ["65B: two rounds take about half"];
 const FIG_8: [&str; 3] = [
     "{D1, D2, D3, D4} is slower than {D2, D3, D5}",
@@ -21,31 +22,24 @@ const HETEROLLM: [&str; 1] =
     ["256 tokens: 3.3 % more energy than layer-level, which contradicts the powers and speeds beside it"];
 
 fn reproduce(document: &str) -> Value {
-    let path = format!("{}/reports/published/{document}.yaml", env!("CARGO_MANIFEST_DIR"));
-    let output = run(&["reproduce", &path, "--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let documents: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    documents[0]["scores"].clone()
+    let path = root().join(format!("reports/published/{document}.yaml")).display().to_string();
+    json(&["reproduce", &path])[0]["scores"].clone()
 }
 
-fn cells(scores: &Value) -> &Vec<Value> {
-    scores["tpot"].as_array().expect("times")
-}
-
+/// The times that are out of their tolerance.
 fn outside(scores: &Value) -> Vec<String> {
     let name = |cell: &Value| format!("{} {}: {}", cell["row"], cell["system"], cell["error"]);
-    cells(scores).iter().filter(|cell| cell["within"] != true).map(name).collect()
+    list(&scores["tpot"]).iter().filter(|cell| cell["within"] != true).map(name).collect()
 }
 
 /// The claims that do not hold.
 fn fails(scores: &Value) -> Vec<String> {
-    let claims = scores["claims"].as_array().expect("claims");
     let text = |claim: &Value| claim["text"].as_str().expect("a text").to_owned();
-    claims.iter().filter(|claim| claim["holds"] != true).map(text).collect()
+    list(&scores["claims"]).iter().filter(|claim| claim["holds"] != true).map(text).collect()
 }
 
 #[test]
-fn the_papers_testbed_comes_out_within_its_tolerances() {
+fn testbed_of_the_paper_is_within_its_tolerances() {
     let scores = reproduce("prima-table-4");
     // exo's own cost of a token, Python and its messages, is not known; see the remark of that cell.
     let outside = outside(&scores);
@@ -55,13 +49,13 @@ fn the_papers_testbed_comes_out_within_its_tolerances() {
     assert!(median("median_ttft") <= 0.25, "of times to the first token {}", median("median_ttft"));
     assert_eq!(scores["misordered"], serde_json::json!([]), "systems in another order");
     assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
-    for column in scores["rank_correlation"].as_array().expect("ranks") {
+    for column in list(&scores["rank_correlation"]) {
         assert!(column[1].as_f64() > Some(0.999), "{column}");
     }
 }
 
 #[test]
-fn without_selection_small_models_take_what_the_first_version_of_the_paper_says() {
+fn small_models_without_selection_match_the_first_version_of_the_paper() {
     let scores = reproduce("prima-v1-all-kept");
     // 54 and 65 ms; nothing was fitted on them.
     assert!(scores["median_tpot"].as_f64().expect("a number") < 0.06, "{}", scores["median_tpot"]);
@@ -69,7 +63,7 @@ fn without_selection_small_models_take_what_the_first_version_of_the_paper_says(
 }
 
 #[test]
-fn claims_hold_but_for_those_that_the_documents_explain() {
+fn claims_hold_except_those_with_a_caveat() {
     assert_eq!(fails(&reproduce("prima-fig-2")), FIG_2);
     assert_eq!(fails(&reproduce("prima-fig-8")), FIG_8);
     let heuristics = fails(&reproduce("prima-fig-10"));
@@ -77,29 +71,29 @@ fn claims_hold_but_for_those_that_the_documents_explain() {
 }
 
 #[test]
-fn a_phone_with_gpu_and_npu_comes_out_within_its_tolerances() {
+fn phone_with_gpu_and_npu_is_within_its_tolerances() {
     let scores = reproduce("heterollm");
-    let times = ["tpot", "ttft"].map(|key| scores[key].as_array().expect("times").clone()).concat();
+    let times = ["tpot", "ttft"].map(|key| list(&scores[key]).clone()).concat();
     assert!(times.len() >= 6 && times.iter().all(|cell| cell["within"] == true), "{times:?}");
     assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
     assert_eq!(fails(&scores), HETEROLLM);
 }
 
-/// What two numbers of a GPU miss on average: reading a prompt of 1024 tokens, and generating.
-const MEANS: [f64; 2] = [0.08, 0.05];
+/// The mean errors of the two-parameter model of a GPU: prefill of 1024 tokens, and decode.
+const MEAN_ERRORS: [f64; 2] = [0.08, 0.05];
 
 #[test]
-fn two_numbers_of_a_gpu_predict_other_models_within_a_few_percent() {
+fn mobile_gpu_model_predicts_other_models_within_a_few_percent() {
     let scores = reproduce("ml-drift");
     let speeds = &scores["speeds"];
-    for ((stage, bar), cells) in ["prefill", "decode"].into_iter().zip(MEANS).zip([26, 25]) {
+    for ((stage, bar), cells) in ["prefill", "decode"].into_iter().zip(MEAN_ERRORS).zip([26, 25]) {
         assert!(speeds[stage]["error"].as_f64().expect("a number") <= bar, "{stage}: {}", speeds[stage]);
         assert_eq!(speeds[stage]["cells"], cells, "{stage}");
     }
     // Every printed number of Table 2: 37 cells of two.
-    let all = speeds["all"].as_array().expect("speeds");
+    let all = list(&speeds["all"]);
     assert_eq!(all.len(), 74);
-    // What is left out is far off; if it were not, it would have to count.
+    // Excluded speeds must be far off; otherwise they would have to count.
     let excluded: Vec<&Value> = all.iter().filter(|speed| !speed["excluded"].is_null()).collect();
     assert_eq!(excluded.len(), 3);
     assert!(excluded.iter().all(|speed| speed["error"].as_f64() > Some(0.15)), "{excluded:?}");
@@ -110,7 +104,7 @@ fn two_numbers_of_a_gpu_predict_other_models_within_a_few_percent() {
 }
 
 #[test]
-fn the_two_numbers_are_those_of_the_rows_they_are_fitted_on() {
+fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
     use hearth_profiles::Document;
     use hearth_profiles::model::ModelDocument;
     use hearth_reports::published::speeds::Quantisation;
@@ -118,7 +112,7 @@ fn the_two_numbers_are_those_of_the_rows_they_are_fitted_on() {
     use hearth_sim::mobile_gpu::{Measured, MobileGpu, Weights};
 
     let published = Published::from_yaml(shipped("ml-drift").expect("shipped")).expect("a document");
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/published");
+    let folder = root().join("reports/published");
     let rows: Vec<_> = published.rows.iter().filter(|row| published.fitted.contains(&row.label)).collect();
     assert_eq!(rows.len(), 2);
     for system in &published.systems {

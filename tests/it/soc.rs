@@ -1,29 +1,17 @@
 //! Errors and notes about phones: unsupported strategies, and runs that need `--warm`.
 
-use std::fs;
-
-use crate::processes::{error, run};
-use crate::repository::root;
-
-/// A phone alone, of this profile and used so.
-fn scenario(profile: &str, soc: &str) -> String {
-    let path = root().join("scenarios/soc/llama-8b-256-tensor.yaml");
-    let text = fs::read_to_string(path).expect("a shipped scenario");
-    let shipped = "profile: snapdragon-8-gen-3, soc: {strategy: hetero-tensor}";
-    assert!(text.contains(shipped), "{text}");
-    text.replace(shipped, &format!("profile: {profile}, soc: {soc}"))
-}
+use crate::folder::Folder;
+use crate::processes::{assert_refused, error, shipped, succeed};
 
 #[test]
 fn unsupported_soc_options_are_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let phone = "snapdragon-8-gen-3";
-    let cases = [
-        (
-            "nvidia-orin",
-            "{strategy: npu-only}",
-            "has no NPU that computes in FP16: choose `gpu-only` or `best`",
-        ),
+    let text = std::fs::read_to_string(shipped("soc/llama-8b-256-tensor")).expect("a shipped scenario");
+    let device = "profile: snapdragon-8-gen-3, soc: {strategy: hetero-tensor}";
+    assert!(text.contains(device), "{text}");
+    let (folder, phone) = (Folder::new(), "snapdragon-8-gen-3");
+    let no_npu = "has no NPU that computes in FP16: choose `gpu-only` or `best`";
+    for (profile, soc, what) in [
+        ("nvidia-orin", "{strategy: npu-only}", no_npu),
         ("nvidia-orin", "{strategy: hetero-tensor}", "asks for `hetero-tensor`"),
         ("d3", "{strategy: gpu-only}", "its profile `d3` has no SoC"),
         (phone, "{strategy: chunked, chunk: 0}", "has a chunk of 0 tokens"),
@@ -33,11 +21,9 @@ fn unsupported_soc_options_are_refused() {
         (phone, "{strategy: gpu-only, partitions: fixed}", "which `gpu-only` does not use"),
         (phone, "{strategy: heterotensor}", "unknown variant `heterotensor`"),
         (phone, "{partition: fixed}", "unknown field `partition`"),
-    ];
-    for (number, (profile, soc, what)) in cases.into_iter().enumerate() {
-        let path = folder.path().join(format!("{number}.yaml"));
-        fs::write(&path, scenario(profile, soc)).expect("a scenario");
-        let text = error(&["simulate", &path.display().to_string(), "--warm"], 2);
+    ] {
+        let file = folder.write("s.yaml", text.replace(device, &format!("profile: {profile}, soc: {soc}")));
+        let text = error(&["simulate", &file, "--warm"], 2);
         assert!(text.contains(what), "{profile} {soc}: {text}");
         assert!(text.contains("hint:") || text.contains("where:"), "{text}");
     }
@@ -45,20 +31,14 @@ fn unsupported_soc_options_are_refused() {
 
 #[test]
 fn soc_strategy_is_not_a_planner_strategy() {
-    let path = root().join("scenarios/soc/llama-8b-256-tensor.yaml").display().to_string();
-    let text = error(&["simulate", &path, "--strategy", "hetero-tensor"], 2);
-    assert!(text.contains("soc: {strategy: hetero-tensor}"), "{text}");
+    let arguments = ["simulate", &shipped("soc/llama-8b-256-tensor"), "--strategy", "hetero-tensor"];
+    assert_refused(&arguments, &["soc: {strategy: hetero-tensor}"]);
 }
 
 #[test]
 fn cold_soc_suggests_warm() {
-    let path = root().join("scenarios/soc/llama-8b-256-tensor.yaml").display().to_string();
-    let said = |flags: &[&str]| {
-        let output = run(&[&["simulate", &path][..], flags].concat());
-        assert!(output.status.success());
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
-    let (cold, warm) = (said(&[]), said(&["--warm"]));
+    let path = shipped("soc/llama-8b-256-tensor");
+    let (cold, warm) = (succeed(&["simulate", &path]), succeed(&["simulate", &path, "--warm"]));
     assert!(cold.contains("Add --warm") && !cold.contains("GPU and NPU, `"), "{cold}");
     assert!(!warm.contains("Add --warm") && warm.contains("GPU and NPU, `hetero-tensor`"), "{warm}");
 }

@@ -1,81 +1,50 @@
-//! Every row of a sweep is what `hearth simulate` says, and the shards merge to the whole.
+//! Every row of a sweep is what `hearth simulate` prints, and the shards merge to the whole.
 
 use std::fs;
-use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::json;
 
-use crate::processes::{error, hearth, run};
+use crate::folder::{Folder, TWO_DEVICES, scenario};
+use crate::processes::{assert_refused, error, json, list, succeed, texts};
 use crate::repository::root;
 
-/// Two devices with documents of their own; the second's memory can be given.
-fn scenario(folder: &Path, available: &str) -> String {
+/// Writes a scenario of two devices with documents of their own; the memory of `d3` can be given.
+fn write_scenario(folder: &Folder, available: &str) -> String {
     for name in ["d2", "d3"] {
         let path = root().join(format!("profiles/devices/{name}.yaml"));
         let text = fs::read_to_string(path).expect("a shipped device");
         let text = text.replace("available: {value: 9.7 GiB", &format!("available: {{value: {available}"));
-        fs::write(folder.join(format!("{name}.yaml")), text).expect("the temporary folder can be written");
+        folder.write(&format!("{name}.yaml"), text);
     }
-    let text = "# What varies?
-schema: scenario/1
-name: sweep-test
-seed: 7
-model: {profile: llama-30b}
-context: 512
-workload: {prompt: 4, generate: 4}
-devices:
-  - {name: a, profile: ./d2.yaml}
-  - {name: b, profile: ./d3.yaml}
-links:
-  default:
-    latency: {value: 2 ms, source: test}
-    bandwidth: {value: 400 Mbit/s, source: test}
-";
-    let file = folder.join("scenario.yaml");
-    fs::write(&file, text).expect("the temporary folder can be written");
-    file.display().to_string()
-}
-
-/// Runs the program, which must end well, and reads its JSON.
-fn json(arguments: &[&str]) -> Value {
-    let output = run(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("one JSON document")
-}
-
-fn succeed(arguments: &[&str]) -> String {
-    let output = run(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
+    let text = scenario("  - {name: a, profile: ./d2.yaml}\n  - {name: b, profile: ./d3.yaml}");
+    let text = text.replace("llama-8b", "llama-30b").replace("prompt: 16", "prompt: 4");
+    folder.write("scenario.yaml", text.replace("seed: 1", "seed: 7"))
 }
 
 #[test]
 fn row_equals_simulating_the_changed_document() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "9.7 GiB");
+    let folder = Folder::new();
+    let file = write_scenario(&folder, "9.7 GiB");
     let memory = "devices.b.memory.available=3GiB,9.7GiB";
-    let found =
-        json(&["sweep", &file, "--vary", memory, "--vary", "links.default.latency=2ms,9ms", "--json"]);
-    let rows = found["rows"].as_array().expect("rows");
+    let table = json(&["sweep", &file, "--vary", memory, "--vary", "links.default.latency=2ms,9ms"]);
+    let rows = list(&table["rows"]);
     assert_eq!(rows.len(), 4);
     let mut times = Vec::new();
     for (row, (available, latency)) in
         rows.iter().zip([("3 GiB", "2 ms"), ("3 GiB", "9 ms"), ("9.7 GiB", "2 ms"), ("9.7 GiB", "9 ms")])
     {
-        let file = scenario(folder.path(), available);
-        let text = fs::read_to_string(&file).expect("a scenario");
-        fs::write(&file, text.replace("value: 2 ms", &format!("value: {latency}"))).expect("written");
-        let alone = json(&["simulate", &file, "--json"]);
-        assert_eq!(row["values"], serde_json::json!([available, latency]));
+        write_scenario(&folder, available);
+        let text = folder.read("scenario.yaml").replace("value: 2 ms", &format!("value: {latency}"));
+        let file = folder.write("scenario.yaml", text);
+        let alone = json(&["simulate", &file]);
+        assert_eq!(row["values"], json!([available, latency]));
         assert_eq!(row["tpot_ms"], alone["tpot_ms"]["mean"], "{available}, {latency}");
         assert_eq!(row["ttft_ms"], alone["ttft_ms"]);
         assert_eq!(row["tokens_per_s"], alone["tokens_per_s"]);
-        let devices = alone["devices"].as_array().expect("devices");
-        let read: f64 = devices.iter().filter_map(|device| device["bytes_read_per_token"].as_f64()).sum();
+        let read = |device: &serde_json::Value| device["bytes_read_per_token"].as_f64();
+        let read: f64 = list(&alone["devices"]).iter().filter_map(read).sum();
         assert_eq!(row["bytes_read_per_token"].as_f64(), Some(read));
-        let plan = json(&["plan", &file, "-o", "/dev/null", "--json"]);
+        let plan = json(&["plan", &file, "-o", &folder.at("plan.yaml")]);
         assert_eq!((&row["rounds"], &row["strategy"]), (&plan["rounds"], &plan["strategy"]));
         assert_eq!((row["outcome"].as_str(), row["seed"].as_u64()), (Some("ok"), Some(7)));
         times.push(row["tpot_ms"].to_string());
@@ -86,93 +55,66 @@ fn row_equals_simulating_the_changed_document() {
 
 #[test]
 fn shards_merge_byte_for_byte() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "9.7 GiB");
-    let at = |name: &str| folder.path().join(name).display().to_string();
+    let folder = Folder::new();
+    let file = write_scenario(&folder, "9.7 GiB");
     let vary = ["--vary", "devices.b.memory.available=2GiB..9GiB/3", "--vary", "seed=1,2"];
     let sweep = |more: &[&str]| succeed(&[&["sweep", &file][..], &vary, more].concat());
     let printed = sweep(&["--jobs", "1"]);
-    sweep(&["--jobs", "3", "-o", &at("whole.csv"), "--chart", &at("whole.svg")]);
-    let whole = fs::read_to_string(at("whole.csv")).expect("a table");
+    sweep(&["--jobs", "3", "-o", &folder.at("whole.csv"), "--chart", &folder.at("whole.svg")]);
+    let whole = folder.read("whole.csv");
     assert_eq!(whole, printed, "the number of threads changes nothing");
     assert_eq!(whole.lines().count(), 2 + 6);
-    for part in 1..=4 {
-        let (name, shard) = (at(&format!("{part}.csv")), format!("{part}/4"));
-        sweep(&["--shard", &shard, "-o", &name]);
+    let [first, second, third, fourth] = [1, 2, 3, 4].map(|part| folder.at(&format!("{part}.csv")));
+    for (shard, name) in [("1/4", &first), ("2/4", &second), ("3/4", &third), ("4/4", &fourth)] {
+        sweep(&["--shard", shard, "-o", name]);
     }
-    let parts = [at("3.csv"), at("1.csv"), at("4.csv"), at("2.csv")];
-    let merge = [&["sweep", "merge"][..], &parts.each_ref().map(String::as_str)].concat();
-    succeed(&[&merge[..], &["-o", &at("merged.csv"), "--chart", &at("merged.svg")]].concat());
-    assert_eq!(fs::read_to_string(at("merged.csv")).expect("a table"), whole);
-    let drawing = fs::read_to_string(at("whole.svg")).expect("a drawing");
-    assert_eq!(fs::read_to_string(at("merged.svg")).expect("a drawing"), drawing);
-    assert_eq!((drawing.matches("<polyline").count(), drawing.matches("<circle").count()), (2, 6));
-    let left: Vec<_> = fs::read_dir(folder.path()).expect("a folder").flatten().collect();
-    assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().ends_with(".part")), "{left:?}");
+    let merge = ["sweep", "merge", &third, &first, &fourth, &second];
+    let (table, chart) = (folder.at("merged.csv"), folder.at("merged.svg"));
+    succeed(&[&merge[..], &["-o", &table, "--chart", &chart]].concat());
+    assert_eq!(folder.read("merged.csv"), whole);
+    let chart = folder.read("whole.svg");
+    assert_eq!(folder.read("merged.svg"), chart);
+    assert_eq!((chart.matches("<polyline").count(), chart.matches("<circle").count()), (2, 6));
+    assert!(folder.names().iter().all(|name| !name.ends_with(".part")), "{:?}", folder.names());
 
-    let text = error(&["sweep", "merge", &at("1.csv"), &at("2.csv"), &at("4.csv")], 2);
-    assert!(text.contains("rows are missing: 2\n") && text.contains("--shard 3/4"), "{text}");
-    let text = error(&[&merge[..], &[&at("1.csv")]].concat(), 2);
-    assert!(text.contains("row 0 is present twice"), "{text}");
-    let other = ["sweep", &file, "--vary", "seed=1,2", "-o", &at("other.csv")];
-    succeed(&other);
-    let text = error(&["sweep", "merge", &at("1.csv"), &at("other.csv")], 2);
-    assert!(text.contains("another sweep"), "{text}");
-    let text = error(&["sweep", "merge", &file], 2);
-    assert!(text.contains("not the table of a sweep"), "{text}");
+    let other = folder.at("other.csv");
+    succeed(&["sweep", &file, "--vary", "seed=1,2", "-o", &other]);
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&[&first, &second, &fourth], &["rows are missing: 2\n", "--shard 3/4"]),
+        (&[&third, &first, &fourth, &second, &first], &["row 0 is present twice"]),
+        (&[&first, &other], &["another sweep"]),
+        (&[&file], &["not the table of a sweep"]),
+    ];
+    for (tables, parts) in cases {
+        assert_refused(&[&["sweep", "merge"], tables].concat(), parts);
+    }
 }
 
 #[test]
 fn failed_point_says_why_in_its_row() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "9.7 GiB");
-    let plan = folder.path().join("plan.yaml").display().to_string();
+    let folder = Folder::new();
+    let (file, plan) = (write_scenario(&folder, "9.7 GiB"), folder.at("plan.yaml"));
     succeed(&["plan", &file, "-o", &plan]);
     let outcomes = |vary: &str| {
-        let found = json(&["sweep", &file, "--plan", &plan, "--vary", vary, "--json"]);
-        let rows = found["rows"].as_array().expect("rows").clone();
-        assert!(rows.iter().all(|row| row["tpot_ms"].is_number() == (row["outcome"] == "ok")), "{rows:?}");
+        let rows = json(&["sweep", &file, "--plan", &plan, "--vary", vary])["rows"].take();
+        let has_time = |row: &serde_json::Value| row["tpot_ms"].is_number() == (row["outcome"] == "ok");
+        assert!(list(&rows).iter().all(has_time), "{rows}");
         assert!(rows[0]["strategy"].is_string());
-        rows.iter().map(|row| row["outcome"].as_str().expect("an outcome").to_owned()).collect::<Vec<_>>()
+        texts(&rows, "outcome").into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(outcomes("devices.b.gpu.memory_available=64MiB,11GiB"), ["out of memory", "ok"]);
     let found = outcomes("devices.a.memory.available=4GiB,99GiB");
     assert_eq!(found[0], "ok");
     assert!(found[1].starts_with("refused: ") && found[1].contains("more than `memory.total`"), "{found:?}");
-    let found = json(&["sweep", &file, "--vary", "planner.rounds=1,7", "--strategy", "even", "--json"]);
-    let outcome = found["rows"][1]["outcome"].as_str().expect("an outcome");
+    let table = json(&["sweep", &file, "--vary", "planner.rounds=1,7", "--strategy", "even"]);
+    let outcome = table["rows"][1]["outcome"].as_str().expect("an outcome");
     assert!(outcome.starts_with("no plan: ") && outcome.contains("7 rounds"), "{outcome}");
 }
 
 #[test]
-fn interrupted_sweep_keeps_its_rows() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "9.7 GiB");
-    let table = folder.path().join("table.csv");
-    let path = table.display().to_string();
-    let arguments = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &path];
-    // Seeds that overlap are refused, so the second form is what runs.
-    assert!(error(&arguments, 2).contains("seed"));
-    let arguments = ["sweep", &file, "--vary", "workload.prompt=4", "--repeat", "100000", "-o", &path];
-    let sweep =
-        hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the sweep starts");
-    std::thread::sleep(Duration::from_secs(2));
-    let sent = std::process::Command::new("kill").args(["-INT", &sweep.id().to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()));
-    let output = sweep.wait_with_output().expect("the sweep ends");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("of 100000 rows were computed"), "{said}");
-    let rows = fs::read_to_string(&table).expect("a table").lines().count() - 2;
-    assert!((1..100_000).contains(&rows) && said.contains(&format!("stopped: {rows} of")), "{rows}: {said}");
-    let text = error(&["sweep", "merge", &path], 2);
-    assert!(text.contains("rows are missing") && text.contains("run it again"), "{text}");
-}
-
-#[test]
 fn wrong_fields_and_values_are_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "9.7 GiB");
+    let folder = Folder::new();
+    let file = write_scenario(&folder, "9.7 GiB");
     let cases = [
         ("devices.b.memory.avail=1GiB", "did you mean `devices.b.memory.available`?"),
         ("planner.round=1,2", "did you mean `planner.rounds`?"),
@@ -194,67 +136,59 @@ fn wrong_fields_and_values_are_refused() {
         ("planner.strategy=exact,refine", "ends after a time"),
         ("devices", "has no values"),
     ];
-    for (vary, expected) in cases {
-        let text = error(&["sweep", &file, "--vary", vary], 2);
-        assert!(text.contains(expected), "{vary}: {text}");
-    }
     let same = "devices.b.memory.available.value=1GiB";
-    let pairs: [(&[&str], &str); 5] = [
+    let several: [(&[&str], &str); 5] = [
         (&["devices.b.memory.available=2GiB", same], "are one field"),
         (&["links.default.latency=1ms", "links.default=2"], "links.default"),
         (&["seed=1..400/400", "context=128..600/400"], "160000 rows"),
         (&["seed=1", "context=512", "workload.prompt=4"], "3 fields vary"),
         (&["seed=1", "seed=2"], "are one field"),
     ];
-    for (fields, expected) in pairs {
+    let single = cases.iter().map(|(vary, part)| (std::slice::from_ref(vary), *part));
+    for (fields, part) in single.chain(several) {
         let vary = fields.iter().flat_map(|field| ["--vary", field]);
-        let text = error(&["sweep", &file].into_iter().chain(vary).collect::<Vec<_>>(), 2);
-        assert!(text.contains(expected), "{fields:?}: {text}");
+        assert_refused(&["sweep", &file].into_iter().chain(vary).collect::<Vec<_>>(), &[part]);
     }
 }
 
 #[test]
 fn field_that_a_limit_replaces_is_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "9.7 GiB");
-    let text = fs::read_to_string(&file).expect("the scenario");
+    let folder = Folder::new();
+    write_scenario(&folder, "9.7 GiB");
     let limits = "./d3.yaml, limits: {memory: 8 GiB, disk_read: 1 GB/s, cpu: 4}}";
-    fs::write(&file, text.replace("./d3.yaml}", limits)).expect("the temporary folder can be written");
+    let file = folder.write("s.yaml", folder.read("scenario.yaml").replace("./d3.yaml}", limits));
     for (vary, limit) in [
         ("devices.b.memory.available=4GiB,6GiB", "devices.b.limits.memory"),
         ("devices.b.disk.limit=1GB/s,2GB/s", "devices.b.limits.disk_read"),
     ] {
-        let text = error(&["sweep", &file, "--vary", vary], 2);
-        assert!(text.contains(&format!("`{limit}` of the scenario replaces")), "{vary}: {text}");
+        let reason = format!("`{limit}` of the scenario replaces");
+        assert_refused(&["sweep", &file, "--vary", vary], &[&reason]);
     }
-    assert!(run(&["sweep", &file, "--vary", "devices.a.memory.available=4GiB,6GiB"]).status.success());
+    succeed(&["sweep", &file, "--vary", "devices.a.memory.available=4GiB,6GiB"]);
 }
 
 #[test]
 fn flags_without_effect_are_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = scenario(folder.path(), "9.7 GiB");
-    let plan = folder.path().join("plan.yaml").display().to_string();
+    let folder = Folder::new();
+    let file = folder.write("s.yaml", scenario(TWO_DEVICES));
+    let (plan, table) = (folder.at("plan.yaml"), folder.write("table.csv", "mine"));
     succeed(&["plan", &file, "-o", &plan]);
-    let refused = |vary: &str, more: &[&str]| {
-        let text = error(&[&["sweep", &file, "--vary", vary][..], more].concat(), 2);
-        println!("{text}");
-        text
-    };
-    assert!(refused("context=512,600", &["--plan", &plan]).contains("is fixed by the plan"));
-    assert!(refused("residency.policy=os", &["--plan", &plan]).contains("is fixed by the plan"));
-    assert!(refused("planner.rounds=1", &["--rounds", "2"]).contains("--rounds and `planner.rounds`"));
-    assert!(refused("seed=1", &["--strategy", "refine"]).contains("ends after a time"));
-    assert!(refused("seed=1", &["--repeat", "2"]).contains("seed"));
-    for shard in ["0/2", "3/2", "1", "a/b"] {
-        let output = run(&["sweep", &file, "--vary", "seed=1", "--shard", shard]);
-        assert_eq!(output.status.code(), Some(2));
+    let cases: [(&str, &[&str], &str); 11] = [
+        ("context=512,600", &["--plan", &plan], "is fixed by the plan"),
+        ("residency.policy=os", &["--plan", &plan], "is fixed by the plan"),
+        ("planner.rounds=1", &["--rounds", "2"], "--rounds and `planner.rounds`"),
+        ("seed=1", &["--strategy", "refine"], "ends after a time"),
+        ("seed=1", &["--repeat", "2"], "seed"),
+        ("seed=1", &["--shard", "0/2"], "--shard"),
+        ("seed=1", &["--shard", "3/2"], "--shard"),
+        ("seed=1", &["--shard", "1"], "--shard"),
+        ("seed=1", &["--shard", "a/b"], "--shard"),
+        ("sede=1", &["-o", &table], "did you mean `seed`?"),
+        ("seed=1", &["-o", &folder.at("")], "this is a folder"),
+    ];
+    for (vary, flags, part) in cases {
+        let text = error(&[&["sweep", &file, "--vary", vary][..], flags].concat(), 2);
+        assert!(text.contains(part), "{vary} {flags:?}: {text}");
     }
-    // A refusal leaves what is there.
-    let table = folder.path().join("table.csv");
-    fs::write(&table, "mine").expect("the temporary folder can be written");
-    let path = table.display().to_string();
-    assert!(refused("sede=1", &["-o", &path]).contains("did you mean `seed`?"));
-    assert_eq!(fs::read_to_string(&table).expect("a file"), "mine");
-    assert!(refused("seed=1", &["-o", &folder.path().display().to_string()]).contains("this is a folder"));
+    assert_eq!(folder.read("table.csv"), "mine", "a refused command overwrites nothing");
 }

@@ -1,71 +1,54 @@
 //! The plans of other systems can be made, simulated and linted, and are not executed.
 
-use std::fs;
-use std::path::Path;
+use crate::folder::Folder;
+use crate::processes::{
+    assert_refused, execute, json, json_with_code, list, model, outputs, shipped, succeed, texts,
+};
 
-use serde_json::Value;
-
-use crate::processes::{error, model, run};
-use crate::repository::root;
-
-fn paper(name: &str) -> String {
-    root().join(format!("scenarios/paper/{name}.yaml")).display().to_string()
-}
-
-/// Runs the program and reads its JSON, whatever the run came to.
-fn json(arguments: &[&str]) -> Value {
-    let output = run(arguments);
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|_| panic!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)))
-}
-
-fn written(folder: &Path, name: &str, strategy: &str) -> String {
-    let path = folder.join(name).display().to_string();
-    let output = run(&["plan", &paper("llama-8b-on-d1-d4"), "--strategy", strategy, "-o", &path]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+/// Writes the plan of another system.
+fn write_plan(folder: &Folder, strategy: &str) -> String {
+    let path = folder.at("plan.yaml");
+    succeed(&["plan", &shipped("paper/llama-8b-on-d1-d4"), "--strategy", strategy, "-o", &path]);
     path
 }
 
 #[test]
 fn plan_of_another_system_is_not_executed() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = Folder::new();
     for strategy in ["dllama", "exo"] {
-        let (scenario, plan) = (paper("llama-8b-on-d1-d4"), written(folder.path(), "plan.yaml", strategy));
-        let from_file = json(&["simulate", &scenario, "--plan", &plan, "--json"]);
-        assert_eq!(from_file, json(&["simulate", &scenario, "--strategy", strategy, "--json"]), "{strategy}");
+        let (scenario, plan) = (shipped("paper/llama-8b-on-d1-d4"), write_plan(&folder, strategy));
+        let from_file = json(&["simulate", &scenario, "--plan", &plan]);
+        assert_eq!(from_file, json(&["simulate", &scenario, "--strategy", strategy]), "{strategy}");
         assert_eq!(from_file["outcome"], "ok");
-        let refusal = error(&["execute", &plan, "--model", &model("q4_k"), "--prompt", "a"], 2);
-        assert!(refusal.contains(&format!("the plan of `{strategy}` is simulated only")), "{refusal}");
-        let found = json(&["lint", &scenario, "--plan", &plan, "--json"]);
-        let codes: Vec<&str> =
-            found.as_array().expect("a list").iter().filter_map(|finding| finding["code"].as_str()).collect();
-        assert!(codes.contains(&"simulated-only"), "{codes:?}");
+        let reason = format!("the plan of `{strategy}` is simulated only");
+        assert_refused(&execute(&plan, &model("q4_k"), &["--prompt", "a"]), &[&reason]);
+        let findings = json(&["lint", &scenario, "--plan", &plan]);
+        assert!(texts(&findings, "code").contains(&"simulated-only"), "{findings}");
     }
 }
 
 #[test]
 fn run_and_lint_agree_on_memory() {
     for strategy in ["dllama", "exo"] {
-        let scenario = paper("llama-70b-on-d1-d4");
-        let output = run(&["simulate", &scenario, "--strategy", strategy]);
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(3), "{text}");
+        let scenario = shipped("paper/llama-70b-on-d1-d4");
+        let flags = [scenario.as_str(), "--strategy", strategy];
+        let (text, _) = outputs(&[&["simulate"], &flags[..]].concat(), 3);
         assert!(text.contains("out of memory") && text.contains("d3 needs"), "{text}");
-        let found = json(&["lint", &scenario, "--strategy", strategy, "--json"]);
-        let short =
-            found.as_array().expect("a list").iter().filter(|it| it["code"] == "memory-exceeded").count();
-        let run = json(&["simulate", &scenario, "--strategy", strategy, "--json"]);
-        assert_eq!(run["memory_shortages"].as_array().map(Vec::len), Some(short), "{strategy}");
-        let ignoring = json(&["simulate", &scenario, "--strategy", strategy, "--ignore-memory", "--json"]);
+        let findings = json_with_code(&[&["lint"], &flags[..]].concat(), 3);
+        let codes = texts(&findings, "code");
+        let short = codes.iter().filter(|code| **code == "memory-exceeded").count();
+        let run = json_with_code(&[&["simulate"], &flags[..]].concat(), 3);
+        assert_eq!(list(&run["memory_shortages"]).len(), short, "{strategy}");
+        let ignoring = json(&[&["simulate", "--ignore-memory"], &flags[..]].concat());
         assert_eq!(ignoring["outcome"], "ok");
     }
 }
 
 #[test]
 fn hostile_plan_is_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let plan = written(folder.path(), "plan.yaml", "dllama");
-    let sound = fs::read_to_string(&plan).expect("the plan");
+    let folder = Folder::new();
+    let plan = write_plan(&folder, "dllama");
+    let sound = folder.read("plan.yaml");
     for (from, to, reason) in [
         ("feed_forward: 3584", "feed_forward: 3552", "add up to 14304"),
         ("feed_forward: 3584", "feed_forward: 4294967295", "add up to"),
@@ -76,25 +59,24 @@ fn hostile_plan_is_refused() {
         ("policy: pinned", "policy: sliding", "needs `blocks`"),
     ] {
         assert!(sound.contains(from), "{from}");
-        fs::write(&plan, sound.replacen(from, to, 1)).expect("the temporary folder can be written");
-        let refusal = error(&["simulate", &paper("llama-8b-on-d1-d4"), "--plan", &plan], 2);
-        assert!(refusal.contains(reason), "{to}: {refusal}");
+        folder.write("plan.yaml", sound.replacen(from, to, 1));
+        assert_refused(&["simulate", &shipped("paper/llama-8b-on-d1-d4"), "--plan", &plan], &[reason]);
     }
 }
 
 #[test]
 fn flags_of_other_systems_are_checked() {
-    let scenario = paper("llama-8b-on-d1-d4");
-    let refusal = error(&["plan", &scenario, "--weights-as", "q4_0"], 2);
-    assert!(refusal.contains("--weights-as is for the plans of other systems"), "{refusal}");
-    let refusal = error(&["plan", &scenario, "--strategy", "airinfer"], 2);
-    assert!(refusal.contains("needs the time of one all-reduce"), "{refusal}");
-    let refusal = error(&["plan", &scenario, "--strategy", "exho"], 2);
-    assert!(refusal.contains("dllama") && refusal.contains("overlap"), "{refusal}");
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let text = fs::read_to_string(&scenario).expect("a tracked file") + "residency: pinned\n";
-    let file = folder.path().join("pinned.yaml");
-    fs::write(&file, text).expect("the temporary folder can be written");
-    let refusal = error(&["plan", &file.display().to_string()], 2);
-    assert!(refusal.contains("belongs to the plans of other systems"), "{refusal}");
+    let scenario = shipped("paper/llama-8b-on-d1-d4");
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&["--weights-as", "q4_0"], &["--weights-as is for the plans of other systems"]),
+        (&["--strategy", "airinfer"], &["needs the time of one all-reduce"]),
+        (&["--strategy", "exho"], &["dllama", "overlap"]),
+    ];
+    for (flags, parts) in cases {
+        assert_refused(&[&["plan", &scenario], flags].concat(), parts);
+    }
+    let text = std::fs::read_to_string(&scenario).expect("a tracked file") + "residency: pinned\n";
+    let folder = Folder::new();
+    let pinned = folder.write("pinned.yaml", text);
+    assert_refused(&["plan", &pinned], &["belongs to the plans of other systems"]);
 }

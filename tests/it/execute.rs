@@ -1,0 +1,56 @@
+//! `hearth execute` runs several prompts, batches and drafts, and refuses what it cannot run.
+
+use serde_json::Value;
+
+use crate::folder::Folder;
+use crate::processes::{Worker, assert_refused, data, execute, json, list, model, plan, succeed};
+
+/// The first prompts of the golden texts.
+const PROMPTS: [&str; 3] = ["And Jesus said unto them,", "Now the king of Babylon", "The Lord is my"];
+
+#[test]
+fn several_prompts_give_the_texts_of_each_alone() {
+    let (worker, folder) = (Worker::start(&model("q4_k")), Folder::new());
+    let alone = folder.write("alone.yaml", plan("q4_k", &[8], &[], 300));
+    let ring = folder.write("ring.yaml", plan("q4_k", &[5, 3], &[&worker.address], 300));
+    let lines = format!("{}\n\n\"{}\"\n{{\"prompt\": \"{}\"}}\n", PROMPTS[0], PROMPTS[1], PROMPTS[2]);
+    let (prompts, trace) = (folder.write("prompts.jsonl", lines), folder.at("run.trace"));
+    let run = |plan: &str, more: &[&str]| {
+        json(&execute(plan, &model("q4_k"), &[&["--tokens", "20"], more].concat()))
+    };
+    let draft = data("models/psalm-draft-1m-q8_0.gguf").display().to_string();
+    let drafting = ["--micro-batch", "3", "--draft-model", &draft, "--draft-tokens", "3"];
+    let several = run(&ring, &[&["--prompts", &prompts, "--trace", &trace], &drafting[..]].concat());
+    for (prompt, sequence) in PROMPTS.iter().zip(list(&several["sequences"])) {
+        let one = run(&alone, &["--prompt", prompt]);
+        assert_eq!(sequence["token_ids"], one["token_ids"], "{prompt}");
+        assert_eq!((&sequence["text"], &sequence["tokens"]), (&one["text"], &Value::from(19)), "{prompt}");
+        assert_eq!(one["sequences"][0]["text"], one["text"]);
+    }
+    assert_eq!(several["token_ids"], several["sequences"][0]["token_ids"]);
+    let drafting = &several["speculation"];
+    assert!(drafting["accepted"].as_u64() > Some(0), "{drafting}");
+    assert!(drafting["acceptance"].as_f64().is_some_and(|share| share < 1.0), "{drafting}");
+    assert!(folder.read("run.trace").contains("\"accepted\""));
+}
+
+#[test]
+fn wrong_drafts_and_prompts_are_refused_before_running() {
+    let folder = Folder::new();
+    let (plan, other) = (folder.write_plan(&[8], &[], 64), folder.at("other.gguf"));
+    succeed(&["synth", "--layers", "1", "--vocab", "2048", "-o", &other]);
+    let prompts = folder.write("prompts", "{\"text\": 3}\n");
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["--prompt", "A", "--draft-model", &other], &["cannot draft for", "same tokenizer"]),
+        (
+            &["--prompt", "A", "--prompt", "B", "--prompt", "C"],
+            &["context of 21 positions for each sequence"],
+        ),
+        (&["--prompt", "A", "--draft-tokens", "3"], &["--draft-model"]),
+        (&["--prompts", &prompts], &["prompts:1", "\"prompt\""]),
+    ];
+    for (flags, parts) in cases {
+        let flags = [&["--tokens", "30"], flags].concat();
+        assert_refused(&execute(&plan, &model("q4_k"), &flags), parts);
+    }
+}

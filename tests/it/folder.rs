@@ -1,0 +1,105 @@
+//! A temporary folder with the files of a test.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use hearth_profiles::Document;
+use hearth_schema::{Plan, Trace};
+use tempfile::TempDir;
+
+use crate::processes::plan;
+
+/// A folder that is removed with all its files.
+pub struct Folder(TempDir);
+
+impl Folder {
+    pub fn new() -> Folder {
+        Folder(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    /// A folder beside the program: a memory file system has no disk to limit.
+    pub fn on_disk() -> Folder {
+        Folder(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder"))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The path of a file of this folder.
+    pub fn at(&self, name: &str) -> String {
+        self.path().join(name).display().to_string()
+    }
+
+    /// Writes a file and returns its path.
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        fs::write(self.path().join(name), bytes).expect("the temporary folder can be written");
+        self.at(name)
+    }
+
+    /// Writes a file that only its owner can read.
+    pub fn write_key(&self, name: &str, text: &str) -> String {
+        self.write_with_mode(name, text, 0o600)
+    }
+
+    /// Writes a shell script.
+    pub fn write_script(&self, name: &str, lines: &str) -> String {
+        self.write_with_mode(name, &format!("#!/bin/sh\n{lines}\n"), 0o755)
+    }
+
+    fn write_with_mode(&self, name: &str, text: &str, mode: u32) -> String {
+        let path = self.write(name, text);
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("it is ours");
+        path
+    }
+
+    /// Writes `plan.yaml` for the model of q4_k: see [`plan`].
+    pub fn write_plan(&self, windows: &[u32], addresses: &[&str], context: u32) -> String {
+        self.write("plan.yaml", plan("q4_k", windows, addresses, context))
+    }
+
+    pub fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    pub fn read_plan(&self, name: &str) -> Plan {
+        Plan::from_yaml(&self.read(name)).expect("a plan")
+    }
+
+    pub fn read_trace(&self, name: &str) -> Trace {
+        Trace::read(&mut self.read(name).as_bytes()).expect("a trace")
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.path().join(name).exists()
+    }
+
+    /// The names of all files.
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path()).expect("the folder").flatten();
+        entries.map(|entry| entry.file_name().into_string().expect("a name")).collect()
+    }
+}
+
+/// A scenario of llama-8b over Ethernet; `devices` are lines of YAML.
+pub fn scenario(devices: &str) -> String {
+    format!(
+        "schema: scenario/1
+name: test
+seed: 1
+model: {{profile: llama-8b}}
+context: 512
+workload: {{prompt: 16, generate: 4}}
+devices:
+{devices}
+links:
+  default:
+    latency: {{value: 2 ms, source: test}}
+    bandwidth: {{value: 400 Mbit/s, source: test}}
+"
+    )
+}
+
+/// The devices of most tests.
+pub const TWO_DEVICES: &str = "  - {name: a, profile: d3}\n  - {name: b, profile: d2}";

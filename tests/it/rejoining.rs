@@ -1,0 +1,317 @@
+//! A device that returns is in the ring again at the next request, and keeps the layers that it fetched.
+//!
+//! The head is this process, so that it can have several requests; workers are processes.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hearth_profiles::Document;
+use hearth_ring::{Key, Listener, LocalModel, Network, Request, Ring, RingError, RingOptions, Sealed, Tcp};
+use hearth_runtime::{Sampler, SamplerOptions, Tokenizer};
+use hearth_schema::Plan;
+use hearth_schema::Trace;
+use hearth_schema::run_events::RunEventKind;
+use hearth_schema::trace::Kind;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+
+use crate::folder::Folder;
+use crate::namespace::{End, Namespace};
+use crate::processes::{Observation, PROMPT, Worker, model, plan, signal};
+use crate::proxy::Proxy;
+use crate::recovery::undisturbed;
+
+/// The head of a ring, for several requests.
+struct Session<N: Network> {
+    runtime: Runtime,
+    ring: Ring<N>,
+    prompt: Vec<u32>,
+}
+
+/// A plan of these windows whose workers are at these addresses.
+fn planned(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
+    Plan::from_yaml(&plan(format, windows, addresses, 512)).expect("a plan")
+}
+
+impl<N: Network> Session<N> {
+    /// Connects a ring.
+    fn connect(network: &N, format: &str, plan: Plan) -> Result<Session<N>, RingError> {
+        let runtime = Runtime::new().expect("threads");
+        let local = Arc::new(LocalModel::open(Path::new(&model(format))).expect("a test model"));
+        let tokenizer = Tokenizer::new(&local.weights.model().metadata).expect("a tokenizer");
+        let prompt = tokenizer.encode(PROMPT, false).expect("a text");
+        let options = RingOptions { threads: 1, ..RingOptions::default() };
+        let ring = runtime.block_on(Ring::connect(network, plan, local, options))?;
+        Ok(Session { runtime, ring, prompt })
+    }
+
+    /// Generates tokens, with a pause before each. Calls `on_token` with the number of tokens after each.
+    fn request(
+        &mut self,
+        count: usize,
+        pause: Duration,
+        mut on_token: impl FnMut(usize) + Send + 'static,
+    ) -> (Observation, Option<Trace>) {
+        let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+        let mut sampler = Sampler::new(options).expect("greedy");
+        let sample = Box::new(move |logits: &[f32]| {
+            std::thread::sleep(pause);
+            sampler.sample(logits)
+        });
+        let request = Request::one(self.prompt.clone(), count as u32, sample);
+        let times: Arc<Mutex<Vec<Instant>>> = Arc::default();
+        let shared = times.clone();
+        let response = self.ring.generate(request, move |_, _| {
+            let mut times = shared.lock().expect("no panic");
+            times.push(Instant::now());
+            on_token(times.len());
+        });
+        let limit = pause * count as u32 + Duration::from_mins(1);
+        let ended = self.runtime.block_on(async { tokio::time::timeout(limit, response).await });
+        let times = times.lock().expect("no panic");
+        let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).saturating_sub(pause));
+        let mut observed = Observation { max_gap: gaps.max().unwrap_or_default(), ..Observation::default() };
+        let generated = match ended {
+            Ok(Ok(generated)) => Some(generated),
+            Ok(Err(unfinished)) => {
+                observed.text = unfinished.error.to_string();
+                unfinished.so_far.map(|generated| *generated)
+            }
+            Err(_) => {
+                observed.timed_out = true;
+                None
+            }
+        };
+        observed.tokens = generated.as_ref().map_or(vec![], |generated| generated.tokens().to_vec());
+        (observed, generated.map(|generated| generated.trace))
+    }
+
+    /// Generates a few tokens without pauses.
+    fn short_request(&mut self, count: usize) -> (Observation, Option<Trace>) {
+        self.request(count, Duration::ZERO, |_| {})
+    }
+
+    fn close(self) {
+        self.runtime.block_on(self.ring.close());
+    }
+}
+
+/// The devices that computed layers, by name.
+fn members(trace: &Trace) -> Vec<String> {
+    let computes = |place: usize| {
+        trace.records.iter().any(|it| it.kind == Kind::Compute && usize::from(it.device) == place)
+    };
+    let named = trace.header.devices.iter().enumerate();
+    named.filter(|(place, _)| computes(*place)).map(|(_, device)| device.name.clone()).collect()
+}
+
+/// The devices that were lost during a request.
+fn lost(trace: &Trace) -> Vec<&str> {
+    let silent = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Silent);
+    silent.filter_map(|it| it.device.as_deref()).collect()
+}
+
+/// Stops a worker at a token and resumes it while the run goes on. Returns the run, and whether the worker was lost only
+/// once and was in the ring of the next request, with the right tokens.
+pub fn suspend_worker(victim: usize, at: usize, lasts: Duration, expected: &[u32]) -> (Observation, bool) {
+    let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
+    let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
+    let plan = planned("q4_k", &[1, 2, 1, 2], &addresses);
+    let mut session = Session::connect(&Tcp, "q4_k", plan).expect("a ring");
+    // So slow that the worker is resumed before the end, wherever in the run it was stopped.
+    let pause = (lasts + Duration::from_secs(4)) / (expected.len() - at) as u32;
+    let process = workers[victim].id();
+    let (observed, trace) = session.request(expected.len(), pause, move |count| {
+        if count == at {
+            signal(process, "STOP");
+            std::thread::spawn(move || {
+                std::thread::sleep(lasts);
+                signal(process, "CONT");
+            });
+        }
+    });
+    let name = format!("d{}", victim + 1);
+    let lost_once = trace.is_some_and(|trace| lost(&trace) == [name.as_str()]);
+    let (again, trace) = session.short_request(8);
+    let rejoined = trace.is_some_and(|trace| members(&trace).contains(&name));
+    println!("lost once: {lost_once}, rejoined: {rejoined}");
+    (observed, lost_once && rejoined && again.tokens == expected[..8])
+}
+
+/// Makes a request during which `fail` runs, then one after `restore`: `d2` is lost in the first and back in the second.
+fn check_rejoining<N: Network>(
+    session: &mut Session<N>,
+    fail: impl FnOnce() + Send + 'static,
+    restore: impl FnOnce(),
+) {
+    let expected = undisturbed(40);
+    let all = ["d0", "d1", "d2"];
+    let (before, trace) = session.short_request(4);
+    assert_eq!(before.tokens, expected[..4]);
+    assert_eq!(members(&trace.expect("a trace")), all);
+    let mut fail = Some(fail);
+    let (during, trace) = session.request(40, Duration::from_millis(20), move |count| {
+        if let Some(fail) = fail.take_if(|_| count == 20) {
+            fail();
+        }
+    });
+    assert_eq!(during.tokens, expected, "{}", during.text);
+    let trace = trace.expect("a trace");
+    assert_eq!(lost(&trace), ["d2"]);
+    let without =
+        trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan");
+    assert!(without.what.starts_with("d0 ") && !without.what.contains("d2"), "{}", without.what);
+    restore();
+    let (after, trace) = session.short_request(8);
+    assert_eq!(after.tokens, expected[..8], "{}", after.text);
+    let trace = trace.expect("a trace");
+    assert_eq!(members(&trace), all);
+    assert_eq!(trace.run_events, [], "it was there from the beginning");
+}
+
+#[test]
+fn restarted_worker_rejoins_at_the_next_request() {
+    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    let (process, address) = (second.id(), second.address.clone());
+    let plan = planned("q4_k", &[2, 1, 1], &[&first.address, &address]);
+    let mut session = Session::connect(&Tcp, "q4_k", plan).expect("a ring");
+    let mut again = None;
+    check_rejoining(
+        &mut session,
+        move || signal(process, "KILL"),
+        || {
+            drop(second);
+            again = Some(Worker::with(&["--listen", &address, "--model", &model("q4_k")]));
+        },
+    );
+    session.close();
+}
+
+#[test]
+fn resumed_worker_rejoins_at_the_next_request() {
+    let expected = undisturbed(40);
+    let (observed, rejoined) = suspend_worker(1, 10, Duration::from_secs(3), &expected);
+    assert_eq!(observed.tokens, expected, "{}", observed.text);
+    assert!(rejoined && !observed.timed_out);
+}
+
+#[test]
+fn reconnected_worker_rejoins_at_the_next_request() {
+    let Some(namespace) = Namespace::for_test("reconnected_worker_rejoins_at_the_next_request") else {
+        return;
+    };
+    let (folder, q4_k) = (Folder::new(), model("q4_k"));
+    let key = folder.write_key("ring.key", "a phrase for tests of links");
+    let flags = ["--model", &q4_k, "--key", &key];
+    let near = Worker::with(&[&flags[..], &["--listen", &format!("{}:0", namespace.here)]].concat());
+    let far = Worker::inside(&namespace, &flags);
+    let plan = planned("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
+    let network = Sealed::new(Tcp, Key::given(Some(Path::new(&key))).expect("a key").expect("ours"));
+    let mut session = Session::connect(&network, "q4_k", plan).expect("a ring");
+    let namespace = Arc::new(namespace);
+    let link = namespace.clone();
+    check_rejoining(
+        &mut session,
+        move || link.set(End::Inside, false),
+        || {
+            namespace.set(End::Inside, true);
+            // The neighbour table is rebuilt after a link was down, and the worker has to lose its head.
+            std::thread::sleep(Duration::from_secs(3));
+        },
+    );
+    session.close();
+}
+
+/// A network whose listeners are behind a proxy.
+#[derive(Clone, Default)]
+struct Proxied {
+    limit: u64,
+    proxy: Arc<Mutex<Option<Proxy>>>,
+}
+
+struct ProxiedListener {
+    listener: TcpListener,
+    address: String,
+}
+
+impl Network for Proxied {
+    type Stream = TcpStream;
+    type Listener = ProxiedListener;
+
+    async fn connect(&self, address: &str) -> io::Result<TcpStream> {
+        Tcp.connect(address).await
+    }
+
+    async fn bind(&self, address: &str) -> io::Result<ProxiedListener> {
+        let listener = Tcp.bind(address).await?;
+        let proxy = Proxy::with_limit(&listener.address(), self.limit);
+        let address = proxy.address.clone();
+        *self.proxy.lock().expect("no panic") = Some(proxy);
+        Ok(ProxiedListener { listener, address })
+    }
+}
+
+impl Listener for ProxiedListener {
+    type Stream = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<TcpStream> {
+        Listener::accept(&mut self.listener).await
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
+    }
+}
+
+/// Bytes of a chunk, and of its hash in a manifest.
+const CHUNK: usize = 1 << 20;
+const HASH: usize = 32;
+
+/// Counts the chunks of a model in a folder, and checks each against its source.
+fn count_chunks(cache: &Folder, source: &[u8]) -> usize {
+    let Some(name) = cache.names().pop() else { return 0 };
+    let model = cache.path().join(name);
+    let manifest = std::fs::read(model.join("model.gguf.chunks")).expect("a manifest");
+    let file = std::fs::read(model.join("model.gguf")).expect("a file");
+    let entries = manifest.chunks(HASH).enumerate().filter(|(_, hash)| hash.iter().any(|&byte| byte != 0));
+    let present: Vec<usize> = entries.map(|(index, _)| index).collect();
+    for &index in &present {
+        let range = index * CHUNK..source.len().min((index + 1) * CHUNK);
+        assert!(file[range.clone()] == source[range], "chunk {index} is not the source's");
+    }
+    present.len()
+}
+
+#[test]
+fn interrupted_fetch_resumes() {
+    let cache = Folder::new();
+    let worker = Worker::with(&["--listen", "127.0.0.1:0", "--fetch", &cache.at("")]);
+    let source = std::fs::read(model("f16")).expect("a test model");
+    let plan = planned("f16", &[2, 6], &[&worker.address]);
+    let mut before = 0;
+    // The connection breaks in the third and in the sixth MiB, then not at all.
+    for limit in [5 << 19, 11 << 19, u64::MAX] {
+        let network = Proxied { limit, ..Proxied::default() };
+        let session = Session::connect(&network, "f16", plan.clone());
+        let carried = network.proxy.lock().expect("no panic").as_ref().expect("the head listens").carried();
+        let chunks = count_chunks(&cache, &source);
+        println!("{carried} bytes came through, {chunks} chunks are present");
+        // The data connections and the frames' headers are less than half a chunk.
+        let sent = (chunks - before) as u64 * CHUNK as u64;
+        if limit < u64::MAX {
+            let error = session.err().expect("the connection broke").to_string();
+            assert!(error.contains("`d1`"), "{error}");
+            assert!(chunks > before && sent <= carried, "{chunks} chunks after {before}");
+        } else {
+            let mut session = session.expect("a ring");
+            assert!(chunks > before && carried < sent + CHUNK as u64 / 2, "{carried} bytes for {sent}");
+            let alone = Session::connect(&Tcp, "f16", planned("f16", &[8], &[]));
+            let alone = alone.expect("one device").short_request(8).0;
+            assert_eq!(session.short_request(8).0.tokens, alone.tokens);
+        }
+        before = chunks;
+    }
+    assert!(before * CHUNK < source.len() + CHUNK, "{before} chunks");
+}
