@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_names_are_one_to_one() {
+    fn ids_and_names_are_unique() {
         for &format in Format::ALL {
             assert_eq!(Format::from_ggml(format.ggml_id()), Some(format));
             assert_eq!(format.name().parse(), Ok(format));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_whole_blocks() {
+    fn row_bytes_needs_whole_blocks() {
         // 2048 weights of Q4_K: 8 blocks of 144 bytes.
         assert_eq!(Format::Q4K.row_bytes(2048), Some(Bytes(1152)));
         assert_eq!(Format::Q4K.row_bytes(2000), None);

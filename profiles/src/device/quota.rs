@@ -82,7 +82,7 @@ mod tests {
     use crate::device::shipped;
 
     #[test]
-    fn long_work_is_as_slow_as_the_quota() {
+    fn sustained_rates_follow_quota() {
         let mut cpu = shipped("d3").unwrap().cpu;
         let plain = cpu.sustained();
         assert_eq!(plain, cpu, "no quota");

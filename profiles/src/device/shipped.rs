@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shipped_device_is_valid_and_says_where_each_number_comes_from() {
+    fn shipped_devices_are_valid_and_sourced() {
         for name in shipped_names() {
             let device = shipped(name).unwrap();
             assert_eq!(device.name, name);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_testbed_is_that_of_the_paper() {
+    fn testbed_matches_the_paper() {
         // Table 3: available RAM 2.4, 4.1, 9.7, 1.9 GiB; video memory 8 and 11 GiB; 37 GiB in all.
         let devices = ["d1", "d2", "d3", "d4"].map(|name| shipped(name).unwrap());
         let ram: Bytes = devices.iter().map(|device| device.memory.available.value).sum();

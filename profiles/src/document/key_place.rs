@@ -82,7 +82,7 @@ peers:
 ";
 
     #[test]
-    fn a_path_is_followed_by_indentation() {
+    fn path_is_resolved_by_indentation() {
         assert_eq!(of(TEXT, "disk"), Some((7, 1)));
         assert_eq!(of(TEXT, "cpu.disk"), Some((4, 3)));
         assert_eq!(of(TEXT, "cpu.matvec.q4_k"), Some((6, 5)));
@@ -92,7 +92,7 @@ peers:
     }
 
     #[test]
-    fn the_second_of_two_equal_keys_is_found_in_its_own_map() {
+    fn duplicate_key_is_located_in_its_map() {
         assert_eq!(second(TEXT, (8, 3), "sequential"), Some((10, 3)));
         assert_eq!(second(TEXT, (1, 1), "disk"), None, "the other one belongs to another map");
     }

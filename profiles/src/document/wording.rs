@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_that_was_meant_is_named_and_no_other() {
+    fn nearest_key_is_suggested() {
         let keys = "expected one of `schema`, `name`, `seed`, `model`";
         let cases = [
             ("sede", Some("seed")),
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_told_in_words() {
+    fn types_are_described() {
         let told = of("seed: invalid type: string \"x\", expected u64".to_owned());
         assert_eq!(told, "seed: invalid type: string \"x\", expected a whole number, 0 or more");
         let told = of("invalid value: integer `-1`, expected u32".to_owned());

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_download_says_so() {
+    fn truncated_download_message() {
         let problem = HeaderError::PastEnd {
             tensor: "blk.3.ffn_up.weight".into(),
             end: 812_344_832,

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_key_is_none_and_another_type_is_an_error() {
+    fn absent_key_is_none_and_wrong_type_is_an_error() {
         let mut metadata = Metadata::default();
         assert!(metadata.insert("split.no".into(), Value::U16(3)));
         assert!(!metadata.insert("split.no".into(), Value::U16(4)), "the first stays");

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_reader_would_refuse_is_not_written() {
+    fn writer_enforces_reader_limits() {
         let mut writer = HeaderWriter::default();
         writer.key("a", Value::U8(1)).unwrap();
         assert!(matches!(writer.key("a", Value::U8(2)), Err(HeaderError::DuplicateKey { .. })));

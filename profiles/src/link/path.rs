@@ -276,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn the_normal_distribution_has_its_known_values() {
+    fn normal_distribution_values() {
         for (x, value) in [(0.0, 0.5), (1.0, 0.841_344_746), (-1.959_963_985, 0.025), (6.0, 1.0)] {
             assert!((normal(x) - value).abs() < 1e-7, "{x}: {}", normal(x));
         }
     }
 
     #[test]
-    fn an_activation_takes_a_delay_and_its_bytes_twice() {
+    fn activation_takes_delay_and_two_transmissions() {
         let (channel, tcp) = (channel(Preset::Clean), still());
         let path = path(&channel, &tcp);
         // 1.9 ms e^(1/8) = 2.153 ms; 32 KiB at 100 MB/s up and down are 0.655 ms. The delay is shorter than the overhead of
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_pays_the_overhead_of_every_burst() {
+    fn long_message_pays_overhead_per_burst() {
         let (channel, tcp) = (channel(Preset::Clean), still());
         let path = path(&channel, &tcp);
         // 540 kB a burst; 2.7 MB are five, four more than the delay has.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn over_two_channels_a_long_message_is_on_both() {
+    fn two_channels_form_a_pipeline() {
         let (channel, tcp) = (channel(Preset::Clean), still());
         let sharp =
             WifiChannel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel };
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_losses_and_closed_windows_cost_what_they_cost_on_paper() {
+    fn stalls_losses_and_slow_start_match_hand_computation() {
         let (clean, awdl) = (channel(Preset::Clean), channel(Preset::Awdl));
         let (quiet, bytes) = (still(), Bytes(32768));
         let plain = path(&clean, &quiet).mean(bytes, false).0;

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_format_is_measured_in_three_ways() {
+    fn each_format_is_measured_three_ways() {
         let mut kernels = Counting::default();
         let buffer = Buffer::new(Bytes::mib(2)).unwrap();
         let rates = compute(&mut kernels, &[], &buffer, &Effort::token(), &mut |_| ()).unwrap();

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quota_of_each_version_is_read() {
+    fn quota_of_each_version_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("cpu.max", "max 100000\n");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_found_where_mountinfo_says() {
+    fn mounts_follow_mountinfo() {
         let tree = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = tree.path().join(name);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_climbed_to_the_root() {
+    fn parent_groups_are_listed() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("a/b")).unwrap();
         let mut found = Vec::new();

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_measured_with_a_scratch_file_that_is_removed() {
+    fn folder_is_measured_with_a_scratch_file() {
         let folder = tempfile::tempdir().unwrap();
         let target = DiskTarget::Folder(folder.path().into());
         let mut said = Vec::new();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_measured_and_not_changed() {
+    fn file_is_measured_unchanged() {
         let folder = tempfile::tempdir_in(".").unwrap();
         let path = folder.path().join("model.gguf");
         let content = vec![7; 5 << 20];

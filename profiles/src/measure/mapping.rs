@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_memory_of_ordinary_numbers() {
+    fn buffer_contains_normal_numbers() {
         let buffer = Buffer::new(Bytes::mib(2)).unwrap();
         assert_eq!(buffer.size(), Bytes::mib(2));
         let four: [u8; 4] = buffer.bytes()[..4].try_into().unwrap();
@@ -123,7 +123,7 @@ mod tests {
 
     #[cfg(any(target_os = "android", target_os = "linux"))]
     #[test]
-    fn a_file_that_was_synced_leaves_the_cache() {
+    fn synced_file_can_be_dropped_from_cache() {
         let mut file = tempfile::tempfile_in(".").unwrap();
         io::Write::write_all(&mut file, &vec![1; 64 << 10]).unwrap();
         file.sync_all().unwrap();

@@ -117,13 +117,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_available_is_part_of_what_there_is() {
+    fn available_memory_is_at_most_total() {
         assert!(available() <= total());
         assert!(total() > Bytes::mib(16), "no machine that builds this has less");
     }
 
     #[test]
-    fn a_group_of_each_version_is_read() {
+    fn group_of_each_version_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("memory.max", "1000\n");

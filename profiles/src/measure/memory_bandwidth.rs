@@ -71,13 +71,13 @@ mod tests {
     use crate::units::Bytes;
 
     #[test]
-    fn every_word_is_added() {
+    fn sum_covers_every_word() {
         // 256 bytes of 1: 32 words of 0x0101010101010101.
         assert_eq!(sum(&[1; 256]), 0x0101_0101_0101_0101_u64.wrapping_mul(32));
     }
 
     #[test]
-    fn bandwidth_is_a_usable_number() {
+    fn read_bandwidth_is_positive() {
         let buffer = Buffer::new(Bytes::mib(1)).unwrap();
         let rate = read_bandwidth(&buffer, 2, &Effort::token()).unwrap();
         assert!(rate.value.0 > 0.0 && rate.value.0.is_finite());

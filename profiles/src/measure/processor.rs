@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_a_processor() {
+    fn processor_has_name_and_cores() {
         assert!(!name().is_empty());
         assert!(cores() >= 1);
     }

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_work_over_time() {
+    fn rate_is_work_over_time() {
         let effort = Effort { samples: 3, sample: Seconds(0.002), ..Effort::token() };
         let sleep = || std::thread::sleep(std::time::Duration::from_millis(1));
         let rates = rate(&effort, || {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_machine_is_not_waited_for() {
+    fn sampling_stops_at_its_limit() {
         let effort = Effort { samples: 100, limit: Seconds(0.02), ..Effort::token() };
         let slow = rate(&effort, || {
             std::thread::sleep(std::time::Duration::from_millis(15));

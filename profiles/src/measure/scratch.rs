@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scratch_file_leaves_no_name_behind() {
+    fn scratch_file_leaves_no_name() {
         let folder = tempfile::tempdir().unwrap();
         let scratch = Scratch::create(folder.path(), &Effort::token()).unwrap();
         assert!(scratch.length >= MIN_BYTES && scratch.length <= Effort::token().file.0);

@@ -80,7 +80,7 @@ mod tests {
     use crate::model::shape::tests::llama_8b;
 
     #[test]
-    fn the_shape_digest_follows_sizes_only() {
+    fn shape_digest_ignores_context_length() {
         let shape = llama_8b();
         let longer = ModelShape { context_length: 131_072, ..shape.clone() };
         let deeper = ModelShape { layers: crate::Layers(60), ..shape.clone() };

@@ -155,7 +155,7 @@ quant: q4_k_m
     }
 
     #[test]
-    fn a_document_is_a_profile() {
+    fn document_gives_profile() {
         let document = ModelDocument::from_yaml(GOOD).unwrap();
         assert_eq!(document.shape(), llama_8b());
         assert_eq!(document.profile().unwrap().quant, "q4_k_m");
@@ -178,7 +178,7 @@ quant: q4_k_m
     }
 
     #[test]
-    fn a_missing_field_is_named() {
+    fn missing_field_is_named() {
         let error = ModelDocument::from_yaml(&GOOD.replace("vocabulary: 128256\n", "")).unwrap_err();
         assert!(error.what().contains("missing field `vocabulary`"), "{error}");
     }

@@ -91,7 +91,7 @@ mod tests {
     use crate::model::shape::tests::llama_8b;
 
     #[test]
-    fn formats_stay_apart_and_the_mean_is_per_layer() {
+    fn group_mean_by_format() {
         let mut light = TensorGroup::default();
         light.add(Format::Q4K, Bytes(144), Flops(512.0));
         let mut heavy = light.clone();

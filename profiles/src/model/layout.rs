@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn architectures_add_their_own() {
+    fn architectures_add_tensors() {
         let count = |architecture| tensors(&ModelShape { architecture, ..llama_8b() }).len() - 3;
         assert_eq!(count(Architecture::Qwen2), 32 * 12);
         assert_eq!(count(Architecture::Qwen3), 32 * 11);

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tied_head_is_counted_once() {
+    fn tied_head_is_counted_once() {
         let shape = ModelShape { tied_embeddings: true, ..llama_8b() };
         let tied = ModelProfile::from_shape("tied", shape, Quant::Pure(Format::F16)).unwrap();
         let apart = ModelProfile::from_shape("apart", llama_8b(), Quant::Pure(Format::F16)).unwrap();

@@ -243,14 +243,14 @@ mod tests {
     use crate::model::shape::tests::llama_8b;
 
     #[test]
-    fn half_of_the_layers_get_more_bits() {
+    fn use_more_bits_selects_half_of_the_layers() {
         let more: Vec<u32> = (0..32).filter(|&layer| use_more_bits(layer, 32)).collect();
         // 0..4, then 6, 9, .. 27, then 28..32.
         assert_eq!(more, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]);
     }
 
     #[test]
-    fn q4_k_m_spends_six_bits_where_it_matters() {
+    fn q4_k_m_formats() {
         let shape = llama_8b();
         let list = tensors(&shape);
         let format = |name: &str| {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mix_spends_bits_by_its_table() {
+    fn mixed_formats_follow_their_table() {
         use Format::{Iq1S, Q2K, Q3K, Q4K, Q5K, Q6K};
 
         let shape = llama_8b();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_rows_fall_back_or_are_refused() {
+    fn odd_rows_fall_back_or_fail() {
         let shape = ModelShape { embedding: 896, ..llama_8b() };
         let list = tensors(&shape);
         // 896 = 3.5 * 256 = 28 * 32.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn names_read_back() {
+    fn quant_names_round_trip() {
         let pure = Format::ALL.iter().map(|&format| Quant::Pure(format));
         for quant in pure.chain(Quant::MIXES.iter().copied()) {
             assert_eq!(quant.to_string().parse(), Ok(quant));

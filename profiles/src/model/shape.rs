@@ -211,7 +211,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn impossible_dimensions_are_refused() {
+    fn invalid_dimensions_are_refused() {
         assert_eq!(llama_8b().check(), Ok(()));
         let flat = ModelShape { embedding: 0, ..llama_8b() };
         assert!(matches!(flat.check(), Err(ShapeError::Range { field: "embedding", found: 0, .. })));

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shipped_document_is_valid_and_named_as_its_file() {
+    fn shipped_models_are_valid() {
         for name in shipped_names() {
             let document = shipped_document(name).unwrap();
             assert_eq!(document.name, name);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_those_of_published_files() {
+    fn sizes_match_published_files() {
         // Published Q4_K_M files, in GB: Llama 3 8B 4.92, Llama 1 30B 19.6, 65B 39.3, Llama 3 70B 42.5.
         for (name, published) in
             [("llama-8b", 4.92e9), ("llama-30b", 19.6e9), ("llama-65b", 39.3e9), ("llama-70b", 42.5e9)]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn quantities_read_with_their_units() {
+fn quantities_parse_with_units() {
     assert_eq!("2.98 GB/s".parse(), Ok(BytesPerSecond(2.98e9)));
     assert_eq!("4.1 GiB".parse(), Ok(Bytes(4_402_341_478)));
     assert_eq!("5 ms".parse(), Ok(Seconds(0.005)));
@@ -16,7 +16,7 @@ fn quantities_read_with_their_units() {
 }
 
 #[test]
-fn a_bare_number_and_a_foreign_unit_are_refused() {
+fn bare_numbers_and_wrong_units_are_refused() {
     assert!(matches!("4096".parse::<Bytes>(), Err(UnitError::Bare { .. })));
     assert!(matches!("4096 ms".parse::<Bytes>(), Err(UnitError::UnknownUnit { .. })));
     assert!(matches!("-1 s".parse::<Seconds>(), Err(UnitError::Number { .. })));
@@ -26,7 +26,7 @@ fn a_bare_number_and_a_foreign_unit_are_refused() {
 }
 
 #[test]
-fn a_unit_in_other_letters_is_recognised() {
+fn likely_unit_is_suggested() {
     let told = |text: &str| text.parse::<BytesPerSecond>().unwrap_err().to_string();
     for (written, meant) in [
         ("100 Mbps", "Mbit/s"),
@@ -47,7 +47,7 @@ fn a_unit_in_other_letters_is_recognised() {
 }
 
 #[test]
-fn measured_numbers_are_rounded_to_what_people_would_write() {
+fn rounding_to_four_digits() {
     assert_eq!(FlopsPerSecond(27_247_151_540.762_77).rounded().spell(), "27.25 GFLOP/s");
     assert_eq!(Seconds(57_011.052e-9).rounded().spell(), "57.01 us");
     assert_eq!(Fraction(0.032_204).rounded().spell(), "3.22 %");
@@ -56,7 +56,7 @@ fn measured_numbers_are_rounded_to_what_people_would_write() {
 }
 
 #[test]
-fn a_short_time_is_not_told_in_minutes() {
+fn short_times_are_not_spelled_in_minutes() {
     // A digit off 51 us, and shorter in minutes.
     assert!(!Seconds(8.5e-7 * 60.0).spell().ends_with("min"));
     assert_eq!(Seconds(90.0 * 60.0).spell(), "90 min");
@@ -64,14 +64,14 @@ fn a_short_time_is_not_told_in_minutes() {
 }
 
 #[test]
-fn bytes_over_a_rate_are_seconds() {
+fn bytes_over_rate_are_seconds() {
     // 400 MB at 200 MB/s.
     assert_eq!(Bytes(400_000_000) / BytesPerSecond(200e6), Seconds(2.0));
     assert_eq!(Flops(3e9) / FlopsPerSecond(1e9), Seconds(3.0));
 }
 
 #[test]
-fn nanoseconds_are_the_nearest_whole_ones() {
+fn to_nanos_rounds_to_nearest() {
     for nanos in
         [0.0, 0.2, 0.499_999_999_999_999_94, 0.5, 1.5, 2.5, 1e6 + 0.5, 9e15, 1e19, 1e300, f64::INFINITY]
     {
@@ -82,7 +82,7 @@ fn nanoseconds_are_the_nearest_whole_ones() {
 }
 
 #[test]
-fn people_read_three_digits() {
+fn display_has_three_digits() {
     assert_eq!(Bytes(4_402_341_478).to_string(), "4.10 GiB");
     assert_eq!(Seconds(0.674).to_string(), "674 ms");
     assert_eq!(Bytes(0).to_string(), "0 B");
@@ -90,14 +90,14 @@ fn people_read_three_digits() {
 
 proptest! {
     #[test]
-    fn spelling_reads_back_exactly(bytes in 0u64..(1 << 53), seconds in 0.0f64..1e6, rate in 0.0f64..1e13) {
+    fn spelling_round_trips(bytes in 0u64..(1 << 53), seconds in 0.0f64..1e6, rate in 0.0f64..1e13) {
         prop_assert_eq!(Bytes(bytes).spell().parse::<Bytes>().unwrap(), Bytes(bytes));
         prop_assert_eq!(Seconds(seconds).spell().parse::<Seconds>().unwrap(), Seconds(seconds));
         prop_assert_eq!(BytesPerSecond(rate).spell().parse::<BytesPerSecond>().unwrap(), BytesPerSecond(rate));
     }
 
     #[test]
-    fn a_rounded_share_reads_back_exactly(share in 0.0f64..3.0) {
+    fn rounded_share_round_trips(share in 0.0f64..3.0) {
         let share = Fraction(share).rounded();
         let text = share.spell();
         prop_assert_eq!(text.parse::<Fraction>().unwrap(), share);
@@ -105,13 +105,13 @@ proptest! {
     }
 
     #[test]
-    fn any_share_reads_back_to_the_last_bit_but_one(share in 0.0f64..10.0) {
+    fn share_round_trips_within_two_epsilon(share in 0.0f64..10.0) {
         let back: Fraction = Fraction(share).spell().parse().unwrap();
         prop_assert!((back.0 - share).abs() <= share * 2.0 * f64::EPSILON);
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in "\\PC{0,24}") {
+    fn parser_never_panics(text in "\\PC{0,24}") {
         let _ = text.parse::<Bytes>();
         let _ = text.parse::<Layers>();
     }

@@ -1,6 +1,6 @@
-//! Can any sequence of bytes make the reader panic, hang, or ask for memory that the file does not justify?
+//! Random bytes never make the GGUF reader panic, hang, or allocate memory that the file does not justify.
 //!
-//! A million cases: `PROPTEST_CASES=1000000 cargo test --release -p hearth-profiles --test gguf_fuzz`.
+//! A million cases: `PROPTEST_CASES=1000000 cargo test --release -p hearth-profiles --test it gguf_fuzz`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,8 +10,8 @@ use hearth_profiles::model::{Architecture, ModelProfile, ModelShape, Quant, layo
 use hearth_profiles::{Format, Layers};
 use proptest::prelude::*;
 
-/// The system's allocator, which remembers the largest request of each thread.
-struct Watched;
+/// The system's allocator, which records the largest request of each thread.
+struct RecordingAllocator;
 
 thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
@@ -19,7 +19,7 @@ thread_local! {
 
 // SAFETY: every call is passed on unchanged to the system's allocator; the thread-local needs no allocation and
 // has no destructor.
-unsafe impl GlobalAlloc for Watched {
+unsafe impl GlobalAlloc for RecordingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.with(|largest| largest.set(largest.get().max(layout.size())));
         // SAFETY: the caller keeps the contract of `alloc`.
@@ -39,17 +39,17 @@ unsafe impl GlobalAlloc for Watched {
 }
 
 #[global_allocator]
-static WATCHED: Watched = Watched;
+static ALLOCATOR: RecordingAllocator = RecordingAllocator;
 
-/// Reads, checks what was believed, and checks the largest single request for memory.
+/// Reads a header and checks it, and the largest single allocation.
 fn read(file: &[u8]) -> Option<Header> {
     LARGEST.with(|largest| largest.set(0));
     let header = Header::from_bytes(file).ok();
-    let asked = LARGEST.with(Cell::get);
-    // Room for 4096 elements is made on trust; everything else follows bytes that are there, at most 32 bytes
+    let largest = LARGEST.with(Cell::get);
+    // Memory for 4096 elements is reserved unconditionally; the rest follows the bytes of the file, at most 32 bytes
     // of memory for 8 of file, doubled by growing vectors.
     let justified = 4096 * size_of::<hearth_profiles::gguf::TensorInfo>() + 8 * file.len();
-    assert!(asked <= justified, "one request for {asked} bytes for a file of {}", file.len());
+    assert!(largest <= justified, "one request for {largest} bytes for a file of {}", file.len());
     for tensor in header.iter().flat_map(|header| &header.tensors) {
         assert!(tensor.end() <= file.len() as u64);
         assert_eq!(tensor.format.row_bytes(tensor.elements()), Some(tensor.bytes));
@@ -57,7 +57,7 @@ fn read(file: &[u8]) -> Option<Header> {
     header
 }
 
-/// What planners and the executor ask first must not panic either.
+/// Interpreting the header must not panic either.
 fn interpret(header: Header) {
     let model = GgufModel {
         metadata: header.metadata,
@@ -71,7 +71,7 @@ fn interpret(header: Header) {
 }
 
 /// A complete model of 2 layers, all value types among its keys, and the size of its header.
-fn sound() -> (Vec<u8>, usize) {
+fn valid_model() -> (Vec<u8>, usize) {
     let shape = ModelShape {
         architecture: Architecture::Llama,
         layers: Layers(2),
@@ -188,7 +188,7 @@ impl Damage {
     }
 }
 
-/// Any value that the format can hold, arrays nested as deep as is accepted.
+/// Any value of the format, with arrays nested up to the limit.
 fn value() -> impl Strategy<Value = Value> {
     let text = || "\\PC{0,12}";
     let flat = prop_oneof![
@@ -221,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_after_a_good_start_are_survived(
+    fn random_bytes_after_a_valid_start_never_panic(
         version in 2u32..4,
         tensors in 0u64..4,
         keys in 0u64..4,
@@ -238,11 +238,11 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_model_is_read_or_refused(damages in {
-        let (_, header) = sound();
+    fn damaged_model_never_panics(damages in {
+        let (_, header) = valid_model();
         prop::collection::vec(damage(header), 1..5)
     }) {
-        let (mut file, _) = sound();
+        let (mut file, _) = valid_model();
         for damage in damages {
             damage.apply(&mut file);
         }
@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read_back(
+    fn written_header_round_trips(
         keys in prop::collection::btree_map("[a-z.]{1,20}", value(), 0..8),
         tensors in prop::collection::btree_map("[a-z.0-9]{1,64}", (prop::collection::vec(1u64..9, 1..5), 0usize..16), 0..8),
     ) {
@@ -266,19 +266,17 @@ proptest! {
             dims[0] *= format.block_len();
             writer.tensor(name, &dims, format).unwrap();
         }
-        let layout = writer.finish();
-        let mut file = layout.header;
-        file.resize(layout.file_bytes as usize, 0);
-        let header = read(&file).expect("what was written is valid");
-        prop_assert_eq!(header.tensors, layout.tensors);
+        let tensors = writer.clone().finish().tensors;
+        let header = read(&crate::file(writer)).expect("what was written is valid");
+        prop_assert_eq!(header.tensors, tensors);
         let read: Vec<_> = header.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
         prop_assert_eq!(read, keys.into_iter().collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn the_undamaged_model_is_complete() {
-    let (file, _) = sound();
+fn valid_model_has_a_profile() {
+    let (file, _) = valid_model();
     let header = read(&file).unwrap();
     let model = GgufModel { metadata: header.metadata, tensors: header.tensors, ..GgufModel::default() };
     assert_eq!(ModelProfile::from_gguf(&model).unwrap().quant, "q8_0");

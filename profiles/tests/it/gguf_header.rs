@@ -1,4 +1,4 @@
-//! Does every wrong header get its own error, and do split models open from any part?
+//! Errors of wrong GGUF headers, and split models.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +7,16 @@ use hearth_profiles::gguf::{
     Array, GgufError, GgufModel, Header, HeaderError, HeaderWriter, Value, part_suffix,
 };
 
+use crate::file;
+
 /// A small file with two tensors.
-fn file() -> Vec<u8> {
+fn two_tensors() -> Vec<u8> {
     let mut writer = HeaderWriter::default();
     writer.key("general.architecture", Value::Str("llama".into())).unwrap();
     writer.key("answer", Value::U32(42)).unwrap();
     writer.tensor("first", &[64, 2], Format::Q8_0).unwrap();
     writer.tensor("second", &[32], Format::F32).unwrap();
-    let layout = writer.finish();
-    let mut file = layout.header;
-    file.resize(layout.file_bytes as usize, 0);
-    file
+    file(writer)
 }
 
 /// Where the bytes of `needle` begin.
@@ -34,22 +33,22 @@ fn error(file: &[u8]) -> HeaderError {
 }
 
 #[test]
-fn the_file_itself_is_good() {
-    let header = Header::from_bytes(&file()).unwrap();
+fn valid_header_is_read() {
+    let header = Header::from_bytes(&two_tensors()).unwrap();
     assert_eq!(header.version, 3);
     assert_eq!(header.metadata.get_u32("answer").unwrap(), Some(42));
     assert_eq!((header.tensors[0].rows(), header.tensors[0].elements()), (2, 128));
-    let mut second = file();
+    let mut second = two_tensors();
     second[4] = 2;
     assert_eq!(Header::from_bytes(&second).unwrap().tensors, header.tensors, "version 2 has the same layout");
 }
 
 #[test]
 fn magic_version_and_byte_order() {
-    let mut wrong = file();
+    let mut wrong = two_tensors();
     put(&mut wrong, 0, b"<htm");
     assert!(matches!(error(&wrong), HeaderError::Magic { .. }));
-    let mut wrong = file();
+    let mut wrong = two_tensors();
     put(&mut wrong, 4, &3u32.to_be_bytes());
     assert!(matches!(error(&wrong), HeaderError::BigEndian));
     for version in [0u32, 1, 4, u32::MAX] {
@@ -59,15 +58,15 @@ fn magic_version_and_byte_order() {
 }
 
 #[test]
-fn hostile_counts_are_refused_before_memory_is_asked_for() {
+fn huge_counts_are_refused_before_allocation() {
     for at in [8, 16] {
-        let mut wrong = file();
+        let mut wrong = two_tensors();
         put(&mut wrong, at, &(1u64 << 60).to_le_bytes());
         assert!(matches!(error(&wrong), HeaderError::TooLarge { .. }));
         put(&mut wrong, at, &60_000u64.to_le_bytes());
         assert!(matches!(error(&wrong), HeaderError::Truncated { .. }));
     }
-    let mut wrong = file();
+    let mut wrong = two_tensors();
     let key = position(&wrong, b"answer") - 8;
     put(&mut wrong, key, &(1u64 << 60).to_le_bytes());
     assert!(matches!(error(&wrong), HeaderError::TooLarge { .. }));
@@ -76,22 +75,22 @@ fn hostile_counts_are_refused_before_memory_is_asked_for() {
 }
 
 #[test]
-fn values_are_checked() {
-    let mut wrong = file();
+fn invalid_values_are_refused() {
+    let mut wrong = two_tensors();
     let at = position(&wrong, b"answer") + 6;
     put(&mut wrong, at, &13u32.to_le_bytes());
     assert!(matches!(error(&wrong), HeaderError::UnknownValueType { type_number: 13, .. }));
     // The number 42 read as a boolean.
     put(&mut wrong, at, &7u32.to_le_bytes());
     assert!(matches!(error(&wrong), HeaderError::Boolean { found: 42, .. }));
-    let mut wrong = file();
+    let mut wrong = two_tensors();
     let at = position(&wrong, b"answer");
     wrong[at] = 0xff;
     assert!(matches!(error(&wrong), HeaderError::NotUtf8 { .. }));
 }
 
 #[test]
-fn arrays_nest_to_a_limit() {
+fn array_nesting_is_limited() {
     let nested = |depth: u32| {
         let mut array = Array::U8(vec![7]);
         for _ in 1..depth {
@@ -106,13 +105,11 @@ fn arrays_nest_to_a_limit() {
 }
 
 #[test]
-fn keys_and_tensors_appear_once() {
+fn duplicate_keys_and_tensors_are_refused() {
     let mut writer = HeaderWriter::default();
     writer.key("a.b", Value::U8(1)).unwrap().key("a.c", Value::U8(1)).unwrap();
     writer.tensor("t.a", &[1], Format::F32).unwrap().tensor("t.b", &[1], Format::F32).unwrap();
-    let layout = writer.finish();
-    let mut wrong = layout.header;
-    wrong.resize(layout.file_bytes as usize, 0);
+    let mut wrong = file(writer);
     let (key, tensor) = (position(&wrong, b"a.c"), position(&wrong, b"t.b"));
     put(&mut wrong, tensor, b"t.a");
     assert!(matches!(error(&wrong), HeaderError::DuplicateTensor { .. }));
@@ -121,12 +118,12 @@ fn keys_and_tensors_appear_once() {
 }
 
 #[test]
-fn tensors_are_checked() {
+fn invalid_tensors_are_refused() {
     // After the name: number of dimensions (4), two dimensions (16), type (4), offset (8).
-    let first = position(&file(), b"first") + 5;
-    let second = position(&file(), b"second") + 6;
+    let first = position(&two_tensors(), b"first") + 5;
+    let second = position(&two_tensors(), b"second") + 6;
     let check = |at: usize, bytes: &[u8]| {
-        let mut wrong = file();
+        let mut wrong = two_tensors();
         put(&mut wrong, at, bytes);
         error(&wrong)
     };
@@ -148,7 +145,7 @@ fn tensors_are_checked() {
 }
 
 #[test]
-fn alignment_is_a_sane_power_of_two() {
+fn alignment_is_a_power_of_two_in_range() {
     // A key as long as `general.alignment`, renamed afterwards: the writer keeps the default.
     let with = |alignment: u32| {
         let mut writer = HeaderWriter::default();
@@ -180,16 +177,13 @@ fn write_part(folder: &Path, number: u32, count: u32, tensors: u32, tensor: &str
         writer.key("general.architecture", Value::Str("llama".into())).unwrap();
     }
     writer.tensor(tensor, &[8], Format::F32).unwrap();
-    let layout = writer.finish();
-    let mut file = layout.header;
-    file.resize(layout.file_bytes as usize, 0);
     let path = folder.join(format!("model{}", part_suffix(number, count)));
-    std::fs::write(&path, file).unwrap();
+    std::fs::write(&path, file(writer)).unwrap();
     path
 }
 
 #[test]
-fn a_split_model_opens_from_any_part() {
+fn split_model_opens_from_any_part() {
     let folder = tempfile::tempdir().unwrap();
     let paths: Vec<_> =
         (0..3).map(|part| write_part(folder.path(), part, 3, 3, &format!("t{part}"))).collect();
@@ -204,7 +198,7 @@ fn a_split_model_opens_from_any_part() {
 }
 
 #[test]
-fn parts_that_do_not_belong_together_are_refused() {
+fn mismatched_parts_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let first = write_part(folder.path(), 0, 2, 3, "t0");
     let open = || GgufModel::open(&first).unwrap_err();

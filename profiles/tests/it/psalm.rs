@@ -1,4 +1,4 @@
-//! Are the headers of real files, written by llama.cpp and gguf-py, read as they are?
+//! Headers of real files written by llama.cpp and gguf-py.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 #[test]
-fn four_real_files_are_read() {
+fn real_files_are_read() {
     for (name, layers, feed_forward, file_bytes) in [
         ("psalm-7m-f16.gguf", 8, 768, 13_714_432),
         ("psalm-7m-q4_k.gguf", 8, 768, 4_288_544),
@@ -54,7 +54,7 @@ fn four_real_files_are_read() {
 }
 
 #[test]
-fn a_truncated_download_names_the_tensor() {
+fn truncated_file_is_reported() {
     let whole = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let short = folder.path().join("short.gguf");
@@ -69,13 +69,13 @@ fn a_truncated_download_names_the_tensor() {
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn missing_file_is_named() {
     let error = GgufModel::open("no-such-model.gguf").unwrap_err();
     assert!(error.to_string().starts_with("cannot open `no-such-model.gguf`: "), "{error}");
 }
 
 #[test]
-fn llama_cpp_mixes_q4_k_m_as_the_rule_says() {
+fn q4_k_m_formats_match_llama_cpp() {
     let model = GgufModel::open(path("psalm-7m-q4_k.gguf")).unwrap();
     let shape = model.shape().unwrap();
     let list = layout::tensors(&shape);
@@ -88,7 +88,7 @@ fn llama_cpp_mixes_q4_k_m_as_the_rule_says() {
 }
 
 #[test]
-fn a_profile_counts_every_byte_of_the_tensors() {
+fn profile_counts_every_tensor_byte() {
     for (name, quant) in [
         ("psalm-7m-f16.gguf", "f16"),
         ("psalm-7m-q4_k.gguf", "q4_k_m"),
@@ -110,7 +110,7 @@ fn a_profile_counts_every_byte_of_the_tensors() {
 }
 
 #[test]
-fn a_plan_for_a_document_fits_a_file_of_that_shape() {
+fn shape_digest_of_document_matches_file() {
     let document = ModelDocument::from_yaml(
         "schema: model/1\nname: twin\nsource: psalm\narchitecture: llama\nlayers: 8 layers\nembedding: 256\n\
          feed_forward: 768\nheads: 4\nkv_heads: 2\nvocabulary: 2048\ntied_embeddings: true\n\
@@ -126,7 +126,7 @@ fn a_plan_for_a_document_fits_a_file_of_that_shape() {
 }
 
 #[test]
-fn one_changed_weight_near_the_start_of_a_tensor_changes_the_digest() {
+fn changed_weight_changes_the_digest() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("copy.gguf");
     let mut bytes = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
@@ -141,7 +141,7 @@ fn one_changed_weight_near_the_start_of_a_tensor_changes_the_digest() {
 }
 
 #[test]
-fn a_model_split_in_two_has_the_same_profile_and_another_digest() {
+fn split_model_has_same_profile_and_other_digest() {
     let source = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
     let whole = GgufModel::open(path("psalm-draft-1m-q8_0.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -1,21 +1,52 @@
-//! Is every wrong number of a SoC told, where it stands?
+//! Errors in `device/1` documents name the mistake and its place.
 
 use hearth_profiles::device::soc::{SocOptions, Strategy};
 use hearth_profiles::device::{shipped, shipped_names, shipped_yaml};
-use hearth_profiles::{Device, Document};
+use hearth_profiles::{Device, Document, DocumentError};
 
+/// A profiled table of the NPU of a SoC.
 const TABLE: &str = "    profiled: {mode: table, source: \"measured\", shapes: [{outputs: 32, inputs: 32, tokens: 32, time: 1 ms}]}\n  bus:";
 
-fn error(from: &str, to: &str) -> String {
-    let text = shipped_yaml("snapdragon-8-gen-3").expect("it is shipped");
+/// Replaces a part of a shipped document; returns the changed text and its error.
+fn error(device: &str, from: &str, to: &str) -> (String, DocumentError) {
+    let text = shipped_yaml(device).unwrap();
     let changed = text.replacen(from, to, 1);
     assert_ne!(changed, text, "the test is out of date: {from}");
-    Device::from_yaml(&changed).expect_err(to).to_string()
+    let error = Device::from_yaml(&changed).expect_err(to);
+    (changed, error)
+}
+
+/// Checks the message and the line of an error in D3's document.
+fn check(from: &str, to: &str, what: &str, line_begins: &str) {
+    let (text, error) = error("d3", from, to);
+    assert!(error.what().contains(what), "{error}");
+    let (line, column) = error.location().unwrap_or_else(|| panic!("no place: {error}"));
+    let blamed = text.lines().nth(line - 1).unwrap();
+    assert!(blamed.trim_start().starts_with(line_begins), "{error}: `{blamed}`");
+    assert!(error.to_string().ends_with(&format!("(line {line}, column {column})")), "{error}");
 }
 
 #[test]
-fn what_no_soc_can_have_is_refused_with_its_place() {
-    for (from, to, said) in [
+fn device_errors_have_line_and_column() {
+    check("value: 3.17 GB/s", "value: 0 GB/s", "`disk.sequential` is zero", "sequential:");
+    check("value: 20.8 TFLOP/s", "value: 0 FLOP/s", "`cpu.matvec.q4_k` is zero", "q4_k:");
+    check("cores: 16", "cores: 0", "`cpu.cores` is 0", "cores:");
+    check("{value: 9.7 GiB", "{value: 97 GiB", "is more than `memory.total`", "available:");
+    check("  cores: 16", "  cores: 16\n  core: 16", "unknown field `core`", "core:");
+    check("value: 3.17 GB/s", "value: 3.17", "with its unit, as in `2.98 GB/s`", "value:");
+    check("value: 3.17 GB/s", "value: 3.17 GB", "not a unit of", "value:");
+    check("  cores: 16", "  cores: 16\n  cores: 8", "duplicate field `cores`", "cores: 8");
+    check("    q6_k:", "    q4_k:", "duplicate entry `q4_k`", "q4_k: {value: 14.3");
+    check("os: linux", "os: dos", "unknown variant `dos`", "os:");
+    check("schema: device/1", "schema: device/2", "which this release does not read", "schema:");
+    check("schema: device/1", "schema: plan/1", "it has schema `plan/1`; check which file", "schema:");
+    check("schema: device/1", "schema: device", "the first line must be `schema: device/1`", "schema:");
+    check("  cores: 16", "\tcores: 16", "indent with spaces", "cores: 16");
+}
+
+#[test]
+fn soc_errors_have_line_and_column() {
+    for (from, to, expected) in [
         ("one: {value: 43.3 GB/s", "one: {value: 0 GB/s", "`soc.bus.one` is zero"),
         ("together: {value: 59.1 GB/s", "together: {value: 80 GB/s", "more than `soc.bus.peak`"),
         ("together: {value: 59.1 GB/s", "together: {value: 40 GB/s", "more than `soc.bus.together`"),
@@ -35,20 +66,20 @@ fn what_no_soc_can_have_is_refused_with_its_place() {
         ("  bus:", "  usual: {strategy: chunked, chunk: 0}\n  bus:", "a chunk of 0 tokens"),
         ("  bus:", "  turbo: true\n  bus:", "unknown field `turbo`"),
     ] {
-        let text = error(from, to);
-        assert!(text.contains(said) && text.contains("line "), "{to}: {text}");
+        let text = error("snapdragon-8-gen-3", from, to).1.to_string();
+        assert!(text.contains(expected) && text.contains("line "), "{to}: {text}");
     }
 }
 
 #[test]
-fn a_table_of_measurements_is_read_and_written() {
+fn profiled_table_round_trips() {
     let text = shipped_yaml("snapdragon-8-gen-3").expect("it is shipped").replacen("  bus:", TABLE, 1);
     let device = Device::from_yaml(&text).expect("a valid table");
     assert_eq!(Device::from_yaml(&device.to_yaml()).expect("what was written"), device);
 }
 
 #[test]
-fn without_an_npu_only_the_gpu_can_be_asked_for() {
+fn soc_without_npu_allows_gpu_only() {
     for name in shipped_names() {
         let Some(soc) = shipped(name).expect("a name").soc else { continue };
         for strategy in Strategy::ALL {
