@@ -91,17 +91,17 @@ impl<E> Engine<E> {
 
     /// Sets a timer, which replaces its pending entry.
     pub fn set(&mut self, timer: Timer, at: Nanos, event: E) {
-        let generation = self.raise(timer);
+        let generation = self.next_generation(timer);
         self.push(at, timer.0, generation, event);
     }
 
     /// Cancels the pending entry of a timer, if there is one.
-    pub fn clear(&mut self, timer: Timer) {
-        self.raise(timer);
+    pub fn cancel(&mut self, timer: Timer) {
+        self.next_generation(timer);
     }
 
     /// Drops all pending events. The clock and the timers stay.
-    pub fn forget(&mut self) {
+    pub fn clear(&mut self) {
         self.heap.clear();
     }
 
@@ -119,7 +119,7 @@ impl<E> Engine<E> {
         None
     }
 
-    fn raise(&mut self, timer: Timer) -> u32 {
+    fn next_generation(&mut self, timer: Timer) -> u32 {
         let generation = &mut self.generations[timer.0 as usize];
         *generation = generation.wrapping_add(1);
         *generation
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_one_instant_keep_their_order() {
+    fn simultaneous_events_keep_order() {
         let mut engine = Engine::new();
         engine.at(5, 1);
         engine.at(3, 2);
@@ -187,18 +187,18 @@ mod tests {
     }
 
     #[test]
-    fn setting_a_timer_again_silences_the_earlier_setting() {
+    fn setting_timer_again_cancels_pending_entry() {
         let mut engine = Engine::new();
         let (first, second) = (engine.timer(), engine.timer());
         engine.set(first, 10, 1);
         engine.set(second, 20, 2);
         engine.set(first, 30, 3);
-        engine.clear(second);
+        engine.cancel(second);
         assert_eq!(drain(engine), [(30, 3)]);
     }
 
     #[test]
-    fn the_past_means_now() {
+    fn past_instant_means_now() {
         let mut engine = Engine::new();
         engine.at(10, 1);
         assert_eq!(engine.next_event(), Some(1));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_goes_its_own_way() {
+    fn cloned_engine_is_independent() {
         let mut engine = Engine::new();
         engine.at(1, 1);
         let mut branch = engine.clone();

@@ -4,8 +4,7 @@
 
 use hearth_core::cluster::UnreachablePeer;
 use hearth_core::memory::draft::DraftError;
-use hearth_core::schedule::GenerationError;
-use hearth_core::schedule::ScheduleError;
+use hearth_core::schedule::{GenerationError, ScheduleError};
 use hearth_profiles::{DocumentError, Seconds};
 
 /// Why a plan cannot be simulated.
@@ -64,7 +63,7 @@ pub enum SimError {
     TooLong { tokens: u32, at: Seconds },
     /// Every device waits for another: a defect of the simulator.
     #[error("the simulated ring stands still after {tokens} tokens, at {at}: nothing more would ever happen")]
-    StandsStill { tokens: u32, at: Seconds },
+    Deadlock { tokens: u32, at: Seconds },
     /// The plan sends over a pair of devices that cannot reach each other.
     #[error(transparent)]
     UnreachablePeer(#[from] UnreachablePeer),

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_things_share_a_stream() {
+    fn streams_are_distinct() {
         let purposes = [
             Purpose::EmbeddingRow,
             Purpose::Acceptance,

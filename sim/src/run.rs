@@ -42,7 +42,7 @@ pub fn simulate_in(input: &Input, disturbances: &Disturbances) -> Result<Run, Si
             unreached_events: (0..disturbances.events.len()).collect(),
         });
     }
-    if let Some(soc) = soc::alone(input, disturbances, devices[0], &memories[0]) {
+    if let Some(soc) = soc::standalone_soc(input, disturbances, devices[0], &memories[0]) {
         return Ok(Run::undisturbed(soc::simulate(input, soc, devices[0], &memories[0], header)?));
     }
     ring::simulate(input, disturbances, &devices, memories, header)

@@ -10,37 +10,26 @@
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::Generation;
-use hearth_core::soc::Chip;
-use hearth_core::soc::Stage;
 use hearth_core::soc::sync::Wait;
+use hearth_core::soc::{Chip, Stage};
 use hearth_profiles::device::{Device, Soc};
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::pass::Pass;
+use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::Cost;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Header;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Reading;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
-use hearth_schema::trace::Trace;
+use hearth_schema::trace::{Cost, Counter, Header, Kind, Outcome, Reading, Record, Resource, Trace};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::{Disturbances, Input};
-use crate::speculation::Acceptance;
-use crate::speculation::Drafter;
+use crate::speculation::{Acceptance, Drafter};
 use crate::trace::start_record;
 
 /// The most detail records: those of some hundred passes through a model of 8B. Later passes only have `compute`.
 const MAX_DETAIL_RECORDS: usize = 400_000;
 
 /// Returns the SoC of a device that runs its plan alone with all weights in memory from the start.
-pub fn alone<'a>(
+pub fn standalone_soc<'a>(
     input: &Input,
     disturbances: &Disturbances,
     device: &'a Device,
@@ -60,7 +49,7 @@ enum Event {
     Gpu,
     Npu,
     /// The CPU has finished a step.
-    Handed,
+    Cpu,
 }
 
 /// Runs a plan on the SoC of its only device.
@@ -74,7 +63,7 @@ pub fn simulate(
     let (cluster, plan) = (input.cluster, input.plan);
     let kv_element = Bytes(plan.kv_cache.element_bytes());
     let chip = Chip::new(soc, &cluster.model, kv_element);
-    let workload = in_graphs(&cluster.workload, chip.largest_graph());
+    let workload = batched_by_graphs(&cluster.workload, chip.largest_graph());
     let drafter = plan.draft.as_ref().zip(cluster.draft.as_ref());
     let mut run = Run {
         layers: cluster.model.shape.layers.0,
@@ -117,7 +106,7 @@ pub fn simulate(
 }
 
 /// Processes the prompt in as few batches as the graphs allow, unless the scenario has a smaller micro-batch.
-fn in_graphs(workload: &Workload, largest: u64) -> Workload {
+fn batched_by_graphs(workload: &Workload, largest: u64) -> Workload {
     let largest = u32::try_from(largest).unwrap_or(u32::MAX);
     let micro_batch = if workload.micro_batch < MAX_PASS_TOKENS { workload.micro_batch } else { largest };
     Workload { micro_batch, ..workload.clone() }
@@ -176,7 +165,7 @@ impl Run<'_> {
     /// Runs a step of known length while the other processors are idle.
     fn step(&mut self, kind: Kind, resource: Resource, pass: Pass, time: Seconds) {
         let (start, line) = (self.engine.now(), (pass.index, 0));
-        self.hand_on(time.to_nanos());
+        self.run_cpu(time.to_nanos());
         let cost = (resource == Resource::Cpu).then(|| Cost { cpu: time.to_nanos(), ..Cost::default() });
         let end = self.engine.now();
         self.records.push(Record { end, cost, ..start_record(0, resource, kind, line, start) });
@@ -184,7 +173,7 @@ impl Run<'_> {
 
     /// Runs a stage until the CPU can continue.
     fn stage(&mut self, stage: &Stage, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
-        let begins = self.engine.now();
+        let begin = self.engine.now();
         let mut next = [0, 0];
         for processor in [Event::Gpu, Event::Npu] {
             self.begin(stage, processor, next[lane(processor)]);
@@ -201,19 +190,19 @@ impl Run<'_> {
             self.begin(stage, event, at);
         }
         if stage.events > 0 {
-            let (waited, events) = (self.engine.now() - begins, Seconds(stage.waiting).to_nanos());
-            self.hand_on(events);
+            let (waited, events) = (self.engine.now() - begin, Seconds(stage.waiting).to_nanos());
+            self.run_cpu(events);
             let wait = Wait::until(Seconds::from_nanos(waited), self.sleep);
             let cost = Some(Cost { cpu: wait.polled.to_nanos(), copy: events, ..Cost::default() });
-            let line = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begins);
+            let line = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begin);
             self.detail(Record { end: self.engine.now(), cost, layers, ..line });
         }
     }
 
     /// Lets time pass in which the GPU and the NPU are idle.
-    fn hand_on(&mut self, after: Nanos) {
-        self.engine.after(after, Event::Handed);
-        while self.engine.next_event().is_some_and(|event| event != Event::Handed) {}
+    fn run_cpu(&mut self, after: Nanos) {
+        self.engine.after(after, Event::Cpu);
+        while self.engine.next_event().is_some_and(|event| event != Event::Cpu) {}
     }
 
     /// Starts a processor's next kernel, if there is one.

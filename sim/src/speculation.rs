@@ -29,7 +29,7 @@ use hearth_schema::scenario::Workload;
 use crate::random::{self, Purpose};
 
 /// Bytes of a token's number and of one logit.
-const NUMBER: Bytes = Bytes(4);
+const NUMBER_BYTES: Bytes = Bytes(4);
 
 /// The draft model of a run.
 #[derive(Debug, Clone)]
@@ -67,8 +67,8 @@ impl<'a> Drafter<'a> {
         let pass = Pass::plain(0, first_position, tokens, output);
         let gpu = self.device.gpu.as_ref().filter(|_| self.processor == Processor::Gpu);
         let (work, fixed, copies) = if let Some(gpu) = gpu {
-            let numbers = gpu.upload.time(NUMBER * u64::from(tokens));
-            let logits = NUMBER * u64::from(self.model.shape.vocabulary) * u64::from(pass.outputs());
+            let numbers = gpu.upload.time(NUMBER_BYTES * u64::from(tokens));
+            let logits = NUMBER_BYTES * u64::from(self.model.shape.vocabulary) * u64::from(pass.outputs());
             let copies = if gpu.unified_memory { Seconds(0.0) } else { numbers + gpu.download.time(logits) };
             (ComputeCost::on_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
         } else {
@@ -89,22 +89,23 @@ impl<'a> Drafter<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Acceptance {
     seed: u64,
-    chance: f64,
+    probability: f64,
 }
 
 impl Acceptance {
     pub fn new(seed: u64, workload: &Workload) -> Self {
-        let chance = workload.speculation.as_ref().map_or(0.0, |speculation| speculation.acceptance.value.0);
-        Self { seed, chance }
+        let probability =
+            workload.speculation.as_ref().map_or(0.0, |speculation| speculation.acceptance.value.0);
+        Self { seed, probability }
     }
 
     /// Returns how many of a pass's drafts are accepted.
     pub fn of(&self, pass: Pass) -> u32 {
-        let stands = |&draft: &u32| {
+        let is_accepted = |&draft: &u32| {
             let position = u64::from(pass.first_position + draft);
-            random::draw(self.seed, Purpose::Acceptance, pass.sequence, position) < self.chance
+            random::draw(self.seed, Purpose::Acceptance, pass.sequence, position) < self.probability
         };
-        (1..=pass.drafted).take_while(stands).count() as u32
+        (1..=pass.drafted).take_while(is_accepted).count() as u32
     }
 }
 
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_follow_one_another_and_rejected_ones_are_made_again() {
+    fn rejected_drafts_are_read_again() {
         let (device, model) = (shipped("d3").expect("shipped"), model::shipped("1b").expect("shipped"));
         let mut drafter = Drafter::new(&device, &model, Bytes(2), Processor::Cpu);
         let step = |first, drafted| Pass { drafted, ..Pass::plain(0, first, drafted + 1, true) };

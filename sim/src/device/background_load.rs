@@ -74,14 +74,12 @@ impl BackgroundLoad {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::{BytesPerSecond, Fraction};
-    use hearth_schema::events::Load;
-    use hearth_schema::events::Swap;
-    use hearth_schema::events::Taken;
+    use hearth_schema::events::{Load, Swap, Taken};
 
     use super::*;
 
     #[test]
-    fn what_is_left_follows_from_all_events_together() {
+    fn background_load_combines_events() {
         let taken = |mib| Change::Memory(Taken { taken: Bytes::mib(mib), over: None });
         let load = Change::Load(Load { threads: 3, gpu: Some(Fraction(0.5)) });
         let found = BackgroundLoad::quiet(Bytes(0))
@@ -97,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn swapping_makes_room_for_what_compression_saves() {
+    fn swapping_frees_uncompressed_share() {
         let swap = Change::Swap(Swap { rate: BytesPerSecond(1e8), compression: 4.0 });
         let quiet = BackgroundLoad::quiet(Bytes::mib(400));
         assert_eq!(quiet.room(Bytes::mib(1000)), Some(Bytes::mib(600)));

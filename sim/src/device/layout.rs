@@ -116,20 +116,16 @@ fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::model::shipped;
-    use hearth_schema::plan::Origin;
-    use hearth_schema::plan::PlanKind;
-    use hearth_schema::plan::PlannedDevice;
-    use hearth_schema::plan::PlannedModel;
-    use hearth_schema::plan::PlannerRecord;
-    use hearth_schema::plan::Processor;
-    use hearth_schema::plan::Role;
+    use hearth_schema::plan::{
+        Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
+    };
     use hearth_schema::residency::ResidencyOptions;
     use hearth_schema::scenario::KvFormat;
 
     use super::*;
 
     #[test]
-    fn parts_lie_in_the_file_as_converters_write_it() {
+    fn layout_follows_file_order() {
         let model = shipped("llama-8b").expect("shipped");
         let device = |name: &str, role, window, gpu_layers| PlannedDevice {
             name: name.into(),

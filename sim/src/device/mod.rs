@@ -18,21 +18,14 @@ mod walk;
 use std::collections::{BTreeSet, VecDeque};
 
 use hearth_core::compute_cost::ComputeCost;
-use hearth_core::residency::PartRequest;
-use hearth_core::residency::ReadOrigin;
-use hearth_core::schedule::Event as Incident;
-use hearth_core::schedule::ModelPart;
-use hearth_core::schedule::Schedule;
-use hearth_core::schedule::Step;
+use hearth_core::residency::{PartRequest, ReadOrigin};
+use hearth_core::schedule::{Event as ScheduleEvent, ModelPart, Schedule, Step};
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
-use hearth_schema::trace::Cost;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
@@ -44,15 +37,15 @@ use crate::trace::start_record;
 use context::{Event, Message, Outgoing, SimContext};
 use layout::Layout;
 use residency::WeightResidency;
-use storage::{Storage, WAKE};
+use storage::{Storage, WAKE_LATENCY};
 use walk::{Next, Segment, Walk};
 
 const PAGE: u64 = 4096;
 
 /// The state of the thread of control.
 #[derive(Debug, Clone)]
-enum Doing {
-    Nothing,
+enum ThreadState {
+    Idle,
     Walking(Box<Walk>),
     /// Steps that nothing can disturb, recorded already. At their end the token of a pass may be available.
     Fixed {
@@ -62,12 +55,12 @@ enum Doing {
 
 /// Steps of known length in sequence, and the pass whose tokens are available at their end.
 #[derive(Debug, Clone)]
-struct Timed {
+struct TimedSteps {
     steps: Vec<(Record, Seconds)>,
     output: Option<u32>,
 }
 
-impl From<Vec<(Record, Seconds)>> for Timed {
+impl From<Vec<(Record, Seconds)>> for TimedSteps {
     fn from(steps: Vec<(Record, Seconds)>) -> Self {
         Self { steps, output: None }
     }
@@ -86,9 +79,9 @@ pub struct DeviceSim<'a> {
     layout: Layout,
     inbox: VecDeque<Message>,
     steps: VecDeque<Step>,
-    doing: Doing,
+    thread: ThreadState,
     /// Steps of the GPU that wait until a walk has brought their weights in.
-    wired_for: Option<Timed>,
+    after_walk: Option<TimedSteps>,
     idle_since: Nanos,
     cpu: Cpu,
     cpu_timer: Timer,
@@ -111,7 +104,7 @@ pub struct DeviceSim<'a> {
 
 /// What a device is built from.
 #[derive(Debug)]
-pub struct Parts<'a> {
+pub struct DeviceConfig<'a> {
     /// Its index among all devices of the run, which stays the same when the ring changes.
     pub slot: usize,
     pub device: &'a Device,
@@ -131,126 +124,126 @@ pub struct Parts<'a> {
     pub rows_alone: bool,
 }
 
-fn processor(device: &Device) -> Cpu {
-    Cpu::new(f64::from(device.cpu.cores)).under(device.cpu.quota.as_ref())
+fn idle_cpu(device: &Device) -> Cpu {
+    Cpu::new(f64::from(device.cpu.cores)).with_quota(device.cpu.quota.as_ref())
 }
 
 impl<'a> DeviceSim<'a> {
     /// A device at the beginning of a run.
-    pub fn new(parts: Parts<'a>, engine: &mut Engine<Event>) -> Self {
+    pub fn new(config: DeviceConfig<'a>, engine: &mut Engine<Event>) -> Self {
         Self {
-            place: parts.slot,
-            device: parts.device,
-            model: parts.model,
-            kv_element: parts.kv_element,
-            uploads: parts.uploads,
-            seed: parts.seed,
-            schedule: parts.schedule,
-            layout: parts.layout,
+            place: config.slot,
+            device: config.device,
+            model: config.model,
+            kv_element: config.kv_element,
+            uploads: config.uploads,
+            seed: config.seed,
+            schedule: config.schedule,
+            layout: config.layout,
             inbox: VecDeque::new(),
             steps: VecDeque::new(),
-            doing: Doing::Nothing,
-            wired_for: None,
+            thread: ThreadState::Idle,
+            after_walk: None,
             idle_since: 0,
-            cpu: processor(parts.device),
+            cpu: idle_cpu(config.device),
             cpu_timer: engine.timer(),
             wake_timer: engine.timer(),
             gpu_speed: 1.0,
-            storage: parts.storage,
+            storage: config.storage,
             disk_timer: engine.timer(),
             disk_set: None,
-            residency: parts.residency,
-            rows_alone: parts.rows_alone,
+            residency: config.residency,
+            rows_alone: config.rows_alone,
             rows: BTreeSet::new(),
             read_before: Bytes::ZERO,
-            drafter: parts.drafter,
+            drafter: config.drafter,
         }
     }
 
     /// Whether it is ready to begin a pass.
     pub fn is_free(&self) -> bool {
-        matches!(self.doing, Doing::Nothing) && self.steps.is_empty() && self.inbox.is_empty()
+        matches!(self.thread, ThreadState::Idle) && self.steps.is_empty() && self.inbox.is_empty()
     }
 
     /// Begins a pass on the head.
-    pub fn begin(&mut self, pass: Pass, ctx: &mut SimContext) -> Result<(), SimError> {
-        self.steps.extend(self.schedule.react(&Incident::Begin(pass))?);
-        self.proceed(ctx)
+    pub fn begin_pass(&mut self, pass: Pass, ctx: &mut SimContext) -> Result<(), SimError> {
+        self.steps.extend(self.schedule.react(&ScheduleEvent::Begin(pass))?);
+        self.run_steps(ctx)
     }
 
     /// Receives a message.
     pub fn deliver(&mut self, message: Message, ctx: &mut SimContext) -> Result<(), SimError> {
         self.inbox.push_back(message);
-        self.proceed(ctx)
+        self.run_steps(ctx)
     }
 
     /// Handles the processor timer: a computation may have ended.
-    pub fn processor(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+    pub fn on_processor(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
-        let stretched = self.cpu.stretched(now, 0);
+        let slowdown = self.cpu.slowdown(now, 0);
         if self.cpu.ended(now).is_some()
-            && let Doing::Walking(walk) = &mut self.doing
+            && let ThreadState::Walking(walk) = &mut self.thread
         {
-            if self.residency.used(walk.computed(now, stretched)) {
+            if self.residency.used(walk.computed(now, slowdown)) {
                 ctx.engine.after(0, Event::Helper(self.place));
             }
             let next = walk.advance(now, &mut self.storage, &mut self.residency);
-            self.next(next, ctx);
+            self.continue_walk(next, ctx);
         }
-        self.proceed(ctx)
+        self.run_steps(ctx)
     }
 
     /// Handles the wake timer: a step of fixed length is over, or a touch is tried again.
-    pub fn wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
-        match &mut self.doing {
-            Doing::Walking(walk) => {
+    pub fn on_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+        match &mut self.thread {
+            ThreadState::Walking(walk) => {
                 let next = walk.retry(ctx.engine.now(), &mut self.storage, &mut self.residency);
-                self.next(next, ctx);
+                self.continue_walk(next, ctx);
             }
-            Doing::Fixed { output } => {
+            ThreadState::Fixed { output } => {
                 ctx.outgoing.extend(output.map(Outgoing::Output));
-                self.doing = Doing::Nothing;
+                self.thread = ThreadState::Idle;
                 self.idle_since = ctx.engine.now();
             }
-            Doing::Nothing => {
+            ThreadState::Idle => {
                 self.idle_since = ctx.engine.now();
             }
         }
-        self.proceed(ctx)
+        self.run_steps(ctx)
     }
 
     /// Lets the helper thread continue.
-    pub fn help(&mut self, ctx: &mut SimContext) {
+    pub fn on_helper(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         if let Some(at) = self.residency.work(now, &mut self.storage) {
             ctx.engine.at(at, Event::Helper(self.place));
         }
-        if let Doing::Walking(walk) = &mut self.doing
+        if let ThreadState::Walking(walk) = &mut self.thread
             && walk.waits_for_helper()
         {
             let next = walk.advance(now, &mut self.storage, &mut self.residency);
-            self.next(next, ctx);
+            self.continue_walk(next, ctx);
         }
         self.residency.report(ctx.records);
         self.watch_disk(ctx);
     }
 
     /// Handles the disk timer: reads may have arrived.
-    pub fn arrivals(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+    pub fn on_disk(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         self.disk_set = None;
         while let Some(chunk) = self.storage.arrived(now) {
             if self.residency.arrived(now, chunk) {
                 ctx.engine.at(now, Event::Helper(self.place));
             }
-            if let Doing::Walking(walk) = &mut self.doing
-                && let Some(next) = walk.arrived(now, chunk, WAKE)
+            if let ThreadState::Walking(walk) = &mut self.thread
+                && let Some(next) = walk.arrived(now, chunk, WAKE_LATENCY)
             {
-                self.next(next, ctx);
+                self.continue_walk(next, ctx);
             }
         }
         self.residency.report(ctx.records);
-        self.proceed(ctx)
+        self.run_steps(ctx)
     }
 
     /// Ends the run: moves the records of unfinished reads to the trace.
@@ -259,10 +252,10 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Executes steps and receives messages until one takes time.
-    fn proceed(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
-        while matches!(self.doing, Doing::Nothing) {
+    fn run_steps(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+        while matches!(self.thread, ThreadState::Idle) {
             if let Some(step) = self.steps.pop_front() {
-                self.take(step, ctx);
+                self.execute(step, ctx);
             } else if let Some(message) = self.inbox.pop_front() {
                 self.receive(message, ctx)?;
             } else {
@@ -282,12 +275,12 @@ impl<'a> DeviceSim<'a> {
             peer: Some(message.from),
             ..self.record(Kind::Receive, message.pass, message.round, ctx)
         });
-        let incident = Incident::Arrived { pass: message.pass, round: message.round };
-        self.steps.extend(self.schedule.react(&incident)?);
+        let event = ScheduleEvent::Arrived { pass: message.pass, round: message.round };
+        self.steps.extend(self.schedule.react(&event)?);
         Ok(())
     }
 
-    fn take(&mut self, step: Step, ctx: &mut SimContext) {
+    fn execute(&mut self, step: Step, ctx: &mut SimContext) {
         match step {
             // Only the cache's length changes.
             Step::Rollback { .. } => {}
@@ -295,10 +288,10 @@ impl<'a> DeviceSim<'a> {
             Step::Embed { pass } => {
                 let record = self.record(Kind::Embed, pass, 0, ctx);
                 let segments = self.embedding_rows(pass);
-                self.walk(record, segments, ctx);
+                self.start_walk(record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Cpu } => {
-                let work = self.work();
+                let work = self.cpu_cost();
                 let fixed = self.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
                 let segments: Vec<_> = layers
                     .clone()
@@ -310,31 +303,31 @@ impl<'a> DeviceSim<'a> {
                     .collect();
                 let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                self.needed(&ModelPart::Layers(layers), pass, round, ctx);
-                self.walk(record, segments, ctx);
+                self.begin_part(&ModelPart::Layers(layers), pass, round, ctx);
+                self.start_walk(record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
                 let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                let steps = self.on_gpu(&record, pass);
-                self.wired(&ModelPart::Layers(layers), record, pass, steps.into(), ctx);
+                let steps = self.gpu_steps(&record, pass);
+                self.run_on_gpu(&ModelPart::Layers(layers), record, pass, steps.into(), ctx);
             }
             Step::Output { pass, processor: Processor::Gpu } => {
                 let round = self.schedule.plan().rounds;
                 let record = self.record(Kind::Output, pass, round, ctx);
-                let steps = self.output_on_gpu(&record, pass.outputs());
-                let timed = Timed { steps, output: Some(pass.index) };
+                let steps = self.gpu_output_steps(&record, pass.outputs());
+                let timed = TimedSteps { steps, output: Some(pass.index) };
                 let wiring = Record { kind: Kind::Compute, ..record };
-                self.wired(&ModelPart::Output, wiring, pass, timed, ctx);
+                self.run_on_gpu(&ModelPart::Output, wiring, pass, timed, ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-                let (time, unit) = (self.work().outputs(pass.outputs()) + fixed, self.storage.chunk());
+                let (time, unit) = (self.cpu_cost().outputs(pass.outputs()) + fixed, self.storage.chunk());
                 let segment = Segment { chunks: self.layout.output(), time, unit };
                 let round = self.schedule.plan().rounds;
                 let record = self.record(Kind::Output, pass, round, ctx);
-                self.needed(&ModelPart::Output, pass, round, ctx);
-                self.walk(record, [segment], ctx);
+                self.begin_part(&ModelPart::Output, pass, round, ctx);
+                self.start_walk(record, [segment], ctx);
             }
             Step::Send { pass, round, next_round, to } => {
                 let format = self.schedule.plan().activations;
@@ -366,11 +359,11 @@ impl<'a> DeviceSim<'a> {
         match processor {
             Processor::Cpu => {
                 let segment = Segment { chunks: 0..0, time, unit: self.storage.chunk() };
-                self.walk(record, [segment], ctx);
+                self.start_walk(record, [segment], ctx);
             }
             Processor::Gpu => {
                 let time = time * (1.0 / self.gpu_speed);
-                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)].into(), ctx);
+                self.run_timed(vec![(Record { resource: Resource::Gpu, ..record }, time)].into(), ctx);
             }
         }
     }
@@ -385,7 +378,7 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Announces that a part is about to be computed.
-    fn needed(&mut self, part: &ModelPart, pass: Pass, round: u32, ctx: &mut SimContext) {
+    fn begin_part(&mut self, part: &ModelPart, pass: Pass, round: u32, ctx: &mut SimContext) {
         let request = self.part_request(part, pass, round);
         if self.residency.begin(request, &self.storage) {
             ctx.engine.after(0, Event::Helper(self.place));
@@ -396,16 +389,16 @@ impl<'a> DeviceSim<'a> {
     /// because vocabularies list frequent tokens first and their frequencies follow Zipf's law.
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
-        let time = self.work().embed(1);
+        let time = self.cpu_cost().embed(1);
         let chunk = self.storage.chunk();
         let unit = if self.rows_alone { Bytes(row_bytes.0.next_multiple_of(PAGE)) } else { chunk };
         let segment = |position: u32| {
             let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, chunk);
-            let kept = self.rows_alone && self.residency.is_left_to_system();
-            let had = kept && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
-            let chunks = if had { chunks.start..chunks.start } else { chunks };
+            let stays = self.rows_alone && self.residency.is_left_to_system();
+            let is_resident = stays && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
+            let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
             Segment { chunks, time, unit }
         };
         (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
@@ -413,12 +406,12 @@ impl<'a> DeviceSim<'a> {
 
     /// Bytes of its own weights in memory.
     pub fn resident(&self) -> Bytes {
-        let cache = self.storage.view().view();
+        let cache = self.storage.cache();
         self.storage.chunk() * self.layout.own().filter(|&chunk| cache.holds(chunk)).count() as u64
     }
 
     /// Upload, computation and download of a window's GPU layers. With unified memory nothing is copied.
-    fn on_gpu(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
+    fn gpu_steps(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::on_gpu(gpu, self.model, self.kv_element);
         let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
@@ -440,7 +433,7 @@ impl<'a> DeviceSim<'a> {
 
     /// Upload of some positions, their products with the output matrix, download of the logits, and the CPU's cost of a
     /// token.
-    fn output_on_gpu(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
+    fn gpu_output_steps(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let time =
             ComputeCost::on_gpu(gpu, self.model, self.kv_element).outputs(positions) * (1.0 / self.gpu_speed);
@@ -460,37 +453,49 @@ impl<'a> DeviceSim<'a> {
 
     /// Runs steps on the GPU. If the GPU reads through the mapping, a CPU thread first waits for the weights, without
     /// computing.
-    fn wired(&mut self, part: &ModelPart, record: Record, pass: Pass, timed: Timed, ctx: &mut SimContext) {
+    fn run_on_gpu(
+        &mut self,
+        part: &ModelPart,
+        record: Record,
+        pass: Pass,
+        timed: TimedSteps,
+        ctx: &mut SimContext,
+    ) {
         if !self.device.gpu_maps_weights() {
-            return self.fixed(timed, ctx);
+            return self.run_timed(timed, ctx);
         }
-        self.wired_for = Some(timed);
-        self.needed(part, pass, record.round, ctx);
+        self.after_walk = Some(timed);
+        self.begin_part(part, pass, record.round, ctx);
         let segment =
             Segment { chunks: self.layout.part(part), time: Seconds(0.0), unit: self.storage.chunk() };
-        self.walk(record, [segment], ctx);
+        self.start_walk(record, [segment], ctx);
     }
 
     /// Starts steps of fixed length.
-    fn fixed(&mut self, Timed { steps, output }: Timed, ctx: &mut SimContext) {
+    fn run_timed(&mut self, TimedSteps { steps, output }: TimedSteps, ctx: &mut SimContext) {
         let mut at = ctx.engine.now();
         for (record, time) in steps {
             let end = at.saturating_add(time.to_nanos());
             ctx.records.push(Record { start: at, end, ..record });
             at = end;
         }
-        self.doing = Doing::Fixed { output };
+        self.thread = ThreadState::Fixed { output };
         ctx.engine.set(self.wake_timer, at, Event::Wake(self.place));
     }
 
-    fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, ctx: &mut SimContext) {
+    fn start_walk(
+        &mut self,
+        record: Record,
+        segments: impl IntoIterator<Item = Segment>,
+        ctx: &mut SimContext,
+    ) {
         let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
         let next = walk.advance(ctx.engine.now(), &mut self.storage, &mut self.residency);
-        self.doing = Doing::Walking(Box::new(walk));
-        self.next(next, ctx);
+        self.thread = ThreadState::Walking(Box::new(walk));
+        self.continue_walk(next, ctx);
     }
 
-    fn next(&mut self, next: Next, ctx: &mut SimContext) {
+    fn continue_walk(&mut self, next: Next, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         match next {
             Next::Compute(work) => {
@@ -502,7 +507,7 @@ impl<'a> DeviceSim<'a> {
             Next::Wait => {}
             Next::Retry(at) => ctx.engine.set(self.wake_timer, at, Event::Wake(self.place)),
             Next::Done => {
-                if let Doing::Walking(walk) = std::mem::replace(&mut self.doing, Doing::Nothing) {
+                if let ThreadState::Walking(walk) = std::mem::replace(&mut self.thread, ThreadState::Idle) {
                     self.residency.end();
                     let record = Record { end: now, ..walk.record };
                     if record.kind == Kind::Output {
@@ -511,8 +516,8 @@ impl<'a> DeviceSim<'a> {
                     ctx.records.push(record);
                 }
                 self.idle_since = now;
-                if let Some(timed) = self.wired_for.take() {
-                    self.fixed(timed, ctx);
+                if let Some(timed) = self.after_walk.take() {
+                    self.run_timed(timed, ctx);
                 }
             }
         }
@@ -529,7 +534,7 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    fn work(&self) -> ComputeCost<'a> {
+    fn cpu_cost(&self) -> ComputeCost<'a> {
         ComputeCost::in_main_memory(self.device, self.model, self.kv_element)
     }
 

@@ -8,15 +8,13 @@
 use hearth_core::schedule::Schedule;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::plan::Processor;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Kind, Record, Resource};
 
 use super::background_load::BackgroundLoad;
 use super::context::{Event, SimContext};
 use super::walk::Walk;
-use super::{DeviceSim, Doing, Parts};
-use crate::page_cache::for_device::Placed;
+use super::{DeviceConfig, DeviceSim, ThreadState};
+use crate::page_cache::for_device::CacheConfig;
 use crate::trace::start_record;
 
 /// The pass of records that belong to no pass: loading weights for a new plan.
@@ -48,7 +46,7 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Applies the background load and the memory that it leaves for weights.
-    pub fn follow(&mut self, background_load: &BackgroundLoad, room: Bytes, ctx: &mut SimContext) {
+    pub fn apply_load(&mut self, background_load: &BackgroundLoad, room: Bytes, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.cpu.set_co_runners(now, background_load.co_runners);
         self.cpu.set_clock(now, background_load.clock);
@@ -59,7 +57,7 @@ impl<'a> DeviceSim<'a> {
         self.storage.set_disk_left(now, background_load.disk);
         let (device, place, seed) = (self.device, self.place, self.seed);
         let (share, chunk) = (self.layout.chunks(), self.storage.chunk());
-        self.storage.set_room(Placed { device, place, seed, room, share, chunk }.chunks_at_first());
+        self.storage.set_room(CacheConfig { device, place, seed, room, share, chunk }.initial_capacity());
         self.disk_set = None;
         self.watch_disk(ctx);
     }
@@ -68,10 +66,10 @@ impl<'a> DeviceSim<'a> {
     pub fn stop(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.residency.flush(now, ctx.records);
-        self.wired_for = None;
-        match std::mem::replace(&mut self.doing, Doing::Nothing) {
-            Doing::Walking(walk) => self.give_up(*walk, ctx),
-            Doing::Fixed { output: Some(pass) } => {
+        self.after_walk = None;
+        match std::mem::replace(&mut self.thread, ThreadState::Idle) {
+            ThreadState::Walking(walk) => self.cancel_walk(*walk, ctx),
+            ThreadState::Fixed { output: Some(pass) } => {
                 let own = |record: &&mut Record| {
                     (record.kind, record.pass, record.device) == (Kind::Output, pass, self.place as u16)
                 };
@@ -80,9 +78,9 @@ impl<'a> DeviceSim<'a> {
                     output.kind = Kind::Compute;
                 }
             }
-            Doing::Fixed { output: None } | Doing::Nothing => {}
+            ThreadState::Fixed { output: None } | ThreadState::Idle => {}
         }
-        self.cpu = super::processor(self.device);
+        self.cpu = super::idle_cpu(self.device);
         self.steps.clear();
         self.inbox.clear();
         self.idle_since = now;
@@ -90,11 +88,11 @@ impl<'a> DeviceSim<'a> {
         self.watch_disk(ctx);
     }
 
-    fn give_up(&mut self, mut walk: Walk, ctx: &mut SimContext) {
+    fn cancel_walk(&mut self, mut walk: Walk, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         if self.cpu.next_end().is_some() {
-            let stretched = self.cpu.stretched(now, 0);
-            walk.computed(now, stretched);
+            let slowdown = self.cpu.slowdown(now, 0);
+            walk.computed(now, slowdown);
         }
         // It gave no token.
         let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
@@ -103,12 +101,12 @@ impl<'a> DeviceSim<'a> {
 
     /// Adopts its part of another plan, after [`DeviceSim::stop`]. The page cache keeps its content, unless the new part
     /// has chunks of another size; then it starts empty.
-    pub fn take_up(&mut self, parts: Parts<'a>) {
-        (self.schedule, self.layout, self.residency) = (parts.schedule, parts.layout, parts.residency);
-        (self.drafter, self.uploads, self.rows_alone) = (parts.drafter, parts.uploads, parts.rows_alone);
-        if self.storage.chunk() != parts.storage.chunk() {
+    pub fn reconfigure(&mut self, config: DeviceConfig<'a>) {
+        (self.schedule, self.layout, self.residency) = (config.schedule, config.layout, config.residency);
+        (self.drafter, self.uploads, self.rows_alone) = (config.drafter, config.uploads, config.rows_alone);
+        if self.storage.chunk() != config.storage.chunk() {
             self.read_before += self.storage.delivered();
-            self.storage = parts.storage;
+            self.storage = config.storage;
             self.rows.clear();
         }
     }
@@ -134,6 +132,6 @@ impl<'a> DeviceSim<'a> {
             start_record(self.place, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), ctx.engine.now());
         let record = Record { layers: span, bytes: bytes.0, ..line };
         self.read_before += bytes;
-        self.fixed(vec![(record, bytes / rate + upload)].into(), ctx);
+        self.run_timed(vec![(record, bytes / rate + upload)].into(), ctx);
     }
 }

@@ -8,42 +8,39 @@ use std::borrow::Cow;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::memory::conversion::{converted, model_as};
 use hearth_core::memory::draft;
-use hearth_core::schedule::ModelPart;
-use hearth_core::schedule::Schedule;
-use hearth_core::schedule::visits;
+use hearth_core::schedule::{ModelPart, Schedule, visits};
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::Plan;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::Processor;
+use hearth_schema::plan::{PlannedDevice, Processor};
 use hearth_schema::residency::Residency;
 
-use super::Parts;
+use super::DeviceConfig;
 use super::layout::Layout;
 use super::residency::{ManagedStream, ReadAhead, WeightResidency};
 use super::storage::Storage;
 use crate::input::Input;
-use crate::page_cache::for_device::{Placed, unwired_after};
+use crate::page_cache::for_device::{CacheConfig, unwire_after};
 use crate::page_cache::{Access, Chunk, Fetch};
 use crate::random::{self, Purpose};
 use crate::resource::DiskSpeed;
 use crate::speculation::Drafter;
 
 /// The read-ahead of an untuned Linux, where a profile does not say.
-const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
+const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
 /// The memory budget of a device at a place of the plan, beside its draft model; `None` if the draft model does not fit.
 pub fn budget(input: &Input, place: usize, device: &Device) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::device_beside(plan, place, cluster.draft.as_ref(), device)?;
     let mut budget = DeviceMemory::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
-    budget.weight_cache = budget.weight_cache.saturating_sub(held_more(input, place));
+    budget.weight_cache = budget.weight_cache.saturating_sub(process_memory(input, place));
     Some(budget)
 }
 
 /// What a device's process holds beyond its profile, drawn from a stream of its own.
-fn held_more(input: &Input, place: usize) -> Bytes {
+fn process_memory(input: &Input, place: usize) -> Bytes {
     let part = random::draw(input.cluster.seed, Purpose::Process, 0, place as u64);
     Bytes((input.options.process_spread.as_f64() * part) as u64)
 }
@@ -67,22 +64,22 @@ pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
 }
 
 /// The configuration of a device for the plan of its schedule, with an empty page cache.
-pub fn parts<'a>(
+pub fn device_config<'a>(
     input: Input<'a>,
     device: &'a Device,
     model: &'a ModelProfile,
     schedule: Schedule,
     slot: usize,
     budget: &DeviceMemory,
-) -> Parts<'a> {
+) -> DeviceConfig<'a> {
     let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.weight_cache);
     let options = plan.devices[place].residency;
     let managed = options.policy == Residency::Managed;
     let chunk = if managed { options.piece() } else { input.options.chunk };
     let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
     let memory = if options.holds() { memory.min(whole(&layout, chunk)) } else { memory };
-    let kept_by = if options.holds() { &anonymous(device) } else { device };
-    let storage = storage((kept_by, slot, input.cluster.seed), &layout, memory, chunk);
+    let cache_device = if options.holds() { &anonymous(device) } else { device };
+    let storage = storage((cache_device, slot, input.cluster.seed), &layout, memory, chunk);
     let residency = if managed {
         let visits = chunks_of(&layout, &visits(&plan, place));
         let (cores, chunks) = (device.cpu.cores, layout.chunks());
@@ -92,7 +89,7 @@ pub fn parts<'a>(
     };
     // A tied embedding is read in order as the output matrix; anonymous memory takes no advice.
     let in_order = model.shape.tied_embeddings || options.holds() || input.options.rows_read_around;
-    Parts {
+    DeviceConfig {
         slot,
         device,
         drafter: drafter(&input, &plan, place, device),
@@ -140,7 +137,7 @@ pub fn warm(storage: &mut Storage, layout: &Layout, residency: &WeightResidency)
         WeightResidency::System(_) => layout.own().chain(layout.own()).collect(),
         WeightResidency::Managed(stream) => stream.kept().collect(),
     };
-    let cache = storage.cache().cache();
+    let cache = storage.cache_mut();
     for chunk in chunks {
         if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
             cache.arrived(chunk);
@@ -168,10 +165,10 @@ fn storage(
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
     let read_ahead = read_ahead(device, chunk);
-    let placed = Placed { device, place: slot, seed, room: cache, share: layout.chunks(), chunk };
-    Storage::with_chunks(placed.policy(), read_ahead, speed, chunk)
-        .unwired_after(unwired_after(device))
-        .turned_over_at(device.disk.turnover.as_ref().map(|rate| rate.value))
+    let cache_config = CacheConfig { device, place: slot, seed, room: cache, share: layout.chunks(), chunk };
+    Storage::with_chunks(cache_config.policy(), read_ahead, speed, chunk)
+        .with_unwire_after(unwire_after(device))
+        .with_turnover(device.disk.turnover.as_ref().map(|rate| rate.value))
 }
 
 /// The read-ahead window of faults.
@@ -180,6 +177,6 @@ fn storage(
 /// small the kernel's window is. In the order of chunks this is a window that keeps the next chunk in flight: four
 /// chunks, half of them before the miss and the marker a quarter before the end.
 fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
-    let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
+    let window = device.disk.read_ahead.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }

@@ -8,13 +8,11 @@
 //! its reads arrive, after allocating and charging every page, so its pages hold memory while in flight; scanning a page
 //! for reclaim takes time of the thread that allocates.
 
-use hearth_core::compute_cost::PAGE_DISCARD_COST;
-use hearth_core::compute_cost::PAGE_INSERT_COST;
-use hearth_core::compute_cost::PAGE_SCAN_COST;
+use hearth_core::compute_cost::{PAGE_DISCARD_COST, PAGE_INSERT_COST, PAGE_SCAN_COST};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
-use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, PageCache, Policy, Readahead};
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, PageCache, Readahead};
 use crate::resource::{Disk, DiskSpeed, Flow};
 
 /// The pause before a touch that found no room is tried again. Something must arrive first, and disks need this long.
@@ -23,10 +21,10 @@ pub const NO_ROOM_PAUSE: Nanos = 100_000;
 /// From the arrival of a page to the moment at which the waiting thread maps it. Until then the page is neither young
 /// nor referenced, so reclaim may take it. Measured: half an exchange of two short messages over loopback, which is one
 /// wake-up, took 23.5 us on the machine of the page cache's measurements.
-pub const WAKE: Nanos = 23_500;
+pub const WAKE_LATENCY: Nanos = 23_500;
 
 /// The tag of a read that bypasses the page cache.
-pub const ASIDE: Chunk = Chunk::MAX;
+pub const UNCACHED: Chunk = Chunk::MAX;
 
 /// Costs of memory management for the thread that causes it.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +32,7 @@ pub struct KernelCosts {
     /// Allocating, charging and queueing one chunk that is read ahead.
     pub insert: Seconds,
     /// Scanning one chunk for reclaim.
-    pub look: Seconds,
+    pub scan: Seconds,
     /// Unmapping and freeing one chunk by `MADV_PAGEOUT`: 120 ms for 400 MiB.
     pub release: Seconds,
     /// Unmapping and freeing one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or one that was used and is
@@ -49,14 +47,14 @@ impl KernelCosts {
         let release = of((Seconds(0.12), Bytes::mib(400)));
         Self {
             insert: of(PAGE_INSERT_COST),
-            look: of(PAGE_SCAN_COST),
+            scan: of(PAGE_SCAN_COST),
             release,
             discard: of(PAGE_DISCARD_COST),
         }
     }
 
     /// The costs where a thread allocates and discards pages at another rate.
-    fn turned_over(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
+    fn with_turnover(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
         let share = (chunk / rate).0 / (self.insert + self.discard).0;
         Self { insert: self.insert * share, discard: self.discard * share, ..self }
     }
@@ -68,15 +66,15 @@ pub enum Touch {
     /// The chunk is in memory.
     Ready,
     /// It is being read: wait until [`Storage::arrived`] returns it.
-    Waits,
-    /// There is no room for it yet: [`Storage::retry`] after [`Storage::toil`].
+    Pending,
+    /// There is no room for it yet: [`Storage::retry`] after [`Storage::take_kernel_time`].
     NoRoom,
 }
 
 /// Page cache, read-ahead and disk of one device.
 #[derive(Debug, Clone)]
 pub struct Storage {
-    cache: Policy,
+    cache: Box<dyn PageCache>,
     readahead: Readahead,
     disk: Disk<Chunk>,
     /// The total bandwidth of all flows when no other program reads.
@@ -86,23 +84,23 @@ pub struct Storage {
     /// Buffer for the reads of one touch.
     reads: Vec<Chunk>,
     /// The counters when the kernel's work was last charged.
-    accounted: Counters,
+    charged: Counters,
     /// Work that is charged but not yet spent by a thread.
-    owed: Seconds,
+    unspent: Seconds,
     /// The idle time after which the system takes back wired memory.
-    unwired_after: Option<Nanos>,
+    unwire_after: Option<Nanos>,
     /// The time of the last touch.
-    touched: Nanos,
+    last_touch: Nanos,
 }
 
 impl Storage {
     /// A device's storage in chunks of the default size, with the kernel's read-ahead window.
-    pub fn new(cache: Policy, read_ahead: Bytes, speed: DiskSpeed) -> Self {
+    pub fn new(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed) -> Self {
         Self::with_chunks(cache, read_ahead, speed, Bytes(CHUNK_BYTES))
     }
 
     /// A device's storage in chunks of another size, with which the cache must have been created too.
-    pub fn with_chunks(cache: Policy, read_ahead: Bytes, speed: DiskSpeed, chunk: Bytes) -> Self {
+    pub fn with_chunks(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed, chunk: Bytes) -> Self {
         let window = (read_ahead.0 / chunk.0.max(1)) as u32;
         Self {
             cache,
@@ -112,48 +110,48 @@ impl Storage {
             chunk,
             costs: KernelCosts::measured(chunk),
             reads: Vec::new(),
-            accounted: Counters::default(),
-            owed: Seconds(0.0),
-            unwired_after: None,
-            touched: 0,
+            charged: Counters::default(),
+            unspent: Seconds(0.0),
+            unwire_after: None,
+            last_touch: 0,
         }
     }
 
     /// Sets the idle time after which the device unwires its memory.
     #[must_use]
-    pub fn unwired_after(mut self, idle: Option<Seconds>) -> Self {
-        self.unwired_after = idle.map(Seconds::to_nanos);
+    pub fn with_unwire_after(mut self, idle: Option<Seconds>) -> Self {
+        self.unwire_after = idle.map(Seconds::to_nanos);
         self
     }
 
     /// Sets the rate at which the device's kernel allocates and discards pages, if it is known.
     #[must_use]
-    pub fn turned_over_at(mut self, rate: Option<BytesPerSecond>) -> Self {
+    pub fn with_turnover(mut self, rate: Option<BytesPerSecond>) -> Self {
         if let Some(rate) = rate {
-            self.costs = self.costs.turned_over(self.chunk, rate);
+            self.costs = self.costs.with_turnover(self.chunk, rate);
         }
         self
     }
 
-    fn wake_up(&mut self, now: Nanos) {
-        if self.unwired_after.is_some_and(|after| now - self.touched >= after) {
-            self.at_others_expense(|cache| cache.idled());
+    fn note_touch(&mut self, now: Nanos) {
+        if self.unwire_after.is_some_and(|after| now - self.last_touch >= after) {
+            self.uncharged(|cache| cache.on_idle());
         }
-        self.touched = now;
+        self.last_touch = now;
     }
 
     /// Reads a chunk through the mapping; as [`Flow::Prefetch`] it populates the mapping.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
-        self.wake_up(now);
-        let cache = self.cache.cache();
+        self.note_touch(now);
+        let cache = self.cache.as_mut();
         let found = match flow {
             Flow::Fault => cache.access(chunk),
             Flow::Prefetch => cache.populate(chunk),
         };
         let touch = match found {
             Access::Hit => Touch::Ready,
-            Access::InFlight => Touch::Waits,
-            Access::Absent if self.readahead.miss(cache, chunk, &mut self.reads) => Touch::Waits,
+            Access::InFlight => Touch::Pending,
+            Access::Absent if self.readahead.miss(cache, chunk, &mut self.reads) => Touch::Pending,
             Access::Absent => Touch::NoRoom,
         };
         if found != Access::Absent {
@@ -165,8 +163,8 @@ impl Storage {
 
     /// Reads a chunk through a mapping advised of random access: nothing is read around it.
     pub fn touch_exactly(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
-        self.wake_up(now);
-        let cache = self.cache.cache();
+        self.note_touch(now);
+        let cache = self.cache.as_mut();
         let found = match flow {
             Flow::Fault => cache.access(chunk),
             Flow::Prefetch => cache.populate(chunk),
@@ -177,20 +175,20 @@ impl Storage {
         }
     }
 
-    /// Continues a thread that waited for a chunk, [`WAKE`] after the arrival. Returns false if it must touch it again.
+    /// Continues a thread that waited for a chunk, [`WAKE_LATENCY`] after the arrival. Returns false if it must touch it again.
     pub fn resume(&mut self, chunk: Chunk) -> bool {
-        self.cache.cache().resume(chunk)
+        self.cache.resume(chunk)
     }
 
-    /// Faults in some pages that are too few to count in the cache; they arrive as [`ASIDE`].
-    pub fn read_aside(&mut self, now: Nanos, bytes: Bytes) -> Touch {
-        self.disk.submit(now, Flow::Fault, ASIDE, bytes);
-        Touch::Waits
+    /// Faults in some pages that are too few to count in the cache; they arrive as [`UNCACHED`].
+    pub fn read_uncached(&mut self, now: Nanos, bytes: Bytes) -> Touch {
+        self.disk.submit(now, Flow::Fault, UNCACHED, bytes);
+        Touch::Pending
     }
 
     /// Repeats a touch that found no room, this time without reading around it.
     pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
-        let cache = self.cache.cache();
+        let cache = self.cache.as_mut();
         // Another thread may have fetched it meanwhile.
         if cache.holds(chunk) {
             match flow {
@@ -204,13 +202,13 @@ impl Storage {
             Fetch::Present => {}
             Fetch::NoRoom | Fetch::Again => return Touch::NoRoom,
         }
-        Touch::Waits
+        Touch::Pending
     }
 
     /// Requests a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoRoom`] the kernel drops the request
-    /// silently; after [`Fetch::Again`], request it again when [`Storage::toil`] is spent.
+    /// silently; after [`Fetch::Again`], request it again when [`Storage::take_kernel_time`] is spent.
     pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
-        let fetch = self.cache.cache().prefetch(chunk);
+        let fetch = self.cache.prefetch(chunk);
         if fetch == Fetch::Started {
             self.disk.submit(now, Flow::Prefetch, chunk, self.chunk);
         }
@@ -218,26 +216,26 @@ impl Storage {
     }
 
     /// Takes the kernel's work since the last call, which the thread that touched or prefetched must spend.
-    pub fn toil(&mut self) -> Seconds {
-        let owed = std::mem::replace(&mut self.owed, Seconds(0.0));
-        owed + self.account()
+    pub fn take_kernel_time(&mut self) -> Seconds {
+        let unspent = std::mem::replace(&mut self.unspent, Seconds(0.0));
+        unspent + self.charge()
     }
 
     /// Takes memory of this device; another program's thread does the work of making room.
-    fn at_others_expense(&mut self, take: impl FnOnce(&mut dyn PageCache)) {
-        let owed = self.account();
-        self.owed += owed;
-        take(self.cache.cache());
-        self.account();
+    fn uncharged(&mut self, take: impl FnOnce(&mut dyn PageCache)) {
+        let unspent = self.charge();
+        self.unspent += unspent;
+        take(self.cache.as_mut());
+        self.charge();
     }
 
     /// The work since the last call.
-    fn account(&mut self) -> Seconds {
-        let (now, last) = (self.cache.view().counters(), self.accounted);
-        self.accounted = now;
+    fn charge(&mut self) -> Seconds {
+        let (now, last) = (self.cache.counters(), self.charged);
+        self.charged = now;
         let cost = |each: Seconds, now: u64, last: u64| each * (now - last) as f64;
         cost(self.costs.insert, now.fetched, last.fetched)
-            + cost(self.costs.look, now.looks, last.looks)
+            + cost(self.costs.scan, now.scanned, last.scanned)
             + cost(self.costs.release, now.released, last.released)
             + cost(self.costs.discard, now.discarded + now.unmapped, last.discarded + last.unmapped)
     }
@@ -245,8 +243,8 @@ impl Storage {
     /// Takes one chunk whose read has ended by `now`.
     pub fn arrived(&mut self, now: Nanos) -> Option<Chunk> {
         let (_, chunk, _) = self.disk.arrived(now)?;
-        if chunk != ASIDE {
-            self.cache.cache().arrived(chunk);
+        if chunk != UNCACHED {
+            self.cache.arrived(chunk);
         }
         Some(chunk)
     }
@@ -258,20 +256,20 @@ impl Storage {
 
     /// Evicts a chunk, as `MADV_PAGEOUT` does.
     pub fn release(&mut self, chunk: Chunk) {
-        self.cache.cache().release(chunk);
+        self.cache.release(chunk);
     }
 
     /// Evicts a chunk by unmapping it and `POSIX_FADV_DONTNEED`: its return is no refault.
     pub fn discard(&mut self, chunk: Chunk) {
-        self.cache.cache().discard(chunk);
+        self.cache.discard(chunk);
     }
 
-    pub fn cache(&mut self) -> &mut Policy {
-        &mut self.cache
+    pub fn cache(&self) -> &dyn PageCache {
+        self.cache.as_ref()
     }
 
-    pub fn view(&self) -> &Policy {
-        &self.cache
+    pub fn cache_mut(&mut self) -> &mut dyn PageCache {
+        self.cache.as_mut()
     }
 
     /// Sets the part of the disk bandwidth that other programs leave.
@@ -281,8 +279,8 @@ impl Storage {
 
     /// Sets the capacity of the page cache.
     pub fn set_room(&mut self, chunks: u32) {
-        if self.cache.view().capacity() != chunks {
-            self.at_others_expense(|cache| cache.set_capacity(chunks));
+        if self.cache.capacity() != chunks {
+            self.uncharged(|cache| cache.set_capacity(chunks));
         }
     }
 

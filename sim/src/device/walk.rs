@@ -10,12 +10,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::trace::Cost;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
+use hearth_schema::trace::{Cost, Kind, Record};
 
 use super::residency::{Availability, WeightResidency};
-use super::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
+use super::storage::{NO_ROOM_PAUSE, Storage, Touch, UNCACHED};
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
 use crate::random::{self, Purpose};
@@ -25,7 +23,7 @@ use crate::resource::Flow;
 /// load that faulted, which is repeated as a whole.
 /// source: computed for `Q4_K`, of whose blocks of 144 bytes 128 are loaded by 32 bytes, from multiples of 16: of nine
 /// possible borders four lie inside a load. Other formats are assumed to be similar.
-const REACHING: f64 = 4.0 / 9.0;
+const CROSSING_PROBABILITY: f64 = 4.0 / 9.0;
 
 /// Chunks, and the time that a processor needs for all of them.
 #[derive(Debug, Clone)]
@@ -50,7 +48,7 @@ pub enum Next {
 
 /// What a walk waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waits {
+enum Waiting {
     No,
     /// Room for this chunk.
     Room(Chunk),
@@ -72,17 +70,17 @@ pub struct Walk {
     /// The run's seed.
     seed: u64,
     /// Time for each chunk of the first segment.
-    each: Seconds,
+    chunk_time: Seconds,
     /// Time of segments too short to have a chunk of their own, spent with the next.
-    owed: Seconds,
+    carried_time: Seconds,
     /// When the kernel is done with the current fault.
     fault_until: Nanos,
-    waits: Waits,
+    waiting: Waiting,
     /// The first chunk of the first segment is in the record already.
     counted: bool,
     /// The chunk behind the awaited one was in memory when the wait began.
     held_behind: bool,
-    stretch: Range<Chunk>,
+    batch: Range<Chunk>,
     /// The start of the computation under way.
     since: Nanos,
     work: Seconds,
@@ -98,13 +96,13 @@ impl Walk {
             segments,
             threads,
             seed,
-            each: zero,
-            owed: zero,
+            chunk_time: zero,
+            carried_time: zero,
             fault_until: 0,
-            waits: Waits::No,
+            waiting: Waiting::No,
             counted: false,
             held_behind: false,
-            stretch: 0..0,
+            batch: 0..0,
             since: 0,
             work: zero,
         };
@@ -116,10 +114,10 @@ impl Walk {
     /// Enters the first segment that has chunks.
     fn enter(&mut self) {
         while let Some(empty) = self.segments.pop_front_if(|segment| segment.chunks.is_empty()) {
-            self.owed += empty.time;
+            self.carried_time += empty.time;
         }
         if let Some(segment) = self.segments.front() {
-            self.each = segment.time * (1.0 / segment.chunks.len() as f64);
+            self.chunk_time = segment.time * (1.0 / segment.chunks.len() as f64);
         }
     }
 
@@ -128,14 +126,18 @@ impl Walk {
     }
 
     pub fn waits_for_helper(&self) -> bool {
-        self.waits == Waits::Helper
+        self.waiting == Waiting::Helper
     }
 
     /// Continues with what the residency provides.
     pub fn advance(&mut self, now: Nanos, storage: &mut Storage, residency: &mut WeightResidency) -> Next {
-        self.waits = Waits::No;
+        self.waiting = Waiting::No;
         let Some(segment) = self.segments.front() else {
-            return if self.owed.0 > 0.0 { self.compute(now, 0..0, Seconds(0.0)) } else { Next::Done };
+            return if self.carried_time.0 > 0.0 {
+                self.compute(now, 0..0, Seconds(0.0))
+            } else {
+                Next::Done
+            };
         };
         let (first, unit) = (segment.chunks.start, segment.unit);
         match residency.find(segment.chunks.clone(), storage) {
@@ -146,12 +148,12 @@ impl Walk {
                 let bytes = (u64::from(held) - u64::from(std::mem::take(&mut self.counted))) * unit.0;
                 self.cost().resident += bytes;
                 self.record.bytes += bytes;
-                let toil = storage.toil() * (1.0 / self.threads);
-                self.compute(now, first..first + held, self.each * f64::from(held) + toil)
+                let kernel_time = storage.take_kernel_time() * (1.0 / self.threads);
+                self.compute(now, first..first + held, self.chunk_time * f64::from(held) + kernel_time)
             }
             Availability::Pending => {
                 self.count_faulted(unit);
-                self.waits = Waits::Helper;
+                self.waiting = Waiting::Helper;
                 Next::Wait
             }
             Availability::Missing => {
@@ -174,17 +176,19 @@ impl Walk {
     pub fn retry(&mut self, now: Nanos, storage: &mut Storage, residency: &mut WeightResidency) -> Next {
         let Some(segment) = self.segments.front() else { return Next::Done };
         let first = segment.chunks.start;
-        let chunk = match self.waits {
-            Waits::Woken(chunk) => chunk,
-            Waits::Room(chunk) => {
+        let chunk = match self.waiting {
+            Waiting::Woken(chunk) => chunk,
+            Waiting::Room(chunk) => {
                 return match storage.retry(now, chunk, Flow::Fault) {
                     Touch::Ready => self.advance(now, storage, residency),
                     touch => self.blocked(now, chunk, touch, storage),
                 };
             }
-            Waits::No | Waits::Chunk(_) | Waits::Helper => return self.advance(now, storage, residency),
+            Waiting::No | Waiting::Chunk(_) | Waiting::Helper => {
+                return self.advance(now, storage, residency);
+            }
         };
-        if chunk != ASIDE && !(storage.resume(chunk) && storage.resume(first)) {
+        if chunk != UNCACHED && !(storage.resume(chunk) && storage.resume(first)) {
             // Evicted before this thread ran: it faults again.
             return self.advance(now, storage, residency);
         }
@@ -194,72 +198,72 @@ impl Walk {
             let touch = storage.touch(now, behind, Flow::Fault);
             return self.blocked(now, behind, touch, storage);
         }
-        (self.waits, self.counted) = (Waits::No, false);
-        let toil = Seconds::from_nanos(self.fault_until.saturating_sub(now));
-        self.compute(now, first..first + 1, self.each + toil)
+        (self.waiting, self.counted) = (Waiting::No, false);
+        let kernel_time = Seconds::from_nanos(self.fault_until.saturating_sub(now));
+        self.compute(now, first..first + 1, self.chunk_time + kernel_time)
     }
 
     /// The chunk behind its position, if that has been used.
     fn behind(&self, first: Chunk) -> Option<Chunk> {
-        (!self.stretch.is_empty() && self.stretch.end == first).then(|| first - 1)
+        (!self.batch.is_empty() && self.batch.end == first).then(|| first - 1)
     }
 
     /// The chunk behind its position, if it was evicted while the thread waited and the load reaches into it.
     fn lost_behind(&self, first: Chunk, storage: &Storage, residency: &WeightResidency) -> Option<Chunk> {
         // Rows of the embedding that happen to be adjacent are no matrix.
         let behind = self.behind(first).filter(|_| self.record.kind != Kind::Embed)?;
-        let evicted = self.held_behind && !storage.view().view().holds(behind);
+        let evicted = self.held_behind && !storage.cache().holds(behind);
         let reaches = || {
             let drawn = random::draw(self.seed, Purpose::PageBorder, self.record.pass, first.into());
-            drawn < 1.0 - (1.0 - REACHING).powf(self.threads)
+            drawn < 1.0 - (1.0 - CROSSING_PROBABILITY).powf(self.threads)
         };
         (residency.is_left_to_system() && evicted && reaches()).then_some(behind)
     }
 
     /// Handles the arrival of a chunk. If the walk waits for it, the walk continues after the wake-up latency.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk, wake: Nanos) -> Option<Next> {
-        let Waits::Chunk(waited) = self.waits else { return None };
-        if waited != chunk && chunk != ASIDE {
+        let Waiting::Chunk(waited) = self.waiting else { return None };
+        if waited != chunk && chunk != UNCACHED {
             return None;
         }
-        self.waits = Waits::Woken(chunk);
+        self.waiting = Waiting::Woken(chunk);
         Some(Next::Retry(now + wake))
     }
 
     /// Ends or cancels the computation of a batch: the time that was not work was waiting for a core. A slower clock adds
-    /// `stretched` to the work. Returns its chunks.
-    pub fn computed(&mut self, now: Nanos, stretched: Seconds) -> Range<Chunk> {
-        let (wall, work) = (now - self.since, self.work.to_nanos() + stretched.to_nanos());
+    /// `slowdown` to the work. Returns its chunks.
+    pub fn computed(&mut self, now: Nanos, slowdown: Seconds) -> Range<Chunk> {
+        let (wall, work) = (now - self.since, self.work.to_nanos() + slowdown.to_nanos());
         let cost = self.cost();
         cost.cpu += work.min(wall);
         cost.queue += wall.saturating_sub(work);
-        self.stretch.clone()
+        self.batch.clone()
     }
 
     fn blocked(&mut self, now: Nanos, chunk: Chunk, touch: Touch, storage: &mut Storage) -> Next {
         // The kernel's work for a fault is done while the disk reads.
-        let until = now.saturating_add((storage.toil() * (1.0 / self.threads)).to_nanos());
+        let until = now.saturating_add((storage.take_kernel_time() * (1.0 / self.threads)).to_nanos());
         if touch == Touch::NoRoom {
-            self.waits = Waits::Room(chunk);
+            self.waiting = Waiting::Room(chunk);
             return Next::Retry(until.max(now + NO_ROOM_PAUSE));
         }
         self.fault_until = until;
-        self.held_behind |= self.behind(chunk).is_some_and(|behind| storage.view().view().holds(behind));
-        self.waits = Waits::Chunk(chunk);
+        self.held_behind |= self.behind(chunk).is_some_and(|behind| storage.cache().holds(behind));
+        self.waiting = Waiting::Chunk(chunk);
         Next::Wait
     }
 
-    fn compute(&mut self, now: Nanos, stretch: Range<Chunk>, time: Seconds) -> Next {
-        let work = time + std::mem::replace(&mut self.owed, Seconds(0.0));
+    fn compute(&mut self, now: Nanos, batch: Range<Chunk>, time: Seconds) -> Next {
+        let work = time + std::mem::replace(&mut self.carried_time, Seconds(0.0));
         (self.since, self.work, self.held_behind) = (now, work, false);
         if let Some(segment) = self.segments.front_mut() {
-            segment.chunks.start = stretch.end;
+            segment.chunks.start = batch.end;
             if segment.chunks.is_empty() {
                 self.segments.pop_front();
                 self.enter();
             }
         }
-        self.stretch = stretch;
+        self.batch = batch;
         Next::Compute(work)
     }
 }

@@ -9,11 +9,11 @@
 
 use super::{Access, Chunk, Counters, Fetch, PageCache, TwoList};
 
-const MILLE: u64 = 1000;
+const PER_MILLE: u64 = 1000;
 
 /// The memory of other applications, and the killer's threshold.
 #[derive(Debug, Clone, Copy)]
-pub struct Others {
+pub struct ZramConfig {
     /// Chunks of compressible anonymous memory.
     pub swappable: u32,
     /// Thousandths of a chunk compressed for each evicted chunk.
@@ -30,38 +30,42 @@ pub struct Android {
     lists: TwoList,
     /// The capacity in chunks while nothing is compressed.
     base: u32,
-    others: Others,
+    zram: ZramConfig,
     killed: bool,
 }
 
 impl Android {
     /// An empty cache, with nothing compressed.
-    pub fn new(lists: TwoList, others: Others) -> Self {
-        Self { base: lists.capacity(), lists, others, killed: false }
+    pub fn new(lists: TwoList, zram: ZramConfig) -> Self {
+        Self { base: lists.capacity(), lists, zram, killed: false }
     }
 
     /// Thousandths of chunks compressed.
     fn swapped(&self) -> u64 {
-        let pressed = self.lists.counters().evicted - self.given_up();
-        let most = u64::from(self.others.swappable) * MILLE;
-        (pressed * u64::from(self.others.swapped_per_eviction)).min(most)
+        let evicted = self.lists.counters().evicted - self.evicted_on_request();
+        let max = u64::from(self.zram.swappable) * PER_MILLE;
+        (evicted * u64::from(self.zram.swapped_per_eviction)).min(max)
     }
 
     /// Chunks that left by request, not under pressure.
-    fn given_up(&self) -> u64 {
+    fn evicted_on_request(&self) -> u64 {
         let counted = self.lists.counters();
         counted.released + counted.discarded
     }
 
-    fn follow(&mut self) {
-        let left = MILLE.saturating_sub(u64::from(self.others.compressed));
-        let gain = self.swapped() * left / MILLE / MILLE;
+    fn update_capacity(&mut self) {
+        let left = PER_MILLE.saturating_sub(u64::from(self.zram.compressed));
+        let gain = self.swapped() * left / PER_MILLE / PER_MILLE;
         let capacity = u64::from(self.base) + gain;
         self.lists.set_capacity(capacity.min(u64::from(u32::MAX)) as u32);
     }
 }
 
 impl PageCache for Android {
+    fn boxed(&self) -> Box<dyn PageCache> {
+        Box::new(self.clone())
+    }
+
     fn access(&mut self, chunk: Chunk) -> Access {
         self.lists.access(chunk)
     }
@@ -78,9 +82,9 @@ impl PageCache for Android {
         let evicted = self.lists.counters().evicted;
         let fetch = self.lists.prefetch(chunk);
         if self.lists.counters().evicted > evicted {
-            let exhausted = self.swapped() == u64::from(self.others.swappable) * MILLE;
-            self.killed |= exhausted && self.lists.capacity() < self.others.kill_below;
-            self.follow();
+            let exhausted = self.swapped() == u64::from(self.zram.swappable) * PER_MILLE;
+            self.killed |= exhausted && self.lists.capacity() < self.zram.kill_below;
+            self.update_capacity();
         }
         fetch
     }
@@ -99,7 +103,7 @@ impl PageCache for Android {
 
     fn set_capacity(&mut self, chunks: u32) {
         self.base = chunks;
-        self.follow();
+        self.update_capacity();
     }
 
     fn capacity(&self) -> u32 {
@@ -132,14 +136,14 @@ mod tests {
     use super::super::tests::cyclic;
     use super::*;
 
-    fn others(swappable: u32, kill_below: u32) -> Others {
-        Others { swappable, swapped_per_eviction: 1000, compressed: 333, kill_below }
+    fn zram(swappable: u32, kill_below: u32) -> ZramConfig {
+        ZramConfig { swappable, swapped_per_eviction: 1000, compressed: 333, kill_below }
     }
 
     #[test]
-    fn what_others_compress_makes_room() {
+    fn compression_frees_memory() {
         // 100 chunks, room for 80. Thirty compressed chunks leave 30 x 0.667 = 20: then everything fits.
-        let mut cache = Android::new(TwoList::new(100, 80), others(30, 0));
+        let mut cache = Android::new(TwoList::new(100, 80), zram(30, 0));
         cyclic(&mut cache, 1);
         // In the first round e evictions make 100 = 80 + 0.667 e + e, so e = 12 and twelve chunks gave 8.
         assert_eq!((cache.counters().evicted, cache.capacity()), (12, 88));
@@ -148,23 +152,23 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_to_compress_it_is_linux() {
-        let mut cache = Android::new(TwoList::new(100, 80), others(0, 0));
+    fn without_swappable_memory_equals_two_list() {
+        let mut cache = Android::new(TwoList::new(100, 80), zram(0, 0));
         assert_eq!(cyclic(&mut cache, 5), 100);
         assert!(cache.survives());
     }
 
     #[test]
-    fn below_the_threshold_it_is_killed() {
+    fn killed_below_threshold() {
         let survives = |capacity, swappable| {
-            let mut cache = Android::new(TwoList::new(100, capacity), others(swappable, 40));
+            let mut cache = Android::new(TwoList::new(100, capacity), zram(swappable, 40));
             cyclic(&mut cache, 3);
             cache.survives()
         };
         // Thirty chunks are below forty; with thirty compressed chunks there are fifty.
         assert!(!survives(30, 0) && survives(30, 30) && survives(50, 0));
         // Without pressure nobody is killed.
-        let mut cache = Android::new(TwoList::new(20, 30), others(0, 40));
+        let mut cache = Android::new(TwoList::new(20, 30), zram(0, 40));
         cyclic(&mut cache, 3);
         assert!(cache.survives());
     }

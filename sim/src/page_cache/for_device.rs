@@ -7,7 +7,7 @@
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 
-use super::{Android, Macos, MacosMetal, MgLru, Others, PaperLinear, Policy, Random, TwoList};
+use super::{Android, Macos, MacosMetal, MgLru, PageCache, PaperLinear, Random, TwoList, ZramConfig};
 
 /// The compressed size of memory: three to one, as zram with lz4 and the macOS compressor are said to reach.
 /// source: assumed
@@ -27,7 +27,7 @@ const UNWIRE_AFTER: Seconds = Seconds(1.0);
 
 /// A device's share of the weights and its memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Placed<'a> {
+pub struct CacheConfig<'a> {
     pub device: &'a Device,
     pub place: usize,
     pub seed: u64,
@@ -36,57 +36,56 @@ pub struct Placed<'a> {
     pub chunk: Bytes,
 }
 
-impl Placed<'_> {
+impl CacheConfig<'_> {
     /// Returns the device's page cache, empty.
-    pub fn policy(&self) -> Policy {
-        let (share, memory, capacity) = (self.share, &self.device.memory, self.chunks_at_first());
+    pub fn policy(&self) -> Box<dyn PageCache> {
+        let (share, memory, capacity) = (self.share, &self.device.memory, self.initial_capacity());
         let two_list = || TwoList::new(share, capacity).with_size(self.room.0 >> 30);
         let reclaim = memory.reclaim.clone().unwrap_or_default();
         match memory.page_cache {
-            PageCachePolicy::PaperLinear => Policy::PaperLinear(Box::new(PaperLinear::new(share, capacity))),
-            PageCachePolicy::TwoList => Policy::TwoList(Box::new(two_list())),
-            PageCachePolicy::MgLru => Policy::MgLru(Box::new(MgLru::new(share, capacity))),
-            PageCachePolicy::Random => {
-                Policy::Random(Box::new(Random::new(share, capacity, self.seed, self.place as u64)))
-            }
+            PageCachePolicy::PaperLinear => Box::new(PaperLinear::new(share, capacity)),
+            PageCachePolicy::TwoList => Box::new(two_list()),
+            PageCachePolicy::MgLru => Box::new(MgLru::new(share, capacity)),
+            PageCachePolicy::Random => Box::new(Random::new(share, capacity, self.seed, self.place as u64)),
             PageCachePolicy::Macos => {
-                let floor = part(memory.total.value, or(reclaim.file_floor.as_ref(), FILE_FLOOR));
-                Policy::Macos(Box::new(Macos::new(share, capacity, self.chunks(floor))))
+                let floor = share_of(memory.total.value, or_default(reclaim.file_floor.as_ref(), FILE_FLOOR));
+                Box::new(Macos::new(share, capacity, self.chunks(floor)))
             }
             PageCachePolicy::MacosMetal => {
                 let ordinary = self.capacity(self.room).min(capacity);
-                Policy::MacosMetal(Box::new(MacosMetal::new(share, capacity, ordinary)))
+                Box::new(MacosMetal::new(share, capacity, ordinary))
             }
             PageCachePolicy::Android => {
-                let rate = or(reclaim.swapped_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
-                let others = Others {
-                    swappable: self.chunks(self.given()),
-                    swapped_per_eviction: mille(rate),
-                    compressed: mille(or(reclaim.compressed.as_ref(), COMPRESSED)),
-                    kill_below: self.chunks(or(reclaim.kill_below.as_ref(), KILL_BELOW)),
+                let rate = or_default(reclaim.swapped_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
+                let zram = ZramConfig {
+                    swappable: self.chunks(self.swappable()),
+                    swapped_per_eviction: per_mille(rate),
+                    compressed: per_mille(or_default(reclaim.compressed.as_ref(), COMPRESSED)),
+                    kill_below: self.chunks(or_default(reclaim.kill_below.as_ref(), KILL_BELOW)),
                 };
-                Policy::Android(Box::new(Android::new(two_list(), others)))
+                Box::new(Android::new(two_list(), zram))
             }
         }
     }
 
     /// The initial capacity, before pressure makes more room.
-    pub fn chunks_at_first(&self) -> u32 {
+    pub fn initial_capacity(&self) -> u32 {
         let memory = &self.device.memory;
         self.capacity(match memory.page_cache {
             PageCachePolicy::Macos => {
                 let reclaim = memory.reclaim.as_ref();
-                let compressed = or(reclaim.and_then(|reclaim| reclaim.compressed.as_ref()), COMPRESSED);
-                self.room.saturating_sub(part(self.given(), compressed))
+                let compressed =
+                    or_default(reclaim.and_then(|reclaim| reclaim.compressed.as_ref()), COMPRESSED);
+                self.room.saturating_sub(share_of(self.swappable(), compressed))
             }
             PageCachePolicy::MacosMetal => self.wired(),
-            PageCachePolicy::Android => self.room.saturating_sub(self.given()),
+            PageCachePolicy::Android => self.room.saturating_sub(self.swappable()),
             _ => self.room,
         })
     }
 
     /// Memory that other programs can give up.
-    fn given(&self) -> Bytes {
+    fn swappable(&self) -> Bytes {
         self.device.memory.obtainable().saturating_sub(self.device.memory.available.value)
     }
 
@@ -108,10 +107,10 @@ impl Placed<'_> {
 }
 
 /// The idle time after which the device's weights are unwired; `None` if they never are.
-pub fn unwired_after(device: &Device) -> Option<Seconds> {
+pub fn unwire_after(device: &Device) -> Option<Seconds> {
     let reclaim = device.memory.reclaim.clone().unwrap_or_default();
     let metal = device.memory.page_cache == PageCachePolicy::MacosMetal;
-    (metal && !reclaim.keep_alive).then(|| or(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
+    (metal && !reclaim.keep_alive).then(|| or_default(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
 }
 
 /// Describes what of a device's page cache is not validated against a machine.
@@ -131,14 +130,14 @@ pub fn unvalidated(device: &Device) -> Option<String> {
     }
 }
 
-fn or<T: Copy>(given: Option<&Sourced<T>>, assumed: T) -> T {
-    given.map_or(assumed, |given| given.value)
+fn or_default<T: Copy>(given: Option<&Sourced<T>>, default: T) -> T {
+    given.map_or(default, |given| given.value)
 }
 
-fn part(bytes: Bytes, fraction: Fraction) -> Bytes {
+fn share_of(bytes: Bytes, fraction: Fraction) -> Bytes {
     Bytes((bytes.as_f64() * fraction.0) as u64)
 }
 
-fn mille(fraction: Fraction) -> u32 {
+fn per_mille(fraction: Fraction) -> u32 {
     (fraction.0 * 1000.0).round().clamp(0.0, 1e9) as u32
 }

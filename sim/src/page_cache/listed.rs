@@ -8,21 +8,21 @@ use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// The rules of a policy.
-pub trait Rules: Clone + std::fmt::Debug {
+pub trait Rules: Clone + std::fmt::Debug + 'static {
     /// Returns the list of a new chunk; `awaited`: a reader waits for it.
-    fn entrance(&mut self, chunk: Chunk, awaited: bool) -> usize;
+    fn insertion_list(&mut self, chunk: Chunk, awaited: bool) -> usize;
     /// Handles the use of a resident chunk, whose `young` is set already.
-    fn used(&mut self, pages: &mut Pages, chunk: Chunk);
+    fn on_use(&mut self, pages: &mut Pages, chunk: Chunk);
     /// Returns the next chunk to evict, which is not in flight; `None` only if all are.
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk>;
     /// Handles the eviction of a chunk.
-    fn left(&mut self, _chunk: Chunk) {}
+    fn on_evict(&mut self, _chunk: Chunk) {}
     /// The smallest capacity.
     fn floor(&self) -> u32 {
         0
     }
     /// The number of chunks that stay after a long idle time; `None`: all.
-    fn after_idle(&self) -> Option<u32> {
+    fn idle_capacity(&self) -> Option<u32> {
         None
     }
 }
@@ -36,7 +36,7 @@ pub struct Pages {
     in_flight: u32,
     resident: u32,
     /// Chunks scanned for reclaim.
-    pub looks: u64,
+    pub scanned: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,7 +58,7 @@ impl Pages {
             chunks: vec![Page::default(); share as usize],
             in_flight: 0,
             resident: 0,
-            looks: 0,
+            scanned: 0,
         }
     }
 
@@ -83,8 +83,8 @@ impl Pages {
     }
 
     /// Scans a chunk: returns whether it was used since the last scan.
-    pub fn look(&mut self, chunk: Chunk) -> bool {
-        self.looks += 1;
+    pub fn scan(&mut self, chunk: Chunk) -> bool {
+        self.scanned += 1;
         std::mem::take(&mut self.chunks[chunk as usize].young)
     }
 
@@ -104,7 +104,7 @@ impl Pages {
     pub fn oldest_idle(&mut self, list: usize) -> Option<Chunk> {
         for _ in 0..self.len(list) {
             let chunk = self.oldest(list)?;
-            self.looks += 1;
+            self.scanned += 1;
             if !self.is_locked(chunk) {
                 return Some(chunk);
             }
@@ -140,7 +140,7 @@ impl<R: Rules> Listed<R> {
         self.pages.take(chunk);
         self.pages.chunks[chunk as usize] = Page::default();
         self.pages.resident -= 1;
-        self.rules.left(chunk);
+        self.rules.on_evict(chunk);
         self.counters.evicted += 1;
     }
 
@@ -152,19 +152,23 @@ impl<R: Rules> Listed<R> {
         }
     }
 
-    fn use_it(&mut self, chunk: Chunk) {
+    fn mark_used(&mut self, chunk: Chunk) {
         let page = &mut self.pages.chunks[chunk as usize];
         (page.young, page.mapped) = (true, true);
-        self.rules.used(&mut self.pages, chunk);
+        self.rules.on_use(&mut self.pages, chunk);
     }
 }
 
 impl<R: Rules> PageCache for Listed<R> {
+    fn boxed(&self) -> Box<dyn PageCache> {
+        Box::new(self.clone())
+    }
+
     fn access(&mut self, chunk: Chunk) -> Access {
         self.counters.requested += 1;
         if self.holds(chunk) {
             self.counters.hits += 1;
-            self.use_it(chunk);
+            self.mark_used(chunk);
             return Access::Hit;
         }
         self.counters.misses += 1;
@@ -176,7 +180,7 @@ impl<R: Rules> PageCache for Listed<R> {
     fn resume(&mut self, chunk: Chunk) -> bool {
         let held = self.holds(chunk);
         if held {
-            self.use_it(chunk);
+            self.mark_used(chunk);
         }
         held
     }
@@ -190,7 +194,7 @@ impl<R: Rules> PageCache for Listed<R> {
             return Fetch::NoRoom;
         }
         let awaited = std::mem::take(&mut self.pages.chunks[chunk as usize].awaited);
-        let list = self.rules.entrance(chunk, awaited);
+        let list = self.rules.insertion_list(chunk, awaited);
         self.pages.put(chunk, list);
         self.pages.chunks[chunk as usize].locked = true;
         self.pages.in_flight += 1;
@@ -213,8 +217,8 @@ impl<R: Rules> PageCache for Listed<R> {
         }
     }
 
-    fn idled(&mut self) {
-        if let Some(chunks) = self.rules.after_idle() {
+    fn on_idle(&mut self) {
+        if let Some(chunks) = self.rules.idle_capacity() {
             self.shrink_to(chunks);
         }
     }
@@ -242,6 +246,6 @@ impl<R: Rules> PageCache for Listed<R> {
     }
 
     fn counters(&self) -> Counters {
-        Counters { looks: self.pages.looks, ..self.counters }
+        Counters { scanned: self.pages.scanned, ..self.counters }
     }
 }

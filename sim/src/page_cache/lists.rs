@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_leaves_first_unless_rotated() {
+    fn oldest_is_removed_first_unless_rotated() {
         let (mut links, mut list) = (Links::new(4), List::new());
         for chunk in 0..4 {
             list.push(&mut links, chunk);

@@ -1,10 +1,14 @@
-//! Page cache of macOS for weights that Metal does not hold.
+//! Page caches of macOS: [`Macos`], and [`MacosMetal`] for weights that the GPU uses through Metal.
 //!
-//! xnu, osfmk/vm/vm_pageout.c and vm_resident.c. Pages read ahead are on a *speculative* queue, which is evicted first,
-//! oldest first; a page used from there becomes active. Pages that a fault needs are active at once. The active queue is
-//! shortened from its old end when it is longer than the inactive one, which clears `used`; an inactive page that was
-//! used meanwhile becomes active again, any other is evicted. Files keep a minimum of memory, and memory of other programs
-//! is compressed: both are in the capacity ([`super::for_device`]).
+//! Without Metal (xnu, osfmk/vm/vm_pageout.c and vm_resident.c) pages read ahead are on a *speculative* queue, which is
+//! evicted first, oldest first; a page used from there becomes active. Pages that a fault needs are active at once. The
+//! active queue is shortened from its old end when it is longer than the inactive one, which clears `used`; an inactive
+//! page that was used meanwhile becomes active again, any other is evicted. Files keep a minimum of memory, and memory of
+//! other programs is compressed: both are in the capacity ([`super::for_device`]).
+//!
+//! With Metal (prima.cpp paper, Eq. 16) the weights are *wired* up to the recommended working set: none are evicted. A
+//! larger share is read again completely for every token; here this follows from least-recently-used eviction. After an
+//! idle time of about a second the weights are unwired and become ordinary memory, which other programs may take.
 //!
 //! Not checked against a machine. Not here: dirty pages, swap files, what others do with their memory.
 
@@ -30,11 +34,11 @@ impl Macos {
 }
 
 impl Rules for Queues {
-    fn entrance(&mut self, _chunk: Chunk, awaited: bool) -> usize {
+    fn insertion_list(&mut self, _chunk: Chunk, awaited: bool) -> usize {
         if awaited { ACTIVE } else { SPECULATIVE }
     }
 
-    fn used(&mut self, pages: &mut Pages, chunk: Chunk) {
+    fn on_use(&mut self, pages: &mut Pages, chunk: Chunk) {
         if pages.list_of(chunk) == Some(SPECULATIVE) {
             pages.put(chunk, ACTIVE);
         }
@@ -51,12 +55,12 @@ impl Rules for Queues {
         loop {
             while pages.len(ACTIVE) > pages.len(INACTIVE) {
                 let oldest = pages.oldest(ACTIVE)?;
-                pages.look(oldest);
+                pages.scan(oldest);
                 pages.put(oldest, INACTIVE);
             }
             for _ in 0..pages.len(INACTIVE) {
                 let Some(chunk) = pages.oldest_idle(INACTIVE) else { break };
-                if !pages.look(chunk) {
+                if !pages.scan(chunk) {
                     return Some(chunk);
                 }
                 pages.put(chunk, ACTIVE);
@@ -73,6 +77,38 @@ impl Rules for Queues {
     }
 }
 
+#[derive(Debug, Clone)]
+pub struct Wired {
+    ordinary: u32,
+}
+
+pub type MacosMetal = Listed<Wired>;
+
+impl MacosMetal {
+    /// An empty cache: `wired` chunks may be wired, `ordinary` of them stay when idle.
+    pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
+        Self::with_rules(Wired { ordinary }, 1, share, wired)
+    }
+}
+
+impl Rules for Wired {
+    fn insertion_list(&mut self, _chunk: Chunk, _awaited: bool) -> usize {
+        0
+    }
+
+    fn on_use(&mut self, pages: &mut Pages, chunk: Chunk) {
+        pages.put(chunk, 0);
+    }
+
+    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
+        pages.oldest_idle(0)
+    }
+
+    fn idle_capacity(&self) -> Option<u32> {
+        Some(self.ordinary)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::cyclic;
@@ -85,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn speculative_pages_go_first_unless_used() {
+    fn speculative_pages_are_evicted_first() {
         let mut cache = Macos::new(8, 4, 0);
         (0..4).for_each(|chunk| ahead(&mut cache, chunk));
         // 0 is oldest but used, so active; 1 is the oldest speculative one.
@@ -96,11 +132,28 @@ mod tests {
     }
 
     #[test]
-    fn others_leave_files_their_floor() {
+    fn file_floor_is_kept() {
         // 0.15 of 100 chunks of memory.
         let mut cache = Macos::new(100, 60, 15);
         cyclic(&mut cache, 1);
         cache.set_capacity(5);
         assert_eq!((cache.capacity(), cache.resident()), (15, 15));
+    }
+
+    #[test]
+    fn oversized_share_is_reread_completely() {
+        // The paper: all of it or nothing.
+        assert_eq!(cyclic(&mut MacosMetal::new(100, 100, 40), 4), 0);
+        assert_eq!(cyclic(&mut MacosMetal::new(100, 99, 40), 4), 100);
+    }
+
+    #[test]
+    fn idle_weights_are_unwired() {
+        let mut cache = MacosMetal::new(100, 100, 40);
+        cyclic(&mut cache, 1);
+        cache.on_idle();
+        assert_eq!(cache.resident(), 40);
+        // The last forty used are there, and one round brings the other sixty back.
+        assert_eq!((cyclic(&mut cache, 1), cyclic(&mut cache, 1)), (60, 0));
     }
 }

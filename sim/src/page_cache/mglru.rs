@@ -18,9 +18,9 @@ use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
 
 /// `MAX_NR_GENS` of include/linux/mmzone.h.
-const GENERATIONS: u64 = 4;
+const MAX_GENERATIONS: u64 = 4;
 /// `MIN_NR_GENS`.
-const LEAST: u64 = 2;
+const MIN_GENERATIONS: u64 = 2;
 
 /// The generations in use, counted from the start.
 #[derive(Debug, Clone)]
@@ -34,13 +34,13 @@ pub type MgLru = Listed<Generations>;
 impl MgLru {
     /// An empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
-        let rules = Generations { oldest: 0, youngest: GENERATIONS - 1 };
-        Self::with_rules(rules, GENERATIONS as usize, share, capacity)
+        let rules = Generations { oldest: 0, youngest: MAX_GENERATIONS - 1 };
+        Self::with_rules(rules, MAX_GENERATIONS as usize, share, capacity)
     }
 }
 
 fn list(generation: u64) -> usize {
-    (generation % GENERATIONS) as usize
+    (generation % MAX_GENERATIONS) as usize
 }
 
 impl Generations {
@@ -50,7 +50,7 @@ impl Generations {
         for generation in self.oldest..self.youngest {
             for _ in 0..pages.len(list(generation)) {
                 let Some(chunk) = pages.oldest(list(generation)) else { break };
-                let young = pages.look(chunk);
+                let young = pages.scan(chunk);
                 pages.put(chunk, list(if young { self.youngest } else { generation }));
             }
         }
@@ -58,11 +58,11 @@ impl Generations {
 }
 
 impl Rules for Generations {
-    fn entrance(&mut self, _chunk: Chunk, awaited: bool) -> usize {
+    fn insertion_list(&mut self, _chunk: Chunk, awaited: bool) -> usize {
         list(if awaited { self.youngest } else { self.oldest })
     }
 
-    fn used(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
+    fn on_use(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
 
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
         if pages.all_locked() {
@@ -75,13 +75,13 @@ impl Rules for Generations {
                 let chunk = pages.oldest(oldest)?;
                 if pages.is_locked(chunk) {
                     pages.put(chunk, list(self.oldest + 1));
-                } else if pages.look(chunk) {
+                } else if pages.scan(chunk) {
                     pages.put(chunk, list(self.youngest));
                 } else {
                     return Some(chunk);
                 }
             }
-            if self.youngest - self.oldest < LEAST {
+            if self.youngest - self.oldest < MIN_GENERATIONS {
                 self.age(pages);
             }
             self.oldest += 1;
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_ahead_goes_before_what_was_read() {
+    fn prefetched_pages_are_evicted_first() {
         let mut cache = MgLru::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
         for chunk in 2..5 {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_used_since_the_last_look_is_spared() {
+    fn page_used_since_last_scan_is_kept() {
         let mut cache = MgLru::new(8, 2);
         for chunk in 0..2 {
             assert_eq!(cache.prefetch(chunk), Fetch::Started);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cycle_that_does_not_fit_is_read_whole() {
+    fn oversized_cycle_is_reread_completely() {
         // Each chunk is used once and then passes through all generations before its next turn.
         assert_eq!(cyclic(&mut MgLru::new(100, 90), 6), 100);
     }

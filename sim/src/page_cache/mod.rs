@@ -24,7 +24,6 @@ pub mod for_device;
 mod listed;
 mod lists;
 mod macos;
-mod macos_metal;
 mod mglru;
 mod paper_linear;
 mod random;
@@ -34,9 +33,8 @@ mod two_list;
 #[cfg(test)]
 mod paper_figures;
 
-pub use android::{Android, Others};
-pub use macos::Macos;
-pub use macos_metal::MacosMetal;
+pub use android::{Android, ZramConfig};
+pub use macos::{Macos, MacosMetal};
 pub use mglru::MgLru;
 pub use paper_linear::PaperLinear;
 pub use random::Random;
@@ -95,11 +93,14 @@ pub struct Counters {
     /// Chunks moved to the active list.
     pub activated: u64,
     /// Chunks scanned for reclaim, which takes time of some thread.
-    pub looks: u64,
+    pub scanned: u64,
 }
 
 /// A policy that decides what stays in memory.
-pub trait PageCache {
+pub trait PageCache: std::fmt::Debug {
+    /// A copy, because a simulation can be copied.
+    fn boxed(&self) -> Box<dyn PageCache>;
+
     /// The reader touches a chunk. If it is not in memory the reader waits, and its touch counts when it
     /// [resumes](PageCache::resume).
     fn access(&mut self, chunk: Chunk) -> Access;
@@ -134,7 +135,7 @@ pub trait PageCache {
     }
 
     /// Handles an idle time after which the system takes back wired memory.
-    fn idled(&mut self) {}
+    fn on_idle(&mut self) {}
     /// Whether the process has not been killed for lack of memory.
     fn survives(&self) -> bool {
         true
@@ -154,41 +155,9 @@ pub trait PageCache {
     fn counters(&self) -> Counters;
 }
 
-/// The policy of a device profile. An enum, because a simulation must be `Clone`.
-#[derive(Debug, Clone)]
-pub enum Policy {
-    PaperLinear(Box<PaperLinear>),
-    TwoList(Box<TwoList>),
-    MgLru(Box<MgLru>),
-    Random(Box<Random>),
-    Macos(Box<Macos>),
-    MacosMetal(Box<MacosMetal>),
-    Android(Box<Android>),
-}
-
-impl Policy {
-    pub fn cache(&mut self) -> &mut dyn PageCache {
-        match self {
-            Policy::PaperLinear(policy) => policy.as_mut(),
-            Policy::TwoList(policy) => policy.as_mut(),
-            Policy::MgLru(policy) => policy.as_mut(),
-            Policy::Random(policy) => policy.as_mut(),
-            Policy::Macos(policy) => policy.as_mut(),
-            Policy::MacosMetal(policy) => policy.as_mut(),
-            Policy::Android(policy) => policy.as_mut(),
-        }
-    }
-
-    pub fn view(&self) -> &dyn PageCache {
-        match self {
-            Policy::PaperLinear(policy) => policy.as_ref(),
-            Policy::TwoList(policy) => policy.as_ref(),
-            Policy::MgLru(policy) => policy.as_ref(),
-            Policy::Random(policy) => policy.as_ref(),
-            Policy::Macos(policy) => policy.as_ref(),
-            Policy::MacosMetal(policy) => policy.as_ref(),
-            Policy::Android(policy) => policy.as_ref(),
-        }
+impl Clone for Box<dyn PageCache> {
+    fn clone(&self) -> Self {
+        self.boxed()
     }
 }
 
@@ -237,7 +206,7 @@ pub(crate) mod tests {
                     assert!(!cache.holds(chunk), "{op:?}");
                 }
                 Op::Capacity(chunks) => cache.set_capacity(chunks),
-                Op::Idle => cache.idled(),
+                Op::Idle => cache.on_idle(),
             }
             // Chunks in flight cannot be evicted when the capacity shrinks; but nothing is added.
             let bound = if matches!(op, Op::Capacity(_)) { in_flight.len() as u32 } else { before };
@@ -266,35 +235,35 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn paper_linear_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
+        fn paper_linear_keeps_invariants(ops in ops(), capacity in 1..SHARE) {
             check_invariants(&mut PaperLinear::new(SHARE, capacity), &ops);
         }
 
         #[test]
-        fn two_list_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
+        fn two_list_keeps_invariants(ops in ops(), capacity in 1..SHARE) {
             check_invariants(&mut TwoList::new(SHARE, capacity), &ops);
         }
 
         #[test]
-        fn mglru_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
+        fn mglru_keeps_invariants(ops in ops(), capacity in 1..SHARE) {
             check_invariants(&mut MgLru::new(SHARE, capacity), &ops);
         }
 
         #[test]
-        fn random_obeys_the_law(ops in ops(), capacity in 1..SHARE, seed: u64) {
+        fn random_keeps_invariants(ops in ops(), capacity in 1..SHARE, seed: u64) {
             check_invariants(&mut Random::new(SHARE, capacity, seed, 0), &ops);
         }
 
         #[test]
-        fn macos_obeys_the_law(ops in ops(), capacity in 1..SHARE, floor in 0..SHARE) {
+        fn macos_keeps_invariants(ops in ops(), capacity in 1..SHARE, floor in 0..SHARE) {
             check_invariants(&mut Macos::new(SHARE, capacity, floor), &ops);
             check_invariants(&mut MacosMetal::new(SHARE, capacity, floor), &ops);
         }
 
         #[test]
-        fn android_obeys_the_law(ops in ops(), capacity in 1..SHARE, swappable in 0..SHARE, rate in 0u32..3000) {
-            let others = Others { swappable, swapped_per_eviction: rate, compressed: 333, kill_below: 4 };
-            check_invariants(&mut Android::new(TwoList::new(SHARE, capacity), others), &ops);
+        fn android_keeps_invariants(ops in ops(), capacity in 1..SHARE, swappable in 0..SHARE, rate in 0u32..3000) {
+            let zram = ZramConfig { swappable, swapped_per_eviction: rate, compressed: 333, kill_below: 4 };
+            check_invariants(&mut Android::new(TwoList::new(SHARE, capacity), zram), &ops);
         }
     }
 
@@ -315,7 +284,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_share_that_fits_is_read_once() {
+    fn fitting_share_is_read_once() {
         for cache in [
             &mut PaperLinear::new(100, 100) as &mut dyn PageCache,
             &mut TwoList::new(100, 100),
@@ -330,7 +299,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_two_policies_disagree_about_a_share_that_does_not_fit() {
+    fn paper_linear_and_two_list_differ_on_oversized_share() {
         // Ten chunks too many: the paper reads ten again, Linux everything.
         assert_eq!(cyclic(&mut PaperLinear::new(100, 90), 5), 10);
         assert_eq!(cyclic(&mut TwoList::new(100, 90), 5), 100);

@@ -57,7 +57,7 @@ fn figure_3_every_layer_is_loaded_twice() {
 }
 
 #[test]
-fn figure_3_is_not_what_the_papers_own_formula_says() {
+fn figure_3_contradicts_the_formula() {
     // Reload = need - capacity: three of six layers a token, with the same steps.
     let mut device = Device::new(PaperLinear::new(LAYERS, 3));
     device.compute(1..=6);
@@ -67,7 +67,7 @@ fn figure_3_is_not_what_the_papers_own_formula_says() {
 }
 
 #[test]
-fn figure_4_a_fast_disk_loads_the_next_window_over_the_used_one() {
+fn figure_4_fast_disk() {
     // A window of two layers (this device's are 1, 2 and then 5, 6), two slots.
     let mut device = Device::new(TwoList::new(LAYERS, 2));
     device.prefetch([1, 2]);
@@ -82,7 +82,7 @@ fn figure_4_a_fast_disk_loads_the_next_window_over_the_used_one() {
 }
 
 #[test]
-fn figure_5_a_slow_disk_loads_half_a_window_ahead() {
+fn figure_5_slow_disk() {
     let mut device = Device::new(TwoList::new(LAYERS, 2));
     device.prefetch([1]);
     device.compute([1, 2]);

@@ -66,6 +66,10 @@ impl PaperLinear {
 }
 
 impl PageCache for PaperLinear {
+    fn boxed(&self) -> Box<dyn PageCache> {
+        Box::new(self.clone())
+    }
+
     fn access(&mut self, chunk: Chunk) -> Access {
         self.counters.requested += 1;
         let state = &mut self.chunks[chunk as usize];

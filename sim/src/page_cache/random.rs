@@ -12,44 +12,44 @@ use super::listed::{Listed, Pages, Rules};
 use crate::random::{self, Purpose};
 
 /// After this many draws of chunks in flight, the first chunk that is not in flight is evicted.
-const DRAWS: u32 = 64;
+const MAX_DRAWS: u32 = 64;
 
 #[derive(Debug, Clone)]
-pub struct Lot {
+pub struct RandomVictims {
     stream: ChaCha8Rng,
     held: Vec<Chunk>,
     /// The position of each chunk in `held`.
     at: Vec<u32>,
 }
 
-pub type Random = Listed<Lot>;
+pub type Random = Listed<RandomVictims>;
 
 impl Random {
     /// An empty cache for a share of `share` chunks. Devices at different places draw differently.
     pub fn new(share: u32, capacity: u32, seed: u64, place: u64) -> Self {
         let stream = random::stream(seed, Purpose::Eviction, 0, place);
-        let rules = Lot { stream, held: Vec::new(), at: vec![0; share as usize] };
+        let rules = RandomVictims { stream, held: Vec::new(), at: vec![0; share as usize] };
         Self::with_rules(rules, 1, share, capacity)
     }
 }
 
-impl Rules for Lot {
-    fn entrance(&mut self, chunk: Chunk, _awaited: bool) -> usize {
+impl Rules for RandomVictims {
+    fn insertion_list(&mut self, chunk: Chunk, _awaited: bool) -> usize {
         self.at[chunk as usize] = self.held.len() as u32;
         self.held.push(chunk);
         0
     }
 
-    fn used(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
+    fn on_use(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
 
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
         if pages.all_locked() {
             return None;
         }
         let count = self.held.len();
-        for _ in 0..DRAWS {
+        for _ in 0..MAX_DRAWS {
             let chunk = self.held[(self.stream.next_u64() % count as u64) as usize];
-            pages.looks += 1;
+            pages.scanned += 1;
             if !pages.is_locked(chunk) {
                 return Some(chunk);
             }
@@ -57,7 +57,7 @@ impl Rules for Lot {
         self.held.iter().copied().find(|&chunk| !pages.is_locked(chunk))
     }
 
-    fn left(&mut self, chunk: Chunk) {
+    fn on_evict(&mut self, chunk: Chunk) {
         let at = self.at[chunk as usize];
         self.held.swap_remove(at as usize);
         if let Some(&moved) = self.held.get(at as usize) {
@@ -72,14 +72,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cycle_reads_more_than_the_excess_and_less_than_all() {
+    fn cycle_reads_between_excess_and_all() {
         // s = 1000, c = 900: m = 1000 (1 - e^(-m / 900)) has the solution m = 193.
         let reads = cyclic(&mut Random::new(1000, 900, 7, 0), 30);
         assert!((160..240).contains(&reads), "{reads}");
     }
 
     #[test]
-    fn a_seed_and_a_place_give_one_run() {
+    fn evictions_follow_seed_and_place() {
         let reads = |seed, place| {
             let mut cache = Random::new(200, 150, seed, place);
             (1..8).map(|_| cyclic(&mut cache, 1)).collect::<Vec<_>>()

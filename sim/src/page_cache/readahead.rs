@@ -99,14 +99,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_misses_once_and_stays_a_window_ahead() {
+    fn sequential_stream_misses_once() {
         let window = |start: u32| (start..start + 8).collect::<Vec<_>>();
         // A miss at 12 reads 8..16 and marks 14; 14 reads 16..24 and marks 16; 16 reads 24..32.
         assert_eq!(scan(12..18), [(12, window(8)), (14, window(16)), (16, window(24))]);
     }
 
     #[test]
-    fn the_file_ends_the_window() {
+    fn window_ends_with_the_file() {
         assert_eq!(scan(0..1), [(0, (0..8).collect::<Vec<_>>())]);
         assert_eq!(scan(38..40), [(38, (34..40).collect::<Vec<_>>())]);
     }

@@ -36,7 +36,7 @@ const FIRST_PRIORITY: u32 = 12;
 /// Attempts of an allocation to reclaim; the second follows the draining of its per-processor stock.
 const ATTEMPTS: u32 = 2;
 /// Scans after which the caller must let time pass: reads in flight may arrive meanwhile.
-const LOOKS_AT_ONCE: u32 = 32;
+const MAX_SCANS_AT_ONCE: u32 = 32;
 
 #[derive(Debug, Clone)]
 pub struct TwoList {
@@ -97,7 +97,7 @@ struct Scan {
     /// Scans left at this priority.
     active: u32,
     inactive: u32,
-    looks: u32,
+    scanned: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,9 +117,9 @@ impl Scan {
             priority: FIRST_PRIORITY,
             active: 0,
             inactive: 0,
-            looks: 0,
+            scanned: 0,
         };
-        scan.set_looks(cache);
+        scan.set_scan_counts(cache);
         scan
     }
 
@@ -135,11 +135,11 @@ impl Scan {
         } else {
             return false;
         }
-        self.set_looks(cache);
+        self.set_scan_counts(cache);
         true
     }
 
-    fn set_looks(&mut self, cache: &TwoList) {
+    fn set_scan_counts(&mut self, cache: &TwoList) {
         let low = cache.inactive.len() * cache.inactive_ratio < cache.active.len();
         let deactivate = self.force || self.refaulted || low;
         self.active = if deactivate { cache.active.len() >> self.priority } else { 0 };
@@ -205,15 +205,15 @@ impl TwoList {
                 self.deactivate_oldest();
             } else if scan.inactive > 0 {
                 scan.inactive -= 1;
-                if self.look_at_oldest() {
+                if self.scan_oldest() {
                     break Reclaim::Freed;
                 }
             } else if !scan.press_harder(self) {
                 break Reclaim::Nothing;
             }
-            scan.looks += 1;
-            if scan.looks == LOOKS_AT_ONCE {
-                scan.looks = 0;
+            scan.scanned += 1;
+            if scan.scanned == MAX_SCANS_AT_ONCE {
+                scan.scanned = 0;
                 self.scan = Some(scan);
                 return Reclaim::Again;
             }
@@ -225,7 +225,7 @@ impl TwoList {
     /// A step of `shrink_active_list`: file pages are deactivated whether young or not.
     fn deactivate_oldest(&mut self) {
         let Some(chunk) = self.active.oldest() else { return };
-        self.counters.looks += 1;
+        self.counters.scanned += 1;
         self.active.remove(&mut self.links, chunk);
         self.inactive.push(&mut self.links, chunk);
         let page = &mut self.chunks[chunk as usize];
@@ -234,9 +234,9 @@ impl TwoList {
     }
 
     /// A step of `shrink_inactive_list`: returns true if the oldest chunk was evicted.
-    fn look_at_oldest(&mut self) -> bool {
+    fn scan_oldest(&mut self) -> bool {
         let Some(chunk) = self.inactive.oldest() else { return false };
-        self.counters.looks += 1;
+        self.counters.scanned += 1;
         let page = &mut self.chunks[chunk as usize];
         let young = !page.locked && std::mem::take(&mut page.young);
         if page.locked || (young && !page.referenced) {
@@ -287,6 +287,10 @@ impl TwoList {
 }
 
 impl PageCache for TwoList {
+    fn boxed(&self) -> Box<dyn PageCache> {
+        Box::new(self.clone())
+    }
+
     fn access(&mut self, chunk: Chunk) -> Access {
         self.counters.requested += 1;
         let page = &mut self.chunks[chunk as usize];
@@ -419,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_outlives_what_was_read_ahead() {
+    fn used_pages_outlive_prefetched_pages() {
         let mut cache = TwoList::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
         (2..4).for_each(|chunk| prefetched(&mut cache, chunk));
@@ -429,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_cannot_be_evicted() {
+    fn in_flight_pages_are_not_evicted() {
         let mut cache = TwoList::new(4, 2);
         assert_eq!(cache.prefetch(0), Fetch::Started);
         assert_eq!(cache.prefetch(1), Fetch::Started);
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn used_between_two_looks_makes_active() {
+    fn use_between_scans_activates() {
         let mut cache = TwoList::new(8, 3);
         (0..3).for_each(|chunk| read(&mut cache, chunk));
         // Ages 0, 1, 2 and evicts 0; 1 is used again, so the next look at it finds young and referenced.
@@ -452,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refault_within_the_active_list_is_activated() {
+    fn refault_within_active_list_activates() {
         let mut cache = TwoList::new(8, 4);
         (0..4).for_each(|chunk| read(&mut cache, chunk));
         prefetched(&mut cache, 4);

@@ -24,7 +24,7 @@ pub struct Cpu {
     /// Ordered by key. There are few and they change often: a list needs no allocation for that.
     jobs: Vec<Job>,
     settled: Nanos,
-    bucket: Option<CpuQuota>,
+    quota: Option<CpuQuota>,
 }
 
 #[derive(Debug, Clone)]
@@ -34,18 +34,18 @@ struct Job {
     /// Remaining seconds of undisturbed running.
     remaining: f64,
     /// Seconds of running added by a slower clock.
-    stretched: f64,
+    slowdown: f64,
 }
 
 impl Cpu {
     pub fn new(cores: f64) -> Self {
-        Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0, bucket: None }
+        Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0, quota: None }
     }
 
     /// Sets the quota.
     #[must_use]
-    pub fn under(self, quota: Option<&Quota>) -> Self {
-        Self { bucket: quota.map(CpuQuota::new), ..self }
+    pub fn with_quota(self, quota: Option<&Quota>) -> Self {
+        Self { quota: quota.map(CpuQuota::new), ..self }
     }
 
     /// Sets the number of other programs' runnable threads.
@@ -61,16 +61,16 @@ impl Cpu {
     }
 
     /// The time that a slower clock has added to a computation by `now`.
-    pub fn stretched(&mut self, now: Nanos, key: u64) -> Seconds {
+    pub fn slowdown(&mut self, now: Nanos, key: u64) -> Seconds {
         self.settle(now);
         let job = self.jobs.iter().find(|job| job.key == key);
-        Seconds(job.map_or(0.0, |job| job.stretched))
+        Seconds(job.map_or(0.0, |job| job.slowdown))
     }
 
     /// Starts a computation that takes `seconds` on `threads` threads when undisturbed.
     pub fn start(&mut self, now: Nanos, key: u64, threads: f64, seconds: f64) {
         self.settle(now);
-        let job = Job { key, threads, remaining: seconds, stretched: 0.0 };
+        let job = Job { key, threads, remaining: seconds, slowdown: 0.0 };
         match self.jobs.binary_search_by_key(&key, |job| job.key) {
             Ok(at) => self.jobs[at] = job,
             Err(at) => self.jobs.insert(at, job),
@@ -84,9 +84,9 @@ impl Cpu {
         if speed <= 0.0 {
             return None;
         }
-        Some(match &self.bucket {
+        Some(match &self.quota {
             None => self.settled.saturating_add(nanos_until(left / speed)),
-            Some(bucket) => bucket.done(self.settled, left / speed, self.running()),
+            Some(quota) => quota.done(self.settled, left / speed, self.running()),
         })
     }
 
@@ -104,30 +104,30 @@ impl Cpu {
 
     /// The part of the time in which every thread runs.
     fn share(&self) -> f64 {
-        let wanted = self.wanted();
-        if wanted > self.cores { self.cores / wanted } else { 1.0 }
+        let runnable = self.runnable();
+        if runnable > self.cores { self.cores / runnable } else { 1.0 }
     }
 
-    fn wanted(&self) -> f64 {
+    fn runnable(&self) -> f64 {
         self.jobs.iter().map(|job| job.threads).sum::<f64>() + self.co_runners
     }
 
     /// The number of threads that run at a time.
     fn running(&self) -> f64 {
-        self.wanted().min(self.cores)
+        self.runnable().min(self.cores)
     }
 
     fn settle(&mut self, now: Nanos) {
         let running = self.running();
-        let seconds = match &mut self.bucket {
+        let seconds = match &mut self.quota {
             None => now.saturating_sub(self.settled) as f64 * 1e-9,
-            Some(bucket) => bucket.run(self.settled, now, running),
+            Some(quota) => quota.run(self.settled, now, running),
         };
         let share = self.share();
         let speed = share * self.clock;
         for job in &mut self.jobs {
             job.remaining -= speed * seconds;
-            job.stretched += share * (1.0 - self.clock) * seconds;
+            job.slowdown += share * (1.0 - self.clock) * seconds;
         }
         self.settled = self.settled.max(now);
     }
@@ -142,7 +142,7 @@ mod tests {
     const SECOND: Nanos = 1_000_000_000;
 
     #[test]
-    fn alone_a_computation_takes_its_time() {
+    fn undisturbed_computation_time() {
         let mut cpu = Cpu::new(8.0);
         cpu.start(0, 1, 8.0, 2.0);
         assert_eq!(cpu.next_end(), Some(2 * SECOND));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_co_runner_takes_its_share_from_the_moment_it_starts() {
+    fn co_runner_shares_cores() {
         let mut cpu = Cpu::new(8.0);
         cpu.start(0, 1, 8.0, 2.0);
         // Eight threads more on eight cores: half the speed for the second that is left.
@@ -162,23 +162,23 @@ mod tests {
     }
 
     #[test]
-    fn a_slower_clock_stretches_what_runs() {
+    fn slower_clock_lengthens_running_time() {
         let mut cpu = Cpu::new(8.0);
         cpu.start(0, 1, 8.0, 2.0);
         // A second at full clock; what is left takes two at half of it, one of them for the clock.
         cpu.set_clock(SECOND, 0.5);
         assert_eq!(cpu.next_end(), Some(3 * SECOND));
-        assert_eq!(cpu.stretched(3 * SECOND, 1), Seconds(1.0));
+        assert_eq!(cpu.slowdown(3 * SECOND, 1), Seconds(1.0));
         // Beside as many other threads it runs half of the time.
         cpu.start(3 * SECOND, 2, 8.0, 1.0);
         assert_eq!(cpu.ended(3 * SECOND), Some(1));
         cpu.set_co_runners(3 * SECOND, 8.0);
         assert_eq!(cpu.next_end(), Some(7 * SECOND));
-        assert_eq!(cpu.stretched(7 * SECOND, 2), Seconds(1.0));
+        assert_eq!(cpu.slowdown(7 * SECOND, 2), Seconds(1.0));
     }
 
     #[test]
-    fn spare_cores_disturb_nobody() {
+    fn spare_cores_slow_nothing() {
         let mut cpu = Cpu::new(8.0);
         cpu.set_co_runners(0, 4.0);
         cpu.start(0, 1, 4.0, 1.0);
@@ -186,9 +186,9 @@ mod tests {
     }
 
     #[test]
-    fn under_a_quota_all_threads_wait_for_the_next_period() {
+    fn quota_stops_all_threads_until_next_period() {
         let (cores, period) = (Sourced::new(1.0, "test"), Sourced::new(Seconds(0.01), "test"));
-        let mut cpu = Cpu::new(2.0).under(Some(&Quota { cores, period }));
+        let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores, period }));
         // Two threads have 5 ms of every 10.
         cpu.start(0, 1, 2.0, 0.012);
         assert_eq!(cpu.next_end(), Some(22_000_000));

@@ -78,7 +78,7 @@ impl<T> Disk<T> {
     /// Queues a read.
     pub fn submit(&mut self, now: Nanos, flow: Flow, tag: T, bytes: Bytes) {
         if let Some(throttle) = &mut self.throttle {
-            throttle.enter(now, (flow, tag), bytes.0);
+            throttle.push(now, (flow, tag), bytes.0);
             self.pass(now);
         } else {
             self.queue(now, flow, tag, bytes.0);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_flow_is_served_in_order_at_its_own_ceiling() {
+    fn flow_is_served_in_order_at_its_ceiling() {
         let mut disk = Disk::new(speed());
         disk.submit(0, Flow::Fault, 1, Bytes(4_000_000));
         disk.submit(0, Flow::Fault, 2, Bytes(8_000_000));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_slows_the_prefetch_while_it_lasts() {
+    fn fault_slows_prefetch() {
         let mut disk = Disk::new(speed());
         disk.submit(0, Flow::Prefetch, 1, Bytes(10_000_000));
         // Faults get their 400 MB/s (the half would be 500), the prefetch the other 600.
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_throttle_holds_for_both_together() {
+    fn throttle_limits_both_flows() {
         // 10 MB/s: a megabyte a slice, so the second waits for the slice's end, and a tenth of a
         // second more for its own bytes. Then 1 ms and 2.5 ms to read.
         let mut disk = Disk::new(DiskSpeed { throttle: Some(BytesPerSecond(10e6)), ..speed() });
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_idle_flow_pays_the_latency() {
+    fn only_idle_flow_pays_latency() {
         let mut disk = Disk::new(DiskSpeed { latency: Seconds(0.005), ..speed() });
         disk.submit(0, Flow::Fault, 1, Bytes(4_000_000));
         disk.submit(0, Flow::Fault, 2, Bytes(4_000_000));

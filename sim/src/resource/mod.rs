@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_begun_nanosecond_counts() {
+    fn nanos_until_rounds_up() {
         for seconds in [0.0, 1e-10, 1e-9, 1.000_000_1e-3, 0.1, 5e6, 1e10, 1e30, f64::INFINITY] {
             assert_eq!(nanos_until(seconds), (seconds * 1e9).ceil() as Nanos, "{seconds}");
         }

@@ -13,14 +13,14 @@ use super::nanos_until;
 use crate::engine::Nanos;
 
 /// Less processor time counts as none: less than a nanosecond of one thread.
-const NOTHING: f64 = 1e-10;
+const NEGLIGIBLE: f64 = 1e-10;
 
 /// A group's quota and its current period.
 #[derive(Debug, Clone)]
 pub struct CpuQuota {
     period: Nanos,
     /// Seconds of processor time in a period.
-    allows: f64,
+    budget: f64,
     /// Seconds left of the period that ends at `ends`.
     left: f64,
     ends: Nanos,
@@ -29,19 +29,19 @@ pub struct CpuQuota {
 impl CpuQuota {
     pub fn new(quota: &Quota) -> Self {
         let period = quota.period.value.to_nanos().max(1);
-        let allows = quota.cores.value * period as f64 * 1e-9;
-        Self { period, allows, left: allows, ends: period }
+        let budget = quota.cores.value * period as f64 * 1e-9;
+        Self { period, budget, left: budget, ends: period }
     }
 
     /// Runs threads from one moment to another. Returns for how many seconds each of them ran.
     pub fn run(&mut self, from: Nanos, to: Nanos, threads: f64) -> f64 {
         let (mut at, mut ran) = (from, 0.0);
         while at < to {
-            self.begin(at);
+            self.enter_period(at);
             let until = self.ends.min(to);
-            let runs = self.runs(threads, (until - at) as f64 * 1e-9);
-            self.left -= runs * threads;
-            ran += runs;
+            let runnable = self.runnable(threads, (until - at) as f64 * 1e-9);
+            self.left -= runnable * threads;
+            ran += runnable;
             at = until;
         }
         ran
@@ -49,20 +49,20 @@ impl CpuQuota {
 
     /// Returns when `threads` threads that begin now have run for `seconds` each.
     pub fn done(&self, now: Nanos, seconds: f64, threads: f64) -> Nanos {
-        let (mut ahead, mut at, mut todo) = (self.clone(), now, seconds);
+        let (mut ahead, mut at, mut remaining) = (self.clone(), now, seconds);
         // If each thread runs for the whole period, nothing waits.
         let each = ahead.runs_in_full(threads);
         loop {
-            ahead.begin(at);
-            let runs = ahead.runs(threads, (ahead.ends - at) as f64 * 1e-9);
-            if todo <= runs {
-                return at.saturating_add(nanos_until(todo));
+            ahead.enter_period(at);
+            let runnable = ahead.runnable(threads, (ahead.ends - at) as f64 * 1e-9);
+            if remaining <= runnable {
+                return at.saturating_add(nanos_until(remaining));
             }
-            todo -= runs;
+            remaining -= runnable;
             at = ahead.ends;
             // All whole periods are alike.
-            let whole = ((todo / each).floor() - 1.0).max(0.0) as u64;
-            todo -= whole as f64 * each;
+            let whole = ((remaining / each).floor() - 1.0).max(0.0) as u64;
+            remaining -= whole as f64 * each;
             at = at.saturating_add(whole.saturating_mul(ahead.period));
             if at == Nanos::MAX {
                 return at;
@@ -71,25 +71,25 @@ impl CpuQuota {
     }
 
     /// Enters the period that contains a moment.
-    fn begin(&mut self, at: Nanos) {
+    fn enter_period(&mut self, at: Nanos) {
         if at >= self.ends {
             self.ends = (at / self.period + 1).saturating_mul(self.period);
-            self.left = self.allows;
+            self.left = self.budget;
         }
     }
 
     /// The seconds that each thread can run of `seconds` in this period.
-    fn runs(&self, threads: f64, seconds: f64) -> f64 {
+    fn runnable(&self, threads: f64, seconds: f64) -> f64 {
         if threads <= 0.0 {
             return seconds;
         }
-        if self.left <= NOTHING { 0.0 } else { seconds.min(self.left / threads) }
+        if self.left <= NEGLIGIBLE { 0.0 } else { seconds.min(self.left / threads) }
     }
 
     /// The seconds that each thread can run in a whole period.
     fn runs_in_full(&self, threads: f64) -> f64 {
         let period = self.period as f64 * 1e-9;
-        if threads <= 0.0 { period } else { period.min(self.allows / threads) }
+        if threads <= 0.0 { period } else { period.min(self.budget / threads) }
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_a_quota_runs_at_full_speed_and_more_waits_for_periods() {
+    fn work_beyond_quota_waits_for_next_period() {
         // Half a processor in periods of 10 ms: 5 ms each.
         let half = bucket(0.5);
         assert_eq!(half.done(0, 0.004, 1.0), 4 * MS);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_is_lost() {
+    fn unused_quota_is_lost() {
         let mut half = bucket(0.5);
         assert!((half.run(0, 3 * MS, 1.0) - 0.003).abs() < 1e-12);
         assert_eq!(half.done(3 * MS, 0.003, 1.0), 11 * MS, "2 ms are left");
@@ -133,7 +133,7 @@ mod tests {
     proptest! {
         /// Running in parts does as much as running at once, and it ends at the announced time.
         #[test]
-        fn cutting_a_stretch_changes_nothing(
+        fn running_in_parts_equals_running_at_once(
             cores in 0.05f64..3.0,
             threads in 1u32..4,
             begin in 0u64..50_000_000,

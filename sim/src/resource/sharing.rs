@@ -89,14 +89,14 @@ impl ProcessorSharing {
         }
         while unserved > 0 {
             let share = left / unserved as f64;
-            let mut modest = false;
+            let mut limited = false;
             for job in self.jobs.iter_mut().filter(|job| job.rate < 0.0 && job.ceiling <= share) {
                 job.rate = job.ceiling;
                 left -= job.ceiling;
                 unserved -= 1;
-                modest = true;
+                limited = true;
             }
-            if !modest {
+            if !limited {
                 self.jobs.iter_mut().filter(|job| job.rate < 0.0).for_each(|job| job.rate = share);
                 return;
             }
@@ -113,7 +113,7 @@ mod tests {
     const SECOND: Nanos = 1_000_000_000;
 
     #[test]
-    fn the_modest_leave_their_rest_to_the_others() {
+    fn unused_share_is_redistributed() {
         let mut sharing = ProcessorSharing::new(100.0);
         sharing.join(0, 1, 10.0, 10.0);
         sharing.join(0, 2, 1000.0, 80.0);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_moves_the_end() {
+    fn new_job_delays_the_end() {
         let mut sharing = ProcessorSharing::new(100.0);
         sharing.join(0, 1, 100.0, f64::INFINITY);
         assert_eq!(sharing.next_end(), Some(SECOND));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn no_capacity_means_no_end() {
+    fn zero_capacity_never_ends() {
         let mut sharing = ProcessorSharing::new(0.0);
         sharing.join(0, 1, 1.0, 1.0);
         assert_eq!(sharing.next_end(), None);
@@ -146,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rates_fill_the_capacity_and_no_more(
+        fn rates_sum_to_capacity(
             capacity in 1.0f64..1e9,
             ceilings in prop::collection::vec(1.0f64..1e9, 1..6),
         ) {

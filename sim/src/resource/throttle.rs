@@ -24,28 +24,28 @@ const REQUEST: f64 = (1 << 20) as f64;
 pub struct Throttle<R> {
     /// Bytes that one slice allows.
     slice_bytes: f64,
-    started: Nanos,
-    ends: Nanos,
-    /// Bytes passed since `started`.
+    slice_start: Nanos,
+    slice_end: Nanos,
+    /// Bytes passed since `slice_start`.
     passed: f64,
     /// When the first waiting read was last checked.
-    looked: Nanos,
+    checked: Nanos,
     waiting: VecDeque<(R, u64)>,
 }
 
 impl<R> Throttle<R> {
     pub fn new(limit: BytesPerSecond) -> Self {
         let slice_bytes = limit.0 * SLICE as f64 * 1e-9;
-        Self { slice_bytes, started: 0, ends: 0, passed: 0.0, looked: 0, waiting: VecDeque::new() }
+        Self { slice_bytes, slice_start: 0, slice_end: 0, passed: 0.0, checked: 0, waiting: VecDeque::new() }
     }
 
     /// Adds a read.
-    pub fn enter(&mut self, now: Nanos, read: R, bytes: u64) {
+    pub fn push(&mut self, now: Nanos, read: R, bytes: u64) {
         if self.waiting.is_empty() {
-            if now > self.ends || self.ends == 0 {
-                (self.started, self.ends, self.passed) = (now, now + SLICE, 0.0);
+            if now > self.slice_end || self.slice_end == 0 {
+                (self.slice_start, self.slice_end, self.passed) = (now, now + SLICE, 0.0);
             }
-            self.looked = now;
+            self.checked = now;
         }
         self.waiting.push_back((read, bytes));
     }
@@ -53,15 +53,15 @@ impl<R> Throttle<R> {
     /// When the next read may pass.
     pub fn next_pass(&self) -> Option<Nanos> {
         let (_, bytes) = self.waiting.front()?;
-        let slices = (self.looked - self.started).div_ceil(SLICE).max(1);
+        let slices = (self.checked - self.slice_start).div_ceil(SLICE).max(1);
         let surplus = self.passed + *bytes as f64 - slices as f64 * self.slice_bytes;
         if surplus <= 0.0 {
-            return Some(self.looked);
+            return Some(self.checked);
         }
         // The time of one request of the surplus, and the whole slices before the rest may pass.
         let wait = surplus.min(REQUEST) / self.slice_bytes * SLICE as f64;
         let more = (surplus / self.slice_bytes).ceil() as u64 - 1;
-        Some(self.started + (slices + more) * SLICE + wait.ceil() as Nanos)
+        Some(self.slice_start + (slices + more) * SLICE + wait.ceil() as Nanos)
     }
 
     /// Takes one read that may pass by `now`.
@@ -71,16 +71,16 @@ impl<R> Throttle<R> {
         }
         let (read, bytes) = self.waiting.pop_front()?;
         self.passed += bytes as f64;
-        self.ends = self.ends.max((now + SLICE).next_multiple_of(SLICE));
-        self.looked = self.looked.max(now);
+        self.slice_end = self.slice_end.max((now + SLICE).next_multiple_of(SLICE));
+        self.checked = self.checked.max(now);
         self.trim(now);
         Some((read, bytes))
     }
 
     /// Drops what earlier slices allowed and nobody used; the kernel keeps one slice of tolerance.
     fn trim(&mut self, now: Nanos) {
-        let over = (now.saturating_sub(self.started) / SLICE).saturating_sub(1);
-        self.started += over * SLICE;
+        let over = (now.saturating_sub(self.slice_start) / SLICE).saturating_sub(1);
+        self.slice_start += over * SLICE;
         self.passed = (self.passed - over as f64 * self.slice_bytes).max(0.0);
     }
 }
@@ -102,46 +102,46 @@ mod tests {
     }
 
     #[test]
-    fn each_slice_passes_its_bytes_at_once() {
+    fn slice_bytes_pass_at_once() {
         // 400 MB/s: 40 MB a slice, that is two reads of 20 MB.
         let mut throttle = Throttle::new(BytesPerSecond(400e6));
-        (0..5).for_each(|read| throttle.enter(0, read, 20 * MB));
+        (0..5).for_each(|read| throttle.push(0, read, 20 * MB));
         assert_eq!(drain(&mut throttle), [(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)]);
     }
 
     #[test]
-    fn idleness_is_not_saved_up() {
+    fn idle_slices_are_not_saved() {
         let mut throttle = Throttle::new(BytesPerSecond(400e6));
-        throttle.enter(0, 0, 20 * MB);
+        throttle.push(0, 0, 20 * MB);
         assert_eq!(drain(&mut throttle).len(), 1);
-        (1..4).for_each(|read| throttle.enter(50 * SLICE, read, 20 * MB));
+        (1..4).for_each(|read| throttle.push(50 * SLICE, read, 20 * MB));
         assert_eq!(drain(&mut throttle), [(50, 1), (50, 2), (51, 3)]);
     }
 
     #[test]
-    fn a_slice_ends_on_whole_slices_of_the_clock() {
+    fn slice_end_is_rounded_to_clock_slices() {
         let mut throttle = Throttle::new(BytesPerSecond(400e6));
-        throttle.enter(SLICE / 2, 0, 20 * MB);
+        throttle.push(SLICE / 2, 0, 20 * MB);
         assert!(throttle.pass(SLICE / 2).is_some());
         // The slice ends at 2.0 slices and not at 1.5; what it allows until 2.5 is 80 MB.
-        (1..5).for_each(|read| throttle.enter(SLICE * 19 / 10, read, 20 * MB));
+        (1..5).for_each(|read| throttle.push(SLICE * 19 / 10, read, 20 * MB));
         assert_eq!((1..5).filter(|_| throttle.pass(SLICE * 19 / 10).is_some()).count(), 3);
     }
 
     #[test]
-    fn a_surplus_takes_its_time_after_the_slice() {
+    fn surplus_waits_after_the_slice() {
         // 10 MB/s and a request of 1 MB that is too much by 0.5 MB: 50 ms after the slice.
         let mut throttle = Throttle::new(BytesPerSecond(10e6));
-        throttle.enter(0, 0, MB / 2);
-        throttle.enter(0, 1, MB);
+        throttle.push(0, 0, MB / 2);
+        throttle.push(0, 1, MB);
         assert!(throttle.pass(0).is_some());
         assert_eq!(throttle.next_pass(), Some(SLICE * 3 / 2));
     }
 
     #[test]
-    fn a_long_stream_keeps_the_limit() {
+    fn long_stream_keeps_limit() {
         let mut throttle = Throttle::new(BytesPerSecond(400e6));
-        (0..1000).for_each(|read| throttle.enter(0, read, 4 * MB));
+        (0..1000).for_each(|read| throttle.push(0, read, 4 * MB));
         // 4 GB at 400 MB/s: the last of a hundred slices begins after 9.9 s.
         assert_eq!(drain(&mut throttle).last(), Some(&(99, 999)));
     }

@@ -53,7 +53,7 @@ impl RingLinks {
 
     /// Schedules the deliveries that are known by now, and the next event of the links.
     pub fn collect(&mut self, engine: &mut Engine<Event>, records: &mut [Record]) {
-        while let Some((item, delivery)) = self.network.settled(engine.now()) {
+        while let Some((item, delivery)) = self.network.next_delivery(engine.now()) {
             deliver(engine, records, item, delivery);
         }
         if let Some(at) = self.network.next_event() {
@@ -67,8 +67,8 @@ impl RingLinks {
     }
 
     /// Drops all messages that have not left.
-    pub fn give_up(&mut self) {
-        self.network.give_up();
+    pub fn drop_pending(&mut self) {
+        self.network.drop_pending();
     }
 }
 

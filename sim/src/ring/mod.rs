@@ -24,11 +24,7 @@ use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Header;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Reading;
-use hearth_schema::trace::Trace;
+use hearth_schema::trace::{Counter, Header, Outcome, Reading, Trace};
 
 use crate::device::context::{Event, Message, Outgoing, SimContext};
 use crate::device::{DeviceSim, setup};
@@ -121,12 +117,12 @@ impl<'a> Simulation<'a> {
             .map(|(place, device)| {
                 let schedule = Schedule::new(plan.clone(), place);
                 let holds = plan.devices[place].residency.holds();
-                let mut parts =
-                    setup::parts(input, device, &models[place], schedule, place, &memories[place]);
+                let mut config =
+                    setup::device_config(input, device, &models[place], schedule, place, &memories[place]);
                 if input.options.warm || holds {
-                    setup::warm(&mut parts.storage, &parts.layout, &parts.residency);
+                    setup::warm(&mut config.storage, &config.layout, &config.residency);
                 }
-                DeviceSim::new(parts, &mut engine)
+                DeviceSim::new(config, &mut engine)
             })
             .collect();
         let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
@@ -159,14 +155,14 @@ impl<'a> Simulation<'a> {
     }
 
     fn run(&mut self) -> Result<(), SimError> {
-        self.settle_in();
-        self.begin()?;
+        self.apply_initial_load();
+        self.begin_passes()?;
         let (mut idle, mut lines) = (0, 0);
         while !self.ended {
             let event = self.engine.next_event().filter(|_| idle < MAX_IDLE_EVENTS);
             let Some(event) = event else {
                 let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
-                return Err(SimError::StandsStill { tokens, at });
+                return Err(SimError::Deadlock { tokens, at });
             };
             if self.engine.now() > MAX_SIM_TIME {
                 let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
@@ -175,21 +171,21 @@ impl<'a> Simulation<'a> {
             idle = if self.trace.records.len() == lines { idle + 1 } else { 0 };
             lines = self.trace.records.len();
             match event {
-                Event::Wake(place) => self.at(place, DeviceSim::wake)?,
-                Event::Processor(place) => self.at(place, DeviceSim::processor)?,
-                Event::Disk(place) => self.at(place, DeviceSim::arrivals)?,
+                Event::Wake(place) => self.with_device(place, DeviceSim::on_wake)?,
+                Event::Processor(place) => self.with_device(place, DeviceSim::on_processor)?,
+                Event::Disk(place) => self.with_device(place, DeviceSim::on_disk)?,
                 Event::Wifi => self.collect_deliveries(),
                 Event::Deliver(place, message) => self.arrive(place, message)?,
                 Event::Timeline => self.run_due_actions()?,
-                Event::Helper(place) => self.at(place, |device, ctx| {
-                    device.help(ctx);
+                Event::Helper(place) => self.with_device(place, |device, ctx| {
+                    device.on_helper(ctx);
                     Ok(())
                 })?,
             }
-            self.begin()?;
+            self.begin_passes()?;
         }
         for place in 0..self.ring.devices.len() {
-            self.at(place, |device, ctx| {
+            self.with_device(place, |device, ctx| {
                 device.flush(ctx);
                 Ok(())
             })?;
@@ -198,18 +194,18 @@ impl<'a> Simulation<'a> {
     }
 
     /// Starts the next pass if the head is free and the pass may begin.
-    fn begin(&mut self) -> Result<(), SimError> {
-        self.take_answers()?;
+    fn begin_passes(&mut self) -> Result<(), SimError> {
+        self.receive_answers()?;
         while self.recovery.is_running()
             && self.ring.devices[0].is_free()
             && let Some(pass) = self.passes.start()
         {
-            self.at(0, |device, ctx| device.begin(pass, ctx))?;
+            self.with_device(0, |device, ctx| device.begin_pass(pass, ctx))?;
         }
         Ok(())
     }
 
-    pub(crate) fn at(
+    pub(crate) fn with_device(
         &mut self,
         slot: usize,
         act: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext) -> Result<(), SimError>,
@@ -221,9 +217,14 @@ impl<'a> Simulation<'a> {
             outgoing: &mut outgoing,
         };
         act(&mut self.ring.devices[slot], &mut ctx)?;
-        if !self.ended && !self.ring.devices[slot].storage.view().view().survives() {
+        if !self.ended && !self.ring.devices[slot].storage.cache().survives() {
             let what = "its system killed the process: nothing is left to compress, and page cache is scarce";
-            self.happened(RunEventKind::OutOfMemory, Some(self.name(slot)), self.engine.now(), what.into());
+            self.record_event(
+                RunEventKind::OutOfMemory,
+                Some(self.name(slot)),
+                self.engine.now(),
+                what.into(),
+            );
             (self.outcome, self.ended) = (Outcome::Killed, true);
         }
         let plans = self.plans.len();
@@ -284,6 +285,6 @@ impl<'a> Simulation<'a> {
             let (counter, value) = (Counter::Accepted, u64::from(accepted));
             self.trace.readings.push(Reading { device: 0, counter, pass, at, value });
         }
-        self.tokens_out(tokens)
+        self.tokens_output(tokens)
     }
 }

@@ -65,13 +65,13 @@ impl Reachability {
     }
 
     /// Takes the messages that can continue, in the order in which they were held. `slots` are the members at each slot.
-    pub fn go_on(&mut self, slots: &[usize]) -> Vec<Held> {
+    pub fn take_deliverable(&mut self, slots: &[usize]) -> Vec<Held> {
         let free = |held: &mut Held| [held.from, held.to].iter().all(|&slot| self.cut[slots[slot]] == 0);
         self.held.extract_if(.., free).collect()
     }
 
     /// Drops all held messages.
-    pub fn give_up(&mut self) {
+    pub fn drop_held(&mut self) {
         self.held.clear();
     }
 }

@@ -16,16 +16,12 @@ use std::sync::Arc;
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::{self, NoPlan, Step, heartbeat};
-use hearth_core::schedule::Event as Incident;
-use hearth_core::schedule::Schedule;
+use hearth_core::schedule::{Event as ScheduleEvent, Schedule};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
-use hearth_schema::events::Change;
-use hearth_schema::events::Return;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
+use hearth_schema::events::{Change, Return};
+use hearth_schema::run_events::{RunEvent, RunEventKind};
+use hearth_schema::trace::{Kind, Outcome};
 
 use crate::device::context::{Event, Message, SimContext};
 use crate::device::{DeviceSim, setup};
@@ -40,10 +36,10 @@ use super::timeline::Action;
 
 impl<'a> Simulation<'a> {
     /// Applies at the start that a device has not swapped yet.
-    pub fn settle_in(&mut self) {
+    pub fn apply_initial_load(&mut self) {
         for slot in 0..self.ring.devices.len() {
             if self.timeline.swaps(self.name(slot)) {
-                self.follow(slot);
+                self.apply_load(slot);
             }
         }
     }
@@ -71,11 +67,11 @@ impl<'a> Simulation<'a> {
                 Action::Begin(index) => self.begin_event(index)?,
                 Action::Ramp(index, step) => {
                     self.timeline.ramp(index, step);
-                    self.follow_event(index);
+                    self.apply_event_load(index);
                 }
                 Action::End(index) => self.end_event(index),
                 Action::CheckHeartbeat(member, since) if self.reachability.since(member) == Some(since) => {
-                    self.miss(member, since)?;
+                    self.heartbeat_missed(member, since)?;
                 }
                 // The head starts its pass now, unless there is a newer plan by then.
                 Action::CheckHeartbeat(..) | Action::Ready => {}
@@ -86,15 +82,15 @@ impl<'a> Simulation<'a> {
     }
 
     /// Handles the output of tokens.
-    pub fn tokens_out(&mut self, count: u32) -> Result<(), SimError> {
+    pub fn tokens_output(&mut self, count: u32) -> Result<(), SimError> {
         let now = self.engine.now();
         let before = self.tokens;
         self.tokens = before.saturating_add(count);
-        self.timeline.renewed(now);
+        self.timeline.end_replanning(now);
         if self.ended {
             return Ok(());
         }
-        (before..self.tokens).for_each(|token| self.timeline.token(now, token + 1));
+        (before..self.tokens).for_each(|token| self.timeline.token_output(now, token + 1));
         self.run_due_actions()?;
         if self.ended {
             return Ok(());
@@ -110,8 +106,8 @@ impl<'a> Simulation<'a> {
             Change::Returns(when) => {
                 let Some(member) = member else { return Ok(()) };
                 let device = self.input.cluster.members[member].name.clone();
-                self.timeline.back(now, &device);
-                self.reach_again(member);
+                self.timeline.device_returned(now, &device);
+                self.reconnect(member);
                 self.react(recovery::Event::DeviceReturned { device, rejoins: when })?;
             }
             Change::Leaves if member == Some(self.ring.members[0]) => {
@@ -127,21 +123,21 @@ impl<'a> Simulation<'a> {
                     self.links.stall_all(now, now.saturating_add(lasts.to_nanos()));
                     self.collect_deliveries();
                 }
-                let whom = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
-                whom.for_each(|member| self.cut_off(member));
+                let members = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
+                members.for_each(|member| self.disconnect(member));
             }
             Change::Memory(taken) => {
                 self.timeline.begin(now, index, taken.over.unwrap_or(Seconds(0.0)));
-                self.follow_event(index);
+                self.apply_event_load(index);
             }
             Change::Swap(swap) => {
-                let bytes = member.map_or(Bytes::ZERO, |member| self.to_swap(member));
+                let bytes = member.map_or(Bytes::ZERO, |member| self.swappable(member));
                 self.timeline.begin(now, index, bytes / swap.rate);
-                self.follow_event(index);
+                self.apply_event_load(index);
             }
             Change::Load(_) | Change::Slow(_) | Change::DiskLoad(_) => {
                 self.timeline.begin(now, index, Seconds(0.0));
-                self.follow_event(index);
+                self.apply_event_load(index);
             }
         }
         Ok(())
@@ -152,38 +148,38 @@ impl<'a> Simulation<'a> {
         let (change, device) = self.timeline.event(index);
         if change == Change::Stalls {
             let member = device.and_then(|name| self.member(name));
-            let whom = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
-            whom.for_each(|member| self.reach_again(member));
+            let members = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
+            members.for_each(|member| self.reconnect(member));
         } else {
-            self.follow_event(index);
+            self.apply_event_load(index);
         }
     }
 
     /// Memory of other programs on a member that can be swapped out.
-    fn to_swap(&self, member: usize) -> Bytes {
+    fn swappable(&self, member: usize) -> Bytes {
         let memory = &self.input.cluster.members[member].device.memory;
         memory.obtainable().saturating_sub(memory.available.value)
     }
 
     /// Updates the background load of an event's device.
-    fn follow_event(&mut self, index: usize) {
+    fn apply_event_load(&mut self, index: usize) {
         let (_, device) = self.timeline.event(index);
         let slot = device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.name(slot) == name));
         if let Some(slot) = slot {
-            self.follow(slot);
+            self.apply_load(slot);
         }
     }
 
     /// Applies the background load of a device. A device without memory for its part ends the run.
-    fn follow(&mut self, slot: usize) {
+    fn apply_load(&mut self, slot: usize) {
         let background_load =
-            self.timeline.background_load(self.name(slot), self.to_swap(self.ring.members[slot]));
+            self.timeline.background_load(self.name(slot), self.swappable(self.ring.members[slot]));
         let works = self.ring.order.contains(&slot) && self.ring.devices[slot].has_weights();
         let room = background_load.room(self.ring.memories[slot].weight_cache);
         if room.is_none() && works {
             let (now, what) =
                 (self.engine.now(), "other programs left no room for weights to pass through".into());
-            self.happened(RunEventKind::OutOfMemory, Some(self.name(slot)), now, what);
+            self.record_event(RunEventKind::OutOfMemory, Some(self.name(slot)), now, what);
             (self.outcome, self.ended) = (Outcome::OutOfMemory, true);
             return;
         }
@@ -194,7 +190,7 @@ impl<'a> Simulation<'a> {
             records: &mut self.trace.records,
             outgoing: &mut Vec::new(),
         };
-        self.ring.devices[slot].follow(&background_load, room, &mut ctx);
+        self.ring.devices[slot].apply_load(&background_load, room, &mut ctx);
     }
 
     /// Unreclaimable memory of a device, including other programs' new memory.
@@ -203,7 +199,7 @@ impl<'a> Simulation<'a> {
         self.ring.memories[slot].unreclaimable + Bytes(background_load.taken as u64)
     }
 
-    pub fn happened(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
+    pub fn record_event(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
         let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
         self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan: None });
     }
@@ -220,22 +216,22 @@ impl<'a> Simulation<'a> {
             self.reachability.hold(Held { from, to: slot, message, unsent: None });
             return Ok(());
         }
-        self.at(slot, |device, ctx| device.deliver(message, ctx))
+        self.with_device(slot, |device, ctx| device.deliver(message, ctx))
     }
 
-    fn cut_off(&mut self, member: usize) {
+    fn disconnect(&mut self, member: usize) {
         let now = self.engine.now();
         if self.reachability.cut(now, member) {
-            self.timeline.enter(heartbeat::noticed(now), Action::CheckHeartbeat(member, now));
+            self.timeline.schedule(heartbeat::noticed(now), Action::CheckHeartbeat(member, now));
         }
     }
 
-    fn reach_again(&mut self, member: usize) {
+    fn reconnect(&mut self, member: usize) {
         if !self.reachability.back(member) {
             return;
         }
         let now = self.engine.now();
-        for Held { from, to, message, unsent } in self.reachability.go_on(&self.ring.members) {
+        for Held { from, to, message, unsent } in self.reachability.take_deliverable(&self.ring.members) {
             match unsent {
                 Some(handed) => self.transmit(from, to, message, handed),
                 None => self.engine.at(now, Event::Deliver(to, Message { at: now, ..message })),
@@ -244,7 +240,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Handles a missed heartbeat of a member, or of all members if the head itself is cut off.
-    fn miss(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
+    fn heartbeat_missed(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
         let (device, reason) = (self.input.cluster.members[member].name.clone(), "no sign of life".into());
         self.react(if member == self.ring.members[0] {
             recovery::Event::HeadIsolated { since, reason }
@@ -260,15 +256,15 @@ impl<'a> Simulation<'a> {
             let now = self.engine.now();
             match step {
                 Step::Missed { device, since, reason } => {
-                    self.happened(RunEventKind::Silent, Some(&device), since, reason);
+                    self.record_event(RunEventKind::Silent, Some(&device), since, reason);
                 }
                 Step::Plan => {
-                    let answer = self.plan_again()?;
+                    let answer = self.replan()?;
                     steps.extend(self.recovery.react(answer));
                 }
                 Step::Replanned { missing } => self.record_replanned(missing),
                 Step::NotReplanned { missing, reason } => {
-                    self.happened(RunEventKind::NotReplanned, missing.as_deref(), now, reason);
+                    self.record_event(RunEventKind::NotReplanned, missing.as_deref(), now, reason);
                 }
                 Step::Prepare { epoch } => {
                     self.stop_ring()?;
@@ -287,7 +283,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Plans for the devices that the head can reach, and checks that their parts fit.
-    fn plan_again(&mut self) -> Result<recovery::Event, SimError> {
+    fn replan(&mut self) -> Result<recovery::Event, SimError> {
         let (all, head) = (self.input.cluster, self.ring.members[0]);
         let is_alone = !self.reachability.reaches(head);
         let others = all.members.iter().enumerate().filter(|&(member, _)| member != head);
@@ -320,7 +316,7 @@ impl<'a> Simulation<'a> {
             let name = &plan.devices[place].name;
             let fits = |memory: &DeviceMemory| memory.shortages.is_empty() || input.options.ignore_memory;
             let memory = setup::budget(&input, place, device).filter(fits);
-            let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.to_swap(member));
+            let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.swappable(member));
             let background_load = self.timeline.background_load(name, withheld);
             let room = memory.as_ref().map(|memory| background_load.room(memory.weight_cache));
             if room.is_none_or(|room| room.is_none() && plan.devices[place].window > 0) {
@@ -352,7 +348,7 @@ impl<'a> Simulation<'a> {
     fn stop_ring(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
         for slot in self.ring.order.clone() {
-            self.at(slot, |device, ctx| {
+            self.with_device(slot, |device, ctx| {
                 device.stop(ctx);
                 Ok(())
             })?;
@@ -364,9 +360,9 @@ impl<'a> Simulation<'a> {
                 record.kind = Kind::Compute;
             }
         }
-        self.engine.forget();
-        self.reachability.give_up();
-        self.links.give_up();
+        self.engine.clear();
+        self.reachability.drop_held();
+        self.links.drop_pending();
         self.collect_deliveries();
         Ok(())
     }
@@ -381,7 +377,7 @@ impl<'a> Simulation<'a> {
             self.ring.order.push(slot);
         }
         for slot in 0..self.ring.devices.len() {
-            self.follow(slot);
+            self.apply_load(slot);
         }
         self.await_answers();
         Ok(())
@@ -397,12 +393,12 @@ impl<'a> Simulation<'a> {
         let far = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
         let wait = self.ring.order.iter().filter(|&&slot| slot != 0).map(far).max().unwrap_or(0);
         self.ready_at = self.engine.now() + wait;
-        self.timeline.enter(self.ready_at, Action::Ready);
+        self.timeline.schedule(self.ready_at, Action::Ready);
         self.schedule_timeline();
     }
 
     /// Delivers the answers of all devices if they are due.
-    pub fn take_answers(&mut self) -> Result<(), SimError> {
+    pub fn receive_answers(&mut self) -> Result<(), SimError> {
         if self.engine.now() < self.ready_at {
             return Ok(());
         }
@@ -424,31 +420,31 @@ impl<'a> Simulation<'a> {
         let Some(memory) = setup::budget(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
-        let known = self.ring.members.iter().position(|&member_there| member_there == member);
+        let known = self.ring.members.iter().position(|&it| it == member);
         let slot = known.unwrap_or(self.ring.devices.len());
         // A device that was in no ring before gets this plan in the same way.
         let mut schedule = match known {
             Some(slot) => self.ring.devices[slot].schedule().clone(),
             None => Schedule::new(plan.clone(), place),
         };
-        schedule.react(&Incident::Replanned { plan: plan.clone(), first_pass })?;
-        let parts = setup::parts(input, device, &input.cluster.model, schedule, slot, &memory);
+        schedule.react(&ScheduleEvent::Replanned { plan: plan.clone(), first_pass })?;
+        let config = setup::device_config(input, device, &input.cluster.model, schedule, slot, &memory);
         let (held, output) = match known {
             Some(slot) => (self.ring.devices[slot].gpu_layers(), self.ring.devices[slot].gpu_output()),
             None => (Vec::new(), false),
         };
         if known.is_some() {
-            self.ring.devices[slot].take_up(parts);
+            self.ring.devices[slot].reconfigure(config);
             self.ring.memories[slot] = memory;
         } else {
             self.ring.members.push(member);
-            self.ring.devices.push(DeviceSim::new(parts, &mut self.engine));
+            self.ring.devices.push(DeviceSim::new(config, &mut self.engine));
             self.ring.memories.push(memory);
             self.trace.header.devices.push(trace::traced(name, device));
         }
         let mut new = self.ring.devices[slot].gpu_layers();
         new.retain(|layer| !held.contains(layer));
-        self.at(slot, |device, ctx| {
+        self.with_device(slot, |device, ctx| {
             device.load(&new, device.gpu_output() && !output, ctx);
             Ok(())
         })?;

@@ -9,10 +9,8 @@
 use std::collections::BTreeMap;
 
 use hearth_profiles::{Bytes, Fraction, Seconds};
-use hearth_schema::events::Change;
-use hearth_schema::events::Event;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
+use hearth_schema::events::{Change, Event};
+use hearth_schema::run_events::{RunEvent, RunEventKind};
 
 use crate::device::background_load::BackgroundLoad;
 use crate::engine::Nanos;
@@ -41,14 +39,14 @@ pub enum Action {
 pub struct EventTimeline {
     events: Vec<(Event, Change)>,
     /// By time, then in the order of insertion.
-    dated: BTreeMap<(Nanos, u32), Action>,
-    entered: u32,
+    queue: BTreeMap<(Nanos, u32), Action>,
+    next_sequence: u32,
     /// Events that begin with a token, by its number.
     by_token: BTreeMap<u32, Vec<usize>>,
     /// The progress of the events under way, from 0 to 1.
     under_way: BTreeMap<usize, f64>,
     /// The index in `run_events` of the events that have begun.
-    written: BTreeMap<usize, usize>,
+    logged: BTreeMap<usize, usize>,
     /// The log of the run.
     pub run_events: Vec<RunEvent>,
 }
@@ -58,11 +56,11 @@ impl EventTimeline {
     pub fn new(events: &[Event]) -> Self {
         let mut timeline = Self {
             events: events.iter().filter_map(|event| Some((event.clone(), event.change()?))).collect(),
-            dated: BTreeMap::new(),
-            entered: 0,
+            queue: BTreeMap::new(),
+            next_sequence: 0,
             by_token: BTreeMap::new(),
             under_way: BTreeMap::new(),
-            written: BTreeMap::new(),
+            logged: BTreeMap::new(),
             run_events: Vec::new(),
         };
         for index in 0..timeline.events.len() {
@@ -71,40 +69,40 @@ impl EventTimeline {
                 timeline.by_token.entry(token).or_default().push(index);
             } else {
                 let at = event.at.unwrap_or(Seconds(0.0)).to_nanos();
-                timeline.enter(at, Action::Begin(index));
+                timeline.schedule(at, Action::Begin(index));
             }
         }
         timeline
     }
 
     /// Adds an action.
-    pub fn enter(&mut self, at: Nanos, action: Action) {
-        self.dated.insert((at, self.entered), action);
-        self.entered += 1;
+    pub fn schedule(&mut self, at: Nanos, action: Action) {
+        self.queue.insert((at, self.next_sequence), action);
+        self.next_sequence += 1;
     }
 
     /// When the next action is due.
     pub fn next(&self) -> Option<Nanos> {
-        self.dated.keys().next().map(|&(at, _)| at)
+        self.queue.keys().next().map(|&(at, _)| at)
     }
 
     /// Takes an action that is due by `now`.
     pub fn due(&mut self, now: Nanos) -> Option<Action> {
-        let &(at, order) = self.dated.keys().next()?;
-        if at > now { None } else { self.dated.remove(&(at, order)) }
+        let &(at, order) = self.queue.keys().next()?;
+        if at > now { None } else { self.queue.remove(&(at, order)) }
     }
 
     /// Starts the events that begin with the token of this number.
-    pub fn token(&mut self, now: Nanos, count: u32) {
+    pub fn token_output(&mut self, now: Nanos, count: u32) {
         for index in self.by_token.remove(&count).unwrap_or_default() {
-            self.enter(now, Action::Begin(index));
+            self.schedule(now, Action::Begin(index));
         }
     }
 
     /// The events that have not begun.
     pub fn unreached_events(&self) -> Vec<usize> {
         let waits = |action: &Action| if let Action::Begin(index) = action { Some(*index) } else { None };
-        let mut waiting: Vec<usize> = self.dated.values().filter_map(waits).collect();
+        let mut waiting: Vec<usize> = self.queue.values().filter_map(waits).collect();
         waiting.extend(self.by_token.values().flatten());
         waiting.sort_unstable();
         waiting
@@ -129,20 +127,20 @@ impl EventTimeline {
             device: event.device.clone(),
             start: now,
             end: None,
-            what: words(change),
+            what: describe(change),
             plan: None,
         };
         let lasts = event.lasts;
-        self.written.insert(index, self.run_events.len());
+        self.logged.insert(index, self.run_events.len());
         self.run_events.push(run_event);
         let over = over.to_nanos();
         self.under_way.insert(index, if over == 0 { 1.0 } else { 0.0 });
         if over > 0 {
             let step = |step| now + (u128::from(over) * u128::from(step) / u128::from(RAMP_STEPS)) as Nanos;
-            (1..=RAMP_STEPS).for_each(|count| self.enter(step(count), Action::Ramp(index, count)));
+            (1..=RAMP_STEPS).for_each(|count| self.schedule(step(count), Action::Ramp(index, count)));
         }
         if let Some(lasts) = lasts {
-            self.enter(now.saturating_add(lasts.to_nanos()), Action::End(index));
+            self.schedule(now.saturating_add(lasts.to_nanos()), Action::End(index));
         }
     }
 
@@ -156,13 +154,13 @@ impl EventTimeline {
     /// Ends an event.
     pub fn end(&mut self, now: Nanos, index: usize) {
         self.under_way.remove(&index);
-        if let Some(&at) = self.written.get(&index) {
+        if let Some(&at) = self.logged.get(&index) {
             self.run_events[at].end = Some(now);
         }
     }
 
     /// Records that a device is back.
-    pub fn back(&mut self, now: Nanos, device: &str) {
+    pub fn device_returned(&mut self, now: Nanos, device: &str) {
         let away =
             self.run_events.iter_mut().rev().find(|it| {
                 (it.kind, it.device.as_deref(), it.end) == (RunEventKind::Away, Some(device), None)
@@ -173,7 +171,7 @@ impl EventTimeline {
     }
 
     /// Records the first token of a new ring.
-    pub fn renewed(&mut self, now: Nanos) {
+    pub fn end_replanning(&mut self, now: Nanos) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned && run_event.end.is_none() {
                 run_event.end = Some(now);
@@ -211,7 +209,7 @@ fn kind(change: &Change) -> RunEventKind {
     }
 }
 
-fn words(change: &Change) -> String {
+fn describe(change: &Change) -> String {
     match change {
         Change::Load(load) => {
             let gpu = load.gpu.map_or(String::new(), |left| format!(", {} of the GPU left", percent(left)));
@@ -239,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ramp_takes_its_steps_and_ends() {
+    fn ramp_steps_and_ends() {
         let mut timeline = EventTimeline::new(&[Event {
             at: Some(Seconds(1.0)),
             lasts: Some(Seconds(10.0)),
@@ -273,12 +271,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_waits_for_its_token() {
+    fn event_begins_with_its_token() {
         let (device, slow) = (Some("a".into()), Some(Fraction(0.5)));
         let mut timeline = EventTimeline::new(&[Event { token: Some(2), device, slow, ..Event::default() }]);
-        timeline.token(7, 1);
+        timeline.token_output(7, 1);
         assert_eq!(timeline.next(), None);
-        timeline.token(9, 2);
+        timeline.token_output(9, 2);
         assert_eq!((timeline.next(), timeline.due(9)), (Some(9), Some(Action::Begin(0))));
     }
 }

@@ -79,12 +79,12 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_one_reads_and_computes_in_turn() {
+    fn window_of_one_alternates() {
         assert_eq!(used(1, 4, 3), [14, 28, 42]);
     }
 
     #[test]
-    fn a_window_of_two_hides_the_shorter_of_both() {
+    fn window_of_two_overlaps() {
         // Reading takes longer: a block is there every 10 ms.
         assert_eq!(used(2, 4, 4), [14, 24, 34, 44]);
         // Computing takes longer: the next block waits in memory.
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_waits_until_another_has_made_room() {
+    fn block_waits_for_a_released_block() {
         let mut loader = Loader::new(2, BytesPerSecond(1e6));
         for _ in 0..2 {
             loader.load(Bytes(10_000));

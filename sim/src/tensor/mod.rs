@@ -13,16 +13,12 @@ mod rank;
 mod simulation;
 
 use hearth_core::memory::PinnedMemory;
-use hearth_core::schedule::ScheduleError;
-use hearth_core::schedule::passes;
+use hearth_core::schedule::{ScheduleError, passes};
 use hearth_profiles::device::Device;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
 use hearth_schema::tensor::TensorPlan;
-use hearth_schema::trace::Header;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Shortage;
-use hearth_schema::trace::Trace;
+use hearth_schema::trace::{Header, Outcome, Shortage, Trace};
 
 use crate::error::SimError;
 use crate::input::Input;

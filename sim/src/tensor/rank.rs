@@ -14,10 +14,7 @@ use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::residency::Residency;
 use hearth_schema::tensor::TensorPlan;
-use hearth_schema::trace::Cost;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
 use crate::engine::Nanos;
 use crate::input::Input;
@@ -61,7 +58,7 @@ impl<'a> Rank<'a> {
         let loader = slides.then(|| Loader::new(window, device.disk_read()));
         let output = blocks[2 * model.layers.len()..].to_vec();
         let excess = if input.options.ignore_memory { Bytes::ZERO } else { held.excess() };
-        let again = if excess == Bytes::ZERO || held.read == Bytes::ZERO {
+        let swapped = if excess == Bytes::ZERO || held.read == Bytes::ZERO {
             0.0
         } else if device.memory.page_cache == PageCachePolicy::PaperLinear {
             (excess.as_f64() / held.read.as_f64()).min(1.0)
@@ -70,13 +67,13 @@ impl<'a> Rank<'a> {
         };
         let kv_element = Bytes(plan.kv_cache.element_bytes());
         let on_gpu = planned.gpu_layers > 0;
-        let (swapped, swapped_in) = (again, Bytes::ZERO);
+        let swapped_in = Bytes::ZERO;
         Self { place, device, sliced, kv_element, on_gpu, held, loader, output, swapped, swapped_in }
     }
 
     /// The time of the embedding of a pass. Head only.
     pub fn embed(&self, pass: Pass) -> Seconds {
-        self.on_cpu().embed(pass.tokens)
+        self.cpu_cost().embed(pass.tokens)
     }
 
     /// Computes a block from now on and returns its end. `record` has pass and round.
@@ -93,18 +90,18 @@ impl<'a> Rank<'a> {
         if self.on_gpu {
             return self.block_on_gpu(now, block, pass, &record, out);
         }
-        let mut time = slice_time(&self.on_cpu(), &self.sliced, block, pass);
+        let mut time = slice_time(&self.cpu_cost(), &self.sliced, block, pass);
         if block == 0 {
             time += self.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         }
         record.bytes = self.sliced.block_bytes(block).0;
-        self.weighed(now, &[(self.sliced.block_bytes(block), time)], &record, out)
+        self.compute_with_weights(now, &[(self.sliced.block_bytes(block), time)], &record, out)
     }
 
     /// Computes the output of a pass and returns its end. Head only.
     pub fn output(&mut self, now: Nanos, record: &Record, out: &mut Vec<Record>) -> Nanos {
         let whole: Bytes = self.output.iter().copied().sum();
-        let time = self.on_cpu().output();
+        let time = self.cpu_cost().output();
         let mut parts: Vec<(Bytes, Seconds)> = self
             .output
             .iter()
@@ -113,7 +110,7 @@ impl<'a> Rank<'a> {
         let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         parts.push((Bytes::ZERO, fixed));
         let record = Record { kind: Kind::Output, bytes: whole.0, ..record.clone() };
-        self.weighed(now, &parts, &record, out)
+        self.compute_with_weights(now, &parts, &record, out)
     }
 
     /// Bytes read from disk so far.
@@ -122,7 +119,7 @@ impl<'a> Rank<'a> {
     }
 
     /// Computes on parts of weights that have to be in memory, one after another.
-    fn weighed(
+    fn compute_with_weights(
         &mut self,
         now: Nanos,
         parts: &[(Bytes, Seconds)],
@@ -188,7 +185,7 @@ impl<'a> Rank<'a> {
         at
     }
 
-    fn on_cpu(&self) -> ComputeCost<'_> {
+    fn cpu_cost(&self) -> ComputeCost<'_> {
         ComputeCost::on_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 

@@ -13,13 +13,8 @@ use std::collections::BTreeMap;
 use hearth_core::tensor::Collective;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::tensor::AllReduce;
-use hearth_schema::tensor::TensorPlan;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Reading;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::tensor::{AllReduce, TensorPlan};
+use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
@@ -58,7 +53,7 @@ struct Message {
 struct Progress {
     stage: Stage,
     /// Since when it waits in that stage.
-    waits: Option<Nanos>,
+    waiting_since: Option<Nanos>,
     /// Messages sent in that stage.
     sent: usize,
     /// Messages received, of stages that are not over.
@@ -72,7 +67,7 @@ pub struct TensorSimulation<'a, L> {
     links: L,
     wifi_timer: Timer,
     /// Messages that have not left yet by number, with the index of their record.
-    leaving: BTreeMap<u64, (usize, Message, usize)>,
+    in_flight: BTreeMap<u64, (usize, Message, usize)>,
     passes: &'a [Pass],
     all_reduce: Collective,
     air_time: Seconds,
@@ -95,14 +90,14 @@ impl<'a> TensorSimulation<'a, ()> {
         ranks: Vec<Rank<'a>>,
         passes: &'a [Pass],
     ) -> TensorSimulation<'a, impl Link> {
-        let start = Progress { stage: (0, 0), waits: Some(0), sent: 0, received: BTreeMap::new() };
+        let start = Progress { stage: (0, 0), waiting_since: Some(0), sent: 0, received: BTreeMap::new() };
         let shape = &input.cluster.model.shape;
         let mut engine = Engine::new();
         let wifi_timer = engine.timer();
         TensorSimulation {
             engine,
             wifi_timer,
-            leaving: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             progress: vec![start; ranks.len()],
             all_reduce: Collective { pattern: tensor.all_reduce, devices: ranks.len() },
             ranks,
@@ -131,12 +126,12 @@ impl<L: Link> TensorSimulation<'_, L> {
                 return Err(SimError::TooLong { tokens, at: Seconds::from_nanos(self.engine.now()) });
             }
             match event {
-                Event::Embedded => self.hand_out(),
-                Event::Computed(place) => self.enter(place),
+                Event::Embedded => self.send_embedding(),
+                Event::Computed(place) => self.begin_all_reduce(place),
                 Event::Delivered(place, message) => self.delivered(place, message),
                 Event::Summed(stage) => self.summed(stage),
                 Event::Sampled => self.sampled(),
-                Event::Wifi => self.settle(),
+                Event::Wifi => self.poll_links(),
             }
         }
         Ok((self.records, self.readings))
@@ -154,7 +149,7 @@ impl<L: Link> TensorSimulation<'_, L> {
     }
 
     /// Sends the embedding to every worker, and begins the head's first block.
-    fn hand_out(&mut self) {
+    fn send_embedding(&mut self) {
         let stage = self.progress[0].stage;
         let rows = Bytes(4 * u64::from(self.embedding)) * u64::from(self.passes[stage.0].tokens);
         for to in 1..self.ranks.len() {
@@ -168,7 +163,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         let progress = &mut self.progress[place];
         progress.received.remove(&progress.stage);
         progress.stage.1 = block + 1;
-        (progress.waits, progress.sent) = (None, 0);
+        (progress.waiting_since, progress.sent) = (None, 0);
         let pass = self.passes[progress.stage.0];
         let rank = &mut self.ranks[place];
         let record = rank.record(Kind::Compute, pass, block, now);
@@ -177,9 +172,9 @@ impl<L: Link> TensorSimulation<'_, L> {
     }
 
     /// Enters the all-reduce with a partial result.
-    fn enter(&mut self, place: usize) {
+    fn begin_all_reduce(&mut self, place: usize) {
         let (now, stage) = (self.engine.now(), self.progress[place].stage);
-        self.progress[place].waits = Some(now);
+        self.progress[place].waiting_since = Some(now);
         if self.all_reduce.pattern == AllReduce::OverTheAir && self.ranks.len() > 1 {
             let gathered = self.gathered.entry(stage).or_insert(0);
             *gathered += 1;
@@ -204,12 +199,12 @@ impl<L: Link> TensorSimulation<'_, L> {
         }
         self.progress[place].sent = due;
         if received >= self.all_reduce.awaited(place) {
-            self.proceed(place);
+            self.finish_all_reduce(place);
         }
     }
 
     /// Continues after an all-reduce.
-    fn proceed(&mut self, place: usize) {
+    fn finish_all_reduce(&mut self, place: usize) {
         let (now, (index, block)) = (self.engine.now(), self.progress[place].stage);
         if block < self.blocks {
             self.compute(place, block);
@@ -217,7 +212,7 @@ impl<L: Link> TensorSimulation<'_, L> {
             let progress = &mut self.progress[place];
             progress.received.remove(&(index, block));
             progress.stage = (index + 1, 0);
-            progress.waits = Some(now);
+            progress.waiting_since = Some(now);
             if progress.received.contains_key(&progress.stage) {
                 self.compute(place, 0);
             }
@@ -267,19 +262,19 @@ impl<L: Link> TensorSimulation<'_, L> {
         self.records.push(Record { resource: Resource::Tx, bytes: bytes.0, peer: Some(to as u16), ..record });
         let (record, message) = (self.records.len() - 1, Message { stage, from, bytes });
         match sent {
-            Sent::Known(delivery) => self.left(to, message, record, delivery),
+            Sent::Known(delivery) => self.schedule_delivery(to, message, record, delivery),
             Sent::Pending(number) => {
-                self.leaving.insert(number, (to, message, record));
-                self.settle();
+                self.in_flight.insert(number, (to, message, record));
+                self.poll_links();
             }
         }
     }
 
     /// Handles the messages that have left, and sets the timer for the next.
-    fn settle(&mut self) {
-        while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
-            if let Some((to, message, record)) = self.leaving.remove(&number) {
-                self.left(to, message, record, delivery);
+    fn poll_links(&mut self) {
+        while let Some((number, delivery)) = self.links.next_delivery(self.engine.now()) {
+            if let Some((to, message, record)) = self.in_flight.remove(&number) {
+                self.schedule_delivery(to, message, record, delivery);
             }
         }
         if let Some(at) = self.links.next_event() {
@@ -288,7 +283,7 @@ impl<L: Link> TensorSimulation<'_, L> {
     }
 
     /// Schedules the arrival of a message that has left.
-    fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+    fn schedule_delivery(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
         self.records[record].end = delivery.left.max(self.records[record].start);
         self.engine.at(delivery.arrives, Event::Delivered(to, message));
     }
@@ -297,9 +292,15 @@ impl<L: Link> TensorSimulation<'_, L> {
         let now = self.engine.now();
         let progress = &mut self.progress[place];
         *progress.received.entry(message.stage).or_insert(0) += 1;
-        let waits = progress.waits.filter(|_| progress.stage == message.stage);
-        self.heard(place, message.stage, waits.unwrap_or(now), message.bytes, Some(message.from));
-        match (waits, message.stage.1) {
+        let waiting_since = progress.waiting_since.filter(|_| progress.stage == message.stage);
+        self.record_receive(
+            place,
+            message.stage,
+            waiting_since.unwrap_or(now),
+            message.bytes,
+            Some(message.from),
+        );
+        match (waiting_since, message.stage.1) {
             (None, _) => {}
             (Some(_), 0) => self.compute(place, 0),
             (Some(_), _) => self.advance(place),
@@ -310,13 +311,20 @@ impl<L: Link> TensorSimulation<'_, L> {
     fn summed(&mut self, stage: Stage) {
         let bytes = self.tensor.partial_bytes(self.embedding, self.passes[stage.0].tokens);
         for place in 0..self.ranks.len() {
-            let since = self.progress[place].waits.unwrap_or(self.engine.now());
-            self.heard(place, stage, since, bytes, None);
-            self.proceed(place);
+            let since = self.progress[place].waiting_since.unwrap_or(self.engine.now());
+            self.record_receive(place, stage, since, bytes, None);
+            self.finish_all_reduce(place);
         }
     }
 
-    fn heard(&mut self, place: usize, stage: Stage, since: Nanos, bytes: Bytes, from: Option<usize>) {
+    fn record_receive(
+        &mut self,
+        place: usize,
+        stage: Stage,
+        since: Nanos,
+        bytes: Bytes,
+        from: Option<usize>,
+    ) {
         let (now, pass) = (self.engine.now(), self.passes[stage.0]);
         let record = self.ranks[place].record(Kind::Receive, pass, stage.1.saturating_sub(1), since);
         self.records.push(Record {

@@ -86,7 +86,7 @@ impl Replay {
     fn step(&mut self, row: &Row, what: char, piece: u32) {
         let chunks = piece * PIECE_MIB * CHUNKS_PER_MIB..(piece + 1) * PIECE_MIB * CHUNKS_PER_MIB;
         match what {
-            'a' => self.ask(chunks),
+            'a' => self.request(chunks),
             'p' => self.touch(chunks, true),
             'k' => self.load(chunks),
             'r' if row.fadvise => chunks.for_each(|chunk| self.cache.discard(chunk)),
@@ -106,7 +106,7 @@ impl Replay {
         }
     }
 
-    fn ask(&mut self, chunks: std::ops::Range<Chunk>) {
+    fn request(&mut self, chunks: std::ops::Range<Chunk>) {
         for chunk in chunks {
             // A request that finds no room is dropped.
             if self.cache.prefetch_now(chunk) == Fetch::Started {
@@ -116,7 +116,7 @@ impl Replay {
     }
 
     fn load(&mut self, chunks: std::ops::Range<Chunk>) {
-        self.ask(chunks.clone());
+        self.request(chunks.clone());
         self.touch(chunks, true);
     }
 

@@ -4,35 +4,21 @@
 //! expected number.
 
 use hearth_core::cluster::Cluster;
-use hearth_core::metrics;
-use hearth_core::metrics::Metrics;
-use hearth_core::metrics::event_impact::EventImpact;
-use hearth_core::metrics::event_impact::event_impact;
-use hearth_core::recovery::NoPlan;
-use hearth_core::recovery::Replanner;
+use hearth_core::metrics::event_impact::{EventImpact, event_impact};
+use hearth_core::metrics::{self, Metrics};
+use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds, Sourced};
-use hearth_schema::events::Event;
-use hearth_schema::events::Load;
-use hearth_schema::events::Return;
-use hearth_schema::events::Swap;
-use hearth_schema::events::Taken;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::Role;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::events::{Event, Load, Return, Swap, Taken};
+use hearth_schema::plan::{Plan, Role};
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Trace;
+use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
 use hearth_sim::{Disturbances, Input, Options, Run, SimError, simulate_in};
 
-use crate::small_rings::{PLENTY, cluster, on_air, plan};
+use crate::small_rings::{OS, PLENTY, cluster, count, layers, llama_8b, plan, readings, tpot, use_wifi};
 
-const OS: ResidencyOptions = ResidencyOptions::of(Residency::Os).without_prefetch();
-
-/// Layers evenly over whoever is there.
+/// Distributes the layers evenly over the reachable devices.
 #[derive(Debug)]
 struct Evenly;
 
@@ -52,7 +38,7 @@ impl Replanner for Evenly {
     }
 }
 
-/// Nobody can do without anybody.
+/// Finds no plan.
 #[derive(Debug)]
 struct Never;
 
@@ -68,7 +54,12 @@ fn during(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&d
     simulate_in(&input, &Disturbances { events, replanner }).expect("a run that ends")
 }
 
-/// A ring of two halves with room for everything, the second of which an event happens to.
+fn refused(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
+    let input = Input { cluster, plan, options: &Options::default() };
+    simulate_in(&input, &Disturbances { events, replanner: None }).expect_err("a refusal")
+}
+
+/// A ring of two halves with memory for everything and events on the second.
 fn halves(events: &[Event]) -> (Trace, Metrics) {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
     let plan = plan(&cluster.model, &[16, 16], OS);
@@ -85,10 +76,9 @@ fn first(trace: &Trace) -> EventImpact {
     event_impact(trace, &trace.run_events[0])
 }
 
-/// Milliseconds in which the second half is read once at 10 GB/s.
+/// Milliseconds of reading the second half once at 10 GB/s.
 fn half() -> f64 {
-    let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
-    (16..32).map(|layer| model.layer_bytes(layer)).sum::<Bytes>().as_f64() / 10e9 * 1e3
+    layers(&llama_8b(), 16..32).as_f64() / 10e9 * 1e3
 }
 
 fn near(found: f64, expected: f64) -> bool {
@@ -117,7 +107,7 @@ fn load_on_half_the_cores_doubles_computing() {
 fn half_the_clock_doubles_computing() {
     let (trace, metrics) = halves(&[Event { slow: Some(Fraction(0.5)), ..on("d1", 1) }]);
     let (quiet, slow) = (halves(&[]).1, first(&trace).tpot_ms.during.expect("all"));
-    assert!(near(slow - quiet.tpot_ms.expect("tokens").mean, half()));
+    assert!(near(slow - tpot(&quiet), half()));
     assert!(near(metrics.terms_ms.cpu - quiet.terms_ms.cpu, half()), "it is computing, not queueing");
     assert!(metrics.terms_ms.queue < 0.001 * slow);
 }
@@ -154,7 +144,7 @@ fn stall_adds_to_token_time() {
         near(longest, 1500.0 + before - head_half),
         "{longest} ms, {before} ms without, {head_half} on the head"
     );
-    assert!(near(metrics.terms_ms.sum(), metrics.tpot_ms.expect("tokens").mean));
+    assert!(near(metrics.terms_ms.sum(), tpot(&metrics)));
 }
 
 #[test]
@@ -164,7 +154,7 @@ fn lost_device_is_replanned_around() {
     let run = during(&cluster, &plan, &[Event { leaves: true, ..on("d2", 4) }], Some(&Evenly));
     let trace = &run.trace;
     assert_eq!(trace.outcome, Outcome::Ok);
-    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
+    let outputs = count(trace, Kind::Output);
     assert_eq!(outputs, 12, "every token comes out once");
     let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [RunEventKind::Away, RunEventKind::Silent, RunEventKind::Replanned]);
@@ -190,7 +180,7 @@ fn lost_device_is_replanned_around() {
         "{again} ms, {disk} ms of reading"
     );
     let metrics = metrics::compute(trace);
-    assert!(near(metrics.terms_ms.sum(), metrics.tpot_ms.expect("tokens").mean));
+    assert!(near(metrics.terms_ms.sum(), tpot(&metrics)));
     // What it waited for is nobody's work: the silence, and the plan on its way.
     let lost = metrics.terms_ms.bubble * 11.0;
     assert!(lost >= silence as f64 * 1e-6 && lost < silence as f64 * 1e-6 + 50.0, "{lost} ms in the bubble");
@@ -204,7 +194,7 @@ fn sequences_are_recomputed_after_a_loss() {
     let run = during(&cluster, &plan, &[Event { leaves: true, ..on("d2", 7) }], Some(&Evenly));
     let trace = &run.trace;
     assert_eq!((trace.outcome, run.plans.len()), (Outcome::Ok, 1));
-    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
+    let outputs = count(trace, Kind::Output);
     assert_eq!(outputs, 18, "every token comes out once");
     // Prompts of 4 tokens; 7 tokens are out when the device leaves, and those on the other two halves come out yet.
     let renewed = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a new ring");
@@ -216,14 +206,14 @@ fn sequences_are_recomputed_after_a_loss() {
     assert!(renewed.what.ends_with(&again), "{} and {again}", renewed.what);
     let metrics = metrics::compute(trace);
     assert!(metrics.sequences.len() == 3 && metrics.sequences.iter().all(|it| it.tokens == 5), "{metrics:?}");
-    assert!(near(metrics.terms_ms.sum(), metrics.tpot_ms.expect("tokens").mean));
+    assert!(near(metrics.terms_ms.sum(), tpot(&metrics)));
 }
 
 #[test]
 fn wifi_stall_holds_all_messages() {
     let quiet = |events: &[Event]| {
         let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
-        on_air(&mut cluster, "", "");
+        use_wifi(&mut cluster, "", "");
         let plan = plan(&cluster.model, &[16, 16], OS);
         during(&cluster, &plan, events, None).trace
     };
@@ -255,23 +245,18 @@ fn android_kill_is_reported() {
     memory.can_swap = Some(Sourced::new(Bytes::mib(64), "test"));
     memory.swap_available = Some(Sourced::new(Bytes(4 << 30), "test"));
     let events = [Event { swap, ..on("d1", 1) }];
-    let options = Options::default();
-    let input = Input { cluster: &cluster, plan: &plan, options: &options };
-    let refused = simulate_in(&input, &Disturbances { events: &events, replanner: None });
-    assert!(matches!(refused, Err(SimError::SwapsItself { .. })), "{refused:?}");
+    let error = refused(&cluster, &plan, &events);
+    assert!(matches!(error, SimError::SwapsItself { .. }), "{error:?}");
 }
 
 #[test]
 fn events_need_a_ring_plan() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
     let plan = plan(&cluster.model, &[16, 16], ResidencyOptions::of(Residency::Pinned));
-    let options = Options::default();
-    let (input, events) = (Input { cluster: &cluster, plan: &plan, options: &options }, [on("d1", 2)]);
-    let events = events.map(|event| Event { slow: Some(Fraction(0.5)), ..event });
-    let quiet = simulate_in(&input, &Disturbances::default()).expect("a quiet run");
-    assert_eq!(quiet.trace.outcome, Outcome::Ok);
-    let refused = simulate_in(&input, &Disturbances { events: &events, replanner: None });
-    assert!(matches!(refused, Err(SimError::EventsWithoutRing { .. })), "{refused:?}");
+    let slow = Event { slow: Some(Fraction(0.5)), ..on("d1", 2) };
+    assert_eq!(during(&cluster, &plan, &[], None).trace.outcome, Outcome::Ok);
+    let error = refused(&cluster, &plan, &[slow]);
+    assert!(matches!(error, SimError::EventsWithoutRing { .. }), "{error:?}");
 }
 
 #[test]
@@ -298,7 +283,7 @@ fn returning_device_rejoins_between_tokens() {
     let run = during(&cluster, &plan, &[leaves.clone(), back(Return::BetweenTokens)], Some(&Evenly));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 2));
     assert_eq!(run.plans[1].devices.len(), 3);
-    let outputs = run.trace.records.iter().filter(|record| record.kind == Kind::Output).count();
+    let outputs = count(&run.trace, Kind::Output);
     assert_eq!(outputs, 20);
     assert!(run.trace.run_events[0].end.is_some(), "it is back");
     let run = during(&cluster, &plan, &[leaves.clone(), back(Return::NextRequest)], Some(&Evenly));
@@ -329,8 +314,8 @@ fn spare_device_joins_after_a_loss() {
 #[test]
 fn memory_pressure_by_residency() {
     // Room for all of the second half and 1 GiB less from the fourth token on: 0.75 of it, roughly.
-    let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
-    let share: Bytes = (16..32).map(|layer| model.layer_bytes(layer)).sum();
+    let model = llama_8b();
+    let share = layers(&model, 16..32);
     let taken = Bytes(share.0 / 4);
     // Without a helper, which would take pages that have arrived from the reader: then some are read twice.
     let managed = ResidencyOptions::of(Residency::Managed);
@@ -342,14 +327,9 @@ fn memory_pressure_by_residency() {
         let memory = Some(Taken { taken: taken + Bytes::mib(64), over: None });
         let trace = during(&cluster, &plan, &[Event { memory, ..on("d1", 4) }], None).trace;
         assert_eq!(trace.outcome, Outcome::Ok);
-        let read = |from: u32, to: u32| {
-            let at = |pass| {
-                let mut own =
-                    trace.readings.iter().filter(|it| (it.device, it.counter) == (1, Counter::BytesRead));
-                own.find(|it| it.pass == pass).expect("counted").value
-            };
-            (at(to) - at(from)) as f64 / f64::from(to - from) / share.as_f64()
-        };
+        let total = readings(&trace, 1, Counter::BytesRead);
+        let read =
+            |from: usize, to: usize| (total[to] - total[from]) as f64 / (to - from) as f64 / share.as_f64();
         assert!(read(1, 3) < 0.01, "{policy:?} before: {}", read(1, 3));
         assert!(
             expected.contains(&read(10, 15)),
@@ -377,8 +357,8 @@ fn run_ends_out_of_memory() {
 
 #[test]
 fn swapping_frees_memory_at_its_rate() {
-    let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
-    let share: Bytes = (16..32).map(|layer| model.layer_bytes(layer)).sum();
+    let model = llama_8b();
+    let share = layers(&model, 16..32);
     let plan = plan(&model, &[16, 16], OS);
     // A quarter of the share and 96 MiB beside it are other programs' until they are swapped out, at 4:1.
     let can_swap = Bytes(share.0 / 3);
@@ -390,12 +370,7 @@ fn swapping_frees_memory_at_its_rate() {
     let event = Event { at: Some(Seconds(0.0)), device: Some("d1".into()), swap, ..Event::default() };
     let trace = during(&cluster, &plan, std::slice::from_ref(&event), None).trace;
     assert_eq!(trace.outcome, Outcome::Ok);
-    let read: Vec<u64> = trace
-        .readings
-        .iter()
-        .filter(|it| (it.device, it.counter) == (1, Counter::BytesRead))
-        .map(|it| it.value)
-        .collect();
+    let read = readings(&trace, 1, Counter::BytesRead);
     let each: Vec<f64> = read.windows(2).map(|pair| (pair[1] - pair[0]) as f64 / share.as_f64()).collect();
     assert!(each[1] > 0.98, "it does not fit yet: {each:?}");
     assert!(each[22] < 0.01, "it fits: {each:?}");
@@ -406,10 +381,7 @@ fn swapping_frees_memory_at_its_rate() {
         trace.readings.iter().find(|it| it.device == 1 && it.pass as usize == quiet).expect("counted").at;
     assert!(at as f64 * 1e-9 > seconds * 0.8, "quiet from {at} ns on, and swapping takes {seconds} s");
     cluster.members[1].device.memory.can_swap = None;
-    let options = Options::default();
-    let input = Input { cluster: &cluster, plan: &plan, options: &options };
-    let refused = simulate_in(&input, &Disturbances { events: &[event], replanner: None });
-    assert!(matches!(refused, Err(SimError::NoSwap { .. })));
+    assert!(matches!(refused(&cluster, &plan, &[event]), SimError::NoSwap { .. }));
 }
 
 #[test]

@@ -4,51 +4,22 @@
 //! the terms of a token sum to its time; and the same seed gives the same bytes.
 
 use hearth_core::cluster::Cluster;
-use hearth_core::memory::draft;
 use hearth_core::metrics;
-use hearth_core::recovery::NoPlan;
-use hearth_core::recovery::Replanner;
+use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_profiles::{Bytes, Fraction, Seconds};
-use hearth_profiles::{Sourced, model};
-use hearth_schema::events::Event;
-use hearth_schema::events::Load;
-use hearth_schema::events::Return;
-use hearth_schema::events::Taken;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::Role;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::events::{Event, Load, Return, Taken};
+use hearth_schema::plan::{Plan, Role};
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
-use hearth_schema::scenario::ModelRef;
-use hearth_schema::scenario::Speculation;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Trace;
+use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
 use hearth_sim::{Disturbances, Input, Options, simulate_in};
 use proptest::prelude::*;
 
-use crate::small_rings::{cluster, on_air, plan};
+use crate::small_rings::{cluster, count, memories, planned, readings, use_wifi, with_drafts};
 
-/// Layers in turn, two by two; with no worker left the head takes all.
+/// Gives every device windows of two layers; with no worker left the head takes all.
 #[derive(Debug)]
 struct TwoByTwo(ResidencyOptions);
-
-/// The plan of these windows for the cluster's workload.
-fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
-    let sequences = cluster.workload.sequences;
-    Plan { sequences, draft: draft::planned(cluster), ..plan(&cluster.model, windows, residency) }
-}
-
-/// A small model that drafts so many tokens, of which half are accepted.
-fn with_drafts(cluster: &mut Cluster, tokens: u32) {
-    let draft = ModelRef { profile: Some("120m".into()), file: None };
-    let acceptance = Sourced::new(Fraction(0.5), "assumed: a test");
-    cluster.workload.speculation = Some(Speculation { draft, tokens, acceptance, processor: None });
-    let mut draft = model::shipped("120m").expect("shipped");
-    draft.shape.vocabulary = cluster.model.shape.vocabulary;
-    cluster.draft = Some(draft);
-}
 
 impl Replanner for TwoByTwo {
     fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
@@ -91,14 +62,14 @@ fn event() -> impl Strategy<Value = Event> {
     })
 }
 
-/// What a fault of these disks reads around it.
+/// Bytes that a fault reads around it.
 const WINDOW: u64 = 64 << 20;
 /// The page cache's unit.
 const CHUNK: u64 = 2 << 20;
 
-/// The laws that hold whatever has happened.
+/// Checks the invariants of any run.
 fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
-    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count() as u64;
+    let outputs = count(trace, Kind::Output) as u64;
     let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
     if trace.outcome == Outcome::Ok {
         prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token comes out once");
@@ -117,8 +88,7 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         prop_assert!(run_event.end.is_none_or(|end| run_event.start <= end), "{:?}", run_event);
     }
     for device in 0..trace.header.devices.len() as u16 {
-        let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, Counter::BytesRead));
-        let read: Vec<u64> = own.map(|it| it.value).collect();
+        let read = readings(trace, device, Counter::BytesRead);
         prop_assert!(read.is_sorted(), "device {device}: what has been read stays read");
         let own = || trace.records.iter().filter(move |record| record.device == device);
         let last = read.last().copied().unwrap_or(0);
@@ -160,16 +130,15 @@ proptest! {
         replans: bool,
         warm: bool,
         generate in 1u32..8,
-        (sequences, micro_batch, drafts, air) in (1u32..4, 1u32..6, 0u32..4, any::<bool>()),
+        (sequences, micro_batch, drafts, wifi) in (1u32..4, 1u32..6, 0u32..4, any::<bool>()),
     ) {
-        let memories: Vec<Bytes> = memory_mib.iter().map(|&mib| Bytes::mib(mib)).collect();
-        let mut cluster = cluster("1b", &memories, generate);
+        let mut cluster = cluster("1b", &memories(&memory_mib, 3), generate);
         (cluster.workload.sequences, cluster.workload.micro_batch) = (sequences, micro_batch);
-        if air {
-            on_air(&mut cluster, "", "");
+        if wifi {
+            use_wifi(&mut cluster, "", "");
         }
         if drafts > 0 {
-            with_drafts(&mut cluster, drafts);
+            cluster = with_drafts(cluster, drafts, 0.5);
         }
         let residency = ResidencyOptions::of(policy);
         let mut plan = planned(&cluster, &windows, residency);

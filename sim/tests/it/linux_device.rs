@@ -9,12 +9,10 @@ use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, simulate};
+use hearth_schema::trace::{Counter, Kind, Trace};
+use hearth_sim::Options;
 
-use crate::small_rings::{cluster, plan};
+use crate::small_rings::{cluster, plan, simulate_with};
 
 /// The model file of the measurements.
 pub const FILE: u64 = 675_681_184;
@@ -58,9 +56,7 @@ impl Run {
             rows_read_around: true,
             ..Options::default()
         };
-        let trace =
-            simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("it can be run");
-        tokens(&trace, plan.devices.len())[SETTLING..].to_vec()
+        tokens(&simulate_with(&cluster, &plan, &options), plan.devices.len())[SETTLING..].to_vec()
     }
 
     fn input(&self, seed: u64) -> (Cluster, Plan) {

@@ -5,9 +5,9 @@
 use std::collections::VecDeque;
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_sim::device::storage::{Storage, Touch, WAKE};
+use hearth_sim::device::storage::{Storage, Touch, WAKE_LATENCY};
 use hearth_sim::engine::{Engine, Nanos, Timer};
-use hearth_sim::page_cache::{Chunk, Fetch, Policy, TwoList};
+use hearth_sim::page_cache::{Chunk, Fetch, TwoList};
 use hearth_sim::resource::{DiskSpeed, Flow};
 
 const CHUNK: Bytes = Bytes(128 << 10);
@@ -98,7 +98,7 @@ impl ReaderSim {
             throttle: Some(BytesPerSecond(f64::from(setup.disk_mbps) * 1e6)),
             latency: Seconds(0.0002),
         };
-        let cache = Policy::TwoList(Box::new(TwoList::new(share, capacity)));
+        let cache = Box::new(TwoList::new(share, capacity));
         let mut engine = Engine::new();
         let disk_timer = engine.timer();
         Self {
@@ -155,8 +155,8 @@ impl ReaderSim {
     }
 
     /// What the kernel has just done for a thread, at least the microsecond of a call.
-    fn toil(&mut self) -> Nanos {
-        self.storage.toil().to_nanos().max(1000)
+    fn kernel_time(&mut self) -> Nanos {
+        self.storage.take_kernel_time().to_nanos().max(1000)
     }
 
     fn begin_window(&mut self) {
@@ -182,19 +182,19 @@ impl ReaderSim {
     }
 
     fn touched(&mut self, reader: usize, touch: Touch) {
-        let (now, toil) = (self.engine.now(), self.toil());
+        let (now, kernel_time) = (self.engine.now(), self.kernel_time());
         match touch {
             Touch::Ready => {
-                let begins = (now + toil).max(self.readers[reader].free_at);
+                let begins = (now + kernel_time).max(self.readers[reader].free_at);
                 self.readers[reader].free_at = 0;
                 self.engine.at(begins + SUM_CHUNK, Event::Summed(reader));
             }
-            Touch::Waits => {
+            Touch::Pending => {
                 self.readers[reader].waits = true;
                 // The kernel's work for this fault is done while the disk reads.
-                self.readers[reader].free_at = now + toil;
+                self.readers[reader].free_at = now + kernel_time;
             }
-            Touch::NoRoom => self.engine.after(toil, Event::ReaderRetries(reader)),
+            Touch::NoRoom => self.engine.after(kernel_time, Event::ReaderRetries(reader)),
         }
     }
 
@@ -207,7 +207,7 @@ impl ReaderSim {
                 }
             }
         }
-        let released = self.toil();
+        let released = self.kernel_time();
         self.round = (self.round + 1) % self.setup.rounds;
         if self.setup.prefetch != Prefetch::None {
             if self.asked.is_empty() {
@@ -237,17 +237,17 @@ impl ReaderSim {
             // `MADV_POPULATE_READ` touches as a reader does and computes nothing.
             match self.storage.touch(now, chunk, Flow::Prefetch) {
                 Touch::Ready => self.helped(),
-                Touch::Waits => self.helper_waits = Some(chunk),
+                Touch::Pending => self.helper_waits = Some(chunk),
                 Touch::NoRoom => {
-                    let toil = self.toil();
-                    self.engine.after(toil, Event::Helper);
+                    let kernel_time = self.kernel_time();
+                    self.engine.after(kernel_time, Event::Helper);
                 }
             }
             return;
         }
         if self.storage.prefetch(now, chunk) == Fetch::Again {
-            let toil = self.toil();
-            self.engine.after(toil, Event::Helper);
+            let kernel_time = self.kernel_time();
+            self.engine.after(kernel_time, Event::Helper);
             return;
         }
         // Otherwise it is done with: a request that finds no room is dropped.
@@ -260,8 +260,8 @@ impl ReaderSim {
 
     fn helped(&mut self) {
         self.asked[0].0 += 1;
-        let toil = self.toil();
-        self.engine.after(toil, Event::Helper);
+        let kernel_time = self.kernel_time();
+        self.engine.after(kernel_time, Event::Helper);
     }
 
     fn arrivals(&mut self) {
@@ -269,7 +269,7 @@ impl ReaderSim {
             for (place, reader) in self.readers.iter_mut().enumerate() {
                 if reader.waits && chunk == reader.at {
                     reader.waits = false;
-                    self.engine.after(WAKE, Event::Wakes(place));
+                    self.engine.after(WAKE_LATENCY, Event::Wakes(place));
                 }
             }
             if self.helper_waits == Some(chunk) {

@@ -9,8 +9,7 @@
 use std::ops::RangeInclusive;
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::linux_device::{HELD, PEER_HELD, Run};
 use crate::linux_reader::{BASE, Prefetch, Setup, windowed};

@@ -2,53 +2,35 @@
 //!
 //! Small rings of invented devices, as in `ring`; a Wi-Fi channel replaces the links.
 
-use hearth_core::cluster::Cluster;
-use hearth_core::cluster::Connection;
+use hearth_core::cluster::{Cluster, Connection};
 use hearth_core::metrics;
 use hearth_profiles::Bytes;
-use hearth_profiles::link::wifi::Wifi;
-use hearth_schema::plan::Plan;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, simulate};
+use hearth_schema::trace::{Kind, Record, Trace};
 use proptest::prelude::*;
 
-use crate::small_rings::{PLENTY, cluster, on_air, plan};
+use crate::small_rings::{OS, PLENTY, assert_terms, cluster, plan, set_prompt, use_wifi, warm, written};
 
-/// A ring of stations, warm, in windows.
+/// A ring of stations.
 fn ring(devices: usize, generate: u32, channel: &str, tcp: &str) -> Cluster {
     let mut cluster = cluster("llama-8b", &vec![PLENTY; devices], generate);
-    on_air(&mut cluster, channel, tcp);
+    use_wifi(&mut cluster, channel, tcp);
     cluster
 }
 
 /// No window closes and nothing is lost.
 const QUIET: &str = "idle_restart: false, loss: {value: 0 %, source: t}";
 
-fn windows(cluster: &Cluster, windows: &[u32]) -> Plan {
-    let residency = ResidencyOptions { prefetch: false, ..ResidencyOptions::of(Residency::Os) };
-    plan(&cluster.model, windows, residency)
+fn run(cluster: &Cluster, windows: &[u32]) -> Trace {
+    warm(cluster, &plan(&cluster.model, windows, OS))
 }
 
-fn run(cluster: &Cluster, plan: &Plan) -> Trace {
-    let options = Options { warm: true, ..Options::default() };
-    simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run")
-}
-
-fn air(cluster: &Cluster) -> &Wifi {
-    cluster.links.wifi().expect("air")
-}
-
-/// What one activation takes over the air on average, in milliseconds.
+/// Mean milliseconds of one activation over Wi-Fi.
 fn hop(cluster: &Cluster, fresh: bool) -> f64 {
     match cluster.links.connection("d0", "d1") {
-        Some(Connection::Wireless(way)) => {
-            way.mean(cluster.model.shape.activation_bytes(), fresh).as_millis()
+        Some(Connection::Wireless(path)) => {
+            path.mean(cluster.model.shape.activation_bytes(), fresh).as_millis()
         }
-        other => panic!("{other:?} is not the air"),
+        other => panic!("{other:?} is not Wi-Fi"),
     }
 }
 
@@ -64,14 +46,14 @@ fn network_term_equals_mean_message_time() {
         ("", [16, 8, 8], 3.0, true, 0.12),
     ] {
         let cluster = ring(3, 400, "", tcp);
-        let metrics = metrics::compute(&run(&cluster, &windows(&cluster, &shares)));
+        let metrics = metrics::compute(&run(&cluster, &shares));
         let expected = hops * hop(&cluster, fresh);
         let found = metrics.terms_ms.network;
-        println!("tcp {{{tcp}}}, {shares:?}: {found:.2} ms a token in the air, {expected:.2} by the formula");
+        println!(
+            "tcp {{{tcp}}}, {shares:?}: {found:.2} ms a token on the network, {expected:.2} by the formula"
+        );
         assert!((found / expected - 1.0).abs() < within, "{found} ms and not {expected}");
-        let tpot = metrics.tpot_ms.expect("tokens");
-        assert!((metrics.terms_ms.sum() / tpot.mean - 1.0).abs() < 1e-9);
-        assert!(metrics.terms_ms.bubble.abs() < 1e-6 * tpot.mean, "{:?}", metrics.terms_ms);
+        assert_terms(&metrics);
     }
 }
 
@@ -81,7 +63,7 @@ fn network_term_equals_mean_message_time() {
 fn each_stall_delays_a_ring_once() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
         let cluster = ring(3, 400, channel, QUIET);
-        let trace = run(&cluster, &windows(&cluster, &[4, 2, 2]));
+        let trace = run(&cluster, &[4, 2, 2]);
         (metrics::compute(&trace).terms_ms.network, 12.0 * hop(&cluster, true))
     });
     let (found, alone) = (awdl.0 - clean.0, awdl.1 - clean.1);
@@ -93,14 +75,14 @@ fn each_stall_delays_a_ring_once() {
 fn stalls_raise_tail_latency() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
         let cluster = ring(2, 300, channel, QUIET);
-        metrics::compute(&run(&cluster, &windows(&cluster, &[16, 16]))).tpot_ms.expect("tokens")
+        metrics::compute(&run(&cluster, &[16, 16])).tpot_ms.expect("tokens")
     });
     assert!(awdl.p50 - clean.p50 < 1.0, "{clean:?}, {awdl:?}");
     // Some twenty stalls fall into the run, and a token of 0.47 s is on its way for some 15 ms of it.
     assert!(awdl.mean - clean.mean > 0.4 && awdl.mean - clean.mean < 5.0, "{clean:?}, {awdl:?}");
 }
 
-/// The messages of a trace: when handed over, when they had left, when they were there.
+/// The messages of a trace: the records of sending and receiving.
 fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
     let of = |kind: Kind| trace.records.iter().filter(move |record| record.kind == kind);
     let arrival = |sent: &Record| {
@@ -124,22 +106,16 @@ proptest! {
     ) {
         let mut cluster = ring(devices, 3, if stalls { ", stalls: awdl" } else { "" }, "");
         cluster.seed = seed;
-        (cluster.context, cluster.workload.prompt) = (2048, prompt);
-        let mut plan = windows(&cluster, &vec![window; devices]);
-        plan.context = 2048;
-        let trace = run(&cluster, &plan);
-        let rate = air(&cluster).channels[0].bandwidth.value;
+        let mut plan = plan(&cluster.model, &vec![window; devices], OS);
+        set_prompt(&mut cluster, &mut plan, 2048, prompt);
+        let trace = warm(&cluster, &plan);
+        let rate = cluster.links.wifi().expect("Wi-Fi").channels[0].bandwidth.value;
         for (sent, there) in messages(&trace) {
             // Up and down, each with its overhead.
-            let least = (Bytes(sent.bytes) / rate).to_nanos() * 2 + 400_000;
-            prop_assert!(sent.duration() >= least, "{:?}", sent);
+            let min = (Bytes(sent.bytes) / rate).to_nanos() * 2 + 400_000;
+            prop_assert!(sent.duration() >= min, "{:?}", sent);
             prop_assert!(there.end >= sent.end, "{:?} {:?}", sent, there);
         }
-        let write = |trace: &Trace| {
-            let mut text = Vec::new();
-            trace.write(&mut text).expect("memory");
-            text
-        };
-        prop_assert_eq!(write(&trace), write(&run(&cluster, &plan)));
+        prop_assert_eq!(written(&trace), written(&warm(&cluster, &plan)));
     }
 }

@@ -5,29 +5,25 @@
 
 use hearth_core::metrics;
 use hearth_profiles::device::{Device, Os, PageCachePolicy, Reclaim};
-use hearth_profiles::model::shipped;
-use hearth_profiles::{Bytes, Document, Fraction, Seconds, Sourced};
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, simulate};
+use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
+use hearth_schema::trace::{Outcome, Trace};
 
-use crate::small_rings::{PLENTY, cluster, plan, run};
+use crate::small_rings::{OS, PLENTY, add_gpu, cluster, cold, llama_8b, plan, run};
 
-const POLICIES: [(PageCachePolicy, &str); 7] = [
-    (PageCachePolicy::PaperLinear, "paper-linear"),
-    (PageCachePolicy::TwoList, "two-list"),
-    (PageCachePolicy::MgLru, "mglru"),
-    (PageCachePolicy::Random, "random"),
-    (PageCachePolicy::Macos, "macos"),
-    (PageCachePolicy::MacosMetal, "macos-metal"),
-    (PageCachePolicy::Android, "android"),
+const POLICIES: [PageCachePolicy; 7] = [
+    PageCachePolicy::PaperLinear,
+    PageCachePolicy::TwoList,
+    PageCachePolicy::MgLru,
+    PageCachePolicy::Random,
+    PageCachePolicy::Macos,
+    PageCachePolicy::MacosMetal,
+    PageCachePolicy::Android,
 ];
 
 /// The 8B shape on one device with page cache for a part of it; the profile may be changed before it runs.
 fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (Trace, f64) {
-    let model = shipped("llama-8b").expect("shipped");
-    let plan = plan(&model, &[32], ResidencyOptions::default().without_prefetch());
+    let model = llama_8b();
+    let plan = plan(&model, &[32], OS);
     let share = model.layers_bytes() + model.output_bytes();
     let kv = model.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * 32;
     let room = (share.as_f64() * part) as u64;
@@ -37,9 +33,7 @@ fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (
     // The file floor of macOS is 0.15 of this.
     memory.total.value = Bytes(8 << 30);
     change(&mut cluster.members[0].device);
-    let options = Options::default();
-    let trace =
-        simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("it can be run");
+    let trace = cold(&cluster, &plan);
     let read = metrics::compute(&trace).devices.first().map_or(0.0, |device| device.bytes_read_per_token);
     (trace, read / share.as_f64())
 }
@@ -47,25 +41,25 @@ fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (
 #[test]
 fn bytes_read_per_token_by_policy() {
     let read = |part, policy| traced(part, policy, |_| ()).1;
-    for (policy, name) in POLICIES {
+    for policy in POLICIES {
         // Nothing is read again but an embedding row and what lies around it: some MiB of five GB.
-        assert!(read(1.02, policy) < 0.01, "{name}: {}", read(1.02, policy));
+        assert!(read(1.02, policy) < 0.01, "{policy:?}: {}", read(1.02, policy));
         let short = read(0.75, policy);
         match policy {
-            PageCachePolicy::PaperLinear => assert!((0.24..0.27).contains(&short), "{name}: {short}"),
+            PageCachePolicy::PaperLinear => assert!((0.24..0.27).contains(&short), "{policy:?}: {short}"),
             // Of m reads a token, a chunk survives m evictions: m = 1 - exp(-m / 0.75) has the solution 0.45.
-            PageCachePolicy::Random => assert!((0.38..0.52).contains(&short), "{name}: {short}"),
-            _ => assert!((0.98..1.03).contains(&short), "{name}: {short}"),
+            PageCachePolicy::Random => assert!((0.38..0.52).contains(&short), "{policy:?}: {short}"),
+            _ => assert!((0.98..1.03).contains(&short), "{policy:?}: {short}"),
         }
     }
 }
 
 #[test]
 fn unvalidated_policies_are_marked() {
-    for (policy, name) in POLICIES {
+    for policy in POLICIES {
         let (trace, _) = traced(1.02, policy, |_| ());
         let unvalidated = trace.header.devices[0].unvalidated.is_some();
-        assert_eq!(unvalidated, policy != PageCachePolicy::TwoList, "{name}");
+        assert_eq!(unvalidated, policy != PageCachePolicy::TwoList, "{policy:?}");
     }
     let (trace, _) = traced(1.02, PageCachePolicy::TwoList, |device| device.os = Os::Android);
     assert!(trace.header.devices[0].unvalidated.is_some());
@@ -79,10 +73,10 @@ fn low_memory_killer_ends_the_run() {
                 Some(Reclaim { kill_below: Some(Sourced::new(Bytes(below), "test")), ..Reclaim::default() });
         }
     };
-    let room = (shipped("llama-8b").expect("shipped").layers_bytes().as_f64() * 0.5) as u64;
+    let room = (llama_8b().layers_bytes().as_f64() * 0.5) as u64;
     assert_eq!(traced(0.5, PageCachePolicy::Android, kill(room / 2)).0.outcome, Outcome::Ok);
     assert_eq!(traced(0.5, PageCachePolicy::Android, kill(room * 2)).0.outcome, Outcome::Killed);
-    // Without pressure nobody looks.
+    // Without pressure nothing is killed.
     assert_eq!(traced(1.02, PageCachePolicy::Android, kill(room * 9)).0.outcome, Outcome::Ok);
 }
 
@@ -104,21 +98,13 @@ fn android_compression_frees_memory() {
 /// A worker waits for its neighbour: weights that Metal has wired are taken back after a second, unless kept.
 #[test]
 fn metal_unwires_idle_weights() {
-    let model = shipped("llama-8b").expect("shipped");
-    let plan = plan(&model, &[16, 16], ResidencyOptions::default().without_prefetch());
+    let model = llama_8b();
+    let plan = plan(&model, &[16, 16], OS);
     let read = |unwire_after: f64, keep_alive| {
         let mut cluster = cluster(&model.name, &[PLENTY, Bytes(1 << 30)], 4);
         let metal = &mut cluster.members[1].device;
         metal.memory.page_cache = PageCachePolicy::MacosMetal;
-        let gpu = "kind: metal\nname: test\nunified_memory: true\nmatvec: {}\n\
-                   read_bandwidth: {value: 10 GB/s, source: test}\nmemory_available: {value: 8 GiB, source: test}\n\
-                   kv_copy: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}\n\
-                   upload: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}\n\
-                   download: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}\n\
-                   compute_buffer: {value: 0 B, source: test}";
-        let indented = gpu.replace('\n', "\n  ");
-        let yaml = format!("{}\ngpu:\n  {indented}\n", metal.to_yaml().trim_end());
-        *metal = Device::from_yaml(&yaml).expect("a valid device");
+        add_gpu(metal, "metal", "10 GB/s", None);
         metal.memory.reclaim = Some(Reclaim {
             unwire_after: Some(Sourced::new(Seconds(unwire_after), "test")),
             keep_alive,

@@ -6,24 +6,21 @@
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
 use hearth_core::residency::kept_bytes;
-use hearth_core::schedule::ModelPart;
-use hearth_core::schedule::visits;
+use hearth_core::schedule::{ModelPart, visits};
 use hearth_profiles::device::PageCachePolicy;
-use hearth_profiles::model::{ModelProfile, shipped};
+use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::plan::Role;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Reading;
-use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, simulate};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::trace::{Counter, Kind, Outcome};
+use hearth_sim::Options;
 use proptest::prelude::*;
 
-use crate::small_rings::{PLENTY, cluster, plan, run};
+use crate::small_rings::{
+    OS, PLENTY, cluster, cold, count, layers, llama_8b, memories, plan, readings, run, set_prompt, tpot,
+    written,
+};
 
 const MANAGED: ResidencyOptions = ResidencyOptions::of(Residency::Managed);
 
@@ -36,7 +33,7 @@ const MEMORY: f64 = 10e9;
 fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let bytes = |part| match part {
         ModelPart::Output => model.output_bytes(),
-        ModelPart::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
+        ModelPart::Layers(part) => layers(model, part),
     };
     visits(plan, place).into_iter().flatten().map(bytes).sum()
 }
@@ -62,17 +59,15 @@ fn with_little_on_the_last(plan: &Plan, model: &ModelProfile, part: f64) -> (Clu
     (cluster(&model.name, &memories, 6), room)
 }
 
-fn traced(cluster: &Cluster, plan: &Plan) -> Trace {
-    simulate(&Input { cluster, plan, options: &Options::default() }).expect("a plan that can be run")
-}
-
-fn tpot(cluster: &Cluster, plan: &Plan) -> f64 {
-    run(cluster, plan).tpot_ms.expect("tokens after the first").mean
+/// Bytes read per token by the last device, as a part of its share.
+fn share_read(plan: &Plan, model: &ModelProfile, part: f64) -> f64 {
+    let (cluster, _) = with_little_on_the_last(plan, model, part);
+    run(&cluster, plan).devices[1].bytes_read_per_token / share(plan, 1, model).as_f64()
 }
 
 #[test]
 fn reads_are_the_bytes_not_kept() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     for windows in [[16, 16], [8, 8], [4, 4]] {
         for part in [0.9, 0.75, 0.5, 0.35] {
             let plan = plan(&model, &windows, MANAGED);
@@ -95,13 +90,13 @@ fn reads_are_the_bytes_not_kept() {
 /// computing.
 #[test]
 fn visit_time_follows_the_closed_form() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     for (windows, rounds) in [([16, 8, 8], 1.0), ([8, 4, 4], 2.0), ([4, 2, 2], 4.0)] {
         for (part, buffer) in [(0.9, 8), (0.75, 8), (0.5, 8), (0.35, 8), (0.75, 64), (0.5, 160)] {
             let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer)), ..MANAGED };
             let plan = plan(&model, &windows, options);
             let (cluster, room) = with_little_on_the_last(&plan, &model, part);
-            let quiet = tpot(&self::cluster(&model.name, &[PLENTY; 3], 6), &plan) / 1e3;
+            let quiet = tpot(&run(&self::cluster(&model.name, &[PLENTY; 3], 6), &plan)) / 1e3;
             let stage = share(&plan, 2, &model).as_f64() / MEMORY;
             let read = share(&plan, 2, &model).as_f64() - kept(&plan, &model, room);
             let buffer = options.buffer().as_f64();
@@ -109,7 +104,7 @@ fn visit_time_follows_the_closed_form() {
             let filled = buffer.min((quiet - stage) / rounds * DISK).min(read / rounds);
             let visit = (stage / rounds).max((read / rounds - filled) / DISK);
             let expected = quiet - stage + rounds * visit;
-            let found = tpot(&cluster, &plan) / 1e3;
+            let found = tpot(&run(&cluster, &plan)) / 1e3;
             let place = format!("k={rounds}, {part} of the share, a buffer of {buffer} bytes");
             assert!((found / expected - 1.0).abs() < 0.02, "{place}: {found} s, expected {expected}");
             // The planner's sum.
@@ -126,14 +121,14 @@ fn visit_time_follows_the_closed_form() {
 
 #[test]
 fn single_device_overlaps_reading_and_computing() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let plan = plan(&model, &[32], MANAGED);
     for part in [0.97, 0.9, 0.75, 0.5, 0.35] {
         let (cluster, room) = with_little_on_the_last(&plan, &model, part);
         let computing = share(&plan, 0, &model).as_f64() / MEMORY;
         let reading = (share(&plan, 0, &model).as_f64() - kept(&plan, &model, room)) / DISK;
         let metrics = run(&cluster, &plan);
-        let found = metrics.tpot_ms.expect("tokens").mean / 1e3;
+        let found = tpot(&metrics) / 1e3;
         assert!((found / computing.max(reading) - 1.0).abs() < 0.02, "{part}: {found} s for {reading} s");
         // What it does not wait for is hidden: all of it when computing takes longer. What is read for the token
         // after the last, one of five, is cut off.
@@ -146,13 +141,12 @@ fn single_device_overlaps_reading_and_computing() {
 
 #[test]
 fn os_residency_reads_the_whole_share() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let read = |options| {
         let plan = plan(&model, &[16, 16], options);
-        let (cluster, _) = with_little_on_the_last(&plan, &model, 0.75);
-        run(&cluster, &plan).devices[1].bytes_read_per_token / share(&plan, 1, &model).as_f64()
+        share_read(&plan, &model, 0.75)
     };
-    let system = read(ResidencyOptions::default().without_prefetch());
+    let system = read(OS);
     assert!((0.98..1.02).contains(&system), "{system} of the share");
     let managed = read(MANAGED);
     assert!((0.25..0.27).contains(&managed), "{managed} of the share");
@@ -160,22 +154,21 @@ fn os_residency_reads_the_whole_share() {
 
 #[test]
 fn policies_agree_with_enough_memory() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 6);
     let metrics = |options| run(&cluster, &plan(&model, &[8, 8], options));
     let (managed, system) = (metrics(MANAGED), metrics(ResidencyOptions::default()));
     assert_eq!(managed.devices[1].bytes_read_per_token, 0.0);
-    let time = |metrics: &metrics::Metrics| metrics.tpot_ms.expect("tokens").mean;
     // The system reads a chunk around each new embedding row; the device that manages, a page.
     let rows = 2.0 * Options::default().chunk.as_f64() / DISK * 1e3;
-    let difference = time(&system) - time(&managed);
+    let difference = tpot(&system) - tpot(&managed);
     assert!((0.0..2.0 * rows).contains(&difference), "{difference} ms");
 }
 
 /// Windows are given up behind the computation: what the next one needs is not evicted by what it evicts.
 #[test]
 fn windowed_residency_avoids_thrashing() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let read = |policy, release| {
         let plan = plan(&model, &[8, 8], ResidencyOptions { release, ..ResidencyOptions::of(policy) });
         // The head computes for longer than the other device needs to read its share.
@@ -183,7 +176,7 @@ fn windowed_residency_avoids_thrashing() {
         cluster.members[0].device.cpu.read_bandwidth.value = BytesPerSecond(MEMORY / 10.0);
         let metrics = run(&cluster, &plan);
         let share = metrics.devices[1].bytes_read_per_token / share(&plan, 1, &model).as_f64();
-        (share, metrics.tpot_ms.expect("tokens").mean)
+        (share, tpot(&metrics))
     };
     for policy in [Residency::Os, Residency::Windowed] {
         let (kept, given_up) = (read(policy, false), read(policy, true));
@@ -198,7 +191,7 @@ fn windowed_residency_avoids_thrashing() {
 
 #[test]
 fn small_buffers_stream_too() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let options = ResidencyOptions { stream_buffer: Some(Bytes(512 << 10)), ..MANAGED };
     let plan = plan(&model, &[8, 8], options);
     let (cluster, room) = with_little_on_the_last(&plan, &model, 0.75);
@@ -210,44 +203,34 @@ fn small_buffers_stream_too() {
 
 #[test]
 fn stream_buffer_shrinks_to_fit_memory() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(256)), ..MANAGED };
     let plan = plan(&model, &[8, 8], options);
-    let (cluster, _) = with_little_on_the_last(&plan, &model, 0.05);
-    let read = run(&cluster, &plan).devices[1].bytes_read_per_token / share(&plan, 1, &model).as_f64();
+    let read = share_read(&plan, &model, 0.05);
     assert!((0.9..1.0).contains(&read), "{read} of the share");
 }
 
 #[test]
 fn two_runs_give_the_same_bytes() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let plan = plan(&model, &[3, 3, 2], MANAGED);
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30), Bytes(1 << 29)], 4);
-    let write = || {
-        let mut text = Vec::new();
-        traced(&cluster, &plan).write(&mut text).expect("memory");
-        text
-    };
-    assert_eq!(write(), write());
+    assert_eq!(written(&cold(&cluster, &plan)), written(&cold(&cluster, &plan)));
 }
 
 /// Several batches of a prompt are on the ring at once, so that what is announced is not always what is next.
 #[test]
 fn long_prompt_keeps_streaming() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     for windows in [vec![16, 16], vec![4, 4], vec![3, 2, 2]] {
         let mut plan = plan(&model, &windows, MANAGED);
         plan.context = 2048;
         let (mut cluster, room) = with_little_on_the_last(&plan, &model, 0.6);
-        cluster.context = 2048;
-        cluster.workload.prompt = 1100;
-        let trace = traced(&cluster, &plan);
-        let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
-        assert_eq!(outputs, cluster.workload.generate as usize);
+        set_prompt(&mut cluster, &mut plan, 2048, 1100);
+        let trace = cold(&cluster, &plan);
+        assert_eq!(count(&trace, Kind::Output), cluster.workload.generate as usize);
         let last = plan.devices.len() - 1;
-        let counted =
-            |reading: &&Reading| reading.device == last as u16 && reading.counter == Counter::BytesRead;
-        let read = trace.readings.iter().rfind(counted).map_or(0, |reading| reading.value) as f64;
+        let read = readings(&trace, last as u16, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
         // The kept set once; for each pass the rest, and at most a buffer for each window that was read in vain.
         let (kept, buffer) = (kept(&plan, &model, room), MANAGED.buffer().as_f64());
         let pass = share(&plan, last, &model).as_f64() - kept + buffer * f64::from(plan.rounds);
@@ -266,7 +249,7 @@ proptest! {
         more in 0.0f64..0.5,
         buffer_mib in 1u64..64,
     ) {
-        let model = shipped("llama-8b").expect("shipped");
+        let model = llama_8b();
         let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer_mib)), ..MANAGED };
         let plan = plan(&model, &windows, options);
         let read = |part| {
@@ -294,13 +277,11 @@ proptest! {
         generate in 2u32..5,
     ) {
         prop_assume!(windows.iter().sum::<u32>() > 0);
-        let memories: Vec<Bytes> = memory_mib.iter().take(windows.len()).map(|&mib| Bytes::mib(mib)).collect();
+        let memories = memories(&memory_mib, windows.len());
         let mut cluster = cluster("1b", &memories, generate);
         let mut plan = plan(&cluster.model, &windows, MANAGED);
         // A prompt of one batch or of several.
-        cluster.context = 2048;
-        cluster.workload.prompt = 1 + (prompt - 1) * 600;
-        plan.context = 2048;
+        set_prompt(&mut cluster, &mut plan, 2048, 1 + (prompt - 1) * 600);
         for (place, device) in plan.devices.iter_mut().enumerate() {
             let (buffer, kept) = (Some(Bytes(buffer_kib[place] << 10)), kept_mib[place].map(Bytes::mib));
             let own = ResidencyOptions { stream_buffer: buffer, kept, ..MANAGED };
@@ -315,11 +296,11 @@ proptest! {
             }
         }
         prop_assume!(plan.validate().is_ok());
-        let trace = traced(&cluster, &plan);
+        let trace = cold(&cluster, &plan);
         if trace.outcome == Outcome::Ok {
-            let of = |kind| trace.records.iter().filter(move |record| record.kind == kind);
-            prop_assert_eq!(of(Kind::Output).count() as u32, generate);
-            let layers: u32 = of(Kind::Compute).map(|record| record.layer_range().len() as u32).sum();
+            prop_assert_eq!(count(&trace, Kind::Output) as u32, generate);
+            let computed = trace.records.iter().filter(|record| record.kind == Kind::Compute);
+            let layers: u32 = computed.map(|record| record.layer_range().len() as u32).sum();
             prop_assert_eq!(layers, cluster.model.shape.layers.0 * trace.passes.len() as u32);
             let metrics = metrics::compute(&trace);
             for (place, device) in metrics.devices.iter().enumerate().filter(|(place, _)| managed[*place]) {

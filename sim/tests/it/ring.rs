@@ -3,29 +3,24 @@
 //! Small rings of invented devices on a shipped model. The invariants are determinism, no lost token, and terms that sum to
 //! the token's time.
 
-use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy;
-use hearth_profiles::model::{ModelProfile, shipped};
-use hearth_profiles::{Bytes, Device, Document};
-use hearth_schema::plan::Plan;
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Document};
 use hearth_schema::plan::Role;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::trace::{Kind, Outcome};
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 
-use crate::small_rings::{PLENTY, cluster, plan, run};
+use crate::small_rings::{
+    OS, PLENTY, add_gpu, cluster, cold, count, layers, llama_8b, memories, plan, run, set_prompt,
+    simulate_with, tpot, warm, written,
+};
 
 /// A policy, with or without reading ahead.
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
     ResidencyOptions { prefetch, ..ResidencyOptions::of(residency) }
-}
-
-fn tpot(cluster: &Cluster, plan: &Plan) -> f64 {
-    run(cluster, plan).tpot_ms.expect("tokens after the first").mean
 }
 
 /// Milliseconds to read the weights of a token once at 10 GB/s.
@@ -39,11 +34,9 @@ fn token_time_with_enough_memory() {
     // A hop is 4096 numbers of 4 bytes at 100 MB/s, 0.16 ms, and 4 ms of latency.
     let hop = 4.0 + 16384.0 / 100e6 * 1e3;
     for (windows, hops) in [(&[16, 16][..], 2.0), (&[8, 8], 4.0), (&[4, 4], 8.0)] {
-        let plan = plan(&cluster.model, windows, policy(Residency::Os, false));
+        let plan = plan(&cluster.model, windows, OS);
         let expected = reading(&cluster.model) + hops * hop;
-        let options = Options { warm: true, ..Options::default() };
-        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
-        let found = metrics::compute(&trace).tpot_ms.expect("tokens").mean;
+        let found = tpot(&metrics::compute(&warm(&cluster, &plan)));
         // Attention over a dozen positions and the page cache's own work are not in the sum.
         assert!((found / expected - 1.0).abs() < 0.005, "{windows:?}: {found} ms, expected {expected}");
     }
@@ -52,35 +45,32 @@ fn token_time_with_enough_memory() {
 #[test]
 fn linux_rereads_the_whole_share() {
     // The second device has 16 of 32 layers, and memory for 90 % of them.
-    let model = shipped("llama-8b").expect("shipped");
-    let share: Bytes = (16..32).map(|layer| model.layer_bytes(layer)).sum();
+    let model = llama_8b();
+    let share = layers(&model, 16..32);
     let memory = Bytes(share.0 * 9 / 10);
     let cluster = cluster("llama-8b", &[PLENTY, memory], 6);
-    let metrics = run(&cluster, &plan(&model, &[16, 16], policy(Residency::Os, false)));
+    let metrics = run(&cluster, &plan(&model, &[16, 16], OS));
     let read = metrics.devices[1].bytes_read_per_token / share.as_f64();
     assert!((0.99..1.02).contains(&read), "{read} of the share");
     // The disk (1 GB/s) hides behind nothing and the computing behind the disk: T0 + share / s less the overlap.
     let disk = share.as_f64() / 1e9 * 1e3;
-    let found = metrics.tpot_ms.expect("tokens").mean;
-    let quiet = tpot(
-        &self::cluster("llama-8b", &[PLENTY, PLENTY], 6),
-        &plan(&model, &[16, 16], policy(Residency::Os, false)),
-    );
+    let found = tpot(&metrics);
+    let quiet = tpot(&run(&self::cluster("llama-8b", &[PLENTY, PLENTY], 6), &plan(&model, &[16, 16], OS)));
     let computing = share.as_f64() / 10e9 * 1e3;
     assert!((quiet + disk - computing - 5.0..quiet + disk + 5.0).contains(&found), "{found} ms");
 }
 
 #[test]
 fn prefetch_helps_only_with_several_rounds() {
-    let model = shipped("llama-8b").expect("shipped");
-    let share: Bytes = (0..16).map(|layer| model.layer_bytes(layer)).sum();
+    let model = llama_8b();
+    let share = layers(&model, 0..16);
     // 60 % of its half: two windows of a quarter fit beside each other, one window of all does not.
     let memory = Bytes(share.0 * 6 / 10);
     let slow = cluster("llama-8b", &[PLENTY, memory], 8);
     let run = |windows: &[u32], prefetch| {
         let metrics = run(&slow, &plan(&model, windows, policy(Residency::Os, prefetch)));
         let read = metrics.devices[1].bytes_read_per_token / share.as_f64();
-        (metrics.tpot_ms.expect("tokens").mean, read)
+        (tpot(&metrics), read)
     };
     let (plain, conflict, ring) = (run(&[16, 16], false), run(&[16, 16], true), run(&[4, 4], true));
     assert!((0.99..1.02).contains(&plain.1), "{plain:?}");
@@ -92,10 +82,10 @@ fn prefetch_helps_only_with_several_rounds() {
 
 #[test]
 fn terms_sum_to_token_time() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 6);
     let metrics = run(&cluster, &plan(&model, &[5, 3], policy(Residency::Os, true)));
-    let tpot = metrics.tpot_ms.expect("tokens").mean;
+    let tpot = tpot(&metrics);
     assert!((metrics.terms_ms.sum() / tpot - 1.0).abs() < 1e-9);
     assert!(metrics.terms_ms.bubble.abs() < 0.01 * tpot, "{:?}", metrics.terms_ms);
     assert!(metrics.terms_ms.demand_disk > 0.0 && metrics.terms_ms.network > 0.0);
@@ -104,34 +94,24 @@ fn terms_sum_to_token_time() {
 
 #[test]
 fn two_runs_give_the_same_bytes() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30), Bytes(1 << 29)], 4);
     for residency in [Residency::Os, Residency::Windowed] {
         let plan = plan(&model, &[3, 3, 2], policy(residency, true));
-        let options = Options::default();
-        let write = || {
-            let mut text = Vec::new();
-            let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
-            trace.write(&mut text).expect("memory");
-            text
-        };
+        let write = || written(&cold(&cluster, &plan));
         assert_eq!(write(), write());
     }
 }
 
 #[test]
 fn prompt_batches_flow_through_the_ring() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let mut long = cluster("llama-8b", &[PLENTY, PLENTY], 3);
-    long.context = 2048;
-    long.workload.prompt = 1100;
-    let mut plan = plan(&model, &[16, 16], policy(Residency::Os, false));
-    plan.context = 2048;
-    let options = Options { warm: true, ..Options::default() };
-    let trace = simulate(&Input { cluster: &long, plan: &plan, options: &options }).expect("runs");
+    let mut plan = plan(&model, &[16, 16], OS);
+    set_prompt(&mut long, &mut plan, 2048, 1100);
+    let trace = warm(&long, &plan);
     assert_eq!(trace.passes.len(), 3 + 2);
-    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
-    assert_eq!(outputs, 3);
+    assert_eq!(count(&trace, Kind::Output), 3);
     // The second batch is on the head while the first is on the worker.
     let on = |device, pass| {
         let found = trace
@@ -146,35 +126,20 @@ fn prompt_batches_flow_through_the_ring() {
 #[test]
 fn unreclaimable_beyond_memory_is_out_of_memory() {
     let mut small = cluster("llama-8b", &[PLENTY, Bytes(1 << 20)], 3);
-    let plan = plan(&small.model, &[16, 16], policy(Residency::Os, false));
-    let options = Options::default();
-    let trace = simulate(&Input { cluster: &small, plan: &plan, options: &options }).expect("an outcome");
+    let plan = plan(&small.model, &[16, 16], OS);
+    let trace = cold(&small, &plan);
     assert_eq!(trace.outcome, Outcome::OutOfMemory);
     small.members.pop();
-    let missing = simulate(&Input { cluster: &small, plan: &plan, options: &options });
+    let missing = simulate(&Input { cluster: &small, plan: &plan, options: &Options::default() });
     assert!(matches!(missing, Err(SimError::UnknownDevice { place: 1, .. })));
 }
 
 #[test]
 fn gpu_layers_do_not_use_the_disk() {
-    let model = shipped("llama-8b").expect("shipped");
+    let model = llama_8b();
     let mut cluster = cluster("llama-8b", &[PLENTY], 4);
-    let gpu = "\
-gpu:
-  kind: cuda
-  name: test
-  unified_memory: false
-  matvec: {f32: {value: 1000 TFLOP/s, source: test}}
-  read_bandwidth: {value: 100 GB/s, source: test}
-  memory_available: {value: 8 GiB, source: test}
-  kv_copy: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}
-  upload: {latency: {value: 1 ms, source: test}, bandwidth: {value: 1 TB/s, source: test}}
-  download: {latency: {value: 2 ms, source: test}, bandwidth: {value: 1 TB/s, source: test}}
-  compute_buffer: {value: 0 B, source: test}
-";
-    let yaml = cluster.members[0].device.to_yaml() + gpu;
-    cluster.members[0].device = Device::from_yaml(&yaml).expect("a valid device");
-    let mut plan = plan(&model, &[16], policy(Residency::Os, false));
+    add_gpu(&mut cluster.members[0].device, "cuda", "100 GB/s", Some(["1 ms", "2 ms"]));
+    let mut plan = plan(&model, &[16], OS);
     plan.devices[0].gpu_layers = 16;
     let metrics = run(&cluster, &plan);
     let terms = metrics.terms_ms;
@@ -196,17 +161,16 @@ gpu:
 
 #[test]
 fn prefetch_keeps_to_its_budget() {
-    let model = shipped("llama-8b").expect("shipped");
-    let share: Bytes = (0..16).map(|layer| model.layer_bytes(layer)).sum();
+    let model = llama_8b();
+    let share = layers(&model, 0..16);
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(share.0 / 2)], 5);
-    let options = Options::default();
     for residency in [Residency::Os, Residency::Windowed] {
         let mut plan = plan(&model, &[4, 4], policy(residency, true));
         plan.devices[1].residency.prefetch_budget = Some(Bytes::mib(64));
-        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
+        let trace = cold(&cluster, &plan);
         let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
-        let most = ahead.map(|record| record.bytes).max().expect("something was read ahead");
-        assert_eq!(most, 64 << 20, "{residency:?}");
+        let max = ahead.map(|record| record.bytes).max().expect("something was read ahead");
+        assert_eq!(max, 64 << 20, "{residency:?}");
     }
 }
 
@@ -227,7 +191,7 @@ proptest! {
         generate in 1u32..5,
     ) {
         prop_assume!(windows.iter().sum::<u32>() > 0);
-        let memories: Vec<Bytes> = memory_mib.iter().take(windows.len()).map(|&mib| Bytes::mib(mib)).collect();
+        let memories = memories(&memory_mib, windows.len());
         let mut cluster = cluster("1b", &memories, generate);
         for (member, linear) in cluster.members.iter_mut().zip(&linear) {
             if *linear {
@@ -241,10 +205,9 @@ proptest! {
         }
         prop_assume!(plan.validate().is_ok());
         let options = Options { chunk: Bytes(1 << chunk), warm, ..Options::default() };
-        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
+        let trace = simulate_with(&cluster, &plan, &options);
         if trace.outcome == Outcome::Ok {
-            let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
-            prop_assert_eq!(outputs as u32, generate);
+            prop_assert_eq!(count(&trace, Kind::Output) as u32, generate);
             for record in &trace.records {
                 prop_assert!(record.start <= record.end, "{:?}", record);
             }

@@ -1,31 +1,31 @@
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand.
 
-use hearth_core::cluster::Cluster;
-use hearth_core::cluster::LinkTable;
-use hearth_core::cluster::Member;
-use hearth_core::metrics;
-use hearth_core::metrics::Metrics;
+use std::ops::Range;
+
+use hearth_core::cluster::{Cluster, LinkTable, Member};
+use hearth_core::memory::draft;
+use hearth_core::metrics::{self, Metrics};
 use hearth_profiles::model::{ModelProfile, shipped};
-use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
+use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Links;
-use hearth_schema::scenario::Workload;
+use hearth_schema::plan::{
+    Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
+};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Speculation, Workload};
+use hearth_schema::trace::{Counter, Kind, Trace};
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.
 pub const PLENTY: Bytes = Bytes(40 << 30);
 
-/// 10 GB/s of reading and nothing else that takes time; a disk of 1 GB/s.
+/// One-way latency of a hop.
+pub const LATENCY: Seconds = Seconds(0.004);
+
+/// The system decides what stays in memory, and nothing is read ahead.
+pub const OS: ResidencyOptions = ResidencyOptions::of(Residency::Os).without_prefetch();
+
+/// 10 GB/s of reading memory and nothing else that takes time; a disk of 1 GB/s.
 fn device(available: Bytes) -> Device {
     let yaml = format!(
         "schema: device/1
@@ -51,81 +51,121 @@ disk:
     Device::from_yaml(&yaml).expect("a valid device")
 }
 
-/// One way.
-pub const LATENCY: Seconds = Seconds(0.004);
+/// Adds a GPU that reads its 8 GiB at `rate`; `copies` are the latencies of an upload and a download, `None` with unified
+/// memory.
+pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str; 2]>) {
+    let ([up, down], unified) = (copies.unwrap_or(["0 s"; 2]), copies.is_none());
+    let gpu = format!(
+        "gpu:
+  kind: {kind}
+  name: test
+  unified_memory: {unified}
+  matvec: {{f32: {{value: 10000 TFLOP/s, source: test}}}}
+  read_bandwidth: {{value: {rate}, source: test}}
+  memory_available: {{value: 8 GiB, source: test}}
+  kv_copy: {{latency: {{value: 0 s, source: test}}, bandwidth: {{value: 1000 TB/s, source: test}}}}
+  upload: {{latency: {{value: {up}, source: test}}, bandwidth: {{value: 1 TB/s, source: test}}}}
+  download: {{latency: {{value: {down}, source: test}}, bandwidth: {{value: 1 TB/s, source: test}}}}
+  compute_buffer: {{value: 0 B, source: test}}
+"
+    );
+    *device = Device::from_yaml(&(device.to_yaml() + &gpu)).expect("a valid device");
+}
+
+/// Constant links between all devices.
+pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
+    let (latency, bandwidth) =
+        (Sourced::new(latency, "test"), Sourced::new(BytesPerSecond(bandwidth), "test"));
+    LinkTable::new(Links::constant(Link { latency, bandwidth }))
+}
 
 /// Devices of these memories in a ring; a hop takes [`LATENCY`] and the message's bytes at 100 MB/s.
 pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
-    let link = Link {
-        latency: Sourced::new(LATENCY, "test"),
-        bandwidth: Sourced::new(BytesPerSecond(100e6), "test"),
+    let member = |(index, &memory)| Member {
+        name: format!("d{index}"),
+        address: None,
+        device: device(memory),
+        residency: None,
     };
     Cluster {
-        members: memories
-            .iter()
-            .enumerate()
-            .map(|(index, &memory)| Member {
-                name: format!("d{index}"),
-                address: None,
-                device: device(memory),
-                residency: None,
-            })
-            .collect(),
+        members: memories.iter().enumerate().map(member).collect(),
         head: 0,
-        links: LinkTable::new(Links::constant(link)),
+        links: links(LATENCY, 100e6),
         model: shipped(model).expect("a shipped model"),
         context: 512,
         kv_cache: KvFormat::F16,
-        activations: hearth_schema::scenario::ActivationFormat::F32,
+        activations: ActivationFormat::F32,
         draft: None,
         workload: Workload::plain(4, generate),
         seed: 7,
     }
 }
 
-/// The first device is the head; the residency is everybody's.
+/// Sets the context and the prompt of a cluster and its plan.
+pub fn set_prompt(cluster: &mut Cluster, plan: &mut Plan, context: u32, prompt: u32) {
+    (cluster.context, cluster.workload.prompt, plan.context) = (context, prompt, context);
+}
+
+/// The first `count` of these sizes in MiB.
+pub fn memories(mib: &[u64], count: usize) -> Vec<Bytes> {
+    mib.iter().take(count).map(|&mib| Bytes::mib(mib)).collect()
+}
+
+/// A plan with these windows; the first device is the head, and all have the same residency.
 pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) -> Plan {
-    let layers = model.shape.layers.0;
+    let device = |(index, &window)| PlannedDevice {
+        name: format!("d{index}"),
+        address: None,
+        role: if index == 0 { Role::Head } else { Role::Worker },
+        window,
+        gpu_layers: 0,
+        residency,
+        predicted: None,
+    };
     Plan {
         schema: "plan/1".into(),
         scenario: Origin { name: "test".into(), digest: String::new() },
-        model: PlannedModel {
-            name: model.name.clone(),
-            digest: None,
-            shape_digest: model.shape_digest(),
-            layers,
-        },
+        model: PlannedModel { digest: None, ..PlannedModel::of(model) },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
         kind: PlanKind::Ring,
-        rounds: layers.div_ceil(windows.iter().sum()),
+        rounds: model.shape.layers.0.div_ceil(windows.iter().sum()),
         context: 512,
         kv_cache: KvFormat::F16,
-        activations: hearth_schema::scenario::ActivationFormat::F32,
+        activations: ActivationFormat::F32,
         output: Processor::Cpu,
         sequences: 1,
         draft: None,
-        devices: windows
-            .iter()
-            .enumerate()
-            .map(|(index, &window)| PlannedDevice {
-                name: format!("d{index}"),
-                address: None,
-                role: if index == 0 { Role::Head } else { Role::Worker },
-                window,
-                gpu_layers: 0,
-                residency,
-                predicted: None,
-            })
-            .collect(),
+        devices: windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,
         explanation: vec![],
     }
 }
 
-/// Puts all devices on one Wi-Fi channel, of which `channel` says more, with these options of TCP.
-#[allow(dead_code, reason = "most of the tests that share this have wires")]
-pub fn on_air(cluster: &mut Cluster, channel: &str, tcp: &str) {
+/// A plan for the cluster's workload.
+pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
+    let sequences = cluster.workload.sequences;
+    Plan { sequences, draft: draft::planned(cluster), ..plan(&cluster.model, windows, residency) }
+}
+
+/// The 120M model drafts this many tokens, each accepted with a probability.
+pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluster {
+    let draft = ModelRef { profile: Some("120m".into()), file: None };
+    let acceptance = Sourced::new(Fraction(acceptance), "assumed: a test");
+    cluster.workload.speculation = Some(Speculation { draft, tokens, acceptance, processor: None });
+    cluster.draft = Some(draft_model(&cluster.model));
+    cluster
+}
+
+/// The 120M model with the vocabulary of the large one.
+pub fn draft_model(large: &ModelProfile) -> ModelProfile {
+    let mut draft = shipped("120m").expect("shipped");
+    draft.shape.vocabulary = large.shape.vocabulary;
+    draft
+}
+
+/// Puts all devices on one Wi-Fi channel, with these further keys of the channel and options of TCP.
+pub fn use_wifi(cluster: &mut Cluster, channel: &str, tcp: &str) {
     let names: Vec<&str> = cluster.members.iter().map(|member| member.name.as_str()).collect();
     let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
     let text = format!(
@@ -146,14 +186,67 @@ links:
         entries.join(", "),
         names.join(", ")
     );
-    let scenario = Scenario::from_yaml(&text).expect("a sound scenario");
+    let scenario = Scenario::from_yaml(&text).expect("a valid scenario");
     cluster.links = LinkTable::new(scenario.links);
 }
 
-/// A run's numbers.
-#[allow(dead_code, reason = "one of the tests that share this looks at traces")]
+pub fn simulate_with(cluster: &Cluster, plan: &Plan, options: &Options) -> Trace {
+    simulate(&Input { cluster, plan, options }).expect("a plan that can be run")
+}
+
+/// A run whose weights are on disk at the start.
+pub fn cold(cluster: &Cluster, plan: &Plan) -> Trace {
+    simulate_with(cluster, plan, &Options::default())
+}
+
+/// A run whose memory is as tokens before it would have left it.
+pub fn warm(cluster: &Cluster, plan: &Plan) -> Trace {
+    simulate_with(cluster, plan, &Options { warm: true, ..Options::default() })
+}
+
+/// The metrics of a cold run.
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
-    let options = Options::default();
-    let trace = simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run");
-    metrics::compute(&trace)
+    metrics::compute(&cold(cluster, plan))
+}
+
+/// Mean milliseconds of a token.
+pub fn tpot(metrics: &Metrics) -> f64 {
+    metrics.tpot_ms.expect("tokens after the first").mean
+}
+
+/// The terms of a token's time sum to it, none is negative, and the bubble is empty.
+pub fn assert_terms(metrics: &Metrics) {
+    let (terms, tpot) = (&metrics.terms_ms, tpot(metrics));
+    assert!((terms.sum() / tpot - 1.0).abs() < 1e-9, "{terms:?} of {tpot} ms");
+    assert!(terms.rows().iter().all(|(_, ms)| *ms > -1e-6), "{terms:?}");
+    assert!(terms.bubble.abs() < 1e-6 * tpot, "{terms:?}");
+}
+
+pub fn written(trace: &Trace) -> Vec<u8> {
+    let mut text = Vec::new();
+    trace.write(&mut text).expect("memory");
+    text
+}
+
+pub fn count(trace: &Trace, kind: Kind) -> usize {
+    trace.records.iter().filter(|record| record.kind == kind).count()
+}
+
+pub fn bytes(trace: &Trace, kind: Kind) -> u64 {
+    trace.records.iter().filter(|record| record.kind == kind).map(|record| record.bytes).sum()
+}
+
+/// The values of a counter of a device, pass by pass.
+pub fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
+    let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, counter));
+    own.map(|it| it.value).collect()
+}
+
+pub fn llama_8b() -> ModelProfile {
+    shipped("llama-8b").expect("shipped")
+}
+
+/// The weights of some layers.
+pub fn layers(model: &ModelProfile, layers: Range<u32>) -> Bytes {
+    layers.map(|layer| model.layer_bytes(layer)).sum()
 }

@@ -1,92 +1,37 @@
 //! A phone whose GPU and NPU compute together: times of its stages, alone and in a ring, and its trace.
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
-use hearth_core::metrics;
-use hearth_core::soc::Chip;
-use hearth_core::soc::SocMetrics;
 use hearth_core::soc::stage::total;
+use hearth_core::soc::{Chip, SocMetrics};
+use hearth_core::{Cluster, metrics};
 use hearth_profiles::device::shipped;
 use hearth_profiles::device::soc::{SocOptions, Strategy, Synchronisation, Upkeep};
-use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link, Seconds, Sourced, model};
+use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_schema::events::Event;
 use hearth_schema::pass::Pass;
-use hearth_schema::plan::Origin;
 use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Links;
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
-use hearth_schema::trace::Trace;
-use hearth_sim::{Disturbances, Input, Options, simulate, simulate_in};
+use hearth_schema::trace::{Kind, Outcome, Record, Resource, Trace};
+use hearth_sim::{Disturbances, Input, Options, simulate_in};
 use proptest::prelude::*;
 
+use crate::small_rings::{PLENTY, tpot, warm};
+
 fn cluster(options: SocOptions, prompt: u32, generate: u32) -> Cluster {
-    let mut device = shipped("snapdragon-8-gen-3").expect("it is shipped");
+    let mut cluster = crate::small_rings::cluster("llama-8b", &[PLENTY], 1);
+    let device = &mut cluster.members[0].device;
+    *device = shipped("snapdragon-8-gen-3").expect("it is shipped");
     device.soc.as_mut().expect("a SoC").usual = options;
-    let link = Link {
-        latency: Sourced::new(Seconds(1e-3), "test"),
-        bandwidth: Sourced::new(BytesPerSecond(1e8), "test"),
-    };
-    Cluster {
-        members: vec![Member { name: "phone".into(), address: None, device, residency: None }],
-        head: 0,
-        links: LinkTable::new(Links::constant(link)),
-        model: model::shipped("llama-8b").expect("it is shipped"),
-        draft: None,
-        context: 4096,
-        kv_cache: KvFormat::F16,
-        activations: hearth_schema::scenario::ActivationFormat::F32,
-        workload: Workload::plain(prompt, generate),
-        seed: 1,
-    }
+    Cluster { context: 4096, workload: Workload::plain(prompt, generate), ..cluster }
 }
 
 fn plan(cluster: &Cluster) -> Plan {
-    let layers = cluster.model.shape.layers.0;
-    Plan {
-        schema: "plan/1".into(),
-        scenario: Origin { name: "test".into(), digest: String::new() },
-        model: PlannedModel::of(&cluster.model),
-        planner: PlannerRecord { strategy: "test".into(), options: vec![] },
-        kind: PlanKind::Ring,
-        rounds: 1,
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        activations: cluster.activations,
-        output: Processor::Cpu,
-        sequences: 1,
-        draft: None,
-        devices: vec![PlannedDevice {
-            name: "phone".into(),
-            address: None,
-            role: Role::Head,
-            window: layers,
-            gpu_layers: 0,
-            residency: ResidencyOptions::default(),
-            predicted: None,
-        }],
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
-    }
+    let plan = crate::small_rings::plan(&cluster.model, &[32], ResidencyOptions::default());
+    Plan { context: cluster.context, ..plan }
 }
 
 fn run(cluster: &Cluster) -> Trace {
-    let options = Options { warm: true, ..Options::default() };
-    let plan = plan(cluster);
-    let trace = simulate(&Input { cluster, plan: &plan, options: &options }).expect("a run");
+    let trace = warm(cluster, &plan(cluster));
     assert_eq!(trace.outcome, Outcome::Ok);
     trace
 }
@@ -110,9 +55,9 @@ fn soc_time_is_the_sum_of_its_stages() {
         let ttft = time(Pass::plain(0, 0, 256, true));
         // Nanoseconds are rounded a thousand times, and 256 rows of the embedding are read.
         assert!((metrics.ttft_ms.expect("a token") / ttft - 1.0).abs() < 1e-4, "{}", strategy.name());
-        let tpot = f64::midpoint(time(Pass::plain(1, 256, 1, true)), time(Pass::plain(2, 257, 1, true)));
-        assert!((metrics.tpot_ms.expect("tokens").mean / tpot - 1.0).abs() < 1e-4, "{}", strategy.name());
-        assert!((metrics.terms_ms.sum() - metrics.tpot_ms.expect("tokens").mean).abs() < 1e-6);
+        let expected = f64::midpoint(time(Pass::plain(1, 256, 1, true)), time(Pass::plain(2, 257, 1, true)));
+        assert!((tpot(&metrics) / expected - 1.0).abs() < 1e-4, "{}", strategy.name());
+        assert!((metrics.terms_ms.sum() - tpot(&metrics)).abs() < 1e-6);
     }
 }
 
@@ -125,7 +70,7 @@ fn device_path_agrees_with_soc_path_in_memory() {
     let plan = plan(&cluster);
     let event = Event {
         at: Some(Seconds(1000.0)),
-        device: Some("phone".into()),
+        device: Some("d0".into()),
         slow: Some(Fraction(0.5)),
         ..Event::default()
     };
@@ -134,7 +79,7 @@ fn device_path_agrees_with_soc_path_in_memory() {
     let disturbances = Disturbances { events: &[event], replanner: None };
     let trace = simulate_in(&input, &disturbances).expect("a run").trace;
     let ring = metrics::compute(&trace);
-    let (one, other) = (alone.tpot_ms.expect("tokens").mean, ring.tpot_ms.expect("tokens").mean);
+    let (one, other) = (tpot(&alone), tpot(&ring));
     assert!((other / one - 1.0).abs() < 0.005, "{one} and {other}");
 }
 

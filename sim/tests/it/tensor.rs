@@ -6,23 +6,17 @@
 use hearth_core::Cluster;
 use hearth_core::metrics;
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::tensor::AllReduce;
-use hearth_schema::tensor::HeadLoads;
-use hearth_schema::tensor::Slice;
-use hearth_schema::tensor::TensorPlan;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::MemoryKind;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Trace;
+use hearth_schema::plan::{Plan, PlanKind};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
+use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Trace};
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 
-use crate::small_rings::{LATENCY, PLENTY, cluster, run};
+use crate::small_rings::{
+    LATENCY, PLENTY, assert_terms, cluster, cold, count, layers, plan as ring_plan, run, set_prompt,
+    simulate_with, tpot, written,
+};
 
 /// Slices of Llama 3 8B: 8 key-value heads and 14336 rows.
 fn plan(
@@ -32,7 +26,7 @@ fn plan(
     residency: ResidencyOptions,
 ) -> Plan {
     let layers = cluster.model.shape.layers.0;
-    let mut plan = crate::small_rings::plan(&cluster.model, &vec![layers; slices.len()], residency);
+    let mut plan = ring_plan(&cluster.model, &vec![layers; slices.len()], residency);
     plan.rounds = 1;
     let slice = |(place, &(kv_heads, feed_forward)): (usize, &(u32, u32))| Slice {
         device: format!("d{place}"),
@@ -51,6 +45,9 @@ fn plan(
     plan
 }
 
+const PATTERNS: [AllReduce; 4] =
+    [AllReduce::AllGather, AllReduce::Star, AllReduce::Ring, AllReduce::OverTheAir];
+
 const PINNED: ResidencyOptions = ResidencyOptions::pinned(None);
 
 /// Slices as even as they go.
@@ -58,23 +55,15 @@ fn even(count: u32) -> Vec<(u32, u32)> {
     (0..count).map(|_| (8 / count, 14336 / count)).collect()
 }
 
-fn traced(cluster: &Cluster, plan: &Plan, options: &Options) -> Trace {
-    simulate(&Input { cluster, plan, options }).expect("a plan that can be run")
-}
-
-fn tpot(cluster: &Cluster, plan: &Plan) -> f64 {
-    run(cluster, plan).tpot_ms.expect("tokens after the first").mean
-}
-
 #[test]
 fn one_device_equals_a_ring_of_one() {
     let cluster = cluster("llama-8b", &[PLENTY], 6);
-    let ring = tpot(&cluster, &crate::small_rings::plan(&cluster.model, &[32], PINNED));
-    for pattern in [AllReduce::AllGather, AllReduce::Star, AllReduce::Ring, AllReduce::OverTheAir] {
+    let ring = tpot(&run(&cluster, &ring_plan(&cluster.model, &[32], PINNED)));
+    for pattern in PATTERNS {
         let plan = plan(&cluster, pattern, &even(1), PINNED);
-        let trace = traced(&cluster, &plan, &Options::default());
+        let trace = cold(&cluster, &plan);
         assert!(trace.records.iter().all(|record| !matches!(record.kind, Kind::Send | Kind::Receive)));
-        let sliced = metrics::compute(&trace).tpot_ms.expect("tokens").mean;
+        let sliced = tpot(&metrics::compute(&trace));
         // Steps are rounded to the nanosecond.
         assert!((sliced / ring - 1.0).abs() < 1e-4, "{pattern:?}: {sliced} ms, in a ring {ring} ms");
     }
@@ -96,7 +85,7 @@ fn token_time_is_slowest_slice_plus_all_reduce() {
         (AllReduce::Ring, 6.0 * (latency + wire / 4.0)),
         (AllReduce::OverTheAir, 3.0),
     ] {
-        let found = tpot(&cluster, &plan(&cluster, pattern, &even(4), PINNED));
+        let found = tpot(&run(&cluster, &plan(&cluster, pattern, &even(4), PINNED)));
         let expected = slice + alone + (latency + wire) + 64.0 * each;
         // Norms on every device and attention over a dozen positions are not in the sum.
         assert!((found / expected - 1.0).abs() < 0.01, "{pattern:?}: {found} ms, expected {expected}");
@@ -122,7 +111,7 @@ fn sliding_window_rereads_and_overlaps() {
     // 1 GB/s against 10 GB/s of computing: a token takes the head's reading, of its slice and the output.
     let share = cluster.model.layers_bytes().as_f64() / 2.0;
     let read = share + cluster.model.output_bytes().as_f64();
-    let found = metrics.tpot_ms.expect("tokens").mean;
+    let found = tpot(&metrics);
     assert!((found / (read / 1e6) - 1.0).abs() < 0.02, "{found} ms for {read} bytes");
     assert!((metrics.devices[0].bytes_read_per_token / read - 1.0).abs() < 0.01, "{metrics:?}");
     assert!(metrics.devices[0].resident_bytes < 400_000_000, "{metrics:?}");
@@ -136,19 +125,17 @@ fn sliding_window_rereads_and_overlaps() {
 fn out_of_memory_names_the_device() {
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(3 << 29)], 3);
     let plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
-    let trace = traced(&cluster, &plan, &Options::default());
+    let trace = cold(&cluster, &plan);
     assert_eq!((trace.outcome, trace.records.len()), (Outcome::OutOfMemory, 0));
     let metrics = metrics::compute(&trace);
     let [short] = &metrics.memory_shortages[..] else { panic!("{metrics:?}") };
     assert_eq!((short.device.as_str(), short.memory), ("d1", MemoryKind::Main));
     assert_eq!(short.available_bytes, 3 << 29);
     assert!(short.needed_bytes > cluster.model.layers_bytes().0 / 2);
-    let mut text = Vec::new();
-    trace.write(&mut text).expect("memory");
-    assert_eq!(Trace::read(&mut &text[..]).expect("a trace").shortages, trace.shortages);
+    assert_eq!(Trace::read(&mut &written(&trace)[..]).expect("a trace").shortages, trace.shortages);
     // With the check off it runs as if the memory were there.
     let ignoring = Options { ignore_memory: true, ..Options::default() };
-    let found = metrics::compute(&traced(&cluster, &plan, &ignoring));
+    let found = metrics::compute(&simulate_with(&cluster, &plan, &ignoring));
     let roomy = self::cluster("llama-8b", &[PLENTY, PLENTY], 3);
     assert_eq!(found.tpot_ms, run(&roomy, &plan).tpot_ms);
 }
@@ -183,8 +170,7 @@ fn excess_weights_are_swapped() {
     assert!((0.99..1.01).contains(&read), "{read} of the slice");
     assert!(metrics.devices[1].demand_disk_ms > 0.99 * share / 1e6, "{metrics:?}");
     // The same in a ring.
-    let ring = crate::small_rings::plan(&cluster.model, &[16, 16], PINNED);
-    let ring = run(&cluster, &ring);
+    let ring = run(&cluster, &ring_plan(&cluster.model, &[16, 16], PINNED));
     assert_eq!(ring.outcome, Outcome::Ok);
     assert!(ring.devices[1].bytes_read_per_token > 0.9 * share, "{ring:?}");
 }
@@ -192,8 +178,7 @@ fn excess_weights_are_swapped() {
 #[test]
 fn pinned_ring_reads_nothing() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
-    let half =
-        crate::small_rings::plan(&cluster.model, &[16, 16], ResidencyOptions::pinned(Some(Format::F16)));
+    let half = ring_plan(&cluster.model, &[16, 16], ResidencyOptions::pinned(Some(Format::F16)));
     let metrics = run(&cluster, &half);
     assert_eq!(metrics.devices[1].bytes_read_per_token, 0.0);
     // 16 layers of 218 103 808 weights and two norms, keys and values of 512 tokens beside them.
@@ -202,9 +187,9 @@ fn pinned_ring_reads_nothing() {
     let found = metrics.devices[1].memory_pressure * f64::from(64 << 10) * f64::from(1 << 20);
     assert!((found / (weights + cache) - 1.0).abs() < 1e-6, "{found}");
     // Twice the bytes of a format that its rate does not know takes as long as its bytes: 3.5 times Q4_K_M's.
-    let plain = run(&cluster, &crate::small_rings::plan(&cluster.model, &[16, 16], PINNED));
+    let plain = run(&cluster, &ring_plan(&cluster.model, &[16, 16], PINNED));
     let ratio = metrics.devices[1].busy_ms / plain.devices[1].busy_ms;
-    let expected = weights / (16..32).map(|layer| cluster.model.layer_bytes(layer).as_f64()).sum::<f64>();
+    let expected = weights / layers(&cluster.model, 16..32).as_f64();
     assert!((ratio / expected - 1.0).abs() < 0.01, "{ratio}, expected {expected}");
 }
 
@@ -232,37 +217,26 @@ fn slices_of_another_model_are_refused() {
 #[test]
 fn long_prompt_runs_in_batches() {
     let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 3);
-    (cluster.context, cluster.workload.prompt) = (2048, 1100);
     let mut plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
-    plan.context = 2048;
-    let trace = traced(&cluster, &plan, &Options::default());
+    set_prompt(&mut cluster, &mut plan, 2048, 1100);
+    let trace = cold(&cluster, &plan);
     assert_eq!(trace.passes.len(), 3 + 2);
-    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
-    assert_eq!((outputs, trace.outcome), (3, Outcome::Ok));
+    assert_eq!((count(&trace, Kind::Output), trace.outcome), (3, Outcome::Ok));
     // Or token by token, where the system has it so.
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
     tensor.batch = Some(1);
-    let trace = traced(&cluster, &plan, &Options::default());
+    let trace = cold(&cluster, &plan);
     assert_eq!(
         (trace.passes.len(), trace.passes[1099].output, trace.passes[1098].output),
         (1100 + 2, true, false)
     );
 }
 
-fn patterns() -> impl Strategy<Value = AllReduce> {
-    prop_oneof![
-        Just(AllReduce::AllGather),
-        Just(AllReduce::Star),
-        Just(AllReduce::Ring),
-        Just(AllReduce::OverTheAir)
-    ]
-}
-
 proptest! {
     #![proptest_config(crate::cases(24))]
     #[test]
     fn any_slices_keep_invariants(
-        pattern in patterns(),
+        pattern in prop::sample::select(&PATTERNS[..]),
         cuts in proptest::collection::vec((0u32..=8, 0u32..=14336), 0..4),
         blocks in proptest::option::of(1u32..80),
     ) {
@@ -277,7 +251,7 @@ proptest! {
             blocks.map_or(PINNED, |_| ResidencyOptions { blocks, ..ResidencyOptions::of(Residency::Sliding) });
         let cluster = cluster("llama-8b", &vec![PLENTY; slices.len()], 3);
         let plan = plan(&cluster, pattern, &slices, residency);
-        let trace = traced(&cluster, &plan, &Options::default());
+        let trace = cold(&cluster, &plan);
         let total = |kind| {
             let of = trace.records.iter().filter(|record| record.kind == kind && record.peer.is_some());
             of.map(|record| record.bytes).sum::<u64>()
@@ -291,14 +265,9 @@ proptest! {
             .sum();
         let norms = 32 * 32_768 * (slices.len() as u64 - 1);
         prop_assert_eq!(computed, cluster.model.layers_bytes().0 + norms, "not each weight once");
-        let metrics = metrics::compute(&trace);
-        let tpot = metrics.tpot_ms.expect("tokens").mean;
-        prop_assert!((metrics.terms_ms.sum() / tpot - 1.0).abs() < 1e-9);
-        prop_assert!(metrics.terms_ms.bubble.abs() < 1e-6 * tpot, "{:?}", metrics.terms_ms);
-        prop_assert!(metrics.terms_ms.rows().iter().all(|(_, ms)| *ms > -1e-6), "{:?}", metrics.terms_ms);
-        let again = traced(&cluster, &plan, &Options::default());
-        prop_assert!(trace == again, "two runs differ");
-        let read = trace.readings.iter().rfind(|reading| reading.counter == Counter::BytesRead);
-        prop_assert!(blocks.is_some() || read.is_none_or(|reading| reading.value == 0));
+        assert_terms(&metrics::compute(&trace));
+        prop_assert!(trace == cold(&cluster, &plan), "two runs differ");
+        let mut read = trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead);
+        prop_assert!(blocks.is_some() || read.all(|reading| reading.value == 0));
     }
 }

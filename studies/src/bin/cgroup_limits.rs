@@ -220,7 +220,7 @@ fn duty_rows() -> Result<(), Failure> {
 /// The mean time of the same bursts on the simulator's processor.
 fn on_a_bucket(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
     let (value, period) = (Sourced::new(cores, "set"), Sourced::new(Seconds(0.01), "set"));
-    let mut cpu = Cpu::new(2.0).under(Some(&Quota { cores: value, period }));
+    let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores: value, period }));
     let (mut now, mut total) = (0, 0);
     for _ in 0..bursts {
         now += idle_ms * 1_000_000;

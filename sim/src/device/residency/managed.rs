@@ -23,11 +23,11 @@ use super::{Availability, SYSTEM_CALL, read_record};
 
 /// Reads for one part without a pause between them.
 #[derive(Debug, Clone)]
-struct Stretch {
+struct ReadBatch {
     record: Record,
     outstanding: u32,
     /// Complete: nothing is added.
-    over: bool,
+    complete: bool,
 }
 
 /// The state of the helper thread.
@@ -37,7 +37,7 @@ enum Helper {
     /// An event that continues it is pending.
     Awake,
     /// It waits for this piece to arrive.
-    Waits(Chunk),
+    Awaits(Chunk),
 }
 
 /// The managed share of one device, and its helper thread.
@@ -46,7 +46,7 @@ pub struct ManagedStream {
     device: u16,
     residency: ManagedResidency,
     helper: Helper,
-    stretches: VecDeque<Stretch>,
+    batches: VecDeque<ReadBatch>,
 }
 
 impl ManagedStream {
@@ -63,7 +63,7 @@ impl ManagedStream {
         let bytes = vec![options.piece().0; chunks as usize];
         let mut residency = ManagedResidency::new(visits, &bytes, options, processors);
         residency.react(Event::Measured { page_cache: Some(memory.0), evicted: 0 });
-        Self { device: device as u16, residency, helper: Helper::Idle, stretches: VecDeque::new() }
+        Self { device: device as u16, residency, helper: Helper::Idle, batches: VecDeque::new() }
     }
 
     pub fn kept(&self) -> impl Iterator<Item = Chunk> {
@@ -80,7 +80,7 @@ impl ManagedStream {
     pub fn begin(&mut self, request: PartRequest, storage: &Storage) -> bool {
         self.residency.react(Event::PassBegun(request.origin.pass));
         if self.residency.is_measure_due() {
-            let page_cache = u64::from(storage.view().view().capacity()) * storage.chunk().0;
+            let page_cache = u64::from(storage.cache().capacity()) * storage.chunk().0;
             self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
         }
         let woken = self.residency.react(Event::PartBegun(request));
@@ -94,7 +94,7 @@ impl ManagedStream {
     /// How many of these chunks the computation can use now. Stops after a streamed piece, so that the piece can be
     /// evicted as soon as it has been used.
     pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
-        let cache = storage.view().view();
+        let cache = storage.cache();
         let Some(ready_until) = self.residency.ready_until() else {
             // An embedding row: in memory by chance, or read by itself.
             let held = cache.holds(chunks.start);
@@ -120,7 +120,7 @@ impl ManagedStream {
     /// access: nothing is read around it.
     pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         if self.residency.ready_until().is_none() {
-            return storage.read_aside(now, unit);
+            return storage.read_uncached(now, unit);
         }
         self.residency.react(Event::Faulted(chunk));
         storage.touch_exactly(now, chunk, Flow::Fault)
@@ -155,7 +155,7 @@ impl ManagedStream {
                 Step::Confirm(chunk, origin) => match storage.touch_exactly(now, chunk, Flow::Prefetch) {
                     Touch::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
                     // The kernel did not read it, or evicted it since.
-                    Touch::Waits => {
+                    Touch::Pending => {
                         self.residency.react(Event::Confirmed(chunk, false));
                         self.started(now, origin, storage.chunk());
                         break (Helper::Awake, SYSTEM_CALL);
@@ -166,40 +166,40 @@ impl ManagedStream {
                     storage.discard(chunk);
                     break (Helper::Awake, SYSTEM_CALL);
                 }
-                Step::Await(chunk) => break (Helper::Waits(chunk), 0),
+                Step::Await(chunk) => break (Helper::Awaits(chunk), 0),
                 // Memory is measured when a pass begins.
                 Step::Measure | Step::Idle => break (Helper::Idle, 0),
             }
         };
         self.helper = helper;
         if helper == Helper::Idle {
-            self.stretches.iter_mut().for_each(|stretch| stretch.over = true);
+            self.batches.iter_mut().for_each(|batch| batch.complete = true);
         }
-        (helper == Helper::Awake).then(|| now + storage.toil().to_nanos().max(pause))
+        (helper == Helper::Awake).then(|| now + storage.take_kernel_time().to_nanos().max(pause))
     }
 
     /// Records that the read of a piece has started.
     fn started(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
-        if let Some(last) = self.stretches.back_mut() {
+        if let Some(last) = self.batches.back_mut() {
             let Record { pass, round, layers, .. } = last.record;
-            last.over |= origin != ReadOrigin { pass, round, layers };
+            last.complete |= origin != ReadOrigin { pass, round, layers };
         }
-        if let Some(last) = self.stretches.back_mut().filter(|last| !last.over) {
+        if let Some(last) = self.batches.back_mut().filter(|last| !last.complete) {
             last.outstanding += 1;
             last.record.bytes += bytes.0;
             return;
         }
         let record = read_record(self.device, origin, now, bytes);
-        self.stretches.push_back(Stretch { record, outstanding: 1, over: false });
+        self.batches.push_back(ReadBatch { record, outstanding: 1, complete: false });
     }
 
     /// Handles the arrival of a chunk. Returns whether the helper must be woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
         if self.residency.is_under_way(chunk) {
             self.residency.react(Event::Arrived(chunk));
-            self.stretch_arrived(now);
+            self.batch_arrived(now);
         }
-        let woken = self.helper == Helper::Waits(chunk);
+        let woken = self.helper == Helper::Awaits(chunk);
         if woken {
             self.helper = Helper::Awake;
         }
@@ -207,12 +207,12 @@ impl ManagedStream {
     }
 
     /// Batches follow each other: the disk serves one flow in order.
-    fn stretch_arrived(&mut self, now: Nanos) {
-        let mut open = self.stretches.iter_mut().skip_while(|stretch| stretch.outstanding == 0);
-        let Some(stretch) = open.next() else { return };
-        stretch.outstanding -= 1;
-        stretch.record.end = now;
-        if stretch.outstanding == 0
+    fn batch_arrived(&mut self, now: Nanos) {
+        let mut open = self.batches.iter_mut().skip_while(|batch| batch.outstanding == 0);
+        let Some(batch) = open.next() else { return };
+        batch.outstanding -= 1;
+        batch.record.end = now;
+        if batch.outstanding == 0
             && let Some(next) = open.next()
         {
             next.record.start = now;
@@ -221,18 +221,16 @@ impl ManagedStream {
 
     /// Moves the records of finished batches to the trace.
     pub fn report(&mut self, records: &mut Vec<Record>) {
-        while let Some(stretch) =
-            self.stretches.pop_front_if(|stretch| stretch.over && stretch.outstanding == 0)
-        {
-            records.push(stretch.record);
+        while let Some(batch) = self.batches.pop_front_if(|batch| batch.complete && batch.outstanding == 0) {
+            records.push(batch.record);
         }
     }
 
     /// Moves the records of all batches to the trace, unfinished ones as far as they got.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
-        records.extend(self.stretches.drain(..).map(|stretch| {
-            let end = if stretch.outstanding > 0 { now } else { stretch.record.end };
-            Record { end, ..stretch.record }
+        records.extend(self.batches.drain(..).map(|batch| {
+            let end = if batch.outstanding > 0 { now } else { batch.record.end };
+            Record { end, ..batch.record }
         }));
     }
 

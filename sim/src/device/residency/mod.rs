@@ -11,9 +11,7 @@ use std::ops::Range;
 
 use hearth_core::residency::{PartRequest, ReadOrigin};
 use hearth_profiles::Bytes;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Kind, Record, Resource};
 
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
@@ -30,7 +28,7 @@ pub use read_ahead::ReadAhead;
 const SYSTEM_CALL: Nanos = 1000;
 
 /// The most chunks computed at once while the helper thread may evict them.
-const STRETCH: u32 = 4;
+const MAX_BATCH: u32 = 4;
 
 /// What a computation finds at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,9 +85,9 @@ impl WeightResidency {
             WeightResidency::System(helper) => helper,
             WeightResidency::Managed(stream) => return stream.find(chunks, storage),
         };
-        let max = if helper.is_idle() { u32::MAX } else { STRETCH };
+        let max = if helper.is_idle() { u32::MAX } else { MAX_BATCH };
         let end = chunks.end.min(chunks.start.saturating_add(max));
-        let cache = storage.view().view();
+        let cache = storage.cache();
         match (chunks.start..end).take_while(|&chunk| cache.holds(chunk)).count() as u32 {
             0 => Availability::Missing,
             ready => Availability::Ready(ready),
@@ -100,7 +98,7 @@ impl WeightResidency {
     pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         match self {
             // An embedding row; of anything else a whole chunk is needed.
-            WeightResidency::System(_) if unit < storage.chunk() => storage.read_aside(now, unit),
+            WeightResidency::System(_) if unit < storage.chunk() => storage.read_uncached(now, unit),
             WeightResidency::System(_) => storage.touch(now, chunk, Flow::Fault),
             WeightResidency::Managed(stream) => stream.fault(now, chunk, unit, storage),
         }

@@ -12,8 +12,7 @@ use std::ops::Range;
 
 use hearth_core::residency::PartRequest;
 use hearth_profiles::Bytes;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::Record;
 
 use crate::engine::Nanos;
@@ -31,7 +30,7 @@ enum Task {
 
 /// The read of a part, or of its missing chunks.
 #[derive(Debug, Clone)]
-struct Reading {
+struct PartRead {
     record: Record,
     chunks: Range<Chunk>,
     outstanding: u32,
@@ -49,10 +48,10 @@ pub struct ReadAhead {
     /// Unfinished jobs.
     jobs: VecDeque<(Task, PartRequest)>,
     /// The chunk that it waits for.
-    waits: Option<Chunk>,
+    awaited: Option<Chunk>,
     /// An event that continues the jobs is pending.
     awake: bool,
-    readings: Vec<Reading>,
+    reads: Vec<PartRead>,
 }
 
 impl ReadAhead {
@@ -67,9 +66,9 @@ impl ReadAhead {
             residency: residency.policy,
             budget,
             jobs: VecDeque::new(),
-            waits: None,
+            awaited: None,
             awake: false,
-            readings: Vec::new(),
+            reads: Vec::new(),
         }
     }
 
@@ -77,22 +76,22 @@ impl ReadAhead {
     pub fn read(&mut self, mut job: PartRequest) -> bool {
         // The first part of the window, whether it is in memory or not.
         job.pieces.end = job.pieces.end.min(job.pieces.start.saturating_add(self.budget));
-        self.take(Task::Read, job)
+        self.push_job(Task::Read, job)
     }
 
     /// Evicts a part. Returns whether the helper must be woken.
     pub fn evict(&mut self, job: PartRequest) -> bool {
-        self.take(Task::Evict, job)
+        self.push_job(Task::Evict, job)
     }
 
-    fn take(&mut self, task: Task, job: PartRequest) -> bool {
+    fn push_job(&mut self, task: Task, job: PartRequest) -> bool {
         self.jobs.push_back((task, job));
-        self.waits.is_none() && !std::mem::replace(&mut self.awake, true)
+        self.awaited.is_none() && !std::mem::replace(&mut self.awake, true)
     }
 
     /// Whether it has no work that touches the page cache.
     pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty() && self.readings.is_empty()
+        self.jobs.is_empty() && self.reads.is_empty()
     }
 
     /// Works until it has spent time. Returns when it continues, unless it waits for something.
@@ -108,7 +107,7 @@ impl ReadAhead {
             let again = match (*task, self.residency) {
                 (Task::Evict, _) => {
                     job.pieces.start += 1;
-                    if !storage.view().view().holds(chunk) {
+                    if !storage.cache().holds(chunk) {
                         continue;
                     }
                     storage.discard(chunk);
@@ -135,9 +134,9 @@ impl ReadAhead {
                         job.pieces.start += 1;
                         continue;
                     }
-                    Touch::Waits => {
+                    Touch::Pending => {
                         self.started(now, storage.chunk());
-                        self.waits = Some(chunk);
+                        self.awaited = Some(chunk);
                         false
                     }
                     Touch::NoRoom => {
@@ -150,25 +149,22 @@ impl ReadAhead {
                 return None;
             }
             self.awake = true;
-            return Some(now + storage.toil().to_nanos().max(pause));
+            return Some(now + storage.take_kernel_time().to_nanos().max(pause));
         }
         None
     }
 
     /// Handles the arrival of a chunk. Returns whether the helper waited for it and must be woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
-        let found = self
-            .readings
-            .iter()
-            .position(|reading| reading.outstanding > 0 && reading.chunks.contains(&chunk));
+        let found = self.reads.iter().position(|read| read.outstanding > 0 && read.chunks.contains(&chunk));
         if let Some(at) = found {
-            let reading = &mut self.readings[at];
-            reading.outstanding -= 1;
-            reading.record.end = now;
+            let read = &mut self.reads[at];
+            read.outstanding -= 1;
+            read.record.end = now;
         }
-        let woken = self.waits == Some(chunk);
+        let woken = self.awaited == Some(chunk);
         if woken {
-            self.waits = None;
+            self.awaited = None;
             self.awake = true;
         }
         woken
@@ -176,7 +172,7 @@ impl ReadAhead {
 
     /// Moves the records of all reads to the trace, unfinished ones as far as they got.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
-        records.extend(self.readings.drain(..).map(|reading| Record { end: now, ..reading.record }));
+        records.extend(self.reads.drain(..).map(|read| Record { end: now, ..read.record }));
     }
 
     /// Records that the read of the first job's first chunk has started.
@@ -184,27 +180,27 @@ impl ReadAhead {
         let Some((_, job)) = self.jobs.front_mut() else { return };
         let first = job.pieces.start;
         job.pieces.start += 1;
-        let current = self.readings.last_mut().filter(|reading| !reading.requested);
-        if let Some(reading) = current {
-            reading.chunks.end = first + 1;
-            reading.outstanding += 1;
-            reading.record.bytes += chunk.0;
+        let current = self.reads.last_mut().filter(|read| !read.requested);
+        if let Some(read) = current {
+            read.chunks.end = first + 1;
+            read.outstanding += 1;
+            read.record.bytes += chunk.0;
             return;
         }
         let record = read_record(self.device, job.origin, now, chunk);
-        self.readings.push(Reading { record, chunks: first..first + 1, outstanding: 1, requested: false });
+        self.reads.push(PartRead { record, chunks: first..first + 1, outstanding: 1, requested: false });
     }
 
     fn end_job(&mut self) {
         self.jobs.pop_front();
-        if let Some(reading) = self.readings.last_mut() {
-            reading.requested = true;
+        if let Some(read) = self.reads.last_mut() {
+            read.requested = true;
         }
     }
 
     /// Moves the records of finished jobs to the trace.
     pub fn report(&mut self, records: &mut Vec<Record>) {
-        let done = |reading: &mut Reading| reading.requested && reading.outstanding == 0;
-        records.extend(self.readings.extract_if(.., done).map(|reading| reading.record));
+        let done = |read: &mut PartRead| read.requested && read.outstanding == 0;
+        records.extend(self.reads.extract_if(.., done).map(|read| read.record));
     }
 }

@@ -1,13 +1,12 @@
 //! The pages that a thread needs when it has been woken.
 
 use hearth_profiles::BytesPerSecond;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::Resource;
 
 use super::*;
 use crate::device::residency::ReadAhead;
-use crate::page_cache::{Policy, TwoList};
+use crate::page_cache::TwoList;
 use crate::resource::DiskSpeed;
 use crate::trace::start_record;
 
@@ -16,39 +15,39 @@ const PIECE: Bytes = Bytes::mib(1);
 const THREADS: f64 = 1e3;
 
 /// A walk through ten chunks that has computed the first and waits for the second.
-struct World {
+struct WalkFixture {
     now: Nanos,
     storage: Storage,
     residency: WeightResidency,
     walk: Walk,
 }
 
-impl World {
+impl WalkFixture {
     fn new(kind: Kind) -> Self {
         let rate = BytesPerSecond(PIECE.as_f64() * 1e3);
         let speed =
             DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
-        let cache = Policy::TwoList(Box::new(TwoList::new(10, 10)));
+        let cache = Box::new(TwoList::new(10, 10));
         let options = ResidencyOptions::of(Residency::Os);
         let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
         let segment = Segment { chunks: 0..10, time: Seconds(0.01), unit: PIECE };
-        let mut world = World {
+        let mut fixture = WalkFixture {
             now: 0,
             storage: Storage::with_chunks(cache, PIECE, speed, PIECE),
             residency: WeightResidency::System(ReadAhead::new(0, options, PIECE, 1)),
             walk: Walk::new(record, [segment], THREADS, 1),
         };
-        let first = world.walk.advance(0, &mut world.storage, &mut world.residency);
+        let first = fixture.walk.advance(0, &mut fixture.storage, &mut fixture.residency);
         assert_eq!(first, Next::Wait);
-        assert!(matches!(world.woken(0), Next::Compute(_)));
-        world.walk.computed(world.now, Seconds(0.0));
-        let second = world.walk.advance(world.now, &mut world.storage, &mut world.residency);
+        assert!(matches!(fixture.arrive(0), Next::Compute(_)));
+        fixture.walk.computed(fixture.now, Seconds(0.0));
+        let second = fixture.walk.advance(fixture.now, &mut fixture.storage, &mut fixture.residency);
         assert_eq!(second, Next::Wait);
-        world
+        fixture
     }
 
     /// Continues when this chunk has arrived, which must be the next to arrive.
-    fn woken(&mut self, chunk: Chunk) -> Next {
+    fn arrive(&mut self, chunk: Chunk) -> Next {
         self.now = self.storage.next_end().expect("something is read");
         assert_eq!(self.storage.arrived(self.now), Some(chunk));
         let woken = self.walk.arrived(self.now, chunk, 0);
@@ -58,35 +57,35 @@ impl World {
 }
 
 #[test]
-fn what_is_behind_is_there_as_a_rule() {
-    let mut world = World::new(Kind::Compute);
-    assert!(matches!(world.woken(1), Next::Compute(_)));
-    assert_eq!(world.storage.delivered(), PIECE * 2);
+fn previous_page_is_normally_resident() {
+    let mut fixture = WalkFixture::new(Kind::Compute);
+    assert!(matches!(fixture.arrive(1), Next::Compute(_)));
+    assert_eq!(fixture.storage.delivered(), PIECE * 2);
 }
 
 #[test]
-fn a_load_that_reaches_back_needs_the_page_behind_again() {
-    let mut world = World::new(Kind::Compute);
-    world.storage.release(0);
-    assert_eq!(world.woken(1), Next::Wait, "both pages are needed at once");
-    assert!(matches!(world.woken(0), Next::Compute(_)));
-    assert_eq!(world.storage.delivered(), PIECE * 3);
+fn load_across_border_refaults_previous_page() {
+    let mut fixture = WalkFixture::new(Kind::Compute);
+    fixture.storage.release(0);
+    assert_eq!(fixture.arrive(1), Next::Wait, "both pages are needed at once");
+    assert!(matches!(fixture.arrive(0), Next::Compute(_)));
+    assert_eq!(fixture.storage.delivered(), PIECE * 3);
 }
 
 #[test]
-fn the_page_behind_may_go_again_before_it_is_used() {
-    let mut world = World::new(Kind::Compute);
-    world.storage.release(0);
-    assert_eq!(world.woken(1), Next::Wait);
-    world.storage.release(1);
-    assert_eq!(world.woken(0), Next::Wait, "now the page ahead is missing");
-    assert!(matches!(world.woken(1), Next::Compute(_)));
-    assert_eq!(world.storage.delivered(), PIECE * 4);
+fn previous_page_may_be_evicted_again() {
+    let mut fixture = WalkFixture::new(Kind::Compute);
+    fixture.storage.release(0);
+    assert_eq!(fixture.arrive(1), Next::Wait);
+    fixture.storage.release(1);
+    assert_eq!(fixture.arrive(0), Next::Wait, "now the page ahead is missing");
+    assert!(matches!(fixture.arrive(1), Next::Compute(_)));
+    assert_eq!(fixture.storage.delivered(), PIECE * 4);
 }
 
 #[test]
-fn a_row_of_the_embedding_reaches_nowhere() {
-    let mut world = World::new(Kind::Embed);
-    world.storage.release(0);
-    assert!(matches!(world.woken(1), Next::Compute(_)));
+fn embedding_row_needs_no_previous_page() {
+    let mut fixture = WalkFixture::new(Kind::Embed);
+    fixture.storage.release(0);
+    assert!(matches!(fixture.arrive(1), Next::Compute(_)));
 }

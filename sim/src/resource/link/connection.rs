@@ -61,22 +61,22 @@ impl Delays {
     }
 
     /// Draws the time that TCP adds to a message. The number of draws is constant, so that a loss changes no later draw.
-    pub fn surcharge(&mut self, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes, fresh: bool) -> Seconds {
+    pub fn tcp_delay(&mut self, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes, fresh: bool) -> Seconds {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
         let round_trip = one_way() + one_way();
-        let fate = uniform(&mut self.tcp);
+        let draw = uniform(&mut self.tcp);
         let opening =
             if fresh && tcp.idle_restart { opening(round_trip, tcp, rate, bytes) } else { Seconds(0.0) };
         let segments = bytes.0.div_ceil(MSS.0).max(1);
         let [by_timer, by_report] = losses(tcp.loss.value.0, segments);
-        let repeating = if fate < by_timer {
+        let retransmission = if draw < by_timer {
             tcp.rto.value
-        } else if fate < by_timer + by_report {
+        } else if draw < by_timer + by_report {
             round_trip
         } else {
             Seconds(0.0)
         };
-        opening + repeating
+        opening + retransmission
     }
 }
 

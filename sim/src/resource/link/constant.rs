@@ -26,22 +26,22 @@ impl From<&hearth_profiles::Link> for Wire {
 /// Wires between devices.
 #[derive(Debug, Clone)]
 pub struct ConstantLink {
-    usual: Wire,
-    special: BTreeMap<(usize, usize), Wire>,
+    default: Wire,
+    wires: BTreeMap<(usize, usize), Wire>,
     free_at: BTreeMap<(usize, usize), Nanos>,
     carried: u64,
 }
 
 impl ConstantLink {
     /// The same wire between any two devices.
-    pub fn new(usual: Wire) -> Self {
-        Self { usual, special: BTreeMap::new(), free_at: BTreeMap::new(), carried: 0 }
+    pub fn new(default: Wire) -> Self {
+        Self { default, wires: BTreeMap::new(), free_at: BTreeMap::new(), carried: 0 }
     }
 
     /// Sets the wire of one direction of one pair.
     #[must_use]
     pub fn with(mut self, from: usize, to: usize, wire: Wire) -> Self {
-        self.special.insert((from, to), wire);
+        self.wires.insert((from, to), wire);
         self
     }
 
@@ -57,7 +57,7 @@ impl ConstantLink {
     }
 
     fn wire(&self, from: usize, to: usize) -> Wire {
-        *self.special.get(&(from, to)).unwrap_or(&self.usual)
+        *self.wires.get(&(from, to)).unwrap_or(&self.default)
     }
 }
 
@@ -70,7 +70,7 @@ impl Link for ConstantLink {
         None
     }
 
-    fn settled(&mut self, _now: Nanos) -> Option<(u64, Delivery)> {
+    fn next_delivery(&mut self, _now: Nanos) -> Option<(u64, Delivery)> {
         None
     }
 
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_waits_for_the_one_before_it() {
+    fn messages_queue_per_direction() {
         let mut link = ConstantLink::new(wire());
         // 100 kB at 10 MB/s take 10 ms, the latency is 2 ms.
         assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrives, 12_000_000);
@@ -106,7 +106,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_constant_link_obeys_the_law(messages in messages(3)) {
+        fn constant_link_keeps_invariants(messages in messages(3)) {
             let slow = Wire { latency: Seconds(0.1), bandwidth: BytesPerSecond(1e6) };
             check_invariants(&mut ConstantLink::new(wire()).with(0, 2, slow), &messages);
         }

@@ -19,7 +19,7 @@ pub struct Burst {
     pub down: bool,
     pub bytes: u64,
     /// Transmission time.
-    pub air: Nanos,
+    pub time: Nanos,
 }
 
 /// The transmission that holds the medium.
@@ -36,54 +36,54 @@ pub struct Grant {
 #[derive(Debug, Clone)]
 pub struct Medium {
     queue: VecDeque<Burst>,
-    hold: Option<Grant>,
+    current: Option<Grant>,
     stalls: Stalls,
-    held: Nanos,
+    busy_time: Nanos,
 }
 
 impl Medium {
     pub fn new(stalls: Stalls) -> Self {
-        Self { queue: VecDeque::new(), hold: None, stalls, held: 0 }
+        Self { queue: VecDeque::new(), current: None, stalls, busy_time: 0 }
     }
 
     /// Requests the medium for a transmission.
-    pub fn ask(&mut self, now: Nanos, burst: Burst) {
+    pub fn request(&mut self, now: Nanos, burst: Burst) {
         self.queue.push_back(burst);
-        if self.hold.is_none() {
+        if self.current.is_none() {
             self.grant(now);
         }
     }
 
     /// When the current transmission ends.
     pub fn next_end(&self) -> Option<Nanos> {
-        self.hold.map(|hold| hold.ends)
+        self.current.map(|current| current.ends)
     }
 
     /// Takes the transmission that has ended by `now`; the next one begins where it ended.
     pub fn ended(&mut self, now: Nanos) -> Option<Grant> {
-        let hold = self.hold.take_if(|hold| hold.ends <= now)?;
-        self.held += hold.burst.air;
-        self.grant(hold.ends);
-        Some(hold)
+        let current = self.current.take_if(|current| current.ends <= now)?;
+        self.busy_time += current.burst.time;
+        self.grant(current.ends);
+        Some(current)
     }
 
     /// Stops all transmission from `now` until `until`.
     pub fn stall(&mut self, now: Nanos, until: Nanos) {
-        let left = self.hold.map(|hold| self.stalls.air(now, hold.ends));
+        let left = self.current.map(|current| self.stalls.transmission_time(now, current.ends));
         self.stalls.add(now, until);
-        if let (Some(hold), Some(left)) = (&mut self.hold, left) {
-            hold.ends = self.stalls.end(now, left);
+        if let (Some(current), Some(left)) = (&mut self.current, left) {
+            current.ends = self.stalls.end(now, left);
         }
     }
 
     /// Total transmission time of all transmissions that have ended.
-    pub fn held(&self) -> Nanos {
-        self.held
+    pub fn busy_time(&self) -> Nanos {
+        self.busy_time
     }
 
     fn grant(&mut self, now: Nanos) {
-        let granted = |burst: Burst| Grant { burst, since: now, ends: self.stalls.end(now, burst.air) };
-        self.hold = self.queue.pop_front().map(granted);
+        let granted = |burst: Burst| Grant { burst, since: now, ends: self.stalls.end(now, burst.time) };
+        self.current = self.queue.pop_front().map(granted);
     }
 }
 
@@ -94,23 +94,23 @@ mod tests {
 
     use super::*;
 
-    fn burst(message: u64, air: Nanos) -> Burst {
-        Burst { message, down: false, bytes: 1, air }
+    fn burst(message: u64, time: Nanos) -> Burst {
+        Burst { message, down: false, bytes: 1, time }
     }
 
     #[test]
-    fn it_goes_round_in_the_order_of_asking() {
-        let mut token = Medium::new(Stalls::new(vec![], ChaCha8Rng::seed_from_u64(1)));
-        token.ask(0, burst(1, 10));
-        token.ask(2, burst(2, 5));
-        token.ask(3, burst(3, 1));
-        assert!(token.ended(9).is_none());
-        assert_eq!(token.ended(10).map(|hold| (hold.burst.message, hold.since)), Some((1, 0)));
+    fn medium_is_granted_in_request_order() {
+        let mut medium = Medium::new(Stalls::new(vec![], ChaCha8Rng::seed_from_u64(1)));
+        medium.request(0, burst(1, 10));
+        medium.request(2, burst(2, 5));
+        medium.request(3, burst(3, 1));
+        assert!(medium.ended(9).is_none());
+        assert_eq!(medium.ended(10).map(|current| (current.burst.message, current.since)), Some((1, 0)));
         // A stall during the second: the rest of it comes afterwards.
-        token.stall(12, 20);
-        assert_eq!(token.next_end(), Some(23));
-        assert_eq!(token.ended(23).map(|hold| hold.burst.message), Some(2));
-        assert_eq!(token.ended(24).map(|hold| hold.since), Some(23));
-        assert_eq!((token.next_end(), token.held()), (None, 16));
+        medium.stall(12, 20);
+        assert_eq!(medium.next_end(), Some(23));
+        assert_eq!(medium.ended(23).map(|current| current.burst.message), Some(2));
+        assert_eq!(medium.ended(24).map(|current| current.since), Some(23));
+        assert_eq!((medium.next_end(), medium.busy_time()), (None, 16));
     }
 }

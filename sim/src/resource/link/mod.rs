@@ -34,7 +34,7 @@ pub struct Delivery {
 pub enum Sent {
     /// Later messages do not change its delivery.
     Known(Delivery),
-    /// It waits for the medium; [`Link::settled`] returns it under this number.
+    /// It waits for the medium; [`Link::next_delivery`] returns it under this number.
     Pending(u64),
 }
 
@@ -42,10 +42,10 @@ pub enum Sent {
 pub trait Link {
     /// Sends a message now. Calls come in the order of time.
     fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent;
-    /// When to call [`Link::settled`] next if nothing else is sent.
+    /// When to call [`Link::next_delivery`] next if nothing else is sent.
     fn next_event(&self) -> Option<Nanos>;
     /// Advances to `now`, and takes one message whose delivery is known by then. It may arrive later.
-    fn settled(&mut self, now: Nanos) -> Option<(u64, Delivery)>;
+    fn next_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)>;
     /// The least delay from one device to another.
     fn latency(&self, from: usize, to: usize) -> Seconds;
     fn carried(&self) -> Bytes;

@@ -15,15 +15,15 @@ use crate::engine::Nanos;
 #[derive(Debug, Clone)]
 pub struct Network<T> {
     links: WifiLink,
-    leaving: BTreeMap<u64, T>,
+    in_flight: BTreeMap<u64, T>,
 }
 
 impl<T> Network<T> {
     pub fn new(links: WifiLink) -> Self {
-        Self { links, leaving: BTreeMap::new() }
+        Self { links, in_flight: BTreeMap::new() }
     }
 
-    /// Sends a message. Returns its delivery if later messages cannot change it; otherwise [`Network::settled`] does.
+    /// Sends a message. Returns its delivery if later messages cannot change it; otherwise [`Network::next_delivery`] does.
     pub fn send(
         &mut self,
         now: Nanos,
@@ -34,29 +34,29 @@ impl<T> Network<T> {
         match self.links.send(now, from, to, bytes) {
             Sent::Known(delivery) => Some((item, delivery)),
             Sent::Pending(number) => {
-                self.leaving.insert(number, item);
+                self.in_flight.insert(number, item);
                 None
             }
         }
     }
 
     /// Takes one message whose delivery is known by now.
-    pub fn settled(&mut self, now: Nanos) -> Option<(T, Delivery)> {
+    pub fn next_delivery(&mut self, now: Nanos) -> Option<(T, Delivery)> {
         loop {
-            let (number, delivery) = self.links.settled(now)?;
+            let (number, delivery) = self.links.next_delivery(now)?;
             // Dropped messages have no item.
-            if let Some(item) = self.leaving.remove(&number) {
+            if let Some(item) = self.in_flight.remove(&number) {
                 return Some((item, delivery));
             }
         }
     }
 
     /// Drops all messages that have not left. Their bytes occupy the channel nevertheless.
-    pub fn give_up(&mut self) {
-        self.leaving.clear();
+    pub fn drop_pending(&mut self) {
+        self.in_flight.clear();
     }
 
-    /// When to call [`Network::settled`] next.
+    /// When to call [`Network::next_delivery`] next.
     pub fn next_event(&self) -> Option<Nanos> {
         self.links.next_event()
     }
@@ -77,9 +77,9 @@ impl<T> Network<T> {
 pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     let members = &cluster.members;
     let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
-    let mut linked: Vec<usize> = plan.devices.iter().filter_map(planned).collect();
-    linked.extend((0..members.len()).filter(|&it| plan.position(&members[it].name).is_none()));
-    linked
+    let mut order: Vec<usize> = plan.devices.iter().filter_map(planned).collect();
+    order.extend((0..members.len()).filter(|&it| plan.position(&members[it].name).is_none()));
+    order
 }
 
 /// The links between the members of a cluster, in the order of [`link_order`].
@@ -87,17 +87,17 @@ pub fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
     let (table, members) = (&cluster.links, &cluster.members);
     let names: Vec<&str> =
         link_order(cluster, plan).into_iter().map(|it| members[it].name.as_str()).collect();
-    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.default_link())), Vec::new());
+    let (mut wires, mut paths) = (ConstantLink::new(Wire::from(table.default_link())), Vec::new());
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
             match table.connection(sender, receiver) {
                 Some(Connection::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
-                Some(Connection::Wireless(way)) => ways.push((from, to, way)),
+                Some(Connection::Wireless(way)) => paths.push((from, to, way)),
                 // Unreachable pairs have no wire of their own: `check` has verified that none is used.
                 None => {}
             }
         }
     }
     let links = WifiLink::new(wires, table.wifi(), cluster.seed);
-    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
+    paths.iter().fold(links, |links, (from, to, path)| links.with(*from, *to, path))
 }

@@ -9,20 +9,20 @@ use super::{Delivery, Link, Sent};
 use crate::engine::Nanos;
 
 /// A message of a test: nanoseconds after the one before it, from, to, bytes.
-pub(crate) type Given = (Nanos, usize, usize, u64);
+pub(crate) type TestMessage = (Nanos, usize, usize, u64);
 
 /// A message and its delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Carried {
+pub(crate) struct Delivered {
     pub pair: (usize, usize),
     pub bytes: u64,
     /// When it was handed over.
-    pub given: Nanos,
+    pub sent: Nanos,
     pub delivery: Delivery,
 }
 
 /// Random messages between `devices` devices, never from one to itself.
-pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<Given>> {
+pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<TestMessage>> {
     let bytes = prop_oneof![0u64..2000, 0u64..100_000, 0u64..3_000_000];
     let message = (0u64..20_000_000, 0..devices, 1..devices, bytes);
     let turned =
@@ -31,12 +31,12 @@ pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<Given>> {
 }
 
 /// Sends messages at their times and drives the link until all have arrived; returns them in the order of sending.
-pub(crate) fn carry(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
+pub(crate) fn carry(link: &mut dyn Link, messages: &[TestMessage]) -> Vec<Delivered> {
     let (mut now, mut pending, mut carried) = (0, BTreeMap::new(), Vec::new());
     for (index, &(wait, from, to, bytes)) in messages.iter().enumerate() {
         now += wait;
         drive(link, Some(now), &mut pending, &mut carried);
-        let message = |delivery| (index, Carried { pair: (from, to), bytes, given: now, delivery });
+        let message = |delivery| (index, Delivered { pair: (from, to), bytes, sent: now, delivery });
         match link.send(now, from, to, Bytes(bytes)) {
             Sent::Known(delivery) => carried.push(message(delivery)),
             Sent::Pending(number) => {
@@ -54,30 +54,30 @@ pub(crate) fn carry(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
 fn drive(
     link: &mut dyn Link,
     until: Option<Nanos>,
-    pending: &mut BTreeMap<u64, (usize, Carried)>,
-    carried: &mut Vec<(usize, Carried)>,
+    pending: &mut BTreeMap<u64, (usize, Delivered)>,
+    carried: &mut Vec<(usize, Delivered)>,
 ) {
     while let Some(at) = link.next_event().filter(|&at| until.is_none_or(|until| at <= until)) {
-        while let Some((number, delivery)) = link.settled(at) {
+        while let Some((number, delivery)) = link.next_delivery(at) {
             assert!(delivery.arrives >= at, "it is told of after it has arrived");
             let (index, message) =
                 pending.remove(&number).expect("a message that was sent and not yet told of");
-            carried.push((index, Carried { delivery, ..message }));
+            carried.push((index, Delivered { delivery, ..message }));
         }
     }
 }
 
 /// Checks the invariants of every link with these messages.
-pub(crate) fn check_invariants(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
+pub(crate) fn check_invariants(link: &mut dyn Link, messages: &[TestMessage]) -> Vec<Delivered> {
     let before = link.carried().0;
     let carried = carry(link, messages);
     assert_eq!(carried.len(), messages.len(), "a message was lost or doubled");
     let mut last = BTreeMap::new();
-    for Carried { pair, given, delivery, .. } in &carried {
-        assert!(delivery.starts >= *given, "sent before it was given");
+    for Delivered { pair, sent, delivery, .. } in &carried {
+        assert!(delivery.starts >= *sent, "transmitted before it was sent");
         assert!(delivery.left >= delivery.starts, "its end left before its beginning");
-        let least = delivery.starts + link.latency(pair.0, pair.1).to_nanos();
-        assert!(delivery.arrives >= least.max(delivery.left), "arrived before its latency was over");
+        let earliest = delivery.starts + link.latency(pair.0, pair.1).to_nanos();
+        assert!(delivery.arrives >= earliest.max(delivery.left), "arrived before its latency was over");
         let earlier = last.insert(*pair, *delivery).unwrap_or(*delivery);
         assert!(delivery.arrives >= earlier.arrives, "overtook another message");
         assert!(delivery.left >= earlier.left, "left before the message before it");

@@ -51,51 +51,51 @@ impl Stalls {
     }
 
     /// Returns when a transmission of `air` nanoseconds that begins at `at` ends.
-    pub fn end(&mut self, at: Nanos, air: Nanos) -> Nanos {
-        let (mut at, mut left) = (self.over(at), air);
+    pub fn end(&mut self, at: Nanos, time: Nanos) -> Nanos {
+        let (mut at, mut left) = (self.stall_end(at), time);
         loop {
-            let pause = self.next(at);
+            let pause = self.next_stall(at);
             // At the end of time there is no next window.
             if left <= pause - at || pause == at {
                 return at.saturating_add(left);
             }
             left -= pause - at;
-            at = self.over(pause);
+            at = self.stall_end(pause);
         }
     }
 
     /// Returns the transmission time between two instants.
-    pub fn air(&mut self, from: Nanos, until: Nanos) -> Nanos {
-        let (mut at, mut sum) = (self.over(from), 0);
+    pub fn transmission_time(&mut self, from: Nanos, until: Nanos) -> Nanos {
+        let (mut at, mut sum) = (self.stall_end(from), 0);
         while at < until {
-            let pause = self.next(at).min(until);
+            let pause = self.next_stall(at).min(until);
             if pause == at {
                 break;
             }
             sum += pause - at;
-            at = self.over(pause);
+            at = self.stall_end(pause);
         }
         sum
     }
 
     /// The end of the stall under way, or the instant itself.
-    fn over(&mut self, at: Nanos) -> Nanos {
+    fn stall_end(&mut self, at: Nanos) -> Nanos {
         let mut at = at;
-        while let Some(&(_, end)) = self.around(at).iter().find(|&&(start, end)| start <= at && at < end) {
+        while let Some(&(_, end)) = self.spans_at(at).iter().find(|&&(start, end)| start <= at && at < end) {
             at = end;
         }
         at
     }
 
     /// The beginning of the next stall, or of the next window, where the search continues.
-    fn next(&mut self, at: Nanos) -> Nanos {
+    fn next_stall(&mut self, at: Nanos) -> Nanos {
         let edge = (at / WINDOW + 1).saturating_mul(WINDOW);
-        let starts = self.around(at).iter().map(|&(start, _)| start);
+        let starts = self.spans_at(at).iter().map(|&(start, _)| start);
         starts.filter(|&start| start > at).min().unwrap_or(edge).min(edge)
     }
 
     /// The stalls that touch the window of an instant.
-    fn around(&mut self, at: Nanos) -> &[Span] {
+    fn spans_at(&mut self, at: Nanos) -> &[Span] {
         let window = at / WINDOW;
         if self.window != Some(window) {
             let mut spans = self.added.clone();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_waits_and_goes_on() {
+    fn transmission_resumes_after_stall() {
         let mut stalls = stalls(vec![]);
         stalls.add(10 * MILLI, 30 * MILLI);
         stalls.add(20 * MILLI, 50 * MILLI);
@@ -172,42 +172,43 @@ mod tests {
         assert_eq!(stalls.end(8 * MILLI, 5 * MILLI), 53 * MILLI);
         assert_eq!(stalls.end(25 * MILLI, 0), 50 * MILLI);
         assert_eq!(stalls.end(25 * MILLI, 15 * MILLI), 66 * MILLI);
-        assert_eq!(stalls.air(0, 70 * MILLI), 29 * MILLI);
+        assert_eq!(stalls.transmission_time(0, 70 * MILLI), 29 * MILLI);
     }
 
     #[test]
-    fn stalls_come_as_often_as_they_should_whoever_asks() {
+    fn stall_rate_is_independent_of_queries() {
         let mut stalls = stalls(Document::Preset(Preset::Awdl).kinds());
         let (hour, mut still) = (3600 * 1000 * MILLI, 0);
         for second in 0..3600 {
-            still += 1000 * MILLI - stalls.air(second * 1000 * MILLI, (second + 1) * 1000 * MILLI);
+            still +=
+                1000 * MILLI - stalls.transmission_time(second * 1000 * MILLI, (second + 1) * 1000 * MILLI);
         }
         // 0.15 /s of 80 ms and 0.03 /s of 190 ms, less what overlaps.
         let share = still as f64 / hour as f64;
         assert!((share / 0.0177 - 1.0).abs() < 0.1, "{share}");
         // Asked backwards, and all at once, it is the same.
-        assert_eq!(stalls.air(0, hour), hour - still);
+        assert_eq!(stalls.transmission_time(0, hour), hour - still);
         assert_eq!(
-            stalls.clone().air(7 * 1000 * MILLI, 9999 * MILLI),
-            stalls.air(7 * 1000 * MILLI, 9999 * MILLI)
+            stalls.clone().transmission_time(7 * 1000 * MILLI, 9999 * MILLI),
+            stalls.transmission_time(7 * 1000 * MILLI, 9999 * MILLI)
         );
     }
 
     proptest! {
         #[test]
-        fn the_end_is_when_the_air_time_is_over(
+        fn end_matches_transmission_time(
             rate in 0.1f64..100.0,
             from in 0.0f64..0.004,
             more in 0.0f64..0.002,
             at in 0u64..30_000_000_000,
-            air in 0u64..3_000_000_000,
+            time in 0u64..3_000_000_000,
         ) {
             let (rate, from, to) = (PerSecond(rate), Seconds(from), Seconds(from + more));
             let kind = Stall { rate, from, to, source: String::new() };
             let mut stalls = stalls(vec![kind]);
-            let end = stalls.end(at, air);
-            prop_assert!(end >= at + air);
-            prop_assert_eq!(stalls.air(at, end), air);
+            let end = stalls.end(at, time);
+            prop_assert!(end >= at + time);
+            prop_assert_eq!(stalls.transmission_time(at, end), time);
         }
     }
 }

@@ -62,7 +62,7 @@ struct Route {
     rate: BytesPerSecond,
     wire_latency: Nanos,
     /// The channel whose delay it has.
-    delaying: usize,
+    delay_channel: usize,
 }
 
 /// A message being sent.
@@ -72,10 +72,10 @@ struct Sending {
     bytes: u64,
     /// Bytes for which the sender has not requested the medium yet.
     unsent: u64,
-    landed: u64,
+    received: u64,
     starts: Option<Nanos>,
     /// From its last burst to its arrival.
-    after: Nanos,
+    rest_delay: Nanos,
 }
 
 /// Wi-Fi channels, and wires for other pairs.
@@ -86,21 +86,21 @@ pub struct WifiLink {
     names: Vec<String>,
     delays: Vec<Delays>,
     routes: BTreeMap<(usize, usize), Route>,
-    tokens: BTreeMap<Port, Medium>,
+    media: BTreeMap<Port, Medium>,
     connections: BTreeMap<(usize, usize), Connection>,
     sending: BTreeMap<u64, Sending>,
-    numbers: u64,
+    last_number: u64,
     carried: u64,
 }
 
 impl WifiLink {
     /// Wires only, until [`WifiLink::with`] moves pairs to Wi-Fi.
-    pub fn new(wires: ConstantLink, air: Option<&Wifi>, seed: u64) -> Self {
+    pub fn new(wires: ConstantLink, wifi: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
             random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
         };
-        let channels = || air.into_iter().flat_map(|air| air.channels.iter().enumerate());
-        let token = |(index, channel): (usize, &hearth_profiles::link::wifi::WifiChannel)| {
+        let channels = || wifi.into_iter().flat_map(|wifi| wifi.channels.iter().enumerate());
+        let medium = |(index, channel): (usize, &hearth_profiles::link::wifi::WifiChannel)| {
             let stalls = Stalls::new(channel.stalls.kinds(), stream(index, Purpose::Stalls));
             (Port::Channel(index), Medium::new(stalls))
         };
@@ -109,38 +109,39 @@ impl WifiLink {
         });
         Self {
             wires,
-            tcp: air.map_or_else(Tcp::default, |air| air.tcp.clone()),
+            tcp: wifi.map_or_else(Tcp::default, |wifi| wifi.tcp.clone()),
             names: channels().map(|(_, channel)| channel.name.clone()).collect(),
             delays: delays.collect(),
             routes: BTreeMap::new(),
-            tokens: channels().map(token).collect(),
+            media: channels().map(medium).collect(),
             connections: BTreeMap::new(),
             sending: BTreeMap::new(),
-            numbers: 0,
+            last_number: 0,
             carried: 0,
         }
     }
 
     /// Moves one direction of a pair to Wi-Fi.
     #[must_use]
-    pub fn with(mut self, from: usize, to: usize, way: &WirelessPath) -> Self {
-        let half = |end: &Endpoint, wire: Port| {
+    pub fn with(mut self, from: usize, to: usize, path: &WirelessPath) -> Self {
+        let hop = |end: &Endpoint, wire: Port| {
             let port = if let Endpoint::Station { index, .. } = end { Port::Channel(*index) } else { wire };
             Hop { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
         };
-        let (up, down) = (half(&way.sender, Port::From(from)), half(&way.receiver, Port::To(to)));
+        let (up, down) = (hop(&path.sender, Port::From(from)), hop(&path.receiver, Port::To(to)));
         for port in [up.port, down.port] {
             // Wires never stall, so their stream is never used.
             let quiet =
                 || Medium::new(Stalls::new(Vec::new(), random::stream(0, random::Purpose::Wifi, 0, 0)));
-            self.tokens.entry(port).or_insert_with(quiet);
+            self.media.entry(port).or_insert_with(quiet);
         }
-        let ((_, Port::Channel(delaying)) | (Port::Channel(delaying), _)) = (up.port, down.port) else {
+        let ((_, Port::Channel(delay_channel)) | (Port::Channel(delay_channel), _)) = (up.port, down.port)
+        else {
             return self;
         };
-        let (burst, rate) = (way.burst_bytes().0, way.rate());
-        let wire_latency = way.wire_latency().to_nanos();
-        self.routes.insert((from, to), Route { up, down, burst, rate, wire_latency, delaying });
+        let (burst, rate) = (path.burst_bytes().0, path.rate());
+        let wire_latency = path.wire_latency().to_nanos();
+        self.routes.insert((from, to), Route { up, down, burst, rate, wire_latency, delay_channel });
         self
     }
 
@@ -148,48 +149,48 @@ impl WifiLink {
     /// afterwards.
     pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
         let index = self.names.iter().position(|name| name == channel);
-        let token = index.and_then(|index| self.tokens.get_mut(&Port::Channel(index)));
-        token.is_some_and(|token| {
-            token.stall(now, until);
+        let medium = index.and_then(|index| self.media.get_mut(&Port::Channel(index)));
+        medium.is_some_and(|medium| {
+            medium.stall(now, until);
             true
         })
     }
 
     /// Stalls every channel.
     pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
-        for (port, token) in &mut self.tokens {
+        for (port, medium) in &mut self.media {
             if matches!(port, Port::Channel(_)) {
-                token.stall(now, until);
+                medium.stall(now, until);
             }
         }
     }
 
     /// Total time of all transmissions on a channel that have ended.
-    pub fn air_time(&self, channel: usize) -> Nanos {
-        self.tokens.get(&Port::Channel(channel)).map_or(0, Medium::held)
+    pub fn busy_time(&self, channel: usize) -> Nanos {
+        self.media.get(&Port::Channel(channel)).map_or(0, Medium::busy_time)
     }
 
     /// Requests the sender's medium for the message's next burst.
-    fn ask(&mut self, at: Nanos, number: u64) {
+    fn request(&mut self, at: Nanos, number: u64) {
         let Some(message) = self.sending.get_mut(&number) else { return };
         let Some(route) = self.routes.get(&message.pair) else { return };
         let bytes = message.unsent.min(route.burst);
         message.unsent -= bytes;
-        let burst = Burst { message: number, down: false, bytes, air: route.up.hold(bytes) };
-        if let Some(token) = self.tokens.get_mut(&route.up.port) {
-            token.ask(at, burst);
+        let burst = Burst { message: number, down: false, bytes, time: route.up.grant(bytes) };
+        if let Some(medium) = self.media.get_mut(&route.up.port) {
+            medium.request(at, burst);
         }
     }
 
     /// Ends a burst on a port; returns its message if it was the last.
     fn ended(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
-        let hold = self.tokens.get_mut(&port)?.ended(at)?;
-        let Burst { message: number, down, bytes, .. } = hold.burst;
+        let grant = self.media.get_mut(&port)?.ended(at)?;
+        let Burst { message: number, down, bytes, .. } = grant.burst;
         let message = self.sending.get_mut(&number)?;
         let route = *self.routes.get(&message.pair)?;
         let connection = self.connections.entry(message.pair).or_default();
         if !down {
-            message.starts.get_or_insert(hold.since);
+            message.starts.get_or_insert(grant.since);
             connection.last_sent = Some(at);
             // The access point requests first, then the sender for its next burst or its next message.
             let next = if message.unsent > 0 {
@@ -198,18 +199,18 @@ impl WifiLink {
                 connection.waiting.pop_front();
                 connection.waiting.front().copied()
             };
-            let air = route.down.hold(bytes);
-            self.tokens.get_mut(&route.down.port)?.ask(at, Burst { down: true, air, ..hold.burst });
+            let time = route.down.grant(bytes);
+            self.media.get_mut(&route.down.port)?.request(at, Burst { down: true, time, ..grant.burst });
             if let Some(next) = next {
-                self.ask(at, next);
+                self.request(at, next);
             }
             return None;
         }
-        message.landed += bytes;
-        if message.landed < message.bytes {
+        message.received += bytes;
+        if message.received < message.bytes {
             return None;
         }
-        let arrives = at.saturating_add(message.after).max(connection.last_arrival);
+        let arrives = at.saturating_add(message.rest_delay).max(connection.last_arrival);
         connection.last_arrival = arrives;
         let starts = message.starts.unwrap_or(at);
         self.sending.remove(&number);
@@ -218,7 +219,7 @@ impl WifiLink {
 }
 
 impl Hop {
-    fn hold(&self, bytes: u64) -> Nanos {
+    fn grant(&self, bytes: u64) -> Nanos {
         self.overhead.saturating_add((Bytes(bytes) / self.rate).to_nanos())
     }
 }
@@ -229,31 +230,32 @@ impl Link for WifiLink {
         let Some(&route) = self.routes.get(&pair) else { return self.wires.send(now, from, to, bytes) };
         let connection = self.connections.entry(pair).or_default();
         let fresh = connection.is_fresh(now, &self.tcp);
-        let delays = &mut self.delays[route.delaying];
+        let delays = &mut self.delays[route.delay_channel];
         let overhead = route.up.overhead + route.down.overhead;
         let rest = delays.one_way().to_nanos().saturating_sub(overhead);
-        let surcharge = delays.surcharge(&self.tcp, route.rate, bytes, fresh).to_nanos();
-        let after = route.wire_latency + rest + surcharge;
-        self.numbers += 1;
-        let number = self.numbers;
-        let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, landed: 0, starts: None, after };
+        let tcp_delay = delays.tcp_delay(&self.tcp, route.rate, bytes, fresh).to_nanos();
+        let rest_delay = route.wire_latency + rest + tcp_delay;
+        self.last_number += 1;
+        let number = self.last_number;
+        let message =
+            Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, starts: None, rest_delay };
         self.sending.insert(number, message);
         self.carried += bytes.0;
         connection.last_sent = Some(now);
         connection.waiting.push_back(number);
         if connection.waiting.len() == 1 {
-            self.ask(now, number);
+            self.request(now, number);
         }
         Sent::Pending(number)
     }
 
     fn next_event(&self) -> Option<Nanos> {
-        self.tokens.values().filter_map(Medium::next_end).min()
+        self.media.values().filter_map(Medium::next_end).min()
     }
 
-    fn settled(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
+    fn next_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
         loop {
-            let ends = self.tokens.iter().filter_map(|(&port, token)| Some((token.next_end()?, port)));
+            let ends = self.media.iter().filter_map(|(&port, medium)| Some((medium.next_end()?, port)));
             let (at, port) = ends.min().filter(|&(at, _)| at <= now)?;
             if let Some(delivery) = self.ended(at, port) {
                 return Some(delivery);
@@ -262,9 +264,9 @@ impl Link for WifiLink {
     }
 
     fn latency(&self, from: usize, to: usize) -> Seconds {
-        let over_air =
+        let over_wifi =
             |route: &Route| Seconds::from_nanos(route.up.overhead + route.down.overhead + route.wire_latency);
-        self.routes.get(&(from, to)).map_or_else(|| self.wires.latency(from, to), over_air)
+        self.routes.get(&(from, to)).map_or_else(|| self.wires.latency(from, to), over_wifi)
     }
 
     fn carried(&self) -> Bytes {

@@ -5,7 +5,7 @@ use hearth_profiles::{BytesPerSecond, Seconds};
 use hearth_schema::residency::Residency;
 
 use super::*;
-use crate::page_cache::{Policy, TwoList};
+use crate::page_cache::TwoList;
 use crate::resource::DiskSpeed;
 
 const PIECE: Bytes = Bytes::mib(1);
@@ -16,7 +16,7 @@ fn storage(capacity: u32) -> Storage {
     let rate = BytesPerSecond(PIECE.as_f64() * 1e3);
     let speed =
         DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
-    let cache = Policy::TwoList(Box::new(TwoList::new(SHARE, capacity)));
+    let cache = Box::new(TwoList::new(SHARE, capacity));
     Storage::with_chunks(cache, PIECE, speed, PIECE)
 }
 
@@ -94,7 +94,7 @@ impl Setup {
 }
 
 #[test]
-fn what_is_kept_is_read_once() {
+fn kept_pieces_are_read_once() {
     // Of 60 pieces of memory 8 are the buffer, and the kernel needs somewhat less than 2.
     let mut setup = Setup::new(PIECE * 60, 60);
     let kept = setup.stream.kept().count() as u64;
@@ -106,7 +106,7 @@ fn what_is_kept_is_read_once() {
 }
 
 #[test]
-fn a_kept_set_that_memory_cannot_hold_is_lost_and_gives_way() {
+fn kept_set_shrinks_to_memory() {
     // The plan promises memory for 90 pieces where 60 find room.
     let mut setup = Setup::new(PIECE * 90, 60);
     assert_eq!(setup.stream.kept().count(), 80);
@@ -119,7 +119,7 @@ fn a_kept_set_that_memory_cannot_hold_is_lost_and_gives_way() {
 }
 
 #[test]
-fn reads_without_a_pause_are_one_record() {
+fn continuous_reads_are_one_record() {
     let mut setup = Setup::new(PIECE * 60, 60);
     for pass in 0..3 {
         setup.token(pass);

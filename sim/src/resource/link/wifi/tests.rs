@@ -4,7 +4,7 @@ use hearth_profiles::link::wifi::{Preset, Stalls as Document};
 use hearth_profiles::{Fraction, Sourced};
 use proptest::prelude::*;
 
-use super::super::properties::{Carried, Given, carry, check_invariants, messages};
+use super::super::properties::{Delivered, TestMessage, carry, check_invariants, messages};
 use super::super::{ConstantLink, Wire};
 use super::*;
 
@@ -21,7 +21,7 @@ fn wire() -> hearth_profiles::Link {
 }
 
 /// Devices 0 to 3 are on the first channel, 4 on a second of half the rate, the others on wires.
-fn air(stalls: Preset) -> Wifi {
+fn wifi(stalls: Preset) -> Wifi {
     let channel = |name: &str, rate: BytesPerSecond| hearth_profiles::link::wifi::WifiChannel {
         name: name.into(),
         bandwidth: source(rate),
@@ -38,60 +38,62 @@ fn air(stalls: Preset) -> Wifi {
 /// Without losses and closing windows.
 fn quiet(stalls: Preset) -> Wifi {
     let tcp = Tcp { idle_restart: false, loss: source(Fraction(0.0)), ..Tcp::default() };
-    Wifi { tcp, ..air(stalls) }
+    Wifi { tcp, ..wifi(stalls) }
 }
 
 /// Without delays beside the transmissions.
 fn bare() -> Wifi {
-    let mut air = quiet(Preset::Clean);
-    for channel in &mut air.channels {
+    let mut wifi = quiet(Preset::Clean);
+    for channel in &mut wifi.channels {
         channel.delay.median.value = Seconds(1e-6);
     }
-    air
+    wifi
 }
 
-fn way<'a>(
-    air: &'a Wifi,
+fn path<'a>(
+    wifi: &'a Wifi,
     wire: &'a hearth_profiles::Link,
     from: usize,
     to: usize,
 ) -> Option<WirelessPath<'a>> {
     let end = |device: usize| match device {
         0..4 => {
-            Endpoint::Station { index: 0, channel: &air.channels[0], rate: air.channels[0].bandwidth.value }
+            Endpoint::Station { index: 0, channel: &wifi.channels[0], rate: wifi.channels[0].bandwidth.value }
         }
-        4 => Endpoint::Station { index: 1, channel: &air.channels[1], rate: air.channels[1].bandwidth.value },
+        4 => {
+            Endpoint::Station { index: 1, channel: &wifi.channels[1], rate: wifi.channels[1].bandwidth.value }
+        }
         _ => Endpoint::Wire(wire),
     };
-    (from < 5 || to < 5).then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &air.tcp })
+    (from < 5 || to < 5).then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
 }
 
-fn link(air: &Wifi, seed: u64) -> WifiLink {
+fn link(wifi: &Wifi, seed: u64) -> WifiLink {
     let wire = wire();
-    let mut link = WifiLink::new(ConstantLink::new(Wire::from(&wire)), Some(air), seed);
+    let mut link = WifiLink::new(ConstantLink::new(Wire::from(&wire)), Some(wifi), seed);
     for pair in 0..49 {
         let (from, to) = (pair / 7, pair % 7);
-        if let Some(way) = way(air, &wire, from, to).filter(|_| from != to) {
-            link = link.with(from, to, &way);
+        if let Some(path) = path(wifi, &wire, from, to).filter(|_| from != to) {
+            link = link.with(from, to, &path);
         }
     }
     link
 }
 
 /// Milliseconds from sending to arrival.
-fn took(carried: &Carried) -> f64 {
-    (carried.delivery.arrives - carried.given) as f64 * 1e-6
+fn duration_ms(carried: &Delivered) -> f64 {
+    (carried.delivery.arrives - carried.sent) as f64 * 1e-6
 }
 
 /// Mean milliseconds of a message that is sent `count` times, with everything before it delivered.
-fn mean(air: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
-    let sent: Vec<Given> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
-    let carried = carry(&mut link(air, 1), &sent);
-    carried.iter().map(took).sum::<f64>() / count as f64
+fn mean(wifi: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
+    let sent: Vec<TestMessage> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
+    let carried = carry(&mut link(wifi, 1), &sent);
+    carried.iter().map(duration_ms).sum::<f64>() / count as f64
 }
 
 #[test]
-fn a_ping_over_air_with_stalls_takes_what_is_known_of_it() {
+fn ping_percentiles_with_awdl_stalls() {
     let mut link = link(&quiet(Preset::Awdl), 1);
     let mut times = Vec::new();
     let (count, mut now) = (200_000, 0);
@@ -99,7 +101,7 @@ fn a_ping_over_air_with_stalls_takes_what_is_known_of_it() {
         link.send(now, from, to, Bytes(64));
         let mut arrives = None;
         while let Some(at) = link.next_event() {
-            arrives = link.settled(at).map(|(_, delivery)| delivery.arrives).or(arrives);
+            arrives = link.next_delivery(at).map(|(_, delivery)| delivery.arrives).or(arrives);
         }
         arrives.expect("a ping arrives")
     };
@@ -121,17 +123,17 @@ fn a_ping_over_air_with_stalls_takes_what_is_known_of_it() {
 }
 
 #[test]
-fn a_message_alone_takes_what_the_formula_says() {
+fn message_mean_matches_formula() {
     let wire = wire();
     println!("| air | from, to | bytes | mean of 100000, ms | formula, ms |");
-    for (name, air, within) in [("clean", air(Preset::Clean), 0.01), ("awdl", air(Preset::Awdl), 0.03)] {
+    for (name, wifi, within) in [("clean", wifi(Preset::Clean), 0.01), ("awdl", wifi(Preset::Awdl), 0.03)] {
         for (pair, bytes) in
             [((0, 1), 64), ((0, 1), 32_768), ((0, 5), 32_768), ((6, 4), 200_000), ((0, 4), 3_000_000)]
         {
             // Twenty seconds after the last one every connection is fresh.
-            let found = mean(&air, pair, bytes, 100_000);
+            let found = mean(&wifi, pair, bytes, 100_000);
             let expected =
-                way(&air, &wire, pair.0, pair.1).expect("on the air").mean(Bytes(bytes), true).as_millis();
+                path(&wifi, &wire, pair.0, pair.1).expect("on the air").mean(Bytes(bytes), true).as_millis();
             println!("| {name} | {}, {} | {bytes} | {found:.3} | {expected:.3} |", pair.0, pair.1);
             assert!((found / expected - 1.0).abs() < within, "{pair:?}, {bytes}: {found} and not {expected}");
         }
@@ -139,7 +141,7 @@ fn a_message_alone_takes_what_the_formula_says() {
 }
 
 #[test]
-fn two_stations_get_half_of_the_air() {
+fn two_stations_get_half_the_channel() {
     // 54 MB up and down: 200 bursts of 5.4 ms and 0.2 ms.
     let carried = carry(&mut link(&bare(), 1), &[(0, 0, 1, 54_000_000)]);
     assert_eq!(carried[0].delivery.left, 200 * (5 * MILLI + 6 * MILLI / 10));
@@ -149,12 +151,12 @@ fn two_stations_get_half_of_the_air() {
 }
 
 #[test]
-fn a_small_message_comes_between_the_bursts_of_a_long_one() {
+fn small_message_interleaves_with_bursts() {
     let mut link = link(&bare(), 1);
     // At 10 ms the second burst goes up. The small one gets the air when it is up, at 11.2 ms or after the first has
     // gone down; it never waits for all of the long one.
     let carried = carry(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 2, 3, 1000)]);
-    assert!(took(&carried[1]) < 4.0 * 5.6, "{} ms", took(&carried[1]));
+    assert!(duration_ms(&carried[1]) < 4.0 * 5.6, "{} ms", duration_ms(&carried[1]));
     // Behind it on the same connection it does wait.
     let carried = carry(&mut self::link(&bare(), 1), &[(0, 0, 1, 54_000_000), (10 * MILLI, 0, 1, 1000)]);
     assert!(carried[1].delivery.starts > carried[0].delivery.left - 10 * MILLI);
@@ -162,22 +164,22 @@ fn a_small_message_comes_between_the_bursts_of_a_long_one() {
 }
 
 #[test]
-fn everybody_sending_to_everybody_takes_the_air_that_it_must() {
+fn all_to_all_busy_time() {
     for stations in 2..5usize {
         let pairs = (0..stations).flat_map(|from| (0..stations).map(move |to| (from, to)));
-        let all: Vec<Given> =
+        let all: Vec<TestMessage> =
             pairs.filter(|(from, to)| from != to).map(|(from, to)| (0, from, to, 16_384)).collect();
         let mut link = link(&bare(), 1);
         let carried = carry(&mut link, &all);
         // 0.2 ms and 163.84 us, up and down, for each ordered pair; the air is never idle before the last is down.
-        let must = (stations * (stations - 1)) as Nanos * 2 * 363_840;
-        assert_eq!(carried.iter().map(|carried| carried.delivery.left).max(), Some(must));
-        assert_eq!(link.air_time(0), must);
+        let expected = (stations * (stations - 1)) as Nanos * 2 * 363_840;
+        assert_eq!(carried.iter().map(|carried| carried.delivery.left).max(), Some(expected));
+        assert_eq!(link.busy_time(0), expected);
     }
 }
 
 #[test]
-fn a_stall_of_the_world_stops_what_is_under_way() {
+fn added_stall_pauses_transmission() {
     let mut link = link(&bare(), 1);
     link.send(0, 0, 1, Bytes(100_000));
     // Hop a millisecond of 1.2 ms up is over.
@@ -186,18 +188,18 @@ fn a_stall_of_the_world_stops_what_is_under_way() {
     assert_eq!(link.next_event(), Some(40 * MILLI + 7 * MILLI / 10));
     let mut deliveries = Vec::new();
     while let Some(at) = link.next_event() {
-        deliveries.extend(link.settled(at));
+        deliveries.extend(link.next_delivery(at));
     }
     assert_eq!(deliveries[0].1.left, 40 * MILLI + 19 * MILLI / 10);
 }
 
 #[test]
-fn a_connection_in_use_keeps_its_window() {
-    let mut air = air(Preset::Clean);
-    air.tcp.loss.value = Fraction(0.0);
+fn busy_connection_keeps_window() {
+    let mut wifi = wifi(Preset::Clean);
+    wifi.tcp.loss.value = Fraction(0.0);
     let every = |wait: Nanos| {
-        let sent: Vec<Given> = (0..2000).map(|_| (wait, 0, 1, 32_768)).collect();
-        carry(&mut link(&air, 1), &sent)[1..].iter().map(took).sum::<f64>() / 1999.0
+        let sent: Vec<TestMessage> = (0..2000).map(|_| (wait, 0, 1, 32_768)).collect();
+        carry(&mut link(&wifi, 1), &sent)[1..].iter().map(duration_ms).sum::<f64>() / 1999.0
     };
     let (busy, idle) = (every(100 * MILLI), every(300 * MILLI));
     // A round trip of 4.306 ms less 14480 bytes at 50 MB/s.
@@ -208,34 +210,34 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn the_air_obeys_the_law(messages in messages(7), seed: u64, awdl: bool) {
-        let air = air(if awdl { Preset::Awdl } else { Preset::Clean });
-        let mut link = link(&air, seed);
+    fn wifi_link_keeps_invariants(messages in messages(7), seed: u64, awdl: bool) {
+        let wifi = wifi(if awdl { Preset::Awdl } else { Preset::Clean });
+        let mut link = link(&wifi, seed);
         let carried = check_invariants(&mut link, &messages);
         // The same once more, and to the last nanosecond.
-        prop_assert_eq!(&carry(&mut self::link(&air, seed), &messages), &carried);
+        prop_assert_eq!(&carry(&mut self::link(&wifi, seed), &messages), &carried);
         let end = carried.iter().map(|carried| carried.delivery.left).max().unwrap_or(0);
         for channel in 0..2 {
-            prop_assert!(link.air_time(channel) <= end, "two at once on the air of channel {}", channel);
+            prop_assert!(link.busy_time(channel) <= end, "two at once on the air of channel {}", channel);
         }
     }
 
     /// One transmission at a time, and the channel is never idle while one waits: transmissions leave no gap.
     #[test]
-    fn the_air_is_held_by_one_at_a_time_and_never_wasted(
+    fn channel_is_exclusive_and_work_conserving(
         messages in prop::collection::vec((0usize..4, 1usize..4, 0u64..2_000_000), 1..20)
     ) {
-        let air = bare();
-        let given: Vec<Given> =
+        let wifi = bare();
+        let sent: Vec<TestMessage> =
             messages.iter().map(|&(from, step, bytes)| (0, from, (from + step) % 4, bytes)).collect();
-        let mut link = link(&air, 1);
-        let carried = carry(&mut link, &given);
+        let mut link = link(&wifi, 1);
+        let carried = carry(&mut link, &sent);
         let hold = |bytes: u64| 200_000 + bytes * 10;
         let bursts = |bytes: u64| {
             (0..bytes.div_ceil(540_000).max(1)).map(move |at| hold((bytes - at * 540_000).min(540_000)))
         };
-        let must: u64 = given.iter().flat_map(|message| bursts(message.3)).sum::<u64>() * 2;
-        prop_assert_eq!(link.air_time(0), must);
-        prop_assert_eq!(carried.iter().map(|carried| carried.delivery.left).max(), Some(must));
+        let expected: u64 = sent.iter().flat_map(|message| bursts(message.3)).sum::<u64>() * 2;
+        prop_assert_eq!(link.busy_time(0), expected);
+        prop_assert_eq!(carried.iter().map(|carried| carried.delivery.left).max(), Some(expected));
     }
 }
