@@ -1,10 +1,8 @@
-//! The reasons behind a plan: binding constraints, dropped devices, and the distance from the optimum.
+//! The reasons behind a plan: binding constraints, dropped devices, and the gap to the optimum.
 //!
-//! Answers, for a finished plan: the best time at every k that was searched; on each device the constraint
-//! that stops it from taking more, and what one more layer there would cost; for each device left out, how
-//! much slower the best plan that uses it would be; and how far the plan is from the optimum.
-//!
-//! Not here: wording, which is `sentences`.
+//! For a finished plan: the best time at every k that was searched; the constraints that keep each device from taking
+//! more layers, and the cost of one more; for each dropped device, how much slower the best plan with it is; and how
+//! far the plan is from the optimum. The wording is in `plan_document::reasons`.
 
 use crate::latency::constraints::Rules;
 use crate::latency::gpu_split::RoundCounts;
@@ -18,87 +16,76 @@ use crate::solvers::search_space::{HeadChoice, OrderChoice};
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy};
 
-/// The reasons behind a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// Best T by ring size (that is, by k), as far as the strategy searched.
+    /// The best T by ring size, that is by k, as far as the strategy searched.
     pub searched: Vec<SearchStep>,
-    /// One entry a device, in the instance's order.
+    /// In the instance's order of devices.
     pub devices: Vec<DeviceExplanation>,
-    /// The fastest T by the same objective with the same head, devices dropped freely; for a strategy that finds it
-    /// its own T under its own rules.
+    /// The optimal T by the same objective with the same head and any devices dropped; for a strategy that is
+    /// optimal, its own T under its own rules.
     pub optimum: Option<f64>,
     /// T / optimum - 1.
     pub gap: Option<f64>,
-    /// Present if the strategy did not look at everything that its rules allow.
+    /// Set if the strategy did not search everything that its rules allow.
     pub limit: Option<SearchLimit>,
 }
 
-/// The reasons behind one device's share.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceExplanation {
-    /// Its name.
     pub name: String,
-    /// What holds it where it is.
+    /// The constraints that keep the device from taking more layers.
     pub binding: Vec<BindingConstraint>,
-    /// Seconds a token gains if its window grows by one layer (k layers of the model) with the best split,
-    /// everything else equal; `None` if that is not allowed. A cost on this device only: somewhere else a
-    /// window shrinks.
+    /// The increase of T in seconds if the window grows by one layer (k layers of the model) with the best split,
+    /// everything else equal; `None` if that is not allowed. The saving on the device whose window shrinks is not
+    /// included.
     pub one_more_layer: Option<f64>,
-    /// Present if the device has no layers.
+    /// Set if the device has no layers.
     pub dropped: Option<DropReason>,
-    /// Present if it is in the ring all the same, to pass on.
+    /// Set if the device has no layers and forwards activations in the ring.
     pub relay: Option<RelayPlacement>,
 }
 
-/// The two devices that a relay connects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayPlacement {
-    /// The device that sends to it.
     pub from: String,
-    /// The device that it sends to.
     pub to: String,
-    /// Whether these two could talk directly, only slower.
+    /// Whether `from` has a (slower) link to `to`.
     pub reachable: bool,
 }
 
-/// What limits a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum BindingConstraint {
-    /// It has one layer because every device must have one.
     SmallestWindow,
-    /// GPU memory holds no further layer, and CPU layers exist.
+    /// GPU memory is full and the device has CPU layers.
     GpuMemory,
-    /// It fits; one more layer would make it read from disk for every token.
+    /// With one more layer the device would read from disk for every token.
     Memory,
-    /// It reads from disk for every token already.
     Overloaded,
-    /// One more layer would need a disk that is too slow to be used.
     SlowDisk,
 }
 
-/// Why a device has no layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DropReason {
-    /// The best plan that gives it a layer, at the same k and head, takes this many seconds more than the
-    /// plan (less, if negative: then a heuristic dropped it wrongly). If the plan has an order of its own, the
-    /// device is tried at its cheapest place in it.
+    /// The best plan that uses the device, at the same k and head, takes this many seconds more than the plan.
+    /// Negative if a heuristic dropped the device wrongly. If the plan has an order, the device is tried at its
+    /// cheapest place in it.
     Slower(f64),
-    /// No ring leads through it.
     Unreachable,
-    /// Its disk is slow and not one layer of a round fits its memory.
+    /// Its disk is slow and its memory holds no layer of a round.
     NoLayerFits,
-    /// No plan that uses it is faster; how much slower the best is was not asked, there are too many devices.
+    /// No plan that uses the device is faster. With more than `MAX_DEVICES_COMPARED` devices the difference is not
+    /// computed.
     NotFaster,
-    /// A round has no layer to spare for it.
+    /// The ring has fewer layers than devices.
     NoLayerLeft,
 }
 
-/// The number of devices up to which the cost of using each dropped device is computed.
-/// source: measured, 64 devices and 128 layers take 2 s for it
+/// The largest number of devices for which the cost of using each dropped device is computed. source: measured, 64
+/// devices and 128 layers take 2 s
 const MAX_DEVICES_COMPARED: usize = 24;
 
-/// A checked plan that is to be explained.
+/// The checked plan to explain.
 pub(crate) struct PlanToExplain<'a> {
     pub assignment: &'a Assignment,
     pub breakdown: &'a Breakdown,
@@ -109,7 +96,6 @@ pub(crate) struct PlanToExplain<'a> {
 }
 
 impl Explanation {
-    /// Explains a checked plan. `optimum` is given by a strategy that has found it.
     pub(crate) fn new(
         model: &LatencyModel,
         plan: &PlanToExplain,
@@ -127,8 +113,8 @@ impl Explanation {
     }
 }
 
-/// The fastest plan of whole rounds by the same objective, devices dropped freely; `None` if it is not known for
-/// certain, or if a plan with a partial last round is faster.
+/// Returns the optimal T over plans of whole rounds with any devices dropped; `None` if the search was limited, or if
+/// `plan`, with a partial last round, is faster.
 fn best_with_the_same_head(model: &LatencyModel, plan: &PlanToExplain) -> Option<f64> {
     let rules = Rules { may_drop: true, may_leave_remainder: false };
     let head = HeadChoice::Fixed(plan.assignment.head);
@@ -151,7 +137,7 @@ fn best_with_the_same_head(model: &LatencyModel, plan: &PlanToExplain) -> Option
     optimum.filter(|optimum| *optimum <= plan.breakdown.seconds * (1.0 + 1e-9))
 }
 
-/// `tables` are made when they are first needed, and serve all devices.
+/// `tables` are computed on first use and shared by all devices.
 fn explain_device(
     model: &LatencyModel,
     plan: &PlanToExplain,
@@ -186,7 +172,6 @@ fn explain_device(
     }
 }
 
-/// A device with a window one layer wider.
 #[derive(Clone, Copy)]
 struct WiderWindow {
     seconds: f64,
@@ -194,7 +179,7 @@ struct WiderWindow {
     over: bool,
 }
 
-/// The best way to run one more layer, `None` if that is not allowed.
+/// Evaluates a window one layer wider with its best split, `None` if that is not allowed.
 fn wider_window(
     model: &LatencyModel,
     plan: &PlanToExplain,
@@ -230,7 +215,7 @@ fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> Rela
     RelayPlacement { from: name(before), to: name(after), reachable }
 }
 
-/// The rounds as they reach a device, for what-if questions about its window.
+/// Returns the whole rounds, and the layers that the partial last round has left when it reaches the device.
 fn round_counts_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> RoundCounts {
     let Place { ring_layers, placed } = model.place(assignment, device);
     let rest = (model.model_layers() % ring_layers).saturating_sub(placed);

@@ -1,9 +1,4 @@
-//! The table of strategies by name.
-//!
-//! The one table of names, for the command line, scenarios and examples, so that all of them know the same
-//! strategies under the same names and complain alike.
-//!
-//! Not here: the strategies.
+//! The table of strategies by name, for the command line, scenarios and examples.
 
 use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::scenario::RingOrder;
@@ -23,24 +18,20 @@ use crate::solvers::overlap::Overlap;
 use crate::solvers::search_space::{HeadChoice, OrderChoice};
 use crate::strategy::Strategy;
 
-/// The options of all strategies; each reads those that concern it.
+/// The options of all strategies; each strategy reads those that concern it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StrategyOptions {
-    /// Which optional rules a searched plan may use.
     pub rules: Rules,
     /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
     pub head: Option<usize>,
-    /// Let `overlap` and `exact` choose the head.
+    /// Lets `overlap` and `exact` choose the head.
     pub best_head: bool,
-    /// Let `overlap` and `exact` choose the order of the ring.
+    /// Lets `overlap` and `exact` choose the order of the ring.
     pub best_order: bool,
-    /// k.
     pub rounds: Option<u32>,
-    /// Windows by hand.
     pub window_layers: Option<Vec<u32>>,
-    /// GPU layers by hand.
     pub gpu_layers: Option<Vec<u32>>,
-    /// What `mem-total` is proportional to: total memory of each device, in the instance's order.
+    /// The total memory of each device in the instance's order, for `mem-total`.
     pub total_memory: Option<Vec<u64>>,
 }
 
@@ -58,26 +49,21 @@ impl From<&PlannerOptions> for StrategyOptions {
     }
 }
 
-/// A name or a set of options that selects nothing.
+/// An unknown strategy, or a missing option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// No strategy has this name.
     #[error("no strategy is called `{name}`: use one of {}", NAMES.join(", "))]
     Unknown {
-        /// What was asked for.
         name: String,
     },
-    /// The strategy needs an option that is not given.
     #[error("strategy `{strategy}` needs {needs}")]
     Missing {
-        /// The strategy.
         strategy: &'static str,
-        /// What it needs.
         needs: &'static str,
     },
 }
 
-/// Every name, in the order in which comparisons print them.
+/// All names, in the order in which comparisons print them.
 pub const NAMES: [&str; 13] = [
     "overlap",
     "exact",
@@ -94,7 +80,7 @@ pub const NAMES: [&str; 13] = [
     "exhaustive",
 ];
 
-/// The strategy of a name.
+/// Returns the strategy called `name`.
 pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn Strategy>, LookupError> {
     let StrategyOptions { rules, rounds, .. } = *options;
     let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));

@@ -9,31 +9,25 @@ use crate::problem::assignment::Assignment;
 use crate::solvers::relays::with_relays;
 use crate::strategy::{Objective, Proposal, SearchStep, Strategy, StrategyError};
 
-/// A plan with its time and its reasons.
+/// A plan with its time and its explanation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solution {
-    /// The strategy that chose it.
     pub strategy: &'static str,
-    /// The options of that strategy.
     pub options: Vec<String>,
-    /// The plan.
     pub assignment: Assignment,
-    /// How each device keeps its weights.
     pub residencies: Vec<ResidencyOptions>,
-    /// Its time, by the strategy's objective.
+    /// The time by the strategy's objective.
     pub breakdown: Breakdown,
-    /// Why it looks as it does.
     pub explanation: Explanation,
 }
 
 impl Solution {
-    /// T.
     pub fn seconds(&self) -> f64 {
         self.breakdown.seconds
     }
 }
 
-/// Lets a strategy choose, checks and evaluates what it chose, and explains it.
+/// Runs a strategy, checks and evaluates its proposal, and explains the plan.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
     let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
     let assignment = with_relays(model, assignment);

@@ -1,11 +1,8 @@
-//! The trait of a strategy, what it proposes, and why it may have no plan.
+//! The `Strategy` trait, its proposals, and the errors of a strategy without a plan.
 //!
-//! A strategy only proposes an assignment. [`crate::solve()`] does the rest the same way for all of them: it checks
-//! the named constraints, evaluates the one latency model, and explains. So the law that every strategy
-//! obeys (the returned plan satisfies the constraints, its T is the re-evaluated one) holds by construction,
-//! and a proposal that breaks a constraint becomes a refusal naming it.
-//!
-//! Not here: any particular strategy.
+//! A strategy only proposes an assignment. [`crate::solve()`] checks the named constraints, evaluates the latency
+//! model and explains the plan in the same way for all of them, so every returned plan satisfies the constraints and
+//! has a re-evaluated T. A proposal that breaks a constraint is an error naming it.
 
 use std::mem::discriminant;
 
@@ -16,10 +13,10 @@ use crate::latency::coefficients::MemoryCase;
 use crate::latency::constraints::{Rules, Violation};
 use crate::problem::assignment::Assignment;
 
-/// What a strategy minimises, and by what its plans are reported.
+/// The time that a strategy minimises and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Objective {
-    /// The paper's latency model: computing and reading add up.
+    /// The paper's latency model: computing and reading are added.
     #[default]
     Paper,
     /// The steady state with reading ahead ([`crate::latency::steady_state`]).
@@ -28,283 +25,286 @@ pub enum Objective {
 
 /// A planner: chooses an assignment for an instance.
 pub trait Strategy {
-    /// The name it is selected by.
+    /// Returns the name by which it is selected.
     fn name(&self) -> &'static str;
 
-    /// Which optional rules its plans follow.
-    fn rules(&self) -> Rules;
+    /// Returns the optional rules of its plans: by default devices may be dropped and all rounds are whole.
+    fn rules(&self) -> Rules {
+        Rules { may_drop: true, may_leave_remainder: false }
+    }
 
-    /// The assignment it would use, and what it looked at.
+    /// Chooses an assignment.
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError>;
 
-    /// What it minimises.
     fn objective(&self) -> Objective {
         Objective::Paper
     }
 
-    /// The options it was given, as `name=value`, for the record in a plan.
+    /// Returns its options as `name=value`, for the record in a plan.
     fn options(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Whether nothing better exists under its rules, so that its gap is zero without another search.
+    /// Returns whether its plans are optimal under its rules, so that the gap is zero without another search.
     fn is_optimal(&self) -> bool {
         false
     }
 }
 
-/// What a strategy proposes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Proposal {
-    /// The assignment.
     pub assignment: Assignment,
-    /// How each device keeps its weights; empty for the first way that each allows.
+    /// The residency of each device; if empty, the first one that each device allows.
     pub residencies: Vec<ResidencyOptions>,
-    /// Every ring size that was searched and what it gave; empty if there was only one.
+    /// Every ring size searched with its outcome; empty if there was only one.
     pub searched: Vec<SearchStep>,
-    /// Where the search was limited: a T that no plan can be under, and sentences that say what was left out.
+    /// Set if the search was limited.
     pub limit: Option<SearchLimit>,
 }
 
-/// How far a search was limited because all of it would take too long.
+/// What a search left out because it would take too long.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchLimit {
-    /// What was left out, and by what rule, in sentences.
+    /// Sentences about what was left out, and by what rule.
     pub notes: Vec<String>,
-    /// A T in seconds that no plan can be under; absent if what was left out cannot be faster.
+    /// A lower bound of T in seconds; absent if what was left out cannot be faster.
     pub lower_bound: Option<f64>,
 }
 
 impl Proposal {
-    /// An assignment that was found without a search over ring sizes.
+    /// Returns a proposal that was found without a search over ring sizes.
     pub fn of(assignment: Assignment) -> Self {
         Self::searched(assignment, Vec::new())
     }
 
-    /// The best of several ring sizes.
     pub fn searched(assignment: Assignment, searched: Vec<SearchStep>) -> Self {
         Self { assignment, residencies: Vec::new(), searched, limit: None }
     }
 }
 
-/// One ring size and the best token time on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchStep {
-    /// The head during this step.
     pub head: usize,
-    /// k.
     pub rounds: u32,
-    /// W.
     pub ring_layers: u32,
-    /// Best T in seconds, or why there is none.
+    /// The best T in seconds, or why there is none.
     pub outcome: Result<f64, Infeasible>,
 }
 
-/// Why a search has no assignment of a given ring size.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Infeasible {
-    /// W < M and no device may be dropped.
-    #[error("a turn of {ring_layers} layers cannot give each of {devices} devices one")]
+    #[error("a round of {ring_layers} layers cannot give each of {devices} devices a layer")]
     MoreDevicesThanLayers {
-        /// W.
         ring_layers: u32,
-        /// Devices that must have a layer.
         devices: usize,
     },
-    /// A device that must have a window cannot hold the smallest one.
-    #[error("`{device}` cannot hold one layer of a turn, and its disk may not make up for it")]
+    #[error("the memory of `{device}` does not hold one layer of a round, and its disk is too slow to be read for every token")]
     NoLayerFits {
-        /// The device.
         device: String,
     },
-    /// All disks are slow and memory ends before the model does.
     #[error(
-        "a turn of {ring_layers} layers exceeds the {held} that memory holds, and disks may not make up for it"
+        "a round has {ring_layers} layers, memory holds {held}, and the disks are too slow to be read for every token"
     )]
     TooLittleMemory {
-        /// W.
         ring_layers: u32,
-        /// Layers of a round that all devices hold together.
         held: u32,
     },
-    /// Enough devices hold enough, but no ring leads through them.
     #[error(
-        "no ring in this order connects devices that hold a turn of {ring_layers} layers: links are missing, and \
-         another order may do"
+        "links are missing: no ring in this order connects devices that hold a round of {ring_layers} layers"
     )]
     NoRoute {
-        /// W.
         ring_layers: u32,
     },
-    /// With the memory cases under trial one device suits no window.
     #[error("`{device}` has no window in memory case M{}", case.set())]
     NoWindowInCase {
-        /// The device.
         device: String,
-        /// The case that it was to be in.
         case: MemoryCase,
     },
-    /// With the memory cases under trial the windows are too small together.
-    #[error("a turn of {ring_layers} layers exceeds the {held} that the memory cases under trial allow")]
+    #[error("a round has {ring_layers} layers, and the memory cases under trial allow at most {held}")]
     CasesAllowTooFewLayers {
-        /// W.
         ring_layers: u32,
-        /// Layers of a round at most.
         held: i64,
     },
-    /// With the memory cases under trial the windows are too large together.
     #[error(
-        "a turn of {ring_layers} layers is less than the {least} that the memory cases under trial ask for"
+        "a round has {ring_layers} layers, and the memory cases under trial require at least {least}"
     )]
     CasesRequireMoreLayers {
-        /// W.
         ring_layers: u32,
-        /// Layers of a round at least.
         least: i64,
     },
-    /// It was not searched, because a bound shows that it cannot be the answer.
-    #[error("not searched: it takes at least {bound} s by the strategy's objective, and less is known")]
+    #[error("not searched: by the strategy's objective it takes at least {bound} s, and a faster plan is known")]
     Pruned {
-        /// The bound in seconds.
         bound: f64,
     },
-    /// The strategy had tried as much as it tries.
     #[error("not searched: the limit of {limit} integer programs was reached")]
     LimitReached {
-        /// The limit.
         limit: usize,
     },
-    /// The solver of integer programs gave no answer.
     #[error("HiGHS found no optimum: {reason}")]
     Solver {
-        /// What it said.
         reason: String,
     },
-    /// Every plan breaks a constraint, and not all the same one.
-    #[error("every plan of a turn of {ring_layers} layers breaks a constraint")]
+    #[error("every plan with rounds of {ring_layers} layers breaks a constraint")]
     NothingAllowed {
-        /// W.
         ring_layers: u32,
     },
 }
 
-/// The reason why a strategy returns no plan.
+impl Infeasible {
+    /// Returns whether the ring size was not searched because of another result.
+    fn is_skipped(&self) -> bool {
+        matches!(self, Self::Pruned { .. } | Self::LimitReached { .. })
+    }
+
+    /// Returns what to change in the scenario or on the command line.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::MoreDevicesThanLayers { .. } => {
+                "leave `keep_all` out, use fewer rounds, or fewer devices"
+            }
+            Self::NoLayerFits { .. } => {
+                "give it more memory, shorten `context`, lower `planner.slow_disk` so that its disk may be read, or leave \
+                 `keep_all` out, if it is given, so that the device may stay idle"
+            }
+            Self::TooLittleMemory { .. } => {
+                "add devices or memory, shorten `context`, or lower `planner.slow_disk` so that disks may be read"
+            }
+            Self::NoRoute { .. } => {
+                "let the planner choose the order, `--order best`, or complete `links.between`"
+            }
+            Self::NoWindowInCase { .. }
+            | Self::CasesAllowTooFewLayers { .. }
+            | Self::CasesRequireMoreLayers { .. }
+            | Self::Solver { .. } => "use `--strategy exact`, which needs no memory cases",
+            Self::Pruned { .. } | Self::LimitReached { .. } => {
+                "use `--strategy exact`, which searches all plans"
+            }
+            Self::NothingAllowed { .. } => "add devices or memory, shorten `context`, or use fewer rounds",
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StrategyError {
-    /// Nothing searched is feasible.
     #[error("no plan exists: {}", reasons(.0))]
     Infeasible(Vec<SearchStep>),
-    /// The strategy's only answer is not allowed.
     #[error("the plan of `{strategy}` is not allowed: {}", listed(.violations, ToString::to_string))]
     ConstraintsViolated {
-        /// The strategy.
         strategy: &'static str,
-        /// What its plan breaks.
         violations: Vec<Violation>,
     },
-    /// The rounds asked for are not among those that can be used.
-    #[error("{model_layers} layers cannot be spread over {rounds} rounds here: use one of {valid:?}")]
+    #[error("{model_layers} layers cannot be divided into {rounds} rounds; valid numbers are {valid:?}")]
     Rounds {
-        /// k asked for.
         rounds: u32,
-        /// L.
         model_layers: u32,
-        /// The k that can be used.
         valid: Vec<u32>,
     },
-    /// A device was named that does not exist.
-    #[error("device {device} was named and there are {devices} devices, counted from 0")]
+    #[error("there is no device {device}: there are {devices} devices, counted from 0")]
     NoSuchDevice {
-        /// The index.
         device: usize,
-        /// M.
         devices: usize,
     },
-    /// One number a device was expected.
     #[error("{given} memory sizes were given for {devices} devices")]
     MemoryCount {
-        /// How many were given.
         given: usize,
-        /// M.
         devices: usize,
     },
-    /// There is nothing to be proportional to.
-    #[error("no device has memory to be proportional to")]
+    #[error("no device has any memory, so layers cannot be distributed in proportion to it")]
     NoMemory,
-    /// The strategy keeps all weights in memory, and memory ends before the model does.
     #[error("`{strategy}` reads no weights from disk, and memory holds {held} of the {model_layers} layers")]
     OutOfMemory {
-        /// The strategy.
         strategy: &'static str,
-        /// Layers that find room.
         held: u32,
-        /// L.
         model_layers: u32,
     },
-    /// The strategy keeps all weights in memory, and the head's holds no layer.
     #[error(
         "`{strategy}` reads no weights from disk, and the memory of the head, `{device}`, holds no layer"
     )]
     HeadOutOfMemory {
-        /// The strategy.
         strategy: &'static str,
-        /// The head.
         device: String,
     },
-    /// The strategy needs a solver that was left out of this build.
     #[error("strategy `{strategy}` needs the HiGHS solver, and this build is without the feature `highs`")]
     NoSolver {
-        /// The strategy.
         strategy: &'static str,
     },
-    /// A solver gave up.
     #[error("the linear program of `{strategy}` was not solved: {reason}")]
     Unsolved {
-        /// The strategy.
         strategy: &'static str,
-        /// What the solver says.
         reason: String,
     },
-    /// A search that looks at every window would take too long.
     #[error(
-        "{cells:.1e} windows at different places are too many to look at: the limit is {limit:.0e}; use fewer devices, \
-         or strategy `exact`"
+        "{cells:.1e} windows at different places are too many to evaluate: the limit is {limit:.0e}"
     )]
     TooManyWindows {
-        /// How many there are.
         cells: f64,
-        /// How many are looked at most.
         limit: f64,
     },
-    /// Trying every plan takes too long.
-    #[error("{plans:.3e} plans are too many to try one by one: the limit is {limit:.0e}")]
+    #[error("{plans:.3e} plans are too many to enumerate: the limit is {limit:.0e}")]
     TooManyPlans {
-        /// How many there are.
         plans: f64,
-        /// How many are tried at most.
         limit: f64,
     },
+}
+
+impl StrategyError {
+    /// Returns what to change in the scenario or on the command line.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Infeasible(steps) => {
+                let reasons = || steps.iter().filter_map(|step| step.outcome.as_ref().err());
+                // What was not searched because of something else is not the reason.
+                let named = reasons().find(|reason| !reason.is_skipped()).or_else(|| reasons().next());
+                named.map_or("try another strategy, such as `overlap`", Infeasible::hint)
+            }
+            Self::ConstraintsViolated { violations, .. } => {
+                violations.first().map_or("try another strategy, such as `overlap`", Violation::hint)
+            }
+            Self::Rounds { .. } => {
+                "give one of these to `--rounds`, or leave it out and let the planner choose"
+            }
+            Self::NoSuchDevice { .. } => "name one of the scenario's devices, counted from 0",
+            Self::MemoryCount { .. } => "give one memory size for each device",
+            Self::NoMemory => "check `memory.available` of the devices: none of them has any",
+            Self::OutOfMemory { .. } => {
+                "use a strategy that reads from disk, such as `overlap`, a smaller model, or more devices"
+            }
+            Self::HeadOutOfMemory { .. } => {
+                "write `head: true` at a device with more memory, or use a strategy that reads from disk, such as `overlap`"
+            }
+            Self::NoSolver { .. } => {
+                "build with `--features highs`, or use another strategy, such as `overlap`"
+            }
+            Self::Unsolved { .. } => "try another strategy, such as `overlap`",
+            Self::TooManyWindows { .. } => {
+                "use fewer devices, or `--strategy exact`, which does not try every window"
+            }
+            Self::TooManyPlans { .. } => {
+                "use `--strategy overlap` or `exact`, which do not try every plan"
+            }
+        }
+    }
 }
 
 fn listed<T>(items: &[T], describe: impl Fn(&T) -> String) -> String {
     items.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
-/// Why no step has a plan: each sort of reason once, as it is of the first step, and of which others it is.
+/// Formats why no step has a plan: each kind of reason once, with its first step, and the k of the others.
 fn reasons(steps: &[SearchStep]) -> String {
-    let mut said: Vec<(&Infeasible, Vec<u32>)> = Vec::new();
+    let mut kinds: Vec<(&Infeasible, Vec<u32>)> = Vec::new();
     for step in steps {
         let Err(reason) = &step.outcome else { continue };
-        match said.iter_mut().find(|(known, _)| discriminant(*known) == discriminant(reason)) {
+        match kinds.iter_mut().find(|(known, _)| discriminant(*known) == discriminant(reason)) {
             Some((_, rounds)) if rounds.contains(&step.rounds) => {}
             Some((_, rounds)) => rounds.push(step.rounds),
-            None => said.push((reason, vec![step.rounds])),
+            None => kinds.push((reason, vec![step.rounds])),
         }
     }
-    listed(&said, |(reason, rounds)| match rounds.as_slice() {
+    listed(&kinds, |(reason, rounds)| match rounds.as_slice() {
         [first, more @ ..] if !more.is_empty() => {
             let more: Vec<String> = more.iter().map(u32::to_string).collect();
-            format!("k = {first}: {reason} (the like for k = {})", more.join(", "))
+            format!("k = {first}: {reason} (also for k = {})", more.join(", "))
         }
         rounds => format!("k = {}: {reason}", rounds.first().copied().unwrap_or_default()),
     })

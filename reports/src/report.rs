@@ -27,46 +27,34 @@ const MAX_DEVICES: usize = 1024;
 pub enum ReportError {
     #[error("no trace to report on; name at least one")]
     NoTraces,
-    /// The header names more devices than a plan can have.
     #[error("trace {trace} has {devices} devices; a report can have at most {MAX_DEVICES}")]
     TooManyDevices {
-        /// Which trace, from 1.
         trace: usize,
         devices: usize,
     },
-    /// A step or counter of a device that is not in the header.
     #[error(
         "trace {trace}, {what} {index}: device {device} is not in the header; the trace is damaged: record it again"
     )]
     UnknownDevice {
-        /// Which trace, from 1.
         trace: usize,
-        /// `step`, `counter` or `event`.
         what: &'static str,
-        /// Its index, from 0.
         index: usize,
         device: u16,
     },
-    /// A step ends before it starts, or later than can be computed with.
     #[error(
         "trace {trace}, {what} {index}: {start} to {end} ns is not a span of time within 104 days; the trace is damaged: record it again"
     )]
     BadSpan {
-        /// Which trace, from 1.
         trace: usize,
-        /// `step`, `counter` or `event`.
         what: &'static str,
-        /// Its index, from 0.
         index: usize,
         start: u64,
         end: u64,
     },
-    /// A token ends before the previous one.
     #[error(
         "trace {trace}: the token of pass {pass} ends before the previous token; the trace is damaged: record it again"
     )]
     TokenOrder {
-        /// Which trace, from 1.
         trace: usize,
         pass: u32,
     },

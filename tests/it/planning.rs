@@ -85,7 +85,7 @@ fn comparison_table_shows_why_a_strategy_has_no_plan() {
     let line = |name: &str| lines.iter().find(|line| line[1..].trim_start().starts_with(name));
     for name in ["exact", "even"] {
         let line = line(name).expect("a row");
-        assert!(line.contains("refused: 32 layers cannot be spread over 5 rounds"), "{line}");
+        assert!(line.contains("refused: 32 layers cannot be divided into 5 rounds"), "{line}");
     }
     assert_eq!(lines.iter().filter(|line| line.starts_with('*')).count(), 1, "{text}");
     assert!(line("single").is_some_and(|line| line.contains("a 32")), "{text}");

@@ -1,44 +1,38 @@
 //! The strategy `edgeshard`: the fastest consecutive blocks of layers that memory holds.
 //!
-//! EdgeShard (Zhang et al., 2024), the latency form of its dynamic program: cut the layers into consecutive blocks,
-//! give each to another device of a pipeline, the first to the device that holds the prompt, and minimise the sum of
-//! computing and communication over a token. Devices may be left out.
+//! EdgeShard (Zhang et al., 2024), the latency form of its dynamic program: cuts the layers into consecutive blocks,
+//! one per device of a pipeline, the first on the device that holds the prompt, and minimises the sum of computing
+//! and communication per token. Devices may be left out.
 //!
 //! ```text
 //! f_m(j) = min( f_{m-1}(j),  min over 1 <= w <= min(j, room_m) of f_{m-1}(j - w) + t_m(w) ),   answer f_M(L)
 //! ```
 //!
-//! with `t_m(w)` the latency model's time of device m for a window of w in one round, its hop included, and as many of
-//! the w layers on the faster side as it holds.
+//! Here `t_m(w)` is the latency model's time of device m for a window of w in one round, including its hop, with as
+//! many layers as possible on the faster processor.
 //!
-//! **Order.** In general the last device and the set of those used belong to the state of the program. Here devices
-//! come in the instance's order, so that those used are always among the first m and the program is exact for that
-//! order. Deviation: the last device is not part of it. Where hops depend on the receiver, a device counts its
-//! estimate, and a head that takes everything counts one although it makes none.
+//! Deviation: in the paper the last device and the set of used devices belong to the state of the program. Here
+//! devices come in the instance's order, so that the used ones are always among the first m and the program is exact
+//! for that order, except for hops: where they depend on the receiver, a device counts its estimate, and a head that
+//! takes all layers counts one although it makes none.
 //!
-//! **Memory.** Deviation: whether a block fits is a question of what a device holds without reading (`crate::room`),
-//! because these devices map weights from disk. If the model does not fit into all of them together, or no layer into
-//! the head, there is no plan.
+//! Deviation: whether a block fits is decided by what a device holds without reading from disk (`crate::room`),
+//! because weights are memory-mapped here. If all devices together cannot hold the model, or the head no layer, there
+//! is no plan.
 //!
-//! Not here: several rounds, and reading as a price worth paying. That is [`crate::solvers::exact`].
+//! Not here: several rounds, and plans that read from disk ([`crate::solvers::exact`]).
 
 use crate::latency::LatencyModel;
-use crate::latency::constraints::Rules;
 use crate::problem::assignment::{Assignment, Share};
 use crate::room::{Room, rooms};
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
-/// The fastest blocks that memory holds, device 0 the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EdgeShard;
 
 impl Strategy for EdgeShard {
     fn name(&self) -> &'static str {
         "edgeshard"
-    }
-
-    fn rules(&self) -> Rules {
-        Rules { may_drop: true, may_leave_remainder: false }
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
@@ -50,7 +44,7 @@ impl Strategy for EdgeShard {
     }
 }
 
-/// The blocks of the program above. The rooms hold the model, and that of the head at least one layer.
+/// Solves the program above. The budgets hold the model, and the head's at least one layer.
 fn fastest_blocks(model: &LatencyModel, rooms: &[Room]) -> Vec<u32> {
     let layers = model.model_layers() as usize;
     // fastest[j]: the least time for the first j layers on the devices so far.

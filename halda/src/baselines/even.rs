@@ -1,9 +1,9 @@
 //! The strategy `even`: windows of the same size on every device.
 //!
-//! The control of the experiments: a ring of W = L/k layers, k given, cut into M windows that differ by at
-//! most one layer, the first W mod M devices having the larger ones; then the best GPU split of each window.
+//! The control of the experiments. A ring of W = L/k layers, for a given k, is cut into M windows that differ by at
+//! most one layer, the first W mod M of them larger; each window gets its best GPU split.
 //!
-//! Not here: dropping devices, or rounds that leave a remainder.
+//! Not here: dropping devices, and rounds that leave a remainder.
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
@@ -11,10 +11,8 @@ use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::{Assignment, valid_rounds};
 use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError};
 
-/// Equal windows, device 0 the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Even {
-    /// k.
     pub rounds: u32,
 }
 

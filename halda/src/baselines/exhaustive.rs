@@ -1,12 +1,10 @@
 //! The strategy `exhaustive`: tries every plan, as an oracle for the solvers.
 //!
-//! The oracle for [`crate::solvers::exact`]: it enumerates (w, n) blindly, asks the constraints and the latency model
-//! about each, and shares no reasoning with the program it checks. With `w_m` = `n_m` + `c_m` a plan is 2M
-//! numbers whose sum is at most L, so there are C(L + 2M, 2M) of them. Where hops depend on the neighbour, each
-//! comes with every choice of relays among the devices without layers, and where the order is free with every order
-//! of the devices after the head. Beyond a limit it refuses.
-//!
-//! Not here: anything clever.
+//! Enumerates all (w, n), filters them by the constraints and evaluates them with the latency model, independently of
+//! the program that it checks ([`crate::solvers::exact`]). With `w_m` = `n_m` + `c_m` a plan is 2M numbers whose sum
+//! is at most L, so there are C(L + 2M, 2M) of them. Where hops depend on the neighbour, each is combined with every
+//! choice of relays among the devices without layers, and where the order is free with every order of the devices
+//! after the head. Above a limit the strategy returns an error.
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::{Rules, ring_violations, violations};
@@ -15,19 +13,15 @@ use crate::solvers::overlap::best_residencies;
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
 use crate::strategy::{Infeasible, Objective, Proposal, SearchStep, Strategy, StrategyError};
 
-/// Plans tried at most.
 const MAX_PLANS: f64 = 2e7;
 
-/// Every plan with device 0 as the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exhaustive {
-    /// Which optional rules the plan may use.
     pub rules: Rules,
-    /// Only plans with this k; every valid one if absent.
+    /// Restricts the search to this k.
     pub rounds: Option<u32>,
-    /// In which order the devices stand in the ring.
     pub order: OrderChoice,
-    /// By what plans are compared.
+    /// The time that is minimised.
     pub objective: Objective,
 }
 
@@ -87,7 +81,7 @@ impl Strategy for Exhaustive {
     }
 }
 
-/// C(L + 2M, 2M), times the choices of relays, times the orders.
+/// Returns C(L + 2M, 2M), times the choices of relays, times the orders.
 fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays: bool) -> f64 {
     let parts = 2.0 * devices as f64;
     let windows: f64 =
@@ -100,10 +94,10 @@ fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays
     windows * relays * orders
 }
 
-/// Devices that can have every order tried: more of them would be past the limit of plans anyway.
+/// The largest number of devices whose orders are enumerated; more would exceed the limit of plans anyway.
 const MAX_ORDERED_DEVICES: usize = 10;
 
-/// Every order of the devices with device 0 first, or the instance's alone.
+/// Returns every order of the devices with device 0 first, or only that of the instance.
 fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
     if choice == OrderChoice::Given || devices > MAX_ORDERED_DEVICES {
         return vec![(0..devices).collect()];
@@ -133,7 +127,7 @@ struct Search<'a, 'i> {
 }
 
 impl Search<'_, '_> {
-    /// Gives `left` layers of a round to `device` and those after it in every way.
+    /// Distributes `left` layers of a round over `device` and those after it in every way.
     fn place(&mut self, device: usize, left: u32) {
         if device == self.plan.window_layers.len() {
             if left == 0 {
@@ -150,7 +144,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Puts the devices with layers, and any of the others as relays, into the ring in every order.
+    /// Tries every ring of the devices with layers and any of the others as relays.
     fn connect(&mut self) {
         let devices = self.plan.window_layers.len();
         let idle: Vec<usize> = (0..devices).filter(|device| self.plan.window_layers[*device] == 0).collect();

@@ -27,35 +27,28 @@
 use crate::baselines::proportional::cumulative_rounding;
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
-use crate::latency::constraints::Rules;
 use crate::problem::assignment::Assignment;
 use crate::room::{Room, rooms};
 use crate::solvers::linear_program::{self, LinearProgram};
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
-/// Times are counted in the fastest device's time for a layer, and up to this: HiGHS refuses or drops coefficients of
-/// too different size (its `small_matrix_value` is 1e-9, its tolerances 1e-7), and a device slower by this factor has
-/// nothing to win. source: assumed.
+/// The largest time, in units of the fastest device's time for a layer. HiGHS refuses or drops coefficients of very
+/// different size (its `small_matrix_value` is 1e-9, its tolerances 1e-7). source: assumed; a device slower by this
+/// factor gains nothing.
 const MAX_RELATIVE_TIME: f64 = 1e6;
 
-/// How far above z the second program may go, relative: above the solver's tolerance of 1e-7. source: assumed.
+/// The relative excess over z that the second program may use. source: assumed, above the solver's tolerance of 1e-7.
 const SLACK: f64 = 1e-6;
 
-/// Parts of a layer that shares are counted in before they are rounded. source: assumed, far below what the solver
-/// resolves.
+/// The unit of shares before they are rounded, per layer. source: assumed, far below what the solver resolves.
 const PARTS: u64 = 1 << 32;
 
-/// Balanced shares that memory holds, device 0 the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinguaLinked;
 
 impl Strategy for LinguaLinked {
     fn name(&self) -> &'static str {
         "lingualinked"
-    }
-
-    fn rules(&self) -> Rules {
-        Rules { may_drop: true, may_leave_remainder: false }
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
@@ -74,7 +67,7 @@ impl Strategy for LinguaLinked {
     }
 }
 
-/// What the program knows of a device; times in those of the fastest layer.
+/// The program's input for one device; times are in units of the fastest layer.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     room: Room,
@@ -104,17 +97,15 @@ fn loads(model: &LatencyModel, rooms: &[Room]) -> Vec<Load> {
     model.devices.iter().zip(rooms).enumerate().map(load).collect()
 }
 
-/// The share of each device: both programs, one after the other.
+/// Returns the share of each device: solves both programs in turn.
 fn balanced(loads: &[Load], layers: u32) -> Result<Vec<f64>, String> {
     let longest = solve(loads, layers, None)?.longest;
     Ok(solve(loads, layers, Some(longest * (1.0 + SLACK)))?.shares)
 }
 
-/// An optimal point of a program.
 struct Optimum {
     /// `c_m + g_m`.
     shares: Vec<f64>,
-    /// z.
     longest: f64,
 }
 
@@ -142,8 +133,8 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, S
     Ok(Optimum { shares, longest: found[z] })
 }
 
-/// The shares in [`PARTS`] of a layer, within their limits and summing to L exactly, as rounding wants them and the
-/// solver's tolerance does not.
+/// Converts the shares to [`PARTS`] of a layer, within their limits and with a sum of exactly L; the solver's result
+/// is exact only within its tolerance.
 fn whole_parts(shares: &[f64], rooms: &[Room], layers: u32) -> Vec<u64> {
     let most: Vec<u64> = rooms.iter().map(|room| u64::from(room.layers()) * PARTS).collect();
     let least = |device: usize| if device == 0 { PARTS } else { 0 };
@@ -186,7 +177,7 @@ mod tests {
         assert_eq!(parts, [PARTS, 2 * PARTS, 5 * PARTS]);
     }
 
-    /// Layers that a device takes within z: the faster side first. At least one on the head, never above its room.
+    /// The layers that a device computes within z, the faster side first, at most what its memory holds.
     fn within(load: &Load, longest: f64) -> f64 {
         let mut sides = [(load.cpu_layer, load.room.cpu), (load.gpu_layer, load.room.gpu)];
         sides.sort_by(|left, right| left.0.total_cmp(&right.0));
@@ -195,7 +186,7 @@ mod tests {
         (left / fast).min(first) + ((left - first * fast).max(0.0) / slow).min(second)
     }
 
-    /// z by bisection: the least time within which all devices together take L layers, the head one.
+    /// z by bisection: the least time in which all devices together compute L layers, the head at least one.
     fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
             let fixed = |load: &Load| load.room.layers() == 0 || load.fixed <= longest;

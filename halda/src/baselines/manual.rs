@@ -1,9 +1,7 @@
-//! The strategy `manual`: a plan written by hand, checked and explained like any other.
+//! The strategy `manual`: windows, GPU layers, rounds and head given by hand.
 //!
-//! Windows, GPU layers, rounds and head are taken as they are, checked like any other plan, and explained.
-//! Devices may have no layers, and the last round may be partial.
-//!
-//! Not here: repair of a plan that breaks a constraint. The error names it.
+//! The plan is checked and explained like any other. Devices may have no layers, and the last round may be partial. A
+//! plan that breaks a constraint is an error; it is not repaired.
 
 use hearth_schema::residency::ResidencyOptions;
 
@@ -12,18 +10,16 @@ use crate::latency::constraints::Rules;
 use crate::problem::assignment::Assignment;
 use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
 
-/// A plan given by hand, in the instance's order of devices.
+/// A plan given by hand; its vectors are in the instance's order of devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Manual {
-    /// The head.
     pub head: usize,
-    /// k, a partial last round included; as many as the windows need if absent.
+    /// k, including a partial last round; by default as many as the windows need.
     pub rounds: Option<u32>,
-    /// `w_m`.
     pub window_layers: Vec<u32>,
-    /// `n_m`; none on any GPU if empty.
+    /// `n_m`; if empty, no GPU layers.
     pub gpu_layers: Vec<u32>,
-    /// How each device keeps its weights; the first way that each allows if empty.
+    /// The residency of each device; if empty, the first one that each device allows.
     pub residencies: Vec<ResidencyOptions>,
 }
 

@@ -1,41 +1,35 @@
 //! The strategies `mem` and `mem-total`: layers in proportion to memory, as prima.cpp without Halda and as exo.
 //!
-//! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). One round of the ring; windows proportional to
+//! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). One round of the ring, with windows proportional to
 //! memory by cumulative rounding (`crate::baselines::proportional`). On each device as many layers as fit go to the
-//! GPU and the rest overflow to its CPU, which may then have to read from disk.
+//! GPU; the rest go to its CPU, which may then have to read from disk. `mem` counts available memory, as the paper
+//! does without Halda; `mem-total` counts total memory, as exo does.
 //!
-//! Two variants differ in the memory they count. `mem` counts what is available, as the paper does without Halda;
-//! `mem-total` counts totals, as exo does, whatever other programs hold of them.
+//! If the head's share rounds to nothing, it gets one layer of the largest window.
 //!
-//! A share may round to nothing; the head alone is given one layer in that case, taken from the largest window.
-//!
-//! Not here: speed, in any form. A device with a slow disk that overflows is a refusal, because the rule is
-//! part of the problem and not of this heuristic.
+//! Not here: speed. A device with a slow disk whose share does not fit is an error, because that rule belongs to the
+//! problem and not to this heuristic.
 
 use crate::baselines::proportional::{cumulative_rounding, keep_head};
 use crate::latency::LatencyModel;
-use crate::latency::constraints::Rules;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
 use crate::problem::instance::{Device, Gpu};
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
-/// Which memory the layers are proportional to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum MemorySizes {
-    /// What the instance calls available: Metal's working set on Metal, otherwise RAM, plus GPU memory on
-    /// CUDA (the paper's "RAM/VRAM ratios"). Swap does not count. This is the paper's w/o-halda variant.
+    /// Available memory: Metal's working set on Metal, otherwise RAM, plus GPU memory on CUDA (the paper's "RAM/VRAM
+    /// ratios"), without swap. The paper's w/o-halda variant.
     #[default]
     Available,
-    /// One number a device, in any unit: exo's variant, which takes total memory. An instance does not know
-    /// totals, so the caller brings them; [`crate::problem::total_memory`] has those of a cluster.
+    /// Total memory, one number per device in any unit: exo's variant. An instance does not contain totals; the
+    /// caller passes those of [`crate::problem::total_memory`].
     Total(Vec<u64>),
 }
 
-/// Layers proportional to memory, device 0 the head.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryProportional {
-    /// Which memory.
     pub sizes: MemorySizes,
 }
 
@@ -45,10 +39,6 @@ impl Strategy for MemoryProportional {
             MemorySizes::Available => "mem",
             MemorySizes::Total(_) => "mem-total",
         }
-    }
-
-    fn rules(&self) -> Rules {
-        Rules { may_drop: true, may_leave_remainder: false }
     }
 
     fn options(&self) -> Vec<String> {

@@ -1,48 +1,40 @@
 //! The strategy `perf`: layers in proportion to speed, within memory.
 //!
 //! prima.cpp paper, appendix A.10 (`PerfSched`): Galaxy's rule (Ye et al., 2024) with a fallback. One round of the
-//! ring, three steps:
+//! ring, in three steps:
 //!
-//! 1. Layers in proportion to compute power: layers a second by the latency model, without disk and hops. That is
-//!    1/(alpha + beta) on a GPU if the device has one, otherwise 1/alpha on its CPU ([`crate::latency::coefficients`]). A
-//!    device keeps what fits the memory that goes with it: the GPU's, or RAM.
-//! 2. What does not fit moves to the GPUs that have room, again in proportion to power.
-//! 3. What finds no GPU goes to the CPUs of all devices in proportion to CPU speed: first into their RAM, and when
-//!    that is full too, beyond it, where it is read from disk for every token.
+//! 1. Layers in proportion to compute power: layers per second by the latency model, without disk and hops. That is
+//!    1/(alpha + beta) on a GPU if the device has one, otherwise 1/alpha on its CPU
+//!    ([`crate::latency::coefficients`]). A device keeps what fits the memory of that processor: the GPU's, or RAM.
+//! 2. What does not fit moves to GPUs with free memory, again in proportion to power.
+//! 3. The rest goes to the CPUs of all devices in proportion to CPU speed: first into their RAM, and when that is
+//!    full, beyond it, where it is read from disk for every token.
 //!
-//! The paper gives them two sentences. As read here, the "other devices" of step 2 are GPUs, because the rule is made
-//! for "GPU clusters" and the fallback is what brings in CPUs. Another reading lets a lone CPU take in step 2 all that
-//! its RAM holds, before the CPU beside a GPU takes anything. On devices guessed after those of the paper's Fig. 10
-//! and 70B it takes 3.1 times the optimum, and the reading here 1.3 times; the paper's takes 1.6 times Halda's time.
+//! The paper describes them in two sentences. As read here, the "other devices" of step 2 are GPUs, because the rule
+//! is made for "GPU clusters" and the fallback adds CPUs. In another reading a lone CPU takes in step 2 all that its
+//! RAM holds, before the CPU beside a GPU takes anything. On devices guessed after those of the paper's Fig. 10 and
+//! 70B that reading takes 3.1 times the optimum and this one 1.3 times; the paper's takes 1.6 times Halda's time.
 //!
-//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::room`). Beyond
-//! RAM step 3 passes over slow disks, which may not be read; if all are slow, there is no plan. As many layers of a
-//! window as fit the GPU are put there.
+//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::room`). Step 3 uses
+//! no slow disks; if all disks are slow, there is no plan. As many layers of a window as fit go to the GPU. If the
+//! head's share rounds to nothing, it gets one layer of the largest window.
 //!
-//! A share may round to nothing; the head alone is given one layer in that case, taken from the largest window.
-//!
-//! Not here: what a hop or a disk costs. A device that slows down all others still gets its share.
+//! Not here: the cost of hops and disks. A device that slows down all others still gets its share.
 
 use crate::baselines::proportional::{cumulative_rounding, keep_head, speed_weights, within_room};
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
-use crate::latency::constraints::Rules;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
 use crate::room::Room;
 use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError};
 
-/// Layers proportional to compute power within memory, device 0 the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PerformanceProportional;
 
 impl Strategy for PerformanceProportional {
     fn name(&self) -> &'static str {
         "perf"
-    }
-
-    fn rules(&self) -> Rules {
-        Rules { may_drop: true, may_leave_remainder: false }
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
@@ -66,7 +58,6 @@ impl Strategy for PerformanceProportional {
     }
 }
 
-/// The three steps.
 fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, StrategyError> {
     let layers = model.model_layers();
     let costs = &model.devices;
@@ -108,7 +99,7 @@ fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, StrategyErr
     Ok(windows)
 }
 
-/// Adds what no window has yet, within `room`.
+/// Distributes the layers that no window has yet, within `room`.
 fn offload(windows: &mut [u32], power: &[u64], room: &[u32], layers: u32) {
     let left = layers - windows.iter().sum::<u32>();
     for (window, more) in windows.iter_mut().zip(within_room(power, room, left)) {

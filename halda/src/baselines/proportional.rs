@@ -17,12 +17,11 @@
 //!
 //! Not here: what to be proportional to. The strategies decide that.
 
-/// The weight of the fastest device where weights are speeds: fine enough to tell any two devices apart that
-/// would not get the same share of [`crate::problem::validation::MAX_MODEL_LAYERS`] layers.
-/// source: assumed.
+/// The weight of the fastest device where weights are speeds. source: assumed; fine enough to separate two devices
+/// whose shares of [`crate::problem::validation::MAX_MODEL_LAYERS`] layers differ.
 const FASTEST_WEIGHT: f64 = (1_u64 << 40) as f64;
 
-/// The windows of the formula above, `None` if all sizes are zero.
+/// Returns the windows of the formula above, `None` if all sizes are zero.
 pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>> {
     let total: u128 = sizes.iter().map(|size| u128::from(*size)).sum();
     let mut before = 0;
@@ -39,8 +38,8 @@ pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>
         .collect()
 }
 
-/// Shares `layers` out in proportion to the weights, to each device at most its room. What remains if all of
-/// them are full is not placed.
+/// Distributes `layers` in proportion to the weights, at most `room` to each device. Layers that exceed all rooms are
+/// not placed.
 pub(crate) fn within_room(weights: &[u64], room: &[u32], layers: u32) -> Vec<u32> {
     let mut placed = vec![0; room.len()];
     let mut left = layers;
@@ -62,13 +61,13 @@ pub(crate) fn within_room(weights: &[u64], room: &[u32], layers: u32) -> Vec<u32
     placed
 }
 
-/// Weights in proportion to layers a second, from the seconds that each device takes for a layer.
+/// Converts seconds per layer to integer weights in proportion to layers per second.
 pub(crate) fn speed_weights(layer_seconds: &[f64]) -> Vec<u64> {
     let fastest = layer_seconds.iter().copied().fold(f64::INFINITY, f64::min);
     layer_seconds.iter().map(|seconds| (fastest / seconds * FASTEST_WEIGHT).round() as u64).collect()
 }
 
-/// Gives device 0, the head, one layer of the largest window if it has none itself; ties go to the lower index.
+/// Moves one layer of the largest window to device 0, the head, if it has none; ties go to the lower index.
 pub(crate) fn keep_head(windows: &mut [u32]) {
     if windows[0] == 0 {
         let largest = (0..windows.len()).rev().max_by_key(|device| windows[*device]).unwrap_or(0);

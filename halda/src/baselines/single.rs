@@ -1,32 +1,27 @@
 //! The strategy `single`: all layers on one device, as llama.cpp runs them.
 //!
-//! All L layers in one window on one device, as many on its GPU as GPU memory holds, the rest on its CPU
-//! (`--n-gpu-layers` as large as possible, memory-mapped weights). Unless a device is fixed it is the one
-//! that is fastest alone, and it is the head.
+//! All L layers in one window, as many on the GPU as its memory holds and the rest on the CPU (`--n-gpu-layers` as
+//! large as possible, memory-mapped weights). The device is the head; by default it is the one that is fastest alone.
 //!
-//! Not here: whether fewer GPU layers would be faster (a GPU may be slower than the CPU beside it); llama.cpp
-//! does not ask either, and `exact` does.
+//! Not here: whether fewer GPU layers would be faster, because a GPU may be slower than its CPU. llama.cpp does not
+//! check that either; `exact` does.
 
 use crate::latency::LatencyModel;
-use crate::latency::constraints::{Rules, violations};
+use crate::latency::constraints::violations;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
-/// One device, most layers on its GPU.
+/// All layers on one device, as many as possible on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Single {
-    /// The device; the fastest one that is allowed if absent, ties to the lower index.
+    /// The device; by default the fastest one with an allowed plan, the lower index on a tie.
     pub device: Option<usize>,
 }
 
 impl Strategy for Single {
     fn name(&self) -> &'static str {
         "single"
-    }
-
-    fn rules(&self) -> Rules {
-        Rules { may_drop: true, may_leave_remainder: false }
     }
 
     fn options(&self) -> Vec<String> {

@@ -20,21 +20,20 @@ use crate::practice::ReadRates;
 use crate::problem::instance::{Device, Gpu, Instance, OperatingSystem, PerFormat};
 use crate::problem::validation::InstanceError;
 
-/// What a device does with a share that exceeds its memory: the paper's sets M1 to M4.
+/// The behaviour of a device whose share exceeds its memory: the paper's sets M1 to M4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum MemoryCase {
-    /// M1: macOS without Metal, over: reads the excess again.
+    /// M1: macOS without Metal; rereads the excess.
     ReloadsExcessMacos,
-    /// M2: macOS with Metal, over: reads everything again.
+    /// M2: macOS with Metal; rereads everything.
     ReloadsEverything,
-    /// M3: Linux or Android, over: reads the CPU share's excess again.
+    /// M3: Linux or Android; rereads the excess of the CPU share.
     ReloadsExcess,
-    /// M4: fits, or may never be over because its disk is slow.
+    /// M4: the share fits, or must fit because the disk is slow.
     NoReload,
 }
 
 impl MemoryCase {
-    /// The index m of the paper's set `M_m`.
     pub fn set(self) -> u8 {
         match self {
             MemoryCase::ReloadsExcessMacos => 1,
@@ -45,10 +44,8 @@ impl MemoryCase {
     }
 }
 
-/// The constants of the model, shared by all devices.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelCosts {
-    /// L.
     pub layers: u32,
     /// b.
     pub layer_weight_bytes: f64,
@@ -60,18 +57,17 @@ pub(crate) struct ModelCosts {
     pub row_bytes_up: i64,
     /// `b_o`.
     pub output_head_bytes: i64,
-    /// Weight bytes of the first i layers, for every i up to L.
+    /// Prefix sums of the layers' weight bytes: entry i is the first i layers.
     pub first_layers_bytes: Vec<i64>,
-    /// Whether all layers have the same bytes, and on each device take the same time.
+    /// Whether all layers have the same size, and the same time on each device.
     pub uniform_layers: bool,
-    /// What the heaviest run of layers has beyond as many times b. A planner that counts layers sets it aside on GPUs,
-    /// once for each window.
+    /// The largest excess of consecutive layers over their number times b. A planner that counts layers reserves it
+    /// on GPUs once per window.
     pub surplus_of_a_run: i64,
-    /// What all layers heavier than b have beyond it: no choice of layers has more.
+    /// The sum of the excesses over b: an upper bound for any set of layers.
     pub surplus_of_all: i64,
 }
 
-/// The constants of one device.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceCosts {
     /// Fc: seconds of CPU arithmetic a layer.
@@ -86,33 +82,34 @@ pub(crate) struct DeviceCosts {
     pub gpu_memory: f64,
     /// (`t_ram_vram` + `t_vram_ram)(1` - UMA), a window.
     pub window_copy: f64,
-    /// `t_comm`, a window, for planners that ignore the order of the ring: an estimate where that matters.
+    /// `t_comm` of a window; an estimate where it depends on the next device.
     pub hop: f64,
     /// (`b_i/V` + `b_o)/T_cpu`, on the head.
     pub head_memory: f64,
     /// `s_disk`.
     pub disk_read: f64,
-    /// The rates of its ways of reading; all of them `s_disk` where nothing else is known.
+    /// The read rates by access pattern; all are `s_disk` where nothing else is known.
     pub reads: ReadRates,
-    /// Whether `s_disk` is under the threshold, so that the device may never be over.
+    /// Whether `s_disk` is under the threshold, so that the device's share must fit.
     pub slow_disk: bool,
-    /// Whether GPU layers stay in the same memory as CPU layers.
+    /// Whether GPU layers share the memory of CPU layers.
     pub metal: bool,
-    /// `c_cpu`, with Metal + `c_gpu`: needed before any layer.
+    /// `c_cpu`, with Metal + `c_gpu`.
     pub buffer_bytes: i64,
     /// cap.
     pub capacity: i64,
-    /// Seconds of the first i layers on the CPU and on the GPU with all weights in memory, where they are known.
+    /// Prefix sums of the layers' seconds on the CPU and on the GPU with all weights in memory, where they are known.
     pub first_layers_seconds: Option<[Vec<f64>; 2]>,
-    /// Seconds of a window beside its layers, CPU and GPU together.
+    /// Fixed seconds of a window, CPU and GPU together.
     pub window_overheads: f64,
     /// Whether no layer takes longer on the GPU than on the CPU.
     pub gpu_never_slower: bool,
-    /// Main memory that a run can have, with what other programs give up: on any system, unlike the paper's cap.
+    /// Main memory available to a run including what other programs can swap out, on every system, unlike the paper's
+    /// cap.
     pub steady_capacity: i64,
-    /// Bytes for GPU layers on a worker and on the head; 0 without a GPU.
+    /// Bytes for GPU layers as a worker and as the head; 0 without a GPU.
     pub gpu_bytes: [i64; 2],
-    /// The case this device falls into when over.
+    /// The memory case if the share does not fit.
     pub case_when_over: MemoryCase,
 }
 
@@ -146,12 +143,12 @@ impl ModelCosts {
         }
     }
 
-    /// `b_i/V` + `b_o` on the head, 0 elsewhere.
+    /// Returns `b_i/V` + `b_o` on the head, 0 elsewhere.
     pub(crate) fn head_bytes(&self, head: bool) -> f64 {
         if head { self.row_bytes + self.output_head_bytes as f64 } else { 0.0 }
     }
 
-    /// `b_i/V` on the head, 0 elsewhere.
+    /// Returns `b_i/V` on the head, 0 elsewhere.
     pub(crate) fn head_row(&self, head: bool) -> f64 {
         if head { self.row_bytes } else { 0.0 }
     }
@@ -161,7 +158,7 @@ fn all_equal<T: PartialEq>(all: &[T]) -> bool {
     all.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// Sums of the first i, for every i.
+/// Returns the prefix sums, beginning with 0.
 fn first(seconds: &[f64]) -> Vec<f64> {
     let sums = seconds.iter().scan(0.0, |sum, seconds| {
         *sum += seconds;
@@ -170,7 +167,7 @@ fn first(seconds: &[f64]) -> Vec<f64> {
     std::iter::once(0.0).chain(sums).collect()
 }
 
-/// The largest of bytes(i..j) - (j - i) b.
+/// Returns the largest bytes(i..j) - (j - i) b.
 fn heaviest_surplus(first_layers_bytes: &[i64], layer_weight_bytes: i64) -> i64 {
     let beyond = (0..).zip(first_layers_bytes).map(|(layers, bytes)| bytes - layers * layer_weight_bytes);
     let (mut least, mut surplus) = (0, 0);
@@ -182,7 +179,7 @@ fn heaviest_surplus(first_layers_bytes: &[i64], layer_weight_bytes: i64) -> i64 
 }
 
 impl DeviceCosts {
-    /// The constants of device `index` of a validated instance.
+    /// Computes the constants of device `index` of a validated instance.
     pub(crate) fn new(
         instance: &Instance,
         index: usize,
@@ -236,7 +233,7 @@ impl DeviceCosts {
         }
     }
 
-    /// An upper bound of the time that any plan can spend on this device, all terms added up.
+    /// Returns an upper bound of the time that any plan spends on this device.
     fn worst_token(&self, model: &ModelCosts, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory + self.gpu_memory;
         let work: f64 = self.first_layers_seconds.iter().flatten().filter_map(|sums| sums.last()).sum();
@@ -262,26 +259,26 @@ impl DeviceCosts {
         self.gpu_compute + self.gpu_memory
     }
 
-    /// x: model layers that memory holds before the device is over, below zero if even none do.
+    /// x: the model layers that memory holds; negative if not even the buffers fit.
     pub(crate) fn layers_that_fit(&self, head: bool, model: &ModelCosts) -> i64 {
         let head_bytes = if head { model.row_bytes_up + model.output_head_bytes } else { 0 };
         (self.capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
-    /// Model layers that GPU memory holds, whichever they are in this number of windows.
+    /// Returns how many model layers GPU memory holds, whichever layers they are, in this number of windows.
     pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelCosts, windows: u32) -> i64 {
         let surplus = model.surplus_of_all.min(i64::from(windows).saturating_mul(model.surplus_of_a_run));
         (self.gpu_bytes[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
     }
 }
 
-/// sum over q of `f_q` / `s_q`; formats without work need no speed.
+/// Returns the sum over q of `f_q` / `s_q`; formats without work need no speed.
 fn seconds(work: &PerFormat, speeds: &PerFormat) -> f64 {
     let busy = work.iter().filter(|(_, flops)| **flops > 0.0);
     busy.map(|(format, flops)| flops / speeds.get(format).copied().unwrap_or(f64::NAN)).sum()
 }
 
-/// cap, and the case beyond it.
+/// Returns cap, and the memory case of a share that exceeds it.
 fn memory(device: &Device) -> (i64, MemoryCase) {
     let ram = device.ram_available as i64;
     match (device.os, device.gpu) {
@@ -296,7 +293,7 @@ fn memory(device: &Device) -> (i64, MemoryCase) {
     }
 }
 
-/// `d_cuda` - `c_gpu`, or `d_metal` - `c_gpu` - [head] `b_o`: on a worker and on the head, possibly below zero.
+/// Returns `d_cuda` - `c_gpu`, or `d_metal` - `c_gpu` - [head] `b_o`, as a worker and as the head; may be negative.
 fn gpu_bytes(device: &Device, model: &ModelCosts) -> [i64; 2] {
     let buffers = device.gpu_buffer_bytes as i64;
     match device.gpu {

@@ -19,203 +19,167 @@ use crate::latency::LatencyModel;
 use crate::problem::assignment::{Assignment, Share};
 use crate::problem::instance::Gpu;
 
-/// Which of the optional rules hold.
+/// The optional rules of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// Devices other than the head may get no layers.
+    /// Devices other than the head may have no layers.
     pub may_drop: bool,
     /// The last round of the ring may be partial: k W < L.
     pub may_leave_remainder: bool,
 }
 
 impl Rules {
-    /// The rules in force, as `name=value`.
     pub fn options(self) -> Vec<String> {
         let rules = [("drop", self.may_drop), ("remainder", self.may_leave_remainder)];
         rules.iter().filter(|(_, holds)| *holds).map(|(name, _)| format!("{name}=true")).collect()
     }
 }
 
-/// A broken constraint.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Violation {
-    /// The vectors do not name every device once.
     #[error("the plan has {windows} windows and {gpu_entries} GPU entries for {devices} devices")]
     DeviceCount {
-        /// M.
         devices: usize,
-        /// Length of w.
         windows: usize,
-        /// Length of n.
         gpu_entries: usize,
     },
-    /// The head is not a device.
-    #[error("the head is device {head} and there are {devices} devices, counted from 0")]
+    #[error("the head is device {head}, and there are {devices} devices, counted from 0")]
     NoSuchHead {
-        /// The head named.
         head: usize,
-        /// M.
         devices: usize,
     },
-    /// The head has no window.
-    #[error("`{device}` is the head and has no layers: the head keeps at least one")]
+    #[error("`{device}` is the head and has no layers")]
     HeadWithoutLayers {
-        /// The head.
         device: String,
     },
-    /// A worker has no window where none may be dropped.
     #[error("`{device}` has no layers and dropping devices is not allowed here")]
     EmptyWindow {
-        /// The device.
         device: String,
     },
-    /// W > L.
-    #[error("a turn of the ring covers {ring_layers} layers and the model has {model_layers}")]
+    #[error("a round covers {ring_layers} layers, and the model has {model_layers}")]
     RingExceedsModel {
-        /// W.
         ring_layers: u64,
-        /// L.
         model_layers: u32,
     },
-    /// k is not ceil(L/W): the model would be covered not at all or twice.
     #[error(
         "{rounds} rounds of {ring_layers} layers do not cover the {model_layers} layers of the model: \
          {expected} do"
     )]
     RoundsDoNotCover {
-        /// k as given.
         rounds: u32,
-        /// W.
         ring_layers: u64,
-        /// L.
         model_layers: u32,
-        /// ceil(L/W).
         expected: u32,
     },
-    /// R > 0 where only whole rounds are allowed.
     #[error(
         "the last of {rounds} rounds is partial: {ring_layers} layers a round leave {remainder} of \
          {model_layers} for it"
     )]
     PartialLastRound {
-        /// R.
         remainder: u32,
-        /// k.
         rounds: u32,
-        /// W.
         ring_layers: u64,
-        /// L.
         model_layers: u32,
     },
-    /// `n_m` > `w_m`.
     #[error("`{device}` has {gpu_layers} GPU layers in a window of {window_layers}")]
     GpuLayersExceedWindow {
-        /// The device.
         device: String,
-        /// `n_m`.
         gpu_layers: u32,
-        /// `w_m`.
         window_layers: u32,
     },
-    /// `n_m` > 0 without a GPU.
     #[error("`{device}` has {gpu_layers} GPU layers and no GPU")]
     NoGpu {
-        /// The device.
         device: String,
-        /// `n_m`.
         gpu_layers: u32,
     },
-    /// The order of the ring is none.
-    #[error("the order of the ring is wrong: {what}")]
+    #[error("the order of the ring is invalid: {what}")]
     Order {
-        /// What is wrong with it.
         what: String,
     },
-    /// A device would have to send to one it cannot reach.
-    #[error("`{from}` cannot reach `{to}`, which comes next in the ring: choose another order or a relay")]
+    #[error("`{from}` has no link to `{to}`, the next device in the ring")]
     Unreachable {
-        /// The sender.
         from: String,
-        /// The receiver.
         to: String,
     },
-    /// A relay is visited in a partial last round even where no device after it has layers.
     #[error(
         "`{device}` is a relay and the last of {rounds} rounds is partial: relays need whole rounds here"
     )]
     RelayInPartialRound {
-        /// The relay.
         device: String,
-        /// k.
         rounds: u32,
     },
-    /// CUDA layers do not fit.
     #[error("the GPU of `{device}` holds {fit} layers and gets {layers}")]
     GpuMemory {
-        /// The device.
         device: String,
-        /// Model layers on the GPU.
         layers: u32,
-        /// Model layers that fit.
         fit: i64,
     },
-    /// GPU layers do not fit by their own bytes.
     #[error(
         "the {layers} GPU layers of `{device}` take {needed} bytes, and its GPU has {available} for them"
     )]
     GpuBytes {
-        /// The device.
         device: String,
-        /// Model layers on the GPU.
         layers: u32,
-        /// Bytes of these, cache included.
         needed: i64,
-        /// Bytes of GPU memory beside buffers.
         available: i64,
     },
-    /// Metal layers do not fit.
     #[error("Metal's working set on `{device}` holds {fit} layers and gets {layers}")]
     MetalWorkingSet {
-        /// The device.
         device: String,
-        /// Model layers on the GPU.
         layers: u32,
-        /// Model layers that fit.
         fit: i64,
     },
-    /// A slow disk would be read for every token.
     #[error(
-        "`{device}` needs {need:.0} bytes and has {capacity}; its disk ({disk_read:.0} B/s) is under the \
-         threshold ({threshold:.0} B/s) and may not make up for it"
+        "`{device}` needs {need:.0} bytes and has {capacity}, and its disk ({disk_read:.0} B/s) is slower than the \
+         threshold ({threshold:.0} B/s) for reading weights for every token"
     )]
     SlowDiskOverloaded {
-        /// The device.
         device: String,
-        /// Bytes needed.
         need: f64,
-        /// Bytes available.
         capacity: u64,
-        /// `s_disk`.
         disk_read: f64,
-        /// `s_threshold`.
         threshold: f64,
     },
-    /// What can never be given up leaves nothing for weights to pass through.
     #[error(
-        "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left for weights \
-         even to pass through"
+        "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left to stream \
+         weights"
     )]
     OutOfMemory {
-        /// The device.
         device: String,
-        /// Bytes that are held whatever happens.
         held: f64,
-        /// Bytes available.
         capacity: u64,
     },
 }
 
-/// Every constraint that the assignment breaks; empty means allowed.
+impl Violation {
+    /// Returns what to change in the plan or the scenario.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::NoGpu { .. } => "give the device no GPU layers, or complete `gpu` in its profile",
+            Self::GpuMemory { .. } | Self::GpuBytes { .. } | Self::MetalWorkingSet { .. } => {
+                "give its GPU fewer layers, or shorten `context`, whose cache is in GPU memory too"
+            }
+            Self::SlowDiskOverloaded { .. } => {
+                "give the device fewer layers, or lower `planner.slow_disk` if its disk may be read for every token"
+            }
+            Self::OutOfMemory { .. } => "shorten `context`, or give the device fewer layers or none",
+            Self::Unreachable { .. } => "use `--order best`, or add the link to `links.between`",
+            Self::PartialLastRound { .. } | Self::RelayInPartialRound { .. } => {
+                "use rounds that divide the layers, or leave them to the planner"
+            }
+            Self::EmptyWindow { .. } => "leave `keep_all` out, or give every device a layer",
+            Self::HeadWithoutLayers { .. } => {
+                "give the head a layer, or write `head: true` at another device"
+            }
+            Self::RingExceedsModel { .. } | Self::RoundsDoNotCover { .. } => {
+                "give windows whose sum times the rounds is the number of layers"
+            }
+            _ => "check the given windows, GPU layers and rounds",
+        }
+    }
+}
+
+/// Returns every constraint that the assignment breaks.
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = ring_violations(model, assignment, rules);
     if shape_violations(model, assignment).is_empty() {
@@ -225,7 +189,7 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -
     found
 }
 
-/// All but what the paper's latency model says of memory: the shape, the optional rules, and the links.
+/// Returns the broken constraints of the shape, the optional rules and the links: all but those of memory.
 pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
@@ -263,7 +227,7 @@ fn gpu_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violatio
     over.collect()
 }
 
-/// Case 4 of the paper: slow disks that would be read for every token.
+/// Checks case 4 of the paper: slow disks that would be read for every token.
 fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
     let over = shares.filter_map(|(device, share)| {
@@ -279,7 +243,7 @@ fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     over.collect()
 }
 
-/// The constraints without which an assignment has no meaning, and hence no time.
+/// Checks the constraints without which an assignment has no meaning, and hence no time.
 pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let Assignment { window_layers, gpu_layers, .. } = assignment;
     let (head, rounds) = (assignment.head, assignment.rounds);
@@ -320,7 +284,7 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     found
 }
 
-/// Checks that an order that is given has the head first, every device with layers, and none twice.
+/// Checks that a given order begins with the head, contains every device with layers, and none twice.
 fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let order = assignment.order.as_ref()?;
     let name = |device: usize| &model.instance().devices[device].name;
@@ -345,7 +309,7 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
     Some(Violation::Order { what: format!("it lacks `{}`, which has layers", name(left_out)) })
 }
 
-/// The first device of the ring that cannot send to the one that comes next, in whole rounds or in a partial one.
+/// Returns the first device of the ring that cannot send to its successor, in whole rounds or in a partial one.
 fn unreachable(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let shares = assignment.shares(model.model_layers());
     let seconds = model.communication(assignment, &shares);

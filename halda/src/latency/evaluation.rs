@@ -7,8 +7,8 @@ use super::{Breakdown, DeviceTerms, LatencyModel};
 use crate::problem::assignment::Assignment;
 
 impl LatencyModel<'_> {
-    /// The time of a token and all its terms. Only the shape of the assignment must be right; a plan that
-    /// breaks a memory rule still has a time.
+    /// Evaluates the token time and all its terms by the paper's objective. Fails if the shape of the assignment is
+    /// wrong; a plan that breaks a memory rule still has a time.
     pub fn evaluate(&self, assignment: &Assignment) -> Result<Breakdown, Violation> {
         if let Some(violation) = shape_violations(self, assignment).into_iter().next() {
             return Err(violation);
@@ -27,12 +27,12 @@ impl LatencyModel<'_> {
         Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices, waits: None })
     }
 
-    /// T of an assignment by the paper's objective, infinite where its shape is wrong.
+    /// Returns T by the paper's objective, infinite if the shape is wrong.
     pub fn seconds(&self, assignment: &Assignment) -> f64 {
         self.evaluate(assignment).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
     }
 
-    /// T of an assignment in the steady state, infinite where it has none.
+    /// Returns T in the steady state, infinite if the assignment has none.
     pub fn steady_seconds(&self, assignment: &Assignment, residencies: &[ResidencyOptions]) -> f64 {
         self.steady_state(assignment, residencies).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
     }

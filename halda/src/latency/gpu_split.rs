@@ -12,16 +12,12 @@
 use crate::latency::LatencyModel;
 use crate::problem::assignment::Share;
 
-/// The best number of GPU layers for a window, and the time it gives.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Split {
-    /// n.
     pub gpu_layers: u32,
-    /// Seconds of the device.
     pub seconds: f64,
 }
 
-/// The rounds in which a window is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoundCounts {
     /// k: whole rounds.
@@ -31,12 +27,11 @@ pub(crate) struct RoundCounts {
 }
 
 impl RoundCounts {
-    /// Whole rounds only.
     pub(crate) fn whole(rounds: u32) -> Self {
         Self { rounds, rest: 0 }
     }
 
-    /// The largest n whose lgpu(n) = k n + min(n, rest) is at most `layers`; -1 below zero.
+    /// Returns the largest n with lgpu(n) = k n + min(n, rest) <= `layers`; -1 if `layers` is negative.
     fn gpu_layers_within(self, layers: i64) -> i64 {
         let (rounds, rest) = (i64::from(self.rounds), i64::from(self.rest));
         if layers < 0 {
@@ -50,7 +45,7 @@ impl RoundCounts {
 }
 
 impl LatencyModel<'_> {
-    /// The largest n that GPU memory allows in a window.
+    /// Returns the largest n that GPU memory allows in a window.
     pub(crate) fn max_gpu_layers(
         &self,
         device: usize,
@@ -63,7 +58,7 @@ impl LatencyModel<'_> {
         round_counts.gpu_layers_within(fit).min(i64::from(window)) as u32
     }
 
-    /// The best split of a window, `None` if a slow disk allows none. Ties go to fewer GPU layers.
+    /// Returns the best split of a window, `None` if a slow disk allows none. Ties go to fewer GPU layers.
     pub(crate) fn best_split(
         &self,
         device: usize,
@@ -74,7 +69,6 @@ impl LatencyModel<'_> {
         self.best_split_with_hop(device, head, window, round_counts, self.devices[device].hop)
     }
 
-    /// The best split of a window whose hop takes `hop` seconds.
     pub(crate) fn best_split_with_hop(
         &self,
         device: usize,
@@ -114,8 +108,8 @@ impl LatencyModel<'_> {
         best
     }
 
-    /// CPU layers up to which the disk term stays at its floor. On the head that is a little more than what
-    /// fits, because the row of the embedding is read in any case.
+    /// Returns the CPU layers up to which the disk term stays at its floor. On the head these are a little more than
+    /// fit, because the row of the embedding is always read.
     fn layers_before_reading(&self, device: usize, head: bool) -> i64 {
         let costs = &self.devices[device];
         let head_bytes = if head { self.model.output_head_bytes } else { 0 };

@@ -11,11 +11,10 @@
 
 use crate::problem::instance::Instance;
 
-/// Hops between devices, from a validated instance.
+/// The hop times of a validated instance.
 #[derive(Debug, Clone)]
 pub(crate) struct HopTimes {
-    /// What each sender needs whatever the next device is; the instance's own `hop` where that depends on the
-    /// neighbour.
+    /// The hop of each sender to any device; the instance's `hop` where it depends on the neighbour.
     pub of_sender: Vec<f64>,
     /// between[from * M + to], infinite where there is no link; empty if the instance has only senders' hops.
     between: Vec<f64>,
@@ -46,7 +45,7 @@ impl HopTimes {
         Self { of_sender, between, neighbour_matters }
     }
 
-    /// Seconds from one device to another, infinite where there is no link.
+    /// Returns the seconds from one device to another, infinite where there is no link.
     pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
         if self.between.is_empty() {
             self.of_sender[from]
@@ -57,23 +56,24 @@ impl HopTimes {
         }
     }
 
-    /// Whether the hops are those of pairs, so that a ring of one device has none.
+    /// Returns whether hops are given by pair; then a ring of one device has none.
     pub(crate) fn by_pair(&self) -> bool {
         !self.between.is_empty()
     }
 
-    /// The hop that a window has whatever the next device is; 0 where it depends on that, and is counted apart.
+    /// Returns the hop of a window if it does not depend on the next device, otherwise 0: it is then counted
+    /// separately.
     pub(crate) fn own(&self, from: usize) -> f64 {
         if self.neighbour_matters { 0.0 } else { self.of_sender[from] }
     }
 
-    /// The longest hop of a sender that exists.
+    /// Returns the longest existing hop of a sender.
     pub(crate) fn longest(&self, from: usize) -> f64 {
         let others = (0..self.of_sender.len()).map(|to| self.seconds(from, to));
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
     }
 
-    /// The shortest hop of a sender to another device, infinite if it reaches none.
+    /// Returns the shortest hop of a sender to another device, infinite if it reaches none.
     pub(crate) fn shortest(&self, from: usize) -> f64 {
         let others = (0..self.of_sender.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
         others.fold(f64::INFINITY, f64::min)

@@ -38,7 +38,7 @@ use crate::problem::validation::InstanceError;
 use coefficients::{DeviceCosts, MemoryCase, ModelCosts};
 use hop_times::HopTimes;
 
-/// A validated instance with its per-device constants: what every planner works on.
+/// A validated instance with its per-device constants, the input of every planner.
 #[derive(Debug, Clone)]
 pub struct LatencyModel<'i> {
     instance: &'i Instance,
@@ -47,49 +47,46 @@ pub struct LatencyModel<'i> {
     pub(crate) hops: HopTimes,
 }
 
-/// The time of a token and its parts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Breakdown {
     /// T: seconds a token.
     pub seconds: f64,
-    /// One entry a device, in the instance's order.
+    /// In the instance's order of devices.
     pub devices: Vec<DeviceTerms>,
-    /// Of that, what is waited for because a disk cannot keep up, and on which device; a disk term there.
+    /// The device whose disk cannot keep up, and the seconds that the token waits for it; included in that device's
+    /// disk term.
     pub waits: Option<(usize, f64)>,
 }
 
-/// What one device contributes to the time of a token, in seconds, and what it needs to hold.
+/// One device's terms of the token time, in seconds, and its memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeviceTerms {
-    /// Its share of the layers.
     pub share: Share,
     /// `T_comp`: arithmetic.
     pub compute: f64,
-    /// `T_mem`: moving weights, cache and hidden state inside the device.
+    /// `T_mem`: memory traffic of weights, cache and hidden state.
     pub memory: f64,
-    /// `T_disk`: reading again what did not stay in memory.
+    /// `T_disk`: rereading weights that did not stay in memory.
     pub disk: f64,
-    /// `T_comm`: handing the hidden state on.
+    /// `T_comm`: sending the hidden state to the next device.
     pub communication: f64,
-    /// Bytes to hold in the memory that the system reclaims.
+    /// Bytes needed in memory that the operating system may reclaim.
     pub need: f64,
     /// cap: bytes of that memory.
     pub capacity: u64,
     /// need > cap.
     pub over: bool,
-    /// The paper's set.
+    /// The paper's set `M_m`.
     pub case: MemoryCase,
 }
 
 impl DeviceTerms {
-    /// `T_comp` + `T_mem` + `T_disk` + `T_comm`.
     pub fn seconds(&self) -> f64 {
         self.compute + self.memory + self.disk + self.communication
     }
 }
 
 impl<'i> LatencyModel<'i> {
-    /// Validates the instance and works out the constants.
     pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
         instance.validate()?;
         let model = ModelCosts::new(instance);
@@ -100,23 +97,20 @@ impl<'i> LatencyModel<'i> {
         Ok(Self { instance, model, devices, hops })
     }
 
-    /// The instance behind it.
     pub fn instance(&self) -> &'i Instance {
         self.instance
     }
 
-    /// L.
     pub fn model_layers(&self) -> u32 {
         self.model.layers
     }
 
-    /// M.
     pub fn device_count(&self) -> usize {
         self.devices.len()
     }
 
-    /// `T_comm` of each device: its hops in whole rounds and, if there is one, in the partial last round, which
-    /// passes by the devices without layers in it but not the relays. Infinite where there is no link.
+    /// Returns `T_comm` of each device: its hops in whole rounds and in a partial last round, which skips the devices
+    /// without layers in it but not the relays. Infinite where there is no link.
     pub(crate) fn communication(&self, assignment: &Assignment, shares: &[Share]) -> Vec<f64> {
         let mut seconds = vec![0.0; shares.len()];
         let ring = assignment.ring();
@@ -149,7 +143,7 @@ impl<'i> LatencyModel<'i> {
         seconds
     }
 
-    /// The terms of one device for one share. Its hops are an estimate where they depend on the next device.
+    /// Returns the terms of one device for one share. Its hops are an estimate where they depend on the next device.
     pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
         self.terms_with_hop(device, head, share, self.devices[device].hop)
     }
@@ -203,7 +197,7 @@ impl<'i> LatencyModel<'i> {
         }
     }
 
-    /// The time of a share on a device, `None` where a slow disk forbids it. Allocation-free and the same
+    /// Returns the time of a share on a device, `None` where a slow disk forbids it. Does not allocate; the same
     /// arithmetic as [`LatencyModel::evaluate`].
     pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
         let terms = self.terms_with_hop(device, head, share, hop);

@@ -50,71 +50,67 @@ use crate::practice::{Practice, ReadRates, Rereads};
 use crate::problem::assignment::{Assignment, Share, ring_order};
 use crate::problem::instance::Gpu;
 
-/// What a device adds to a token, and how fast tokens can follow each other there.
+/// The time that a device adds to a token, and the time for which a token occupies it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceTiming {
-    /// Its terms without hops; `disk` is what it waits for although reading is as far ahead as it can be.
+    /// The terms without hops; `disk` is the time that reading ahead cannot hide.
     pub terms: DeviceTerms,
-    /// Seconds for which a token keeps its disk, and in a conflict its processor too: no token is faster.
+    /// Seconds for which a token occupies the disk, and in a conflict the processor too: a lower bound of the token
+    /// time.
     pub busy: f64,
 }
 
-/// What a device does for a token, with the bytes of its very layers: those of a model differ by some percent, and
-/// whether a share fits is decided by less.
+/// The work of a device for a token, with the bytes of its own layers: layer sizes differ by some percent, and less
+/// can decide whether a share fits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Portion {
-    /// Its layers and windows.
     pub share: Share,
-    /// Weight bytes of its layers on the CPU.
     pub cpu_bytes: i64,
-    /// Weight bytes of its layers on the GPU.
     pub gpu_bytes: i64,
-    /// Seconds that its layers take, where their times are known one by one.
+    /// Seconds of its layers, where their times are known one by one.
     pub work: Option<f64>,
 }
 
-/// Where a window stands in the rounds of a ring.
+/// The place of a window in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// W.
     pub ring_layers: u32,
-    /// Layers of a round before it.
+    /// Layers of a round before the window.
     pub placed: u32,
 }
 
-/// A device that has all its weights in memory.
+/// The timing of a device with all its weights in memory.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ResidentTiming {
     terms: DeviceTerms,
     memory: Memory,
-    /// Whether Metal keeps what it was given.
+    /// Whether the share fits Metal's working set.
     within_metal: bool,
 }
 
-/// Bytes of one share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Memory {
-    /// Weights that the CPU reads for a token.
+    /// Weights that the CPU reads per token.
     share: i64,
-    /// Of these the output head.
+    /// The output head's part of them.
     output: i64,
-    /// Page cache that they can have.
+    /// Page cache available for them.
     room: i64,
-    /// Weights that Metal keeps wired for the GPU.
+    /// Weights wired by Metal for the GPU.
     wired: i64,
 }
 
 impl DeviceTiming {
-    /// Seconds that the device adds to a token, without its hops.
+    /// Returns the seconds that the device adds to a token, without hops.
     pub fn own(&self) -> f64 {
         self.terms.compute + self.terms.memory + self.terms.disk
     }
 }
 
 impl LatencyModel<'_> {
-    /// The time of a token and its terms in the steady state, for a residency of each device. What is waited for
-    /// beside the devices' own times, because a disk is too slow, is a disk term of that device. An assignment that
-    /// breaks a memory rule has no time.
+    /// Evaluates the token time and its terms in the steady state, with a residency for each device. The wait for the
+    /// slowest disk, beyond the devices' own times, is added to the disk term of that device. Fails if the assignment
+    /// breaks a memory rule.
     pub fn steady_state(
         &self,
         assignment: &Assignment,
@@ -148,7 +144,7 @@ impl LatencyModel<'_> {
         })
     }
 
-    /// What an assignment breaks on the way to a steady state: memory that cannot hold what must be held.
+    /// Returns the memory constraints that an assignment breaks in the steady state.
     pub fn memory_violations(
         &self,
         assignment: &Assignment,
@@ -164,7 +160,8 @@ impl LatencyModel<'_> {
         broken.collect()
     }
 
-    /// The pace of a device, `None` if its memory cannot hold what must be held, or if a slow disk would be read.
+    /// Returns the timing of a device, `None` if its memory is too small for what cannot be reclaimed, or if a slow
+    /// disk would be read.
     pub fn timing(
         &self,
         device: usize,
@@ -176,7 +173,8 @@ impl LatencyModel<'_> {
             .and_then(|resident_timing| self.reading(device, &resident_timing, residency))
     }
 
-    /// A device that has all its weights in memory; `None` if its memory cannot hold what must be held.
+    /// Returns the timing of a device with all weights in memory; `None` if its memory is too small for what cannot
+    /// be reclaimed.
     pub(crate) fn resident_timing(
         &self,
         device: usize,
@@ -206,7 +204,7 @@ impl LatencyModel<'_> {
         fits.then_some(ResidentTiming { terms, memory, within_metal })
     }
 
-    /// What it adds that not all weights stay; `None` if a slow disk would be read.
+    /// Adds the time of rereading weights that do not stay; `None` if a slow disk would be read.
     pub(crate) fn reading(
         &self,
         device: usize,
@@ -251,7 +249,7 @@ impl LatencyModel<'_> {
         Some(DeviceTiming { terms, busy })
     }
 
-    /// What a device's work takes, where that is known better than by the paper's coefficients.
+    /// Replaces the paper's compute terms by the known times of layers, windows and output.
     fn put_work(&self, device: usize, head: bool, portion: &Portion, terms: &mut DeviceTerms) {
         let (practice, share) = (&self.instance().devices[device].practice, portion.share);
         if let (Some(work), Some(seconds)) = (&practice.work, portion.work) {
@@ -292,14 +290,14 @@ impl LatencyModel<'_> {
         Memory { share: portion.cpu_bytes + head_bytes, output, room: costs.steady_capacity - held, wired }
     }
 
-    /// Whether GPU memory holds these layers, by their own bytes.
+    /// Returns whether GPU memory holds these layers, by their own bytes.
     pub(crate) fn fits_gpu(&self, device: usize, head: bool, portion: &Portion) -> bool {
         let available = self.devices[device].gpu_bytes[usize::from(head)];
         portion.share.gpu_layers == 0 || self.gpu_need(portion) <= available
     }
 
-    /// Seconds of the output head on the GPU of the head, where all its layers are there and it fits beside them
-    /// ([`crate::plan_document`] puts it there).
+    /// Returns the seconds of the output head on the head's GPU if all its layers are there and it fits beside them,
+    /// as [`crate::plan_document`] assigns it.
     fn output_on_gpu(&self, device: usize, portion: &Portion) -> Option<f64> {
         let work = self.instance().devices[device].practice.work.as_ref()?;
         // Metal's bound for a head has room for the output already (paper, appendix A.3).
@@ -309,13 +307,13 @@ impl LatencyModel<'_> {
         work.output_on_gpu.filter(|_| fits)
     }
 
-    /// Bytes of a portion's GPU layers and their cache.
+    /// Returns the bytes of a portion's GPU layers and their cache.
     fn gpu_need(&self, portion: &Portion) -> i64 {
         let kv = self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
         portion.gpu_bytes + i64::from(portion.share.gpu_layers) * kv
     }
 
-    /// What a window of `window` layers, `gpu_layers` of them on the GPU, has to do at a place of the ring.
+    /// Returns the work of a window of `window` layers, `gpu_layers` of them on the GPU, at a place of the ring.
     pub fn portion(&self, device: usize, place: Place, window: u32, gpu_layers: u32) -> Portion {
         let Place { ring_layers, placed } = place;
         let (rounds, remainder) = (self.model.layers / ring_layers, self.model.layers % ring_layers);
@@ -347,7 +345,7 @@ impl LatencyModel<'_> {
         Portion { share, cpu_bytes, gpu_bytes, work: seconds.map(|_| work) }
     }
 
-    /// Where a device's window stands in the ring, or would if it had one.
+    /// Returns the place of a device's window in the ring, or the place that it would have.
     pub(crate) fn place(&self, assignment: &Assignment, device: usize) -> Place {
         let order = match &assignment.order {
             Some(order) => order.clone(),
@@ -358,7 +356,7 @@ impl LatencyModel<'_> {
         Place { ring_layers: assignment.ring_layers() as u32, placed }
     }
 
-    /// What each device does, in the instance's order.
+    /// Returns the work of each device, in the instance's order.
     pub(crate) fn portions(&self, assignment: &Assignment) -> Vec<Portion> {
         let devices = self.device_count();
         let ring_layers = assignment.ring_layers() as u32;
@@ -400,7 +398,7 @@ impl LatencyModel<'_> {
     }
 }
 
-/// A share that is read again for each token, in part or whole.
+/// A share that is reread for each token, in part or whole.
 struct Rereading {
     memory: Memory,
     stage: f64,
@@ -409,14 +407,13 @@ struct Rereading {
 }
 
 impl Rereading {
-    /// The output's part of what a head uses between two times of idleness, the end of a token and the first window of
-    /// the next.
+    /// Returns the output's part of what the head uses between the end of a token and the first window of the next.
     fn output_of_first_visit(&self) -> f64 {
         let (output, share) = (self.memory.output as f64, self.memory.share as f64);
         output / (output + (share - output) / self.windows)
     }
 
-    /// What the device waits for although reading is as far ahead as it can be, and `busy`.
+    /// Returns the time that reading ahead cannot hide, and `busy`.
     fn waits(&self, practice: &Practice, residency: &ResidencyOptions) -> (f64, f64) {
         let Rereading { stage, windows, reads, .. } = *self;
         let (share, room) = (self.memory.share as u64, self.memory.room as u64);
@@ -451,7 +448,7 @@ impl Rereading {
     }
 }
 
-/// Whether weights are given up although there is room for all of them.
+/// Returns whether the residency releases weights although all of them fit.
 fn gives_up(residency: &ResidencyOptions, share: i64) -> bool {
     match residency.policy {
         Residency::Managed => residency.most_kept(share as u64) < share as u64,
@@ -460,7 +457,7 @@ fn gives_up(residency: &ResidencyOptions, share: i64) -> bool {
     }
 }
 
-/// Bytes of a window that are read ahead of its turn at most.
+/// Returns the most bytes of a window that are read ahead.
 fn read_ahead(residency: &ResidencyOptions) -> f64 {
     if residency.one_call {
         return 0.0;

@@ -1,6 +1,4 @@
 //! Findings about one device's part of a plan.
-//!
-//! Not here: what concerns the ring as a whole.
 
 use hearth_core::Member;
 use hearth_core::memory::MemoryBudget;
@@ -11,7 +9,6 @@ use hearth_schema::residency::Residency;
 
 use super::{Finding, Severity};
 
-/// One device of a plan, with what it has and needs.
 pub(super) struct PlannedPart<'p> {
     pub plan: &'p Plan,
     pub place: usize,
@@ -21,12 +18,11 @@ pub(super) struct PlannedPart<'p> {
 }
 
 impl PlannedPart<'_> {
-    /// Where a key of this device stands.
+    /// Returns the path of a key of this device in the plan.
     fn at(&self, key: &str) -> String {
         format!("plan devices[{}] `{}`{key}", self.place, self.planned.name)
     }
 
-    /// The findings about this device alone.
     pub fn findings(&self, slow_disk: BytesPerSecond) -> Vec<Finding> {
         let mut found = Vec::new();
         self.gpu(&mut found);
@@ -64,7 +60,7 @@ impl PlannedPart<'_> {
         }
     }
 
-    /// Metal reads again what it does not keep wired.
+    /// Checks the share against what Metal keeps wired; the rest is read again.
     fn working_set(&self, needed: Bytes, available: Bytes, found: &mut Vec<Finding>) {
         let Some(wired) = self.budget.wired.filter(|&wired| self.budget.weights > wired) else { return };
         let (name, share) = (&self.planned.name, self.budget.weights);
@@ -106,7 +102,7 @@ impl PlannedPart<'_> {
         }
     }
 
-    /// What is doubtful about a device that reads from disk for every token.
+    /// Checks the settings of a device that reads from disk for every token.
     fn reading(&self, slow_disk: BytesPerSecond, found: &mut Vec<Finding>) {
         let MemoryBudget { weights: share, largest_window: window, .. } = self.budget;
         let room = self.budget.max_resident();

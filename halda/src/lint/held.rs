@@ -1,9 +1,7 @@
-//! Findings about plans that pin their weights in memory.
+//! Findings about plans of other systems, which pin their weights in memory.
 //!
-//! Plans of other systems. Their devices hold what [`hearth_core::memory`] counts, as a run of the simulator
-//! does.
-//!
-//! Not here: weights in a mapped file, which are in `devices`.
+//! Memory is counted as in a run of the simulator ([`hearth_core::memory`]). Plans with memory-mapped weights are
+//! checked in `devices`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::PinnedMemory;
@@ -12,7 +10,7 @@ use hearth_schema::Plan;
 
 use super::Finding;
 
-/// The findings about devices that hold their weights, and about the plan as one that is simulated only.
+/// Returns the findings about each device, and a note that the plan can only be simulated.
 pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     if let Some(tensor) = plan.kind.tensor()
@@ -46,7 +44,6 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     found
 }
 
-/// Whether a device's memories hold it.
 fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     let (needed, can) = (held.main(), held.available + held.swap);

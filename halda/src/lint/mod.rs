@@ -1,12 +1,10 @@
 //! Lint: findings about a scenario, or about a plan for it.
 //!
-//! A list of findings, each with a stable code, what is the matter, where, and what to do. Memory is counted as a run
-//! counts it ([`hearth_core::memory`]), layer by layer, so an error about memory is a run that ends before it begins.
-//! Advice about speed is a rule of thumb; what it is worth, the simulator says.
+//! Each finding has a stable code (listed in `docs/reference/lint.md`), a description, a place and a fix. Memory is
+//! counted layer by layer as in a run ([`hearth_core::memory`]), so a memory error means that a run would fail before
+//! it starts. Advice about speed is a rule of thumb; the simulator has the numbers.
 //!
-//! The codes stand in `docs/reference/lint.md`.
-//!
-//! Not here: what documents refuse by themselves when they are read.
+//! Not here: what documents reject when they are read.
 
 mod devices;
 mod held;
@@ -21,15 +19,14 @@ pub use profiles::spread_widely;
 pub use ring::plan;
 pub use scenario::{late, scenario};
 
-/// How much a finding matters, the worst first.
+/// The severity of a finding, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It cannot be run so.
+    /// The plan or scenario cannot run.
     Error,
-    /// It can be run, and probably not as meant.
+    /// It runs, but probably not as intended.
     Warning,
-    /// Worth knowing.
     Note,
 }
 
@@ -43,29 +40,25 @@ impl std::fmt::Display for Severity {
     }
 }
 
-/// Something wrong or doubtful.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How much it matters.
     pub severity: Severity,
-    /// Which rule; never changes its meaning.
+    /// The stable identifier of the rule.
     pub code: &'static str,
-    /// What is the matter.
+    /// What is wrong.
     pub what: String,
-    /// In which part of which document.
+    /// The document and the path of the key in it.
     #[serde(rename = "where")]
     pub place: String,
-    /// What to do.
+    /// How to fix it.
     pub fix: String,
 }
 
 impl Finding {
-    /// A finding that it cannot be run so.
     pub fn error(code: &'static str, place: impl Into<String>, what: String, fix: impl Into<String>) -> Self {
         Self { severity: Severity::Error, code, what, place: place.into(), fix: fix.into() }
     }
 
-    /// A finding that it probably does not run as meant.
     pub fn warning(
         code: &'static str,
         place: impl Into<String>,
@@ -75,7 +68,6 @@ impl Finding {
         Self { severity: Severity::Warning, ..Self::error(code, place, what, fix) }
     }
 
-    /// A finding that is worth knowing.
     pub fn note(code: &'static str, place: impl Into<String>, what: String, fix: impl Into<String>) -> Self {
         Self { severity: Severity::Note, ..Self::error(code, place, what, fix) }
     }

@@ -1,9 +1,6 @@
 //! Findings about device profiles that lack a number or measured it with a wide spread.
 //!
-//! A prediction is as good as the numbers that it is made of. These findings name the numbers to measure again, or for
-//! the first time.
-//!
-//! Not here: numbers that cannot be meant at all (`rates`).
+//! They name the numbers to measure, or to measure again. Implausible numbers are in `rates`.
 
 use hearth_core::Cluster;
 use hearth_profiles::device::Device;
@@ -14,16 +11,16 @@ use hearth_schema::scenario::DeviceEntry;
 
 use super::Finding;
 
-/// Quartiles of a measurement this far from its median, on both sides together twice as far.
-/// source: assumed, the error that predictions of a token's time are held to
+/// The largest relative distance of the quartiles from the median. source: assumed, the accepted error of predicted
+/// token times
 const NOISY: f64 = 0.1;
-/// A format with less than this part of a layer's bytes hardly moves its time. source: assumed
+/// The smallest part of a layer's bytes for which the rate of a format matters. source: assumed
 const WORTH_A_RATE: f64 = 0.05;
-/// With smaller models fixed costs outweigh reading. source: a tenth of the lab's usual model, a 1B Llama of 638 MB; of
-/// smaller ones only the trained model of 7M parameters was compared, in one lab
+/// The smallest model for which predictions were validated; below it fixed costs outweigh reading. source: a tenth of
+/// the lab's usual model, a 1B Llama of 638 MB; of smaller ones only the trained model of 7M parameters was compared,
+/// in one lab
 const SMALLEST: Bytes = Bytes(64_000_000);
 
-/// The findings about what the profiles know.
 pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let formats = formats(&cluster.model);
     for (entry, member) in scenario.devices.iter().zip(&cluster.members) {
@@ -43,15 +40,15 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
     }
 }
 
-/// The formats that the layers mostly consist of.
+/// Returns the formats that make up the layers, without those below [`WORTH_A_RATE`].
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let layer = model.mean_layer();
     let least = layer.bytes().as_f64() * WORTH_A_RATE;
     layer.by_format().filter(|(_, share)| share.bytes.as_f64() >= least).map(|(format, _)| format).collect()
 }
 
-/// Which of a device's numbers its repeats leave open, as `cpu.matvec.q4_k by 14 %`; of rates for formats only those of
-/// the formats that are wanted.
+/// Returns the numbers of a device with a wide spread, as `cpu.matvec.q4_k by 14 %`; rates of formats only where
+/// `wanted` is true.
 pub fn spread_widely(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
@@ -79,16 +76,16 @@ pub fn spread_widely(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<St
 }
 
 fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
-    let said = spread_widely(device, |format| formats.contains(&format));
-    if !said.is_empty() {
+    let wide = spread_widely(device, |format| formats.contains(&format));
+    if !wide.is_empty() {
         let what =
-            format!("measurements of `{name}` spread widely around their medians: {}", said.join(", "));
+            format!("measurements of `{name}` spread widely around their medians: {}", wide.join(", "));
         let fix = "measure again with nothing else running, and without `--quick`";
         found.push(Finding::warning("noisy-measurement", format!("device `{name}`"), what, fix));
     }
 }
 
-/// What a device computes in a format that it was not measured in, it computes at the rate of another.
+/// Reports formats of the model without a measured rate; the rate of another format is used for them.
 fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
     let without = |rates: &PerFormat<_>| -> Vec<String> {
         formats.iter().filter(|&&format| rates.get(format).is_none()).map(ToString::to_string).collect()

@@ -1,9 +1,9 @@
 //! Findings about numbers of devices and links that are far outside the usual range.
 //!
-//! A wrong unit makes a number that reads well and is a thousand times off. Each quantity has a range, wider than all
-//! that is sold, outside of which somebody should look again.
+//! A wrong unit makes a plausible number that is off by a factor of a thousand. Each quantity has a range that is
+//! wider than all products on the market; a number outside of it is reported.
 //!
-//! Not here: numbers that a document refuses, as zero.
+//! Not here: numbers that a document rejects, such as zero.
 
 use hearth_core::Cluster;
 use hearth_profiles::device::Device;
@@ -21,10 +21,10 @@ const MEMORY_READ: [f64; 2] = [1e8, 2e12];
 const GPU_READ: [f64; 2] = [1e8, 2e13];
 /// Links. source: a modem has 56 kbit/s; the fastest Ethernet that is sold 800 Gbit/s
 const LINK: [f64; 2] = [7e3, 1e11];
-/// What a run may have of memory. source: assumed; below it no process starts, and above it no computer at home is
+/// Memory of a run. source: assumed; below it no process starts, above it no home computer exists
 const MEMORY: [u64; 2] = [16 << 20, 8 << 40];
 
-/// The findings about the numbers of devices and links.
+/// Checks the numbers of devices and links.
 pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     for (entry, member) in scenario.devices.iter().zip(&cluster.members) {
         device(&entry.name, &member.device, found);
@@ -39,14 +39,14 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
 
 fn device(name: &str, device: &Device, found: &mut Vec<Finding>) {
     let disk = &device.disk;
-    let ways = [
+    let optional = [
         ("disk.fault", &disk.fault),
         ("disk.populate", &disk.populate),
         ("disk.turnover", &disk.turnover),
         ("disk.limit", &disk.limit),
     ];
     rate(name, "disk.sequential", disk.sequential.value, DISK, found);
-    for (key, own) in ways {
+    for (key, own) in optional {
         if let Some(own) = own {
             rate(name, key, own.value, DISK, found);
         }
@@ -61,30 +61,30 @@ fn device(name: &str, device: &Device, found: &mut Vec<Finding>) {
 
 fn rate(name: &str, key: &str, value: BytesPerSecond, range: [f64; 2], found: &mut Vec<Finding>) {
     if !(range[0]..=range[1]).contains(&value.0) {
-        found.push(absurd(format!("device `{name}` {key}"), &value.to_string()));
+        found.push(implausible(format!("device `{name}` {key}"), &value.to_string()));
     }
 }
 
 fn bytes(name: &str, key: &str, value: Bytes, found: &mut Vec<Finding>) {
     if !(MEMORY[0]..=MEMORY[1]).contains(&value.0) {
-        found.push(absurd(format!("device `{name}` {key}"), &value.to_string()));
+        found.push(implausible(format!("device `{name}` {key}"), &value.to_string()));
     }
 }
 
-/// The shortest latency of a link that is one. source: assumed; light needs it for 30 m
-const SHORTEST: Seconds = Seconds(1e-7);
+/// The shortest latency of a link. source: assumed, the time of light for 30 m
+const MIN_LATENCY: Seconds = Seconds(1e-7);
 
 fn link(place: &str, link: &Link, found: &mut Vec<Finding>) {
     let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
     if !(LINK[0]..=LINK[1]).contains(&bandwidth.0) {
-        found.push(absurd(format!("{place}.bandwidth"), &bandwidth.to_string()));
+        found.push(implausible(format!("{place}.bandwidth"), &bandwidth.to_string()));
     }
-    if latency < SHORTEST && latency.0 > 0.0 {
-        found.push(absurd(format!("{place}.latency"), &latency.to_string()));
+    if latency < MIN_LATENCY && latency.0 > 0.0 {
+        found.push(implausible(format!("{place}.latency"), &latency.to_string()));
     }
 }
 
-fn absurd(place: String, value: &str) -> Finding {
+fn implausible(place: String, value: &str) -> Finding {
     let what = format!("{value} is beyond anything that is sold: times follow from it all the same");
     Finding::warning("absurd-number", place, what, "check the number and its unit")
 }

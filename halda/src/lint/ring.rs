@@ -1,6 +1,4 @@
-//! Findings about a plan as a whole.
-//!
-//! Not here: one device's part, which is in `devices`.
+//! Findings about a plan as a whole; those about a single device are in `devices`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::draft;
@@ -23,12 +21,11 @@ use crate::problem::instance::Instance;
 use crate::solve::solve;
 use hearth_core::memory::MemoryBudget;
 
-/// More than this part of a token's time in hops is more than there is to gain by sharing.
-/// source: assumed
+/// The part of the token time in hops above which distribution does not pay. source: assumed
 const MAX_HOP_SHARE: f64 = 0.5;
 
-/// The findings about a plan for a scenario. The cluster has the scenario's limits; a disk slower than `slow_disk`
-/// (the planner's usual threshold if absent) is not to be read for a token.
+/// Checks a plan for a scenario. The cluster includes the scenario's limits; a disk slower than `slow_disk` (by
+/// default [`SLOW_DISK`]) must not be read for a token.
 pub fn plan(
     plan: &Plan,
     scenario: &Origin,
@@ -73,7 +70,7 @@ pub fn plan(
     found
 }
 
-/// The cluster as the plan's draft leaves it.
+/// Returns the cluster without the memory that the draft model takes.
 fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
     let mut left = cluster.clone();
     left.draft = None;
@@ -89,7 +86,7 @@ fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Findi
     Ok(left)
 }
 
-/// Whether the plan was made for this scenario.
+/// Checks that the plan was made for this scenario.
 fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
     let again = "plan again from this scenario";
     let mut found = Vec::new();
@@ -128,7 +125,7 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
     found
 }
 
-/// What the number of rounds is good for.
+/// Checks the number of rounds.
 fn rounds(plan: &Plan, parts: &[PlannedPart], cluster: &Cluster, found: &mut Vec<Finding>) {
     if parts.iter().any(|part| !part.budget.fits) {
         // Nothing runs, so nothing is read.
@@ -182,7 +179,7 @@ fn rounds(plan: &Plan, parts: &[PlannedPart], cluster: &Cluster, found: &mut Vec
     }
 }
 
-/// The hops of a whole round of the ring.
+/// Returns the time of all hops of a whole round.
 fn hops_of_round(plan: &Plan, cluster: &Cluster) -> Seconds {
     let activation = plan.activations.bytes(&cluster.model.shape);
     let devices = &plan.devices;
@@ -193,7 +190,7 @@ fn hops_of_round(plan: &Plan, cluster: &Cluster) -> Seconds {
     if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
 }
 
-/// Workers without an address, in a plan that seems to be for execution.
+/// Reports workers without an address if other devices have one.
 fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     if plan.devices.iter().all(|device| device.address.is_none()) {
         return;
@@ -210,7 +207,7 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     }
 }
 
-/// Devices that the latency model would rather use.
+/// Reports dropped devices that would make the plan faster by the latency model.
 fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, found: &mut Vec<Finding>) {
     let instance = Instance::from_cluster(cluster, slow_disk);
     let Ok(model) = LatencyModel::new(&instance) else { return };

@@ -1,6 +1,6 @@
 //! Findings about a scenario, whatever the plan.
 //!
-//! Not here: what a scenario document refuses when it is read, and anything that depends on the layers of each device.
+//! Not here: what a scenario document rejects when it is read.
 
 use hearth_core::Cluster;
 use hearth_core::cluster::Connection;
@@ -11,11 +11,11 @@ use hearth_schema::scenario::DeviceEntry;
 
 use super::{Finding, profiles, rates};
 
-/// A hop this long is no home network's.
-/// source: assumed, seven times the longest of the 3-7 ms of Wi-Fi in the prima.cpp paper, section 4
+/// The longest hop of a home network. source: assumed, seven times the longest of the 3-7 ms of Wi-Fi in the
+/// prima.cpp paper, section 4
 const SLOW_HOP: Seconds = Seconds(0.05);
 
-/// The findings about a scenario. The cluster is its own without its limits.
+/// Checks a scenario. The cluster does not include the scenario's limits.
 pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     addresses(scenario, &mut found);
@@ -54,8 +54,8 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
     }
 }
 
-/// Events at times when a run of this plan should long be over: it takes less than the planner's time of a token for
-/// each token that goes in or comes out.
+/// Reports events after the end of a run of this plan, estimated as the planner's token time for each prompt and
+/// generated token.
 pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let Some(predicted) = plan.predicted else { return Vec::new() };
     let workload = &scenario.workload;
@@ -74,7 +74,7 @@ pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     .collect()
 }
 
-/// Events with a token that never comes.
+/// Reports events at a token that is never generated.
 fn late_events(scenario: &Scenario, found: &mut Vec<Finding>) {
     let last = u64::from(scenario.workload.generate) * u64::from(scenario.workload.sequences);
     for (index, event) in scenario.events.iter().enumerate() {
@@ -121,7 +121,7 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let between = &scenario.links.between;
     let activation = cluster.activations.bytes(&cluster.model.shape);
     let mut slow = |place: String, time: Seconds| {
-        // What is no number is not fast either.
+        // NaN counts as slow.
         if time.0.is_nan() || time > SLOW_HOP {
             let what = format!("a hop takes {time}, for every device and round of every token");
             let fix = "use a faster link, or leave the device out";
@@ -132,11 +132,11 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let pairs = devices * devices.saturating_sub(1) / 2;
     let channels = scenario.links.wifi.iter().flat_map(|wifi| wifi.channels.iter());
     let stations: usize = channels.map(|channel| channel.stations.len()).sum();
-    // With air the default is that of wires: one device on a wire talks to stations only.
+    // With Wi-Fi the default link is a wire: a single wired device only talks to stations.
     if between.len() < pairs && (stations == 0 || stations + 1 < devices) {
         slow("scenario links.default".to_owned(), scenario.links.default.time(activation));
     }
-    air(scenario, cluster, activation, &mut slow);
+    wifi(scenario, cluster, activation, &mut slow);
     for (index, named) in between.iter().enumerate() {
         if let Some(link) = &named.link {
             slow(format!("scenario links.between[{index}]"), link.time(activation));
@@ -154,8 +154,8 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     }
 }
 
-/// The slowest hop of each channel that a device sends over, to anybody.
-fn air(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut impl FnMut(String, Seconds)) {
+/// Reports the slowest hop of each Wi-Fi channel.
+fn wifi(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut impl FnMut(String, Seconds)) {
     for (index, channel) in scenario.links.wifi.iter().flat_map(|wifi| wifi.channels.iter().enumerate()) {
         let hop = |station: &String, other: &DeviceEntry| match cluster.links.connection(station, &other.name)
         {

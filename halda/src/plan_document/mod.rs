@@ -1,12 +1,8 @@
 //! The plan document of a solution.
 //!
-//! The devices in ring order from the head, those without layers under `dropped` with the reason, the predicted
-//! terms of each, and the explanation in sentences. A plan carries everything a runner needs; nothing in it is
-//! looked up again.
-//!
-//! A relay stands in the ring with a window of 0.
-//!
-//! Not here: which device becomes a relay ([`crate::solvers::relays`]).
+//! It lists the devices in ring order from the head, the dropped devices with their reasons, the predicted terms of
+//! each device, and the explanation in sentences. A plan is self-contained: a runner needs nothing else. A relay is
+//! in the ring with a window of 0 ([`crate::solvers::relays`]).
 
 mod reasons;
 
@@ -36,24 +32,18 @@ use crate::solve::Solution;
 use crate::solvers::overlap::best_residencies;
 use reasons::{dropped_reason, sentences};
 
-/// Why a solution cannot be written as a plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The solution is for other devices than the cluster's.
     #[error("the solution is for {solved} devices, of which the cluster lacks `{name}`")]
     OtherCluster {
-        /// A device of the solution, or nothing if only the numbers differ.
         name: String,
-        /// How many devices the solution is for.
         solved: usize,
     },
-    /// The plan contradicts itself: a defect of the planner.
     #[error("the plan is not valid: {0}")]
     Invalid(#[from] DocumentError),
 }
 
-/// The plan document of a solution to the problem that `crate::problem::from_cluster::instance` made of this cluster,
-/// which is that of the scenario.
+/// Converts a solution of [`crate::Instance::from_cluster`] for this cluster to a plan document.
 pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result<Plan, PlanError> {
     let explained = &solution.explanation.devices;
     let mut devices = Vec::new();
@@ -105,18 +95,15 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     Ok(plan)
 }
 
-/// Why an assignment has no plan document.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DraftError {
-    /// It has no meaning.
     #[error(transparent)]
     Shape(#[from] Violation),
-    /// It is for another cluster.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-/// The plan document of an assignment without its reasons, for a caller that is to score many.
+/// Converts an assignment to a plan document without an explanation, for a caller that scores many.
 pub fn draft(
     model: &LatencyModel,
     assignment: &Assignment,
@@ -147,9 +134,9 @@ pub fn draft(
     Ok(draft)
 }
 
-/// The output matrix goes to the head's GPU where all its layers are there and it fits beside them: llama.cpp offloads
-/// it as the layer after the last. Deviation: the prima.cpp paper leaves it on the CPU always (appendix A.3); its
-/// published times of 8B and 14B, 15 and 20 ms, leave no room for that.
+/// Returns the processor of the output matrix: the head's GPU if all its layers are there and it fits beside them,
+/// because llama.cpp offloads it as the layer after the last. Deviation: the prima.cpp paper always leaves it on the
+/// CPU (appendix A.3), which its published times of 8B and 14B, 15 and 20 ms, rule out.
 fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);

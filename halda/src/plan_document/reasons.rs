@@ -1,17 +1,11 @@
-//! The sentences of a plan document that explain the plan.
-//!
-//! The sentences that go into a plan document and into reports, made from the [`Explanation`] and nothing else.
-//!
-//! [`Explanation`]: crate::Explanation
-//!
-//! Not here: tables that put several plans side by side.
+//! The sentences of a plan document that explain the plan, made from the [`Explanation`](crate::Explanation) alone.
 
 use crate::explanation::{BindingConstraint, DeviceExplanation, DropReason};
 use crate::latency::DeviceTerms;
 use crate::solve::Solution;
 use crate::strategy::Infeasible;
 
-/// A plan's reasons, the general ones first, then one sentence a device in the instance's order.
+/// Returns the explanation: general sentences, then one sentence per device in the instance's order.
 pub fn sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
     if let (Some(optimum), Some(gap)) = (solution.explanation.optimum, solution.explanation.gap) {
@@ -41,7 +35,7 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     all
 }
 
-/// What was not searched, and how much it could bring at most.
+/// Returns what was not searched, and the largest possible improvement.
 fn limit(solution: &Solution) -> Vec<String> {
     let Some(limit) = &solution.explanation.limit else { return Vec::new() };
     let mut all = limit.notes.clone();
@@ -53,7 +47,7 @@ fn limit(solution: &Solution) -> Vec<String> {
     all
 }
 
-/// Why a device was dropped, `None` if it was not.
+/// Returns why a device was dropped, `None` if it was not.
 pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
     Some(match device.dropped? {
         DropReason::Slower(seconds) if seconds < 0.0 => {
@@ -105,8 +99,7 @@ fn share(terms: &DeviceTerms) -> String {
     format!("{} layers, {} of them on the GPU, {memory}", terms.share.layers, terms.share.gpu_layers)
 }
 
-/// Seconds that are no time.
-/// source: assumed
+/// Seconds that count as zero. source: assumed
 const NEGLIGIBLE: f64 = 1e-9;
 
 fn one_more(device: &DeviceExplanation) -> String {

@@ -25,32 +25,32 @@ use serde::Serialize;
 /// from the last device to the first, unless `order` says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Assignment {
-    /// Index of the device that embeds, runs the output head and samples.
+    /// The device that embeds, runs the output head and samples.
     pub head: usize,
-    /// k: rounds a token, a partial last one included.
+    /// k: rounds per token, including a partial last one.
     pub rounds: u32,
-    /// `w_m`: layers of each device in a whole round; 0 is a dropped device.
+    /// `w_m`: layers of each device in a whole round; 0 for a dropped device.
     pub window_layers: Vec<u32>,
     /// `n_m`: how many of these are on the GPU.
     pub gpu_layers: Vec<u32>,
-    /// The devices in the ring, the head first: those with layers and those without that only pass on (relays).
-    /// If absent, those with layers in the instance's order from the head.
+    /// The devices in the ring, the head first, including relays, which have no layers. By default the devices with
+    /// layers in the instance's order from the head.
     pub order: Option<Vec<usize>>,
 }
 
-/// What one device has to do for a token.
+/// The work of one device for a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Share {
     /// `l_m`: layers of the model.
     pub layers: u32,
     /// `lgpu_m`: layers of these on the GPU.
     pub gpu_layers: u32,
-    /// Windows, each ending in a hop.
+    /// Windows, each followed by a hop.
     pub windows: u32,
 }
 
 impl Share {
-    /// The share of a window of `window` layers, `gpu` of them on the GPU, in `rounds` whole rounds and a
+    /// Returns the share of a window of `window` layers, `gpu` of them on the GPU, in `rounds` whole rounds and a
     /// last one that has `rest` layers left when it reaches the device.
     pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
         if window == 0 {
@@ -65,12 +65,11 @@ impl Share {
 }
 
 impl Assignment {
-    /// An assignment of `window_layers`, of which `gpu_layers` on GPUs.
     pub fn new(head: usize, rounds: u32, window_layers: Vec<u32>, gpu_layers: Vec<u32>) -> Self {
         Self { head, rounds, window_layers, gpu_layers, order: None }
     }
 
-    /// The devices in the ring, relays included, the head first.
+    /// Returns the devices in the ring, including relays, the head first.
     pub fn ring(&self) -> Vec<usize> {
         self.order.clone().unwrap_or_else(|| {
             let devices = self.window_layers.len();
@@ -78,7 +77,7 @@ impl Assignment {
         })
     }
 
-    /// The devices in the ring, then the others in the instance's order from the head.
+    /// Returns the devices in the ring, then the others in the instance's order from the head.
     pub fn ring_then_others(&self) -> Vec<usize> {
         let mut all = self.ring();
         let others = ring_order(self.head, self.window_layers.len()).filter(|device| !all.contains(device));
@@ -87,7 +86,7 @@ impl Assignment {
         all
     }
 
-    /// Whether a device is in the ring only to pass on.
+    /// Returns whether a device is in the ring without layers.
     pub fn is_relay(&self, device: usize) -> bool {
         let in_order = self.order.as_ref().is_some_and(|order| order.contains(&device));
         in_order && self.window_layers.get(device) == Some(&0)
@@ -98,7 +97,7 @@ impl Assignment {
         self.window_layers.iter().map(|window| u64::from(*window)).sum()
     }
 
-    /// What each device does for a token, in the instance's order. The assignment must have passed
+    /// Returns the share of each device in the instance's order. The assignment must have passed
     /// [`crate::latency::constraints::shape_violations`]: as many GPU entries as windows, 1 <= W <= L.
     pub(crate) fn shares(&self, model_layers: u32) -> Vec<Share> {
         let ring_layers = self.ring_layers() as u32;
@@ -114,12 +113,12 @@ impl Assignment {
     }
 }
 
-/// The devices in ring order: the head, those after it, then those before it.
+/// Returns the devices in ring order: the head, those after it, then those before it.
 pub fn ring_order(head: usize, devices: usize) -> impl Iterator<Item = usize> {
     (head..devices).chain(0..head.min(devices))
 }
 
-/// The k that the paper enumerates: the factors of L without L itself (kept if L = 1), ascending.
+/// Returns the k that the paper enumerates: the factors of L without L itself (kept if L = 1), ascending.
 pub fn valid_rounds(model_layers: u32) -> Vec<u32> {
     (1..=model_layers.max(2) / 2).filter(|rounds| model_layers.is_multiple_of(*rounds)).collect()
 }

@@ -1,6 +1,6 @@
 //! The assignment problem of a cluster: an [`Instance`] from devices, links and a model.
 //!
-//! Turns a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
+//! Converts a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
 //!
 //! | symbol | from |
 //! | --- | --- |
@@ -47,12 +47,12 @@ use crate::practice::{Practice, ReadRates, Rereads, WorkTimes};
 use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 
-/// The public implementation's default for a disk that is too slow to be used.
+/// The public implementation's threshold for a disk that is too slow to be used.
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
 
 impl Instance {
-    /// The assignment problem of a cluster. `slow_disk` is the threshold under which a disk may never be read for a
-    /// token. Whether the numbers make sense is checked by [`crate::LatencyModel::new`].
+    /// Returns the assignment problem of a cluster. A disk slower than `slow_disk` may never be read for a token.
+    /// [`crate::LatencyModel::new`] validates the numbers.
     pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
         let cluster = &*draft::cluster_beside(cluster);
         let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
@@ -77,7 +77,7 @@ impl Instance {
     }
 }
 
-/// A member as it computes for long: a quota of processor time slows it then.
+/// Returns the member at its sustained speed, which a quota of processor time reduces.
 fn sustained(member: &Member) -> Cow<'_, Member> {
     if member.device.cpu.quota.is_none() {
         return Cow::Borrowed(member);
@@ -87,9 +87,8 @@ fn sustained(member: &Member) -> Cow<'_, Member> {
     Cow::Owned(slowed)
 }
 
-/// The memory that exo counts on each device, in the instance's order: that of a GPU of its own if there is one,
-/// else the RAM, used or not. A profile knows what is available of a GPU's memory and not its total, so that this
-/// stands in.
+/// Returns the memory that exo counts on each device, in the instance's order: that of a discrete GPU if there is
+/// one, else the total RAM. Profiles record the available, not the total, memory of a GPU.
 pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
     let total = |member: usize| {
         let profile = &cluster.members[member].device;
@@ -99,7 +98,7 @@ pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
     ring_order(cluster.head, cluster.members.len()).map(total).collect()
 }
 
-/// One activation vector from a member to another; none to itself.
+/// Returns the time of one activation vector from a member to another, 0 to itself, `None` without a link.
 fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
     if from == to {
         return Some(Seconds(0.0));
@@ -133,7 +132,6 @@ fn model(cluster: &Cluster) -> Model {
     }
 }
 
-/// `f_q` of a group of tensors.
 fn work(group: &TensorGroup) -> PerFormat {
     group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
@@ -183,8 +181,8 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     }
 }
 
-/// What the paper's symbols do not say. Where the scenario does not say how weights are kept, the system may decide, or
-/// on Linux and its relatives, where pages can be given up one by one, the device itself.
+/// Returns what the paper's symbols leave out. If the scenario does not fix the residency, it is `os`, or on Linux
+/// and Android, where single pages can be released, also `managed`.
 fn practice(cluster: &Cluster, member: &Member) -> Practice {
     let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
     let usual = ResidencyOptions::default();
@@ -207,7 +205,7 @@ fn practice(cluster: &Cluster, member: &Member) -> Practice {
     }
 }
 
-/// What the simulator charges for a token of mean cache length.
+/// Returns the simulator's times for a token of mean cache length.
 fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::plain(0, mean_length(cluster), 1, true);
@@ -230,8 +228,8 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     }
 }
 
-/// Of a SoC, the rates in whose terms the paper's latency model knows a device: weights at the rate at which a layer
-/// goes through, and arithmetic that adds a hundredth.
+/// Returns a SoC's rates in the terms of the paper's latency model: the memory rate at which a layer takes its
+/// simulated time, and a compute rate that adds a hundredth.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
@@ -240,7 +238,7 @@ fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, Byte
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }
 
-/// Attention over the mean length of the cache while tokens are generated, and the fixed cost of a layer.
+/// Returns the time of attention over the mean cache length, and the fixed cost of a layer.
 fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let cpu = &member.device.cpu;
     let length = mean_length(cluster);
@@ -249,12 +247,12 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
 }
 
-/// Of the cache, over the tokens that are generated.
+/// Returns the mean cache length over the generated tokens.
 fn mean_length(cluster: &Cluster) -> u32 {
     cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context)
 }
 
-/// Speeds for the formats that the model has work in.
+/// Returns the speeds for the formats in which the model has work.
 fn speeds(
     model: &ModelProfile,
     rate: impl Fn(hearth_profiles::Format) -> Option<FlopsPerSecond>,

@@ -16,31 +16,27 @@ use crate::practice::Practice;
 /// A number for each weight format, keyed by the paper's format names (`q4k`, `q6k`, `f16`, ...).
 pub type PerFormat = BTreeMap<String, f64>;
 
-/// One layer-to-device assignment problem. Device 0 is the head unless a plan names another.
+/// A layer-to-device assignment problem. Device 0 is the head unless a plan names another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instance {
-    /// What to call the instance in messages.
+    /// The name in messages.
     pub name: String,
     /// Disks slower than this (bytes per second) may never be read for a token; equal is not slower.
     #[serde(rename = "s_threshold")]
     pub slow_disk_threshold: f64,
-    /// The model to spread.
     pub model: Model,
-    /// The devices, in ring order.
+    /// In ring order.
     pub devices: Vec<Device>,
-    /// `t_comm` by pair: row of the sender, column of the receiver, in the order of the devices; null where the
-    /// first cannot send to the second. The diagonal is not looked at. If absent, the sender's `hop` counts,
-    /// whatever the next device is.
+    /// `t_comm` by pair: row of the sender, column of the receiver, in the order of the devices; null where there is
+    /// no link. The diagonal is ignored. If absent, the sender's `hop` is used for every next device.
     #[serde(rename = "t_comm_between", default, skip_serializing_if = "Option::is_none")]
     pub hops: Option<Vec<Vec<Option<f64>>>>,
 }
 
-/// The shape of the model, as far as planning sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// What to call the model in messages.
     pub name: String,
     /// L: decoder layers.
     #[serde(rename = "L")]
@@ -81,12 +77,12 @@ pub struct Model {
     /// f_{q,out}: floating-point operations of the output head for one token, by weight format.
     #[serde(rename = "f_out")]
     pub output_flops: PerFormat,
-    /// Weight bytes of each layer, where they differ and memory is to be counted exactly; empty if each has b.
+    /// Weight bytes of each layer, for exact memory accounting where they differ; empty if each has b.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_bytes: Vec<u64>,
 }
 
-/// Which operating system reclaims the memory of a device.
+/// The operating system, which determines how memory is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OperatingSystem {
@@ -98,11 +94,10 @@ pub enum OperatingSystem {
     Android,
 }
 
-/// Which GPU interface a device offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Gpu {
-    /// None: every layer runs on the CPU.
+    /// No GPU: every layer runs on the CPU.
     None,
     /// A GPU with memory of its own, as through CUDA.
     Cuda,
@@ -110,15 +105,11 @@ pub enum Gpu {
     Metal,
 }
 
-/// One device, with everything measured about it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// What to call the device in messages.
     pub name: String,
-    /// Its operating system.
     pub os: OperatingSystem,
-    /// Its GPU interface.
     pub gpu: Gpu,
     /// s_{cpu,q}: CPU speed by weight format, FLOP/s.
     #[serde(rename = "s_cpu")]
@@ -174,7 +165,7 @@ pub struct Device {
     /// `c_gpu`: bytes of compute buffers in GPU memory.
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
-    /// What the paper's symbols do not say.
+    /// What the paper's symbols leave out.
     #[serde(default)]
     pub practice: Practice,
 }

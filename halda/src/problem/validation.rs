@@ -1,139 +1,93 @@
 //! Validation of instances: every number is finite and within the range that the planners rely on.
 //!
-//! Every speed that divides must be finite and above zero, every time and amount finite and not negative,
-//! every byte count at most 2^50 and L at most 512 (the largest model of today has 126). The last two keep
-//! memory arithmetic inside `i64`, what-if questions included, so that "does it fit" is decided on integers
-//! and never on rounded numbers. Finally the worst token time must itself be finite, so that no planner
-//! meets an infinity or the difference of two.
-//!
-//! Not here: whether a plan exists. An instance no plan fits is still valid.
+//! Every speed that divides must be finite and above zero, every time and amount finite and not negative, every byte
+//! count at most 2^50 and L at most 512 (the largest model today has 126). The last two keep memory arithmetic within
+//! `i64`, so that "does it fit" is decided on integers and never on rounded numbers. The worst token time must be
+//! finite too, so that no planner meets an infinity or the difference of two. An instance without a feasible plan is
+//! still valid.
 
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 
-/// Byte counts may be at most this: 1 PiB.
+/// The largest byte count: 1 PiB.
 pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
 
-/// L may be at most this.
 pub const MAX_MODEL_LAYERS: u32 = 512;
 
-/// Why an instance cannot be planned for. `place` is `the model` or the device's index and name.
+/// An invalid instance. `place` is the model, or the device's index and name.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InstanceError {
-    /// There is no device, so there is no head.
     #[error("instance `{instance}` has no devices: give at least the head")]
     NoDevices {
-        /// The instance.
         instance: String,
     },
-    /// A number is NaN or infinite.
     #[error("`{field}` of {place} is {value}: it must be a finite number")]
     NotFinite {
-        /// The model or the device.
         place: String,
-        /// The field, by its name in JSON.
         field: String,
-        /// What was found.
         value: f64,
     },
-    /// A number that must be above zero is not.
     #[error("`{field}` of {place} is {value}: it must be above zero")]
     NotPositive {
-        /// The model or the device.
         place: String,
-        /// The field, by its name in JSON.
         field: String,
-        /// What was found.
         value: f64,
     },
-    /// A number that may be zero is below it.
     #[error("`{field}` of {place} is {value}: it must not be negative")]
     Negative {
-        /// The model or the device.
         place: String,
-        /// The field, by its name in JSON.
         field: String,
-        /// What was found.
         value: f64,
     },
-    /// A count is past what integer memory arithmetic can hold.
     #[error("`{field}` of {place} must be at most {limit}")]
     TooLarge {
-        /// The model or the device.
         place: String,
-        /// The field, by its name in JSON.
         field: String,
-        /// The largest value accepted.
         limit: u64,
     },
-    /// The model has work in a format that a device has no speed for.
     #[error("`{field}` of {place} has no speed for `{format}`, which the model uses: measure or estimate it")]
     MissingSpeed {
-        /// The device.
         place: String,
-        /// `s_cpu` or `s_gpu`.
         field: String,
-        /// The weight format.
         format: String,
     },
-    /// The paper's model knows Metal on macOS only, and no other GPU there.
     #[error("`gpu` of {place} is {gpu:?} on {os:?}: Metal exists on macOS only and CUDA everywhere else")]
     GpuOnOtherSystem {
-        /// The device.
         place: String,
-        /// The GPU interface.
         gpu: Gpu,
-        /// The operating system.
         os: OperatingSystem,
     },
-    /// One number a layer was expected.
     #[error("`layer_bytes` of the model has {given} numbers for {layers} layers: give one a layer, or none")]
     LayerCount {
-        /// How many were given.
         given: usize,
-        /// L.
         layers: u32,
     },
-    /// One time a layer was expected.
     #[error("`{field}` of {place} has {given} times for {layers} layers: give one a layer")]
     TimeCount {
-        /// The device.
         place: String,
-        /// The field.
         field: &'static str,
-        /// How many were given.
         given: usize,
-        /// How many were expected.
         layers: u32,
     },
-    /// Weights have to be kept in some way.
     #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
     NoResidency {
-        /// The device.
         place: String,
     },
-    /// A residency contradicts itself.
     #[error("{0}")]
     Residency(String),
-    /// The hops by pair are not a square of as many rows as devices.
     #[error("`t_comm_between` has {found} {what} and there are {devices} devices")]
     HopCount {
-        /// Rows, or entries and in whose row.
         what: String,
-        /// How many.
         found: usize,
-        /// M.
         devices: usize,
     },
-    /// The fields are finite one by one and a token time made of them is not.
     #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
     InfiniteTokenTime {
-        /// The device.
         place: String,
     },
 }
 
 impl Instance {
-    /// Checks everything that the planners rely on. The first problem found is returned.
+    /// Checks everything that the planners rely on; returns the first problem found.
     pub fn validate(&self) -> Result<(), InstanceError> {
         if self.devices.is_empty() {
             return Err(InstanceError::NoDevices { instance: self.name.clone() });
@@ -194,7 +148,7 @@ impl Model {
 }
 
 impl Device {
-    /// How messages point at a device: index and name.
+    /// Returns the index and name of the device for messages.
     pub(crate) fn place(&self, index: usize) -> String {
         format!("devices[{index}] `{}`", self.name)
     }
@@ -282,7 +236,7 @@ impl Device {
     }
 }
 
-/// The checks, with the place they are made at; naming it costs nothing until one fails.
+/// Checks of numbers with their place, which is formatted only if one fails.
 struct Checker<'a> {
     place: &'a dyn Fn() -> String,
 }
@@ -326,7 +280,7 @@ impl Checker<'_> {
         work.iter().try_for_each(|(format, flops)| self.not_negative(&format!("{field}.{format}"), *flops))
     }
 
-    /// Every format with work needs a speed above zero; other speeds are not looked at.
+    /// Checks that every format with work has a speed above zero; other speeds are ignored.
     fn speed(&self, field: &str, speeds: &PerFormat, work: &PerFormat) -> Result<(), InstanceError> {
         for format in work.iter().filter(|(_, flops)| **flops > 0.0).map(|(format, _)| format) {
             let Some(speed) = speeds.get(format) else {

@@ -36,45 +36,41 @@ use crate::latency::gpu_split::{RoundCounts, Split};
 use crate::problem::assignment::Assignment;
 use crate::strategy::Infeasible;
 
-/// The problem for one ring size and one order.
 #[derive(Clone, Copy)]
 pub(crate) struct RingSizeProblem<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     /// The devices that may be in the ring, the head first.
     pub order: &'a [usize],
     pub ring_layers: u32,
-    /// The smallest window of each device: 1 keeps it in the ring, 0 lets it be dropped. The head's is 1.
+    /// The smallest window of each device: 1 keeps it in the ring, 0 allows dropping it. The head's is 1.
     pub least_windows: &'a [u32],
 }
 
-/// What windows cost, without the hops of their devices.
+/// The times of windows, without hops.
 pub(crate) trait WindowTimes {
-    /// Seconds of a window after a number of layers of a round, infinite where it is not allowed. Nothing for no
-    /// window.
+    /// Returns the seconds of a window that begins after `placed` layers of a round, infinite where it is not
+    /// allowed.
     fn seconds(&self, device: usize, window: u32, placed: usize) -> f64;
 
-    /// How many places there are that differ in cost: those from the last one on are alike.
+    /// Returns the number of places with different costs; all places from the last one on have the same.
     fn places(&self) -> usize;
 }
 
-/// The windows of a ring, found by the program.
+/// The optimal windows of a ring.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Ring {
-    /// The sum of all windows' times and hops.
     pub seconds: f64,
-    /// For each device in ring order: which, its window, and how many layers of a round are placed before it.
-    /// Relays have no window.
+    /// (device, window, layers of a round before it), in ring order. The window of a relay is 0.
     pub members: Vec<(usize, u32, usize)>,
 }
 
-/// The best times up to each position, for every number of layers placed: `arrive[position * (W + 1) + j]`
-/// before the device there has its window, `cost[..]` after.
+/// The best times up to each position for every number of layers j: `arrive[position * (W + 1) + j]` before the
+/// window of the device there, `cost[..]` after it.
 struct Times {
     arrive: Vec<f64>,
     cost: Vec<f64>,
 }
 
-/// The paper's objective: the best split of each window.
 struct PaperTimes<'a, 'i>(RingSizeProblem<'a, 'i>);
 
 impl WindowTimes for PaperTimes<'_, '_> {
@@ -88,7 +84,7 @@ impl WindowTimes for PaperTimes<'_, '_> {
 }
 
 impl RingSizeProblem<'_, '_> {
-    /// The fastest assignment of exactly W layers a round, by the paper's objective.
+    /// Returns the fastest assignment of exactly W layers a round by the paper's objective.
     pub(crate) fn optimum(&self) -> Result<Assignment, Infeasible> {
         let times = PaperTimes(*self);
         let found = self.fastest(&times).ok_or_else(|| self.reason(&times))?;
@@ -97,25 +93,26 @@ impl RingSizeProblem<'_, '_> {
         }))
     }
 
-    /// g(w) of a device for w from 0 with its hops where they do not depend on the next device, if rounds are whole.
+    /// Returns g(w) of a device for w from 0 in whole rounds, with its hops where they do not depend on the next
+    /// device.
     pub(crate) fn whole_round_times(&self, device: usize) -> Vec<f64> {
         let times = PaperTimes(*self);
         (0..=self.ring_layers).map(|window| self.window_time(&times, device, window, 0)).collect()
     }
 
-    /// The ring with the least sum of times, `None` if there is none.
+    /// Returns the ring with the least sum of times, `None` if there is none.
     pub(crate) fn fastest(&self, times: &impl WindowTimes) -> Option<Ring> {
         let linked = self.model.hops.neighbour_matters;
         let found = if linked { self.linked_times(times) } else { self.plain_times(times) };
         let last = if linked { self.best_end(&found) } else { self.plain_end(&found) };
         let (seconds, last) = last?;
-        let ring = Ring { seconds, members: self.traced_back(times, &found, last, linked) };
+        let ring = Ring { seconds, members: self.reconstruct(times, &found, last, linked) };
         // The program without neighbours charges a ring of one device the hop that it does not make.
         let alone = if !linked && self.model.hops.by_pair() { self.alone(times) } else { None };
         Some(alone.filter(|alone| alone.seconds < ring.seconds).unwrap_or(ring))
     }
 
-    /// The assignment of a ring, with what `gpu_layers` says of a device, its window and the layers before it.
+    /// Converts a ring to an assignment; `gpu_layers` maps (device, window, layers before it) to n.
     pub(crate) fn assignment(
         &self,
         ring: &Ring,
@@ -135,7 +132,7 @@ impl RingSizeProblem<'_, '_> {
         assignment
     }
 
-    /// Everything on the head, if no other device must be in the ring and it is allowed.
+    /// Returns the ring of the head alone, if that is allowed.
     fn alone(&self, times: &impl WindowTimes) -> Option<Ring> {
         let mut others = self.order.iter().skip(1);
         if others.any(|device| self.least_windows[*device] > 0) {
@@ -154,17 +151,15 @@ impl RingSizeProblem<'_, '_> {
         self.ring_layers as usize + 1
     }
 
-    /// R.
     pub(crate) fn remainder(&self) -> usize {
         (self.model.model_layers() % self.ring_layers) as usize
     }
 
-    /// floor(L/W).
     fn whole_rounds(&self) -> u32 {
         self.model.model_layers() / self.ring_layers
     }
 
-    /// The program where the next device does not matter.
+    /// Runs the program for hops that do not depend on the next device.
     fn plain_times(&self, times: &impl WindowTimes) -> Times {
         let columns = self.columns();
         let mut found = self.times();
@@ -181,7 +176,7 @@ impl RingSizeProblem<'_, '_> {
         found
     }
 
-    /// The program with the last device of the ring as its state.
+    /// Runs the program with the last device of the ring as part of its state.
     fn linked_times(&self, times: &impl WindowTimes) -> Times {
         let columns = self.columns();
         let mut found = self.times();
@@ -211,25 +206,25 @@ impl RingSizeProblem<'_, '_> {
         Times { arrive: vec![f64::INFINITY; entries], cost: vec![f64::INFINITY; entries] }
     }
 
-    /// Times a hop into a device is made when `placed` layers are placed before it.
+    /// Returns how often a token makes a hop into a device that begins after `placed` layers.
     fn hops_into(&self, placed: usize) -> f64 {
         f64::from(self.whole_rounds()) + if placed < self.remainder() { 1.0 } else { 0.0 }
     }
 
-    /// The smallest window of a device that is in the ring: 0 is a relay.
+    /// Returns the smallest window of a device in the ring: 0 is a relay.
     fn smallest(&self, position: usize) -> usize {
         usize::from(self.remainder() > 0 || self.least_windows[self.order[position]] > 0)
     }
 
-    /// The positions that may come right before a position: no device that must be in the ring is skipped.
+    /// Returns the possible predecessors of a position; devices that must be in the ring are not skipped.
     fn predecessors(&self, position: usize) -> std::ops::Range<usize> {
         let kept = (0..position).rev().find(|before| self.least_windows[self.order[*before]] > 0);
         kept.unwrap_or(0)..position
     }
 
-    /// cost[position][j + w] = min over j, w of arrive[position][j] + g(w, j), from windows of `smallest` on.
-    /// The device that takes the last layer of a partial round pays `home`. The row of the table for j layers placed is
-    /// its own, or the last.
+    /// Computes cost[position][j + w] = min over j, w of arrive[position][j] + g(w, j), with windows from `smallest`
+    /// on. The device with the last layer of a partial round also pays the hop `home`. For j beyond the table its
+    /// last row is used.
     fn place(&self, position: usize, table: &[f64], smallest: usize, home: f64, found: &mut Times) {
         let (columns, remainder) = (self.columns(), self.remainder());
         let last_row = table.len() / columns - 1;
@@ -246,15 +241,15 @@ impl RingSizeProblem<'_, '_> {
         }
     }
 
-    /// The time of a window at a position, by the same arithmetic as [`Self::place`].
+    /// Returns the time of a window at a position, by the same arithmetic as [`Self::place`].
     fn placed_time(&self, arrived: f64, own: f64, placed: usize, window: usize, home: f64) -> f64 {
         let rest = self.remainder().saturating_sub(placed);
         let closes = rest > 0 && window >= rest;
         (if closes { arrived + home } else { arrived }) + own
     }
 
-    /// g(w) after a number of layers of a round, with the device's hops where they do not depend on the next device;
-    /// infinite where not allowed.
+    /// Returns g(w) after `placed` layers of a round, with the device's hops where they do not depend on the next
+    /// device; infinite where not allowed.
     fn window_time(&self, times: &impl WindowTimes, device: usize, window: u32, placed: usize) -> f64 {
         if window < self.least_windows[device] {
             return f64::INFINITY;
@@ -275,7 +270,7 @@ impl RingSizeProblem<'_, '_> {
         self.model.best_split_with_hop(device, device == self.head(), window, round_counts, 0.0)
     }
 
-    /// table[j * (W + 1) + w] = g(w) after j layers, the last row for all places from there on.
+    /// Sets table[j * (W + 1) + w] = g(w) after j layers; the last row holds for all places from there on.
     fn fill(&self, times: &impl WindowTimes, device: usize, table: &mut Vec<f64>) {
         table.clear();
         for placed in 0..times.places() {
@@ -287,13 +282,12 @@ impl RingSizeProblem<'_, '_> {
         }
     }
 
-    /// Time and position of the end.
     fn plain_end(&self, found: &Times) -> Option<(f64, usize)> {
         let last = found.cost.last().copied().filter(|seconds| seconds.is_finite())?;
         Some((last, self.order.len() - 1))
     }
 
-    /// Time and position of the last device of the best ring; of equals the first.
+    /// Returns the time and the last position of the best ring, the first one on a tie.
     fn best_end(&self, found: &Times) -> Option<(f64, usize)> {
         let mut best = None;
         let mut fastest = f64::INFINITY;
@@ -307,8 +301,8 @@ impl RingSizeProblem<'_, '_> {
         best
     }
 
-    /// Finds the choices that made the best time, last device first.
-    fn traced_back(
+    /// Reconstructs the choices of the best time, last device first.
+    fn reconstruct(
         &self,
         times: &impl WindowTimes,
         found: &Times,
@@ -346,7 +340,7 @@ impl RingSizeProblem<'_, '_> {
         members
     }
 
-    /// The position before one that was reached with a number of layers placed; of equals the first.
+    /// Returns the predecessor of a position at `placed` layers, the first one on a tie.
     fn predecessor(&self, found: &Times, position: usize, placed: usize) -> usize {
         let columns = self.columns();
         let device = self.order[position];
@@ -358,7 +352,7 @@ impl RingSizeProblem<'_, '_> {
         self.predecessors(position).find(came_from).unwrap_or(0)
     }
 
-    /// Names what makes this ring size impossible.
+    /// Returns why this ring size has no plan.
     pub(crate) fn reason(&self, times: &impl WindowTimes) -> Infeasible {
         let ring_layers = self.ring_layers;
         let kept = self.order.iter().filter(|device| self.least_windows[**device] > 0).count();
@@ -391,7 +385,7 @@ impl RingSizeProblem<'_, '_> {
     }
 }
 
-/// into[w] = min(into[w], base + own[w]).
+/// Sets into[w] = min(into[w], base + own[w]).
 pub(crate) fn min_plus_update(base: f64, own: &[f64], into: &mut [f64]) {
     for (best, seconds) in into.iter_mut().zip(own) {
         let total = base + seconds;

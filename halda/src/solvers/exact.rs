@@ -23,25 +23,21 @@ use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_o
 use crate::solvers::shortest_cycle::ShortestCycles;
 use crate::strategy::{Proposal, SearchLimit, SearchStep, Strategy, StrategyError};
 
-/// Table entries that a search over remainder windows may fill (source: measured, 20 ns each, so 0.3 s).
+/// The largest number of table entries in a search over remainder windows (source: measured, 20 ns each, so 0.3 s).
 const MAX_TABLE_ENTRIES: f64 = 1.5e7;
 
-/// Heads tried where the order is sought by trial (source: assumed; the best bounds first).
+/// The heads tried in a heuristic search for the order, best bounds first (source: assumed).
 const MAX_HEADS_TRIED: usize = 4;
 
-/// Times that a better order is sought by trial (source: assumed; random rings of 20 devices need one or two).
+/// The iterations of a heuristic search for the order (source: assumed; random rings of 20 devices need one or two).
 const MAX_ORDER_TRIALS: usize = 4;
 
-/// The global optimum of the latency model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exact {
-    /// Which optional rules the plan may use.
     pub rules: Rules,
-    /// Which device is the head.
     pub head: HeadChoice,
-    /// Only plans with this k; every valid one if absent.
+    /// Restricts the search to this k.
     pub rounds: Option<u32>,
-    /// In which order the devices stand in the ring.
     pub order: OrderChoice,
 }
 
@@ -80,22 +76,20 @@ impl Strategy for Exact {
         } else {
             search.given_order(&rings);
         }
-        search.ended()
+        search.finish()
     }
 }
 
-/// A search under way.
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     exact: Exact,
-    /// The ring sizes that decide.
     deciding: Vec<u32>,
-    /// A lower bound of T by head.
+    /// A lower bound of T for each head.
     bounds: Vec<f64>,
     searched: Vec<SearchStep>,
     best: Option<(f64, Assignment)>,
     notes: Vec<String>,
-    /// What no plan can be under, where the search was limited.
+    /// A lower bound of T over all plans, where the search was limited.
     bound: Option<f64>,
 }
 
@@ -105,7 +99,6 @@ impl<'a, 'i> Search<'a, 'i> {
         Self { model, exact, deciding, bounds, searched, best: None, notes, bound: None }
     }
 
-    /// Searches the ring in the instance's order.
     fn given_order(&mut self, rings: &[u32]) {
         let cycle: Vec<usize> = (0..self.model.device_count()).collect();
         let (mut heads, deciding) = self.prepared(rings);
@@ -124,7 +117,6 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// Searches for the fastest order of the ring.
     fn best_order(&mut self, rings: &[u32]) {
         let (mut heads, deciding) = self.prepared(rings);
         let first_head = heads[0];
@@ -157,7 +149,7 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// All subsets and tours, for the sizes that decide and, with the best head, for the record.
+    /// Tries all subsets and tours, for the deciding sizes and, with the best head, for the record.
     fn try_all_orders(&mut self, heads: &[usize], rings: &[u32], whole: &[u32]) {
         let (model, rules) = (self.model, self.exact.rules);
         let cycles = ShortestCycles::new(model);
@@ -187,7 +179,7 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// Short cycles as orders, each with the exact program inside, after the given order.
+    /// Tries the given order and then short cycles, each with the exact program.
     fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
         let all: Vec<usize> = (0..self.model.device_count()).collect();
         let deciding = self.affordable(deciding, &mut heads, MAX_ORDER_TRIALS);
@@ -216,7 +208,7 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// All devices in the order of the best plan, the given order if there is none.
+    /// Returns all devices in the order of the best plan, or the given order if there is none.
     fn best_cycle(&self) -> Vec<usize> {
         let given = || (0..self.model.device_count()).collect();
         self.best.as_ref().map_or_else(given, |(_, best)| best.ring_then_others())
@@ -226,7 +218,7 @@ impl<'a, 'i> Search<'a, 'i> {
         self.model.model_layers().is_multiple_of(ring_layers)
     }
 
-    /// The heads, those with the best bounds first, and the ring sizes that decide.
+    /// Returns the heads, best bounds first, and the deciding ring sizes.
     fn prepared(&mut self, rings: &[u32]) -> (Vec<usize>, Vec<u32>) {
         let deciding = match (self.exact.rounds, self.exact.head) {
             (None, HeadChoice::Best) => vec![self.model.model_layers()],
@@ -246,7 +238,8 @@ impl<'a, 'i> Search<'a, 'i> {
         (heads, deciding)
     }
 
-    /// Rounds that leave a remainder are bounded by the single round that merges them.
+    /// Computes the lower bound of each head. Rounds with a remainder are bounded by the single round that merges
+    /// them.
     fn bound_by_head(&mut self, deciding: &[u32]) {
         let ring_layers = match deciding {
             [ring] if self.is_whole(*ring) => *ring,
@@ -255,14 +248,14 @@ impl<'a, 'i> Search<'a, 'i> {
         self.bounds = bounds_by_head(self.model, ring_layers, self.exact.rules.may_drop);
     }
 
-    /// Whether no plan with this head can be faster than the best so far, rounding included.
+    /// Returns whether no plan with this head can be faster than the best so far, allowing for rounding.
     fn cannot_improve(&self, head: usize) -> bool {
         let best = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
         self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > best)
     }
 
-    /// The ring sizes that can be searched `times` times within the limit with these heads. If there are too many, the
-    /// head with the best bound and sizes evenly spread are left.
+    /// Returns the ring sizes that can be searched `times` times within the limit with these heads. If there are too
+    /// many, keeps the head with the best bound and evenly spaced sizes.
     fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>, times: usize) -> Vec<u32> {
         let once: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
         let entries = once * times as f64;
@@ -280,7 +273,7 @@ impl<'a, 'i> Search<'a, 'i> {
         kept
     }
 
-    /// The ring sizes that decide nothing and are listed too, if that takes negligible time.
+    /// Returns the ring sizes that do not decide and are listed too, if that takes little time.
     fn for_the_record(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
         if self.exact.rounds.is_some() {
             return Vec::new();
@@ -296,7 +289,7 @@ impl<'a, 'i> Search<'a, 'i> {
         left.into_iter().filter(|ring| self.model.model_layers().is_multiple_of(*ring)).collect()
     }
 
-    /// Notes what a limit leaves out, and what no plan can be under.
+    /// Records what a limit leaves out, and the lower bound.
     fn limited(&mut self, note: &str) {
         self.note(note);
         if self.bounds.is_empty() {
@@ -315,14 +308,14 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// The best windows in the order of a cycle of all devices, from the head on.
+    /// Searches the best windows in the order of a cycle of all devices, from the head on.
     fn try_ring(&mut self, head: usize, cycle: &[usize], ring_layers: u32) {
         let place = cycle.iter().position(|device| *device == head).unwrap_or(0);
         let order: Vec<usize> = ring_order(place, cycle.len()).map(|place| cycle[place]).collect();
         self.try_order(head, &order, ring_layers);
     }
 
-    /// The best windows for the devices of an order that begins with the head.
+    /// Searches the best windows for an order that begins with the head.
     fn try_order(&mut self, head: usize, order: &[usize], ring_layers: u32) {
         let least = u32::from(!self.exact.rules.may_drop);
         let mut least_windows = vec![least; self.model.device_count()];
@@ -343,7 +336,7 @@ impl<'a, 'i> Search<'a, 'i> {
         self.searched.push(SearchStep { head, rounds, ring_layers, outcome });
     }
 
-    fn ended(self) -> Result<Proposal, StrategyError> {
+    fn finish(self) -> Result<Proposal, StrategyError> {
         let Self { mut searched, best, notes, bound, .. } = self;
         // By head, then in the order of the ring sizes.
         searched.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
@@ -355,8 +348,8 @@ impl<'a, 'i> Search<'a, 'i> {
     }
 }
 
-/// Entries of the tables of a ring size; additions and hops are counted as the share of an entry's time they take
-/// (source: measured, half a nanosecond against 20).
+/// Returns the table entries of a ring size; additions and hops count as their part of an entry's time (source:
+/// measured, half a nanosecond against 20).
 fn entries(model: &LatencyModel, ring_layers: u32) -> f64 {
     let devices = model.device_count() as f64;
     let ring = f64::from(ring_layers);

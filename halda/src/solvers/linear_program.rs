@@ -5,17 +5,14 @@
 
 use std::ops::RangeInclusive;
 
-/// Whether this build has a solver.
 pub(crate) const AVAILABLE: bool = cfg!(feature = "highs");
 
-/// A minimisation problem with bounded columns and rows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LinearProgram {
     columns: Vec<Column>,
     rows: Vec<Row>,
 }
 
-/// A variable.
 #[derive(Debug, Clone)]
 #[cfg_attr(not(feature = "highs"), expect(dead_code, reason = "only a solver reads it"))]
 struct Column {
@@ -24,7 +21,6 @@ struct Column {
     integer: bool,
 }
 
-/// Bounds of a weighted sum of columns.
 #[derive(Debug, Clone)]
 #[cfg_attr(not(feature = "highs"), expect(dead_code, reason = "only a solver reads it"))]
 struct Row {
@@ -45,7 +41,7 @@ impl LinearProgram {
         self.columns.len() - 1
     }
 
-    /// Adds bounds of a sum of columns, each with its factor. Infinite ends are allowed.
+    /// Bounds a weighted sum of columns. Infinite bounds are allowed.
     pub(crate) fn add_row(
         &mut self,
         bounds: RangeInclusive<f64>,

@@ -16,8 +16,8 @@ use crate::latency::LatencyModel;
 use crate::latency::gpu_split::RoundCounts;
 use crate::solvers::dynamic_program::min_plus_update;
 
-/// A lower bound of T with each device as the head, for whole rounds of W layers; infinite where no plan exists.
-/// Rounding may leave it some 1e-12 above.
+/// Returns a lower bound of T with each device as the head, for whole rounds of W layers; infinite where no plan
+/// exists. Rounding may raise it by some 1e-12.
 pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: bool) -> Vec<f64> {
     let devices = model.device_count();
     let window_times = |device: usize, head: bool| window_times(model, ring_layers, device, head);
@@ -42,7 +42,7 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
         .collect()
 }
 
-/// g(w) with the device's cheapest hop, for w from 0; infinite for 0.
+/// Returns g(w) with the device's cheapest hop, for w from 0; infinite for 0.
 fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: bool) -> Vec<f64> {
     let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
     let hop = if model.hops.neighbour_matters { model.hops.shortest(device) } else { model.hops.own(device) };
@@ -53,37 +53,35 @@ fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: boo
     std::iter::once(f64::INFINITY).chain(windows).collect()
 }
 
-/// The programs over all devices but one, whichever it is.
+/// The programs over all devices but one, for each of them.
 struct LeaveOneOut {
-    /// before[i]: over the devices before i.
     before: Vec<Vec<f64>>,
-    /// after[i]: over the devices after i.
     after: Vec<Vec<f64>>,
 }
 
 impl LeaveOneOut {
     fn new(tables: &[Vec<f64>], ring_layers: usize) -> Self {
-        let mut nobody = vec![f64::INFINITY; ring_layers + 1];
-        nobody[0] = 0.0;
+        let mut no_layers = vec![f64::INFINITY; ring_layers + 1];
+        no_layers[0] = 0.0;
         let one_by_one = |times: &mut Vec<f64>, table: &Vec<f64>| {
             let reached = times.clone();
             *times = min_plus_convolution(times, table);
             Some(reached)
         };
-        let before = tables.iter().scan(nobody.clone(), one_by_one).collect();
-        let mut after: Vec<Vec<f64>> = tables.iter().rev().scan(nobody, one_by_one).collect();
+        let before = tables.iter().scan(no_layers.clone(), one_by_one).collect();
+        let mut after: Vec<Vec<f64>> = tables.iter().rev().scan(no_layers, one_by_one).collect();
         after.reverse();
         Self { before, after }
     }
 
-    /// The best time with the one left out put back with these window times.
+    /// Returns the best time with device `device` added back with these window times.
     fn completed(&self, device: usize, own: &[f64]) -> f64 {
         let others = min_plus_convolution(&self.before[device], &self.after[device]);
         own.iter().zip(others.iter().rev()).map(|(own, others)| own + others).fold(f64::INFINITY, f64::min)
     }
 }
 
-/// (f (+) g)(j) for every j up to W.
+/// Returns (f (+) g)(j) for every j up to W.
 pub(crate) fn min_plus_convolution(first: &[f64], second: &[f64]) -> Vec<f64> {
     let mut merged = vec![f64::INFINITY; first.len()];
     for (placed, &seconds) in first.iter().enumerate().filter(|(_, seconds)| seconds.is_finite()) {

@@ -1,20 +1,18 @@
 //! Local search around a plan, scored by the caller, for example with the simulator.
 //!
-//! A local search whose objective is brought by the caller, usually a simulation of the plan: it alone decides, and
-//! this file neither knows it nor runs it. From the plan so far it tries one neighbour after the other and goes to
-//! the first that is better:
+//! From the best plan so far it tries one neighbour after the other and moves to the first that is better:
 //!
-//! - another number of rounds: the next factor of L or the next number at all, with the windows scaled to it;
-//! - one layer of a round from one processor to another, also from CPU to GPU of the same device, from a window of
-//!   one layer (which drops the device), or to a device without layers (which brings it in); or one layer of a round
-//!   more or fewer, which the last round makes up for;
+//! - another number of rounds: the next factor of L or the next number, with the windows scaled to it;
+//! - one layer of a round moved to another processor, including from CPU to GPU of the same device, from a window
+//!   of one layer (which drops the device), or to a device without layers (which adds it); or one layer of a round
+//!   more or fewer, for which the last round compensates;
 //! - the windows of two devices exchanged;
-//! - all layers of a device given to another.
+//! - all layers of a device moved to another.
 //!
-//! After a step it tries the same move again first. It ends where no neighbour is better, after a number of
+//! After a step it tries the same move again first. It stops when no neighbour is better, after a number of
 //! evaluations, or when the caller says so. Each plan is scored once. Only plans that satisfy the named constraints
-//! are scored, each with the residencies that suit it best in the steady state; the last round may be partial. Same
-//! start, objective and number of evaluations, same plan; a caller that stops by a clock gives that up.
+//! are scored, each with the residencies that are fastest in the steady state; the last round may be partial. The
+//! same start, objective and number of evaluations give the same plan, unless the caller stops by a clock.
 //!
 //! Not here: the objective, and other heads.
 
@@ -30,54 +28,45 @@ use crate::solvers::relays::with_relays;
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
 
-/// What the search may do.
+/// The limits of the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefineOptions {
     /// Which optional rules the plans may use.
     pub rules: Rules,
-    /// Whether k stays as it is.
+    /// Keeps k.
     pub same_rounds: bool,
-    /// Scores asked for at most, the start's included; as many as it takes if absent.
+    /// The largest number of evaluations, including that of the start; unlimited by default.
     pub max_evaluations: Option<u64>,
 }
 
-/// How far the search is.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Progress {
-    /// Plans scored so far.
     pub evaluations: u64,
-    /// The best score so far; absent while no plan has one.
+    /// `None` while no plan has a score.
     pub best: Option<f64>,
 }
 
-/// Why the search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// Every neighbour was scored and none is better.
     NoBetterNeighbour,
-    /// The evaluations were used up.
     Evaluations,
-    /// The caller stopped it.
     Stopped,
 }
 
-/// What the search found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RefineResult {
-    /// The best plan; the start if nothing is better.
+    /// The start if nothing is better.
     pub assignment: Assignment,
-    /// The start's score, if it has one.
+    /// The score of the start, if it has one.
     pub from: Option<f64>,
-    /// The best plan's score, if any plan has one.
+    /// The score of the best plan, if any plan has one.
     pub to: Option<f64>,
-    /// Plans scored.
     pub evaluations: u64,
-    /// Why it ended.
     pub ended: StopReason,
 }
 
-/// Searches from `start` for a plan of a smaller score. `score` gives none for a plan that cannot be run;
-/// `should_continue` is asked before every evaluation.
+/// Searches for a plan with a smaller score than `start`. `score` returns `None` for a plan that cannot run;
+/// `should_continue` is called before every evaluation.
 pub fn refine(
     model: &LatencyModel,
     start: &Assignment,
@@ -125,7 +114,7 @@ pub fn refine(
     RefineResult { assignment: best, from, to, evaluations, ended }
 }
 
-/// The objective, asked once a plan and within limits.
+/// The cached objective, with the limits of the search.
 struct ScoreCache<S, G> {
     score: S,
     should_continue: G,
@@ -154,27 +143,25 @@ impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCach
     }
 }
 
-/// Where a layer of a window is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Processor {
     device: usize,
     gpu: bool,
 }
 
-/// A step to a neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// To the next k, among the factors of L only or among all.
+    /// To the next k, among the factors of L or among all numbers.
     Rounds { more: bool, factors: bool },
-    /// One layer of a round; the round grows or shrinks by it if one side is missing.
+    /// Moves one layer of a round; the round grows or shrinks by it if one side is missing.
     Layer { from: Option<Processor>, to: Option<Processor> },
-    /// The windows of two devices.
+    /// Exchanges the windows of two devices.
     Swap { one: usize, other: usize },
-    /// All layers of a device.
+    /// Moves all layers of a device.
     Drop { device: usize, to: usize },
 }
 
-/// Every move there is, in the order in which they are tried.
+/// Returns every move in the order in which they are tried.
 fn moves(model: &LatencyModel) -> Vec<Move> {
     let mut all = Vec::new();
     for factors in [true, false] {
@@ -203,7 +190,7 @@ fn moves(model: &LatencyModel) -> Vec<Move> {
 }
 
 impl Move {
-    /// The neighbour that the move leads to, if there is one; it may break constraints.
+    /// Returns the neighbour after the move, if there is one; it may break constraints.
     fn apply(self, at: &Assignment, model: &LatencyModel) -> Option<Assignment> {
         let mut next = at.clone();
         match self {
@@ -248,7 +235,6 @@ impl Move {
     }
 }
 
-/// The nearest k above or below.
 fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool) -> Option<u32> {
     if !factors {
         return if more { at.rounds.checked_add(1) } else { at.rounds.checked_sub(1) };
@@ -261,8 +247,8 @@ fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool)
     }
 }
 
-/// The same plan in another number of rounds: windows in the same ratios by largest remainder, none of them empty
-/// that was not, GPU layers as the latency model likes them where there were any.
+/// Scales a plan to another number of rounds: windows in the same ratios by largest remainder, no window becomes
+/// empty, and GPU layers are split anew where there were any.
 fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assignment> {
     let layers = model.model_layers();
     if rounds == 0 {

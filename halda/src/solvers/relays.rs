@@ -11,8 +11,8 @@
 use crate::latency::LatencyModel;
 use crate::problem::assignment::Assignment;
 
-/// The assignment with relays where its ring has gaps that devices without layers can bridge. One that needs none,
-/// or that no relay helps, is returned as it is.
+/// Adds relays where the ring has gaps that devices without layers can bridge. An assignment without gaps, or with
+/// gaps that no relay closes, is returned unchanged.
 pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assignment {
     let devices = model.device_count();
     let ring = assignment.ring();
@@ -40,7 +40,7 @@ pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assig
     Assignment { order: Some(order), ..assignment }
 }
 
-/// The devices between two on the cheapest path through free ones.
+/// Returns the devices between two on the cheapest path through free ones.
 fn cheapest_path(model: &LatencyModel, from: usize, to: usize, free: &[bool]) -> Option<Vec<usize>> {
     let devices = free.len();
     let mut seconds: Vec<f64> = (0..devices).map(|device| model.hops.seconds(from, device)).collect();

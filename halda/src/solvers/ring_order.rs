@@ -1,4 +1,4 @@
-//! The best order of the ring: which devices are in it, and who sends to whom.
+//! The best order of the ring: which devices are in it, and their order.
 //!
 //! In whole rounds T(S, order) is the layers' time over the devices in S plus k times the shortest closed cycle through
 //! S, and the layers' time does not know the order. So the best plan is the minimum over S of
@@ -24,10 +24,10 @@ use crate::solvers::shortest_cycle::{ShortestCycles, short_cycle, with_missing_d
 /// Up to here all subsets are tried (source: assumed; a second of work at most, by measurement).
 pub const MAX_DEVICES: usize = 12;
 
-/// Additions that the search over subsets may make (source: measured, half a nanosecond each).
+/// The largest number of additions in the search over subsets (source: measured, half a nanosecond each).
 const MAX_ADDITIONS: f64 = 1.2e9;
 
-/// Whether all subsets can be tried for this number of heads and these ring sizes.
+/// Returns whether all subsets can be tried for this number of heads and these ring sizes.
 pub(crate) fn is_exact(model: &LatencyModel, rules: Rules, heads: usize, rings: &[u32]) -> bool {
     let devices = model.device_count();
     if devices > MAX_DEVICES {
@@ -38,7 +38,7 @@ pub(crate) fn is_exact(model: &LatencyModel, rules: Rules, heads: usize, rings: 
     heads as f64 * sets * squares <= MAX_ADDITIONS
 }
 
-/// The devices of the best ring of W layers with this head, in ring order; `None` if there is no plan.
+/// Returns the devices of the best ring of W layers with this head, in ring order; `None` if there is no plan.
 pub(crate) fn best_ring(
     model: &LatencyModel,
     cycles: &ShortestCycles,
@@ -58,11 +58,11 @@ pub(crate) fn best_ring(
     };
     let tables = order.iter().map(|&device| problem.whole_round_times(device)).collect();
     let rounds = f64::from(model.model_layers() / ring_layers);
-    let mut nobody = vec![f64::INFINITY; ring_layers as usize + 1];
-    nobody[0] = 0.0;
+    let mut no_layers = vec![f64::INFINITY; ring_layers as usize + 1];
+    no_layers[0] = 0.0;
     let mut subsets =
         Subsets { tables, cycles, rounds, least_windows: &least_windows, best: (f64::INFINITY, 0) };
-    subsets.descend(0, &nobody, 0);
+    subsets.descend(0, &no_layers, 0);
     let (seconds, set) = subsets.best;
     if seconds == f64::INFINITY {
         return None;
@@ -73,19 +73,17 @@ pub(crate) fn best_ring(
     Some(ring)
 }
 
-/// The tree of subsets: each device in turn is in the ring or not.
+/// The search over the tree of subsets: each device in turn is in the ring or not.
 struct Subsets<'a> {
-    /// g(w) of each device.
     tables: Vec<Vec<f64>>,
     cycles: &'a ShortestCycles,
     rounds: f64,
     least_windows: &'a [u32],
-    /// The best time, and its set of devices.
     best: (f64, usize),
 }
 
 impl Subsets<'_> {
-    /// `times`: F of the set for every number of layers.
+    /// Visits the subsets below `set`; `times` is F of the set for every number of layers.
     fn descend(&mut self, device: usize, times: &[f64], set: usize) {
         let with = set | 1 << device;
         let may_stay_out = self.least_windows[device] == 0;
@@ -94,9 +92,9 @@ impl Subsets<'_> {
             let all = times.iter().zip(self.tables[device].iter().rev()).map(|(placed, own)| placed + own);
             let all = all.fold(f64::INFINITY, f64::min);
             if may_stay_out {
-                self.offer(times[times.len() - 1], set);
+                self.keep_best(times[times.len() - 1], set);
             }
-            self.offer(all, with);
+            self.keep_best(all, with);
             return;
         }
         if may_stay_out {
@@ -106,8 +104,8 @@ impl Subsets<'_> {
         self.descend(device + 1, &grown, with);
     }
 
-    /// Of equal times the smaller set counts.
-    fn offer(&mut self, layers_time: f64, set: usize) {
+    /// Keeps the best set; on a tie the smaller one.
+    fn keep_best(&mut self, layers_time: f64, set: usize) {
         if layers_time == f64::INFINITY || set == 0 {
             return;
         }
@@ -119,7 +117,7 @@ impl Subsets<'_> {
     }
 }
 
-/// Orders of all devices that are worth a try: short cycles through all, and through the members of a good ring.
+/// Returns an order of all devices: a short cycle through the members of a good ring, and the others inserted.
 pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
     with_missing_devices(model, short_cycle(model, members))
 }

@@ -6,17 +6,14 @@ use crate::latency::constraints::Rules;
 use crate::problem::assignment::valid_rounds;
 use crate::strategy::StrategyError;
 
-/// Which device is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadChoice {
-    /// This one.
     Fixed(usize),
-    /// The one that gives the fastest plan; ties go to the lower index.
+    /// The device that gives the fastest plan; ties go to the lower index.
     Best,
 }
 
 impl HeadChoice {
-    /// The devices to try.
     pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, StrategyError> {
         match self {
             HeadChoice::Fixed(device) if device >= devices => {
@@ -28,17 +25,15 @@ impl HeadChoice {
     }
 }
 
-/// In which order the devices stand in the ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OrderChoice {
-    /// The instance's, from the head on.
+    /// The instance's order, from the head on.
     #[default]
     Given,
-    /// The one that gives the fastest plan.
     Best,
 }
 
-/// The options of a search that differ from the defaults, as `name=value`.
+/// Returns the options of a search that differ from the defaults, as `name=value`.
 pub(crate) fn search_options(
     rules: Rules,
     head: HeadChoice,
@@ -56,7 +51,7 @@ pub(crate) fn search_options(
     options
 }
 
-/// Every W to search, largest (fewest rounds) first.
+/// Returns every W to search, largest (fewest rounds) first.
 pub(crate) fn ring_sizes(
     model_layers: u32,
     may_leave_remainder: bool,

@@ -14,7 +14,6 @@
 
 use crate::latency::LatencyModel;
 
-/// The shortest closed tours through all subsets of the devices.
 pub(crate) struct ShortestCycles {
     devices: usize,
     /// hops[from * M + to]
@@ -24,7 +23,7 @@ pub(crate) struct ShortestCycles {
 }
 
 impl ShortestCycles {
-    /// Works all of them out: O(2^M M^2).
+    /// Computes all of them: O(2^M M^2).
     pub(crate) fn new(model: &LatencyModel) -> Self {
         let devices = model.device_count();
         let pairs = (0..devices).flat_map(|from| (0..devices).map(move |to| (from, to)));
@@ -47,12 +46,12 @@ impl ShortestCycles {
         Self { devices, hops, paths }
     }
 
-    /// Seconds once around through a set, infinite if there is no way, 0 for one device.
+    /// Returns the length of the tour through a set in seconds, infinite if there is none, 0 for one device.
     pub(crate) fn seconds(&self, set: usize) -> f64 {
         self.last(set).map_or(f64::INFINITY, |last| self.closed(set, last))
     }
 
-    /// The tour through a set, from its first device.
+    /// Returns the tour through a set, from its first device.
     pub(crate) fn order(&self, set: usize) -> Vec<usize> {
         let mut order = Vec::new();
         let mut left = set;
@@ -75,14 +74,14 @@ impl ShortestCycles {
         self.paths[set * self.devices + last] + home
     }
 
-    /// The device before the first one on the shortest tour.
+    /// Returns the last device of the shortest tour.
     fn last(&self, set: usize) -> Option<usize> {
         let members = (0..self.devices).filter(|device| set >> device & 1 == 1);
         members.min_by(|left, right| self.closed(set, *left).total_cmp(&self.closed(set, *right)))
     }
 }
 
-/// A short closed tour through these devices, found by improving; links that do not exist are avoided before all.
+/// Returns a short closed tour through these devices by local search; avoiding missing links comes first.
 pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
     let mut cycle: Vec<usize> = members.iter().take(1).copied().collect();
     let mut left: Vec<usize> = members.iter().skip(1).copied().collect();
@@ -101,7 +100,7 @@ pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize>
     cycle
 }
 
-/// The devices of a cycle and all others, each put in where that adds least.
+/// Inserts all devices missing from a cycle, each where it adds the shortest detour.
 pub(crate) fn with_missing_devices(model: &LatencyModel, mut cycle: Vec<usize>) -> Vec<usize> {
     let others: Vec<usize> = (0..model.device_count()).filter(|device| !cycle.contains(device)).collect();
     for device in others {
@@ -116,7 +115,6 @@ pub(crate) fn with_missing_devices(model: &LatencyModel, mut cycle: Vec<usize>) 
     cycle
 }
 
-/// Missing links first, then seconds.
 type Length = (usize, f64);
 
 fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
@@ -136,7 +134,7 @@ fn shorter(one: Length, other: Length) -> bool {
     one.0 < other.0 || one.0 == other.0 && one.1 < other.1 * (1.0 - 1e-12)
 }
 
-/// The best tour that reversing or moving one stretch gives, if it is shorter.
+/// Returns the best tour by reversing or moving one segment, if it is shorter.
 fn improved(model: &LatencyModel, cycle: &[usize], length: Length) -> Option<(Vec<usize>, Length)> {
     let mut best: Option<(Vec<usize>, Length)> = None;
     let mut offer = |candidate: Vec<usize>| {

@@ -152,7 +152,7 @@ fn more_devices_than_layers_are_an_explained_refusal() {
     let model = LatencyModel::new(&instance).unwrap();
     let Err(refusal) = solve(&Halda::PAPER, &model) else { panic!("a plan for one layer and two devices") };
     let said = refusal.to_string();
-    assert_eq!(said, "no plan exists: k = 1: a turn of 1 layers cannot give each of 2 devices one");
+    assert_eq!(said, "no plan exists: k = 1: a round of 1 layers cannot give each of 2 devices a layer");
     let away = solve(&Halda { head: 2, ..Halda::PAPER }, &model).unwrap_err();
     assert_eq!(away, StrategyError::NoSuchDevice { device: 2, devices: 2 });
 }

@@ -106,7 +106,7 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
 
     instance.slow_disk_threshold = 101.0;
     let refusal = solved_instance(&PerformanceProportional, &instance).unwrap_err();
-    let expected = "no plan exists: k = 1: a turn of 20 layers exceeds the 16 that memory holds, and disks may not make up for it";
+    let expected = "no plan exists: k = 1: a round has 20 layers, memory holds 16, and the disks are too slow to be read for every token";
     assert_eq!(refusal, expected);
 }
 

@@ -41,7 +41,7 @@ fn a_partial_last_turn_by_hand() {
     let refusal = solve(&Exact { rounds: Some(5), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "24 layers cannot be spread over 5 rounds here: use one of [1, 2, 3, 4, 6, 8, 12]"
+        "24 layers cannot be divided into 5 rounds; valid numbers are [1, 2, 3, 4, 6, 8, 12]"
     );
 }
 
@@ -92,12 +92,12 @@ fn an_infeasible_instance_names_the_reason() {
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "no plan exists: k = 1: a turn of 40 layers exceeds the 16 that memory holds, and disks may not make up for it"
+        "no plan exists: k = 1: a round has 40 layers, memory holds 16, and the disks are too slow to be read for every token"
     );
     let instance = certified_instance("LltM");
     let model = LatencyModel::new(&instance).unwrap();
     let refusal = solve(&Exact::default(), &model).unwrap_err();
-    let expected = "no plan exists: k = 1: a turn of 2 layers cannot give each of 3 devices one";
+    let expected = "no plan exists: k = 1: a round of 2 layers cannot give each of 3 devices a layer";
     assert_eq!(refusal.to_string(), expected);
     let solution = solve(&select(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [2, 0, 0]);

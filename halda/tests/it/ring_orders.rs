@@ -111,7 +111,7 @@ fn a_weak_device_relays_where_it_is_the_only_way() {
     instance.hops.as_mut().unwrap()[1][2] = None;
     let refusal = best(&instance, OrderChoice::Given).unwrap_err().to_string();
     assert!(
-        refusal.contains("no ring in this order connects devices that hold a turn of 10 layers"),
+        refusal.contains("no ring in this order connects devices that hold a round of 10 layers"),
         "{refusal}"
     );
     assert!(best(&instance, OrderChoice::Best).is_err());
@@ -122,7 +122,7 @@ fn a_weak_device_relays_where_it_is_the_only_way() {
     };
     assert_eq!(
         violations[0].to_string(),
-        "`b` cannot reach `c`, which comes next in the ring: choose another order or a relay"
+        "`b` has no link to `c`, the next device in the ring"
     );
 }
 

@@ -20,18 +20,14 @@ pub enum MatchError {
     NoSystem {
         document: String,
         system: String,
-        /// The systems of the document.
         known: String,
     },
     #[error("`{document}` has no row for scenario `{scenario}`; its rows are for {known}")]
     NoScenario {
         document: String,
-        /// The scenario of the first run.
         scenario: String,
-        /// The scenarios of its rows.
         known: String,
     },
-    /// The rows of these scenarios have no cell of the system.
     #[error(
         "`{document}` has no number of `{system}` for these scenarios; omit `--system` to see the others"
     )]

@@ -2,7 +2,6 @@
 //!
 //! Not here: the strategies (`hearth_halda`), except `refine`, which needs the simulator (`refinement`).
 
-mod hints;
 mod refinement;
 mod strategy;
 
@@ -53,7 +52,10 @@ pub fn make(
     }
     if systems::NAMES.contains(&name) {
         let system = SystemOptions { weights_as: options.weights_as, air_time: options.air_time };
-        return systems::plan(name, cluster, &loaded.origin, system).map_err(Error::invalid);
+        return systems::plan(name, cluster, &loaded.origin, system).map_err(|error| match error.hint() {
+            Some(hint) => Error::invalid(error).hint(hint),
+            None => Error::invalid(error),
+        });
     }
     let instance = Instance::from_cluster(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;

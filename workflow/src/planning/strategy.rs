@@ -5,7 +5,6 @@ use hearth_halda::{StrategyError, systems};
 use hearth_profiles::device::soc::Strategy as SocStrategy;
 use hearth_schema::scenario::PlannerOptions;
 
-use super::hints;
 use crate::Error;
 
 /// The strategy where none is named.
@@ -32,6 +31,6 @@ pub(super) fn unknown(name: &str) -> Error {
 }
 
 pub(super) fn refused(refusal: StrategyError) -> Error {
-    let hint = hints::of_refusal(&refusal);
+    let hint = refusal.hint();
     Error::invalid(refusal).hint(hint)
 }

@@ -1,17 +1,17 @@
 //! Even slices on every device: dllama, TPI-LLM and AirInfer.
 //!
-//! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8): CPUs only, 4-bit weights of 32 in 18 bytes,
-//! devices a power of two and no more than key-value heads; uniform slices whatever a device can do. The head loads
-//! the whole model before it slices it. Two all-gathers a layer in blocks of 8 bit. Its files hold the embedding in
-//! 32 bit (source: distributed-llama's converter). It takes a prompt token by token (Table 4: four times a token's
-//! time to the first token, 1845 over 459 ms). The whole model counts as held while it runs: the paper's Table 5
-//! has 55.8 % of the head's memory at 8B, which slices alone do not come near.
+//! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8): CPUs only; 4-bit weights, 32 in 18 bytes; the
+//! number of devices is a power of two and at most that of key-value heads; uniform slices whatever the devices. The
+//! head loads the whole model before it slices it. Two all-gathers per layer in blocks of 8 bit. Its files have the
+//! embedding in 32 bit (source: distributed-llama's converter). It processes a prompt token by token (Table 4: four
+//! times a token's time to the first token, 1845 over 459 ms). The whole model counts as held during the run: the
+//! paper's Table 5 has 55.8 % of the head's memory at 8B, far more than slices alone.
 //!
-//! TPI-LLM (section 2): 32-bit weights that pass through a window of blocks, as many as memory holds, loaded ahead of
-//! their turn; two star all-reduces a layer. Assumed: even slices, sums in 32 bit.
+//! TPI-LLM (section 2): 32-bit weights that are streamed through a window of as many blocks as memory holds, loaded
+//! ahead of use; two star all-reduces per layer. Assumed: even slices, sums in 32 bit.
 //!
-//! AirInfer (section 2): 32-bit weights in memory, sums by superposition on one channel, whose time does not depend
-//! on the number of devices and is given. Assumed: even slices.
+//! AirInfer (section 2): 32-bit weights in memory, sums by superposition on one channel; the time of a sum is given
+//! and does not depend on the number of devices. Assumed: even slices.
 //!
 //! Not here: whether the slices fit. A device may be out of memory, as the paper found.
 
@@ -33,7 +33,7 @@ use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_bloc
 use super::{SystemError, SystemOptions};
 use crate::baselines::proportional::cumulative_rounding;
 
-/// Uniform slices over 2^n devices.
+/// Returns a plan with uniform slices over 2^n devices.
 pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let block = row_block(Some(Format::Q4_0));
@@ -79,7 +79,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
     plan(cluster, scenario, made, &tensor, &shares)
 }
 
-/// Slices that pass through memory.
+/// Returns a plan whose slices are streamed through memory.
 pub(super) fn tpi_llm(
     cluster: &Cluster,
     scenario: &Origin,
@@ -115,7 +115,7 @@ pub(super) fn tpi_llm(
     Ok(plan(cluster, scenario, PlanHeader { explanation, ..made() }, &tensor, &shares))
 }
 
-/// Slices in memory, sums over the air.
+/// Returns a plan with slices in memory and sums over the air.
 pub(super) fn airinfer(
     cluster: &Cluster,
     scenario: &Origin,
@@ -134,7 +134,8 @@ pub(super) fn airinfer(
     Ok(plan(cluster, scenario, made, &tensor, &shares))
 }
 
-/// As even as heads and blocks of rows go; devices beyond the key-value heads get nothing.
+/// Returns even shares, up to whole heads and blocks of rows; devices beyond the number of key-value heads get
+/// nothing.
 fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -> Vec<(&Member, Share)> {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let used = members.len().min(shape.kv_heads as usize);
@@ -153,7 +154,7 @@ fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -
     members.into_iter().enumerate().map(|(place, member)| (member, part(place))).collect()
 }
 
-/// How many blocks a device has room for, and how many there are.
+/// Returns how many blocks the memory of a device holds, and how many there are.
 fn max_blocks(
     cluster: &Cluster,
     draft: &Plan,

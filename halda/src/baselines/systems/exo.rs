@@ -1,13 +1,13 @@
 //! Layers in proportion to total memory, with pinned weights: exo.
 //!
-//! prima.cpp paper, sections 2 and 4.1 and appendix A.8. Layers in proportion to the memory that a device has, used
-//! or not: a GPU's own if there is one, else RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to memories
-//! of 8, 8 and 11 GiB. Each device computes on its GPU if it has one. exo does not run on Android without root.
+//! prima.cpp paper, sections 2 and 4.1 and appendix A.8. Layers in proportion to the total memory of a device: that
+//! of a discrete GPU if there is one, else RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to memories of 8,
+//! 8 and 11 GiB. Each device computes on its GPU if it has one. exo does not run on Android without root.
 //!
-//! It mixes backends: MLX on macOS computes in the weights' own 4 bits; Tinygrad on Linux loads 16 bit a weight into
-//! main memory and decodes them to 32 bit on the GPU. All of it is memory that the system cannot reclaim.
+//! Backends differ: MLX on macOS computes in the weights' own 4 bits; Tinygrad on Linux loads 16 bits per weight into
+//! main memory and decodes them to 32 bits on the GPU. The operating system cannot reclaim any of that memory.
 //!
-//! Deviation: exo has the output matrix on the last device. Here it is the head's, on its CPU.
+//! Deviation: exo has the output matrix on the last device. Here it is on the head's CPU.
 //!
 //! Not here: what happens where that does not fit ([`hearth_core::memory`]).
 
@@ -28,7 +28,6 @@ use super::slices::{members, unassigned};
 use crate::baselines::proportional::{cumulative_rounding, keep_head};
 use crate::problem::total_memory;
 
-/// Layers proportional to total memory, in one round.
 pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemError> {
     let members = members(cluster);
     let runs = |member: &Member| member.device.os != Os::Android;
@@ -73,7 +72,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemE
     Ok(Plan { devices, dropped, explanation, ..unassigned(cluster, scenario, planner) })
 }
 
-/// In which formats a device has its weights, and whether its GPU computes.
+/// Returns the residency of a device's weights, and whether its GPU computes.
 fn backend(device: &Device) -> (ResidencyOptions, bool) {
     let usable = device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty());
     match device.os {

@@ -1,21 +1,21 @@
-//! Plans of other systems, which keep all weights in memory of their own.
+//! Plans of other systems, which pin all weights in memory.
 //!
-//! Systems that hold their weights in memory of their own (prima.cpp paper, section 2 and Table 2): a module for each
-//! family, after what that paper says of it. Their plans are simulated only.
+//! prima.cpp paper, section 2 and Table 2; one module per family. These plans can only be simulated.
 //!
-//! | name | shares out | by | weights | sums |
+//! | name | distributes | by | weights | all-reduce |
 //! | --- | --- | --- | --- | --- |
-//! | `exo` | layers | total memory | 16 bit on CPUs, 32 on GPUs, as they are on macOS | - |
+//! | `exo` | layers | total memory | 16 bit on CPUs, 32 on GPUs, original on macOS | - |
 //! | `dllama` | every layer | evenly over 2^n devices | 4 bit, the head loads all | all-gather in 8 bit |
 //! | `tpi-llm` | every layer | evenly | 32 bit, a sliding window from disk | star |
 //! | `hepti` | every layer | speed, within memory | 32 bit | star |
 //! | `galaxy` | every layer | speed, then memory | 32 bit | ring |
 //! | `airinfer` | every layer | evenly | 32 bit | over the air |
 //!
-//! The layer-to-device assignment and its latency model know one device a layer, so that these planners take the
-//! cluster itself. What their plans do, the simulator says.
+//! The layer-to-device assignment and its latency model assign each layer to one device, so these planners take the
+//! cluster itself; the simulator evaluates their plans.
 //!
-//! Not here: the same rules over the assignment problem (`mem-total` for exo, `perf` for Galaxy), whose plans run.
+//! Not here: the same rules for the assignment problem (`mem-total` for exo, `perf` for Galaxy), whose plans can be
+//! executed.
 
 mod even;
 mod exo;
@@ -27,105 +27,90 @@ use hearth_profiles::{Document, DocumentError, Format, Seconds};
 use hearth_schema::plan::Origin;
 use hearth_schema::plan::Plan;
 
-/// Every name, in the order in which they are listed.
 pub const NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
 
-/// The options of these planners.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SystemOptions {
-    /// The format of the weights instead of the system's.
+    /// Overrides the system's format of weights.
     pub weights_as: Option<Format>,
-    /// `airinfer`: what one all-reduce takes.
+    /// The time of one all-reduce (`airinfer`).
     pub air_time: Option<Seconds>,
 }
 
-/// Why a system has no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SystemError {
-    /// No system is called so.
     #[error("no system is called `{name}`: use one of {}", NAMES.join(", "))]
     Unknown {
-        /// What was asked for.
         name: String,
     },
-    /// A workload that no such system takes.
-    #[error(
-        "`{system}` takes {takes}; take `{key}` out of the scenario's workload, or plan with another strategy"
-    )]
+    #[error("`{system}` takes {takes}")]
     Workload {
-        /// The system.
         system: &'static str,
-        /// What it takes.
         takes: &'static str,
-        /// What to take out.
         key: &'static str,
     },
-    /// Every device is left out.
     #[error("`{system}` runs on none of these devices: {why}")]
     NoDevice {
-        /// The system.
         system: &'static str,
-        /// What they lack.
         why: &'static str,
     },
-    /// The head is left out.
-    #[error("`{system}` does not run on `{head}`, the head: {why}; choose another head")]
+    #[error("`{system}` does not run on `{head}`, the head: {why}")]
     NotTheHead {
-        /// The system.
         system: &'static str,
-        /// The head.
         head: String,
-        /// Why.
         why: String,
     },
-    /// All weights are to be in memory, and memory ends before.
     #[error(
-        "`{system}` keeps all weights in memory as {format}, and memory holds {held} of the {whole} {unit}; use a \
-         smaller format (`--weights-as q4_0`), a smaller model or more devices"
+        "`{system}` keeps all weights in memory as {format}, and memory holds {held} of the {whole} {unit}"
     )]
     OutOfMemory {
-        /// The system.
         system: &'static str,
-        /// The weights' format.
         format: String,
-        /// What finds room.
         held: u64,
-        /// What there is.
         whole: u64,
-        /// Of what.
         unit: &'static str,
     },
-    /// Not even a small window fits a device.
     #[error(
-        "`{device}` has no room for two blocks of its slices: the largest takes {needed} beside {fixed} bytes"
+        "`{device}` has no memory for two blocks of its slices: the largest takes {needed} bytes, besides {fixed} bytes of cache and buffers"
     )]
     NoWindow {
-        /// The device.
         device: String,
-        /// Bytes of the largest block.
         needed: u64,
-        /// Bytes of what has to be there besides.
         fixed: u64,
     },
-    /// The cost of an all-reduce is an input.
-    #[error(
-        "`airinfer` needs the time of one all-reduce over the air; give it with `--air-time`, as `--air-time 2ms`"
-    )]
+    #[error("`airinfer` needs the time of one all-reduce over the air")]
     NoAirTime,
-    /// An option that would be passed over.
-    #[error("`{system}` does not take {option}; leave it out")]
+    #[error("`{system}` does not take {option}")]
     Unused {
-        /// The system.
         system: &'static str,
-        /// The option.
         option: &'static str,
     },
-    /// The plan contradicts itself: a defect of the planner.
     #[error("the plan is not valid: {0}")]
     Invalid(#[from] DocumentError),
 }
 
-/// The plan of a system for a cluster.
+impl SystemError {
+    /// Returns what to change in the scenario or on the command line, if that is known.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Workload { key, .. } => {
+                return Some(format!(
+                    "take `{key}` out of the scenario's workload, or plan with another strategy"
+                ));
+            }
+            Self::NotTheHead { .. } => "choose another head",
+            Self::OutOfMemory { .. } => {
+                "use a smaller format (`--weights-as q4_0`), a smaller model or more devices"
+            }
+            Self::NoAirTime => "give it with `--air-time`, as `--air-time 2ms`",
+            Self::Unused { .. } => "leave it out",
+            Self::Unknown { .. } | Self::NoDevice { .. } | Self::NoWindow { .. } | Self::Invalid(_) => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+/// Returns the validated plan of the system `name` for a cluster.
 pub fn plan(
     name: &str,
     cluster: &Cluster,

@@ -1,9 +1,7 @@
-//! The parts that tensor-parallel plans are assembled from.
+//! The parts of tensor-parallel plans.
 //!
-//! Every device of such a plan works on every layer, in one round. Feed-forward rows are shared out in blocks of the
-//! weights' format, because the matrix that leads back is cut along its rows; the last device gets the rest.
-//!
-//! Not here: the size of each share.
+//! In such a plan every device works on every layer, in one round. Feed-forward rows are distributed in blocks of the
+//! weights' format, because the down projection is cut along its rows; the last device gets the remainder.
 
 use hearth_core::Cluster;
 use hearth_core::Member;
@@ -25,20 +23,15 @@ use hearth_schema::tensor::TensorPlan;
 
 use crate::problem::assignment::ring_order;
 
-/// One device's part.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Share {
-    /// Of the key-value heads.
     pub kv_heads: u32,
-    /// Of the feed-forward rows.
     pub feed_forward: u32,
-    /// How it keeps its weights.
     pub residency: ResidencyOptions,
-    /// Whether its GPU computes.
     pub on_gpu: bool,
 }
 
-/// How most systems sum, before anybody has a slice: in 32 bit, with a head that loads no more than its own.
+/// Returns a plan without slices that sums in 32 bit and whose head loads only its own slice, as most systems do.
 pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
     TensorPlan {
         all_reduce,
@@ -51,17 +44,16 @@ pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
     }
 }
 
-/// The members in the order of the ring, the head first.
+/// Returns the members in ring order, the head first.
 pub(super) fn members(cluster: &Cluster) -> Vec<&Member> {
     ring_order(cluster.head, cluster.members.len()).map(|index| &cluster.members[index]).collect()
 }
 
-/// Rows that cannot be cut apart in a format; K-quants' where the weights stay as they are.
+/// Returns the rows of one block of a format; those of K-quants where the weights keep their format.
 pub(super) fn row_block(format: Option<Format>) -> u32 {
     format.unwrap_or(Format::Q4K).block_len() as u32
 }
 
-/// What a plan says of its planner and of the devices it leaves out.
 pub(super) struct PlanHeader {
     pub strategy: &'static str,
     pub options: Vec<String>,
@@ -69,7 +61,7 @@ pub(super) struct PlanHeader {
     pub explanation: Vec<String>,
 }
 
-/// The plan of these parts; the head's is the first. Devices without any are dropped.
+/// Assembles a plan from shares, the head's first. Devices with an empty share are dropped.
 pub(super) fn plan(
     cluster: &Cluster,
     scenario: &Origin,
@@ -102,7 +94,7 @@ pub(super) fn plan(
     Plan { kind, devices, dropped, explanation: made.explanation, ..unassigned(cluster, scenario, planner) }
 }
 
-/// A plan of one round for this cluster, in which no device has a share yet.
+/// Returns a plan of one round without devices.
 pub(super) fn unassigned(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
     Plan {
         schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),

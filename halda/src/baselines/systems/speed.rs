@@ -1,17 +1,17 @@
 //! Slices in proportion to speed, within memory: Hepti and Galaxy.
 //!
-//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. As read
-//! here these are one rule: each key-value head, then each block of feed-forward rows, goes to the device that is
-//! done with it first and still has room. With room everywhere that is slices by speed; with room nowhere to spare,
-//! by memory; in between, by speed where there is room. As the slices of a block are computed at once and the
-//! slowest counts, the rule finds the fastest block that these units allow. CPUs, a star.
+//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. As read here
+//! these are one rule: each key-value head, then each block of feed-forward rows, goes to the device with free memory
+//! that would finish it first. With ample memory everywhere the slices follow speed, with scarce memory everywhere
+//! they follow memory. The slices of a block run in parallel and the slowest decides, so the rule finds the fastest
+//! block that these units allow. CPUs, star all-reduce.
 //!
 //! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": shares in proportion to
-//! speed, and what exceeds a device's room goes to the others in proportion again. CPUs or GPUs, a ring.
+//! speed; what exceeds a device's memory goes to the others, again in proportion. CPUs or GPUs, ring all-reduce.
 //!
-//! Both hold 32-bit weights (Table 2). A budget is what a run can have of the device's memory.
+//! Both hold 32-bit weights (Table 2). The memory budget of a device is what a run can obtain.
 //!
-//! Not here: what a sum costs. A device that slows every sum down still gets its share.
+//! Not here: the cost of an all-reduce. A device that slows down every sum still gets its share.
 
 use hearth_core::Cluster;
 use hearth_core::Member;
@@ -31,10 +31,11 @@ use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_bloc
 use super::{SystemError, SystemOptions};
 use crate::baselines::proportional::{cumulative_rounding, speed_weights, within_room};
 
-/// A way to share units out: times of a unit by device, room in units by device, and how many units there are.
+/// A distribution rule: (seconds per unit by device, capacity in units by device, number of units) -> units by
+/// device.
 type Rule = fn(&[f64], &[u32], u32) -> Vec<u32>;
 
-/// Slices by capability under memory budgets.
+/// Returns Hepti's plan: slices by capability under memory budgets.
 pub(super) fn hepti(
     cluster: &Cluster,
     scenario: &Origin,
@@ -43,7 +44,7 @@ pub(super) fn hepti(
     by_speed("hepti", cluster, scenario, options, AllReduce::Star, first_done, |_| false)
 }
 
-/// Slices by speed, then by memory.
+/// Returns Galaxy's plan: slices by speed, then by memory.
 pub(super) fn galaxy(
     cluster: &Cluster,
     scenario: &Origin,
@@ -120,17 +121,14 @@ fn by_speed(
     Ok(plan(cluster, scenario, made, &tensor, &shares))
 }
 
-/// What a device takes for its slices.
+/// The cost of slices on one device; heads and rows are over all layers.
 struct Costs {
-    /// Seconds of a key-value head, over all layers.
     head_time: f64,
-    /// Seconds of a feed-forward row, over all layers.
     row_time: f64,
-    /// Bytes of a key-value head with its cache, over all layers.
+    /// Includes the cache.
     head_bytes: Bytes,
-    /// Bytes of a feed-forward row, over all layers.
     row_bytes: Bytes,
-    /// Bytes that slices can have.
+    /// The memory available for slices.
     room: Bytes,
 }
 
@@ -160,7 +158,7 @@ impl Costs {
     }
 }
 
-/// What is left for slices beside buffers, norms and the head's own matrices.
+/// Returns the memory for slices: without buffers, norms and the head's own matrices.
 fn room(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
     let device = &member.device;
     let norms =
@@ -182,7 +180,7 @@ fn units(room: Bytes, each: Bytes) -> u32 {
     (room.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
 }
 
-/// Each unit to the device that is done with it first, of those that have room.
+/// Assigns each unit to the device with capacity that would finish it first.
 fn first_done(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
     let mut units = vec![0u32; times.len()];
     for _ in 0..count {
@@ -196,7 +194,7 @@ fn first_done(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
     units
 }
 
-/// In proportion to speed; what exceeds the room of one goes to the others.
+/// Distributes units in proportion to speed; the excess over a device's capacity goes to the others.
 fn in_proportion(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
     let speeds = speed_weights(times);
     let asked = cumulative_rounding(&speeds, count).unwrap_or_else(|| vec![0; times.len()]);

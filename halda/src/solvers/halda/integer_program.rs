@@ -23,54 +23,45 @@
 
 use crate::solvers::linear_program::LinearProgram;
 
-/// What one device brings into the program. Bounds include their ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DeviceColumns {
-    /// a: a layer of the window.
+    /// a: the cost of a layer of the window.
     pub window_cost: f64,
-    /// b: what one of them adds by being on the GPU.
+    /// b: the additional cost of a GPU layer.
     pub gpu_cost: f64,
-    /// Least and most w.
+    /// Minimum and maximum of w, inclusive.
     pub windows: (i64, i64),
-    /// Least and most w - n.
+    /// Minimum and maximum of w - n, inclusive.
     pub cpu_layers: (i64, i64),
-    /// Most n.
+    /// Maximum of n.
     pub max_gpu_layers: i64,
 }
 
-/// The program for fixed cases and fixed k.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct IntegerProgram {
-    /// W.
     pub ring_layers: i64,
-    /// One entry a device.
     pub devices: Vec<DeviceColumns>,
 }
 
-/// An optimum of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Optimum {
-    /// w.
     pub windows: Vec<u32>,
-    /// n.
     pub gpu_layers: Vec<u32>,
 }
 
-/// Why a program has no optimum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoOptimum {
-    /// No window suits the device at this index.
+    /// The device at this index has no allowed window.
     NoWindow(usize),
-    /// Together the windows are at least this, which is more than W.
+    /// The sum of the smallest windows, which exceeds W.
     AtLeast(i64),
-    /// Together the windows are at most this, which is less than W.
+    /// The sum of the largest windows, which is less than W.
     AtMost(i64),
-    /// HiGHS did not finish, or what it found breaks a constraint.
     Solver(String),
 }
 
 impl DeviceColumns {
-    /// The least and the most w that some n allows; the first is larger than the second if there is none.
+    /// Returns the smallest and largest w with an allowed n; (1, 0) or a reversed range if there is none.
     fn window_range(&self) -> (i64, i64) {
         let (least_cpu, most_cpu) = self.cpu_layers;
         if least_cpu.max(0) > most_cpu || self.max_gpu_layers < 0 {
@@ -89,7 +80,7 @@ impl DeviceColumns {
 }
 
 impl IntegerProgram {
-    /// Whether the program has a solution, found out without solving it.
+    /// Checks for a solution without solving the program.
     pub(crate) fn check(&self) -> Result<(), NoOptimum> {
         let (mut least, mut most) = (0, 0);
         for (device, columns) in self.devices.iter().enumerate() {
@@ -109,7 +100,6 @@ impl IntegerProgram {
         Ok(())
     }
 
-    /// Solves it.
     pub(crate) fn optimum(&self) -> Result<Optimum, NoOptimum> {
         self.check()?;
         let costs = self.scaled_costs()?;
@@ -117,10 +107,9 @@ impl IntegerProgram {
         self.rounded(&found)
     }
 
-    /// The costs as HiGHS gets them. It takes a cost of 1e20 for infinite, compares with absolute tolerances, and
-    /// calls a problem with a cost that is no number optimal. So costs must be finite here, the smallest a is
-    /// taken off every a (which changes the objective by a constant, as sum w is fixed), and the largest
-    /// of all becomes 1.
+    /// Returns the costs scaled for HiGHS, which treats a cost of 1e20 as infinite, compares with absolute
+    /// tolerances, and calls a problem with a NaN cost optimal. So costs must be finite; the smallest a is subtracted
+    /// from every a (which changes the objective by a constant, as sum w is fixed); and the largest becomes 1.
     fn scaled_costs(&self) -> Result<Vec<(f64, f64)>, NoOptimum> {
         let least = self.devices.iter().map(|device| device.window_cost).fold(f64::INFINITY, f64::min);
         let shifted = self.devices.iter().map(|device| (device.window_cost - least, device.gpu_cost));
@@ -136,7 +125,7 @@ impl IntegerProgram {
         Ok(costs.into_iter().map(|(window, gpu)| (window / largest, gpu / largest)).collect())
     }
 
-    /// What HiGHS returns: w and n of each device, as it left them.
+    /// Returns w and n of each device as HiGHS leaves them.
     fn solved(&self, costs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>, NoOptimum> {
         let mut problem = LinearProgram::default();
         let mut columns: Vec<(usize, Option<usize>)> = Vec::with_capacity(self.devices.len());
@@ -161,7 +150,7 @@ impl IntegerProgram {
             .collect())
     }
 
-    /// The nearest integers, if they satisfy every constraint.
+    /// Rounds to the nearest integers and checks every constraint.
     fn rounded(&self, found: &[(f64, f64)]) -> Result<Optimum, NoOptimum> {
         let mut optimum = Optimum { windows: Vec::new(), gpu_layers: Vec::new() };
         let mut placed = 0;
@@ -200,7 +189,7 @@ mod tests {
             .sum()
     }
 
-    /// The least value by trying every (w, n) of each device and adding devices one by one.
+    /// The minimum by trying every (w, n) of each device and adding devices one by one.
     fn least_value(program: &IntegerProgram) -> Option<f64> {
         let ring_layers = program.ring_layers as usize;
         let mut least = vec![f64::INFINITY; ring_layers + 1];

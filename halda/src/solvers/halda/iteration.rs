@@ -39,48 +39,40 @@ use super::start::proportional;
 use crate::problem::assignment::Assignment;
 use crate::strategy::{Infeasible, SearchStep};
 
-/// Programs that are solved at most for one plan; after that the best so far stands. assumed: far more than are
-/// needed (600 random rings of up to 24 devices took 24 at most, 273 with flips), and so few that even hundreds
-/// of devices, each forced and removed on its own, end in minutes.
+/// The largest number of programs solved for one plan; then the best so far is returned. source: assumed, far more
+/// than needed (600 random rings of up to 24 devices took 24 at most, 273 with flips), and few enough that hundreds
+/// of devices, each forced and removed on its own, take minutes.
 const MAX_PROGRAMS: usize = 5000;
 
-/// A plan for the devices of an objective, by their positions in it.
+/// A plan for the devices of [`LinearCosts`], by their positions in it.
 #[derive(Debug, Clone)]
 pub(crate) struct CandidatePlan {
-    /// The objective's value.
     pub value: f64,
-    /// k.
     pub rounds: u32,
-    /// w.
     pub windows: Vec<u32>,
-    /// n.
     pub gpu_layers: Vec<u32>,
-    /// Which devices are over their memory.
+    /// Whether each device exceeds its memory.
     over: Vec<bool>,
 }
 
-/// What was searched for one plan.
 #[derive(Debug, Default)]
 pub(crate) struct SearchRecord {
-    /// Every program and its outcome.
     pub steps: Vec<SearchStep>,
-    /// How many of them HiGHS was asked to solve.
+    /// The number of programs passed to HiGHS.
     programs: usize,
 }
 
-/// How the cases are searched.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Search<'a> {
-    /// The valid k, ascending.
     pub rounds: &'a [u32],
-    /// Whether programs that cannot win are skipped.
+    /// Skips programs whose bound cannot improve the plan.
     pub skips: bool,
-    /// Whether single devices are flipped in the end.
+    /// Flips the cases of single devices at the end.
     pub flips: bool,
 }
 
 impl Search<'_> {
-    /// The best plan found, if any. Every program and its outcome is recorded.
+    /// Returns the best plan found. Every program and its outcome is recorded.
     pub(crate) fn run(&self, objective: &LinearCosts, record: &mut SearchRecord) -> Option<CandidatePlan> {
         let layers = objective.model().model_layers();
         let budgets: Vec<u64> = (0..objective.devices.len()).map(|m| objective.budget(m)).collect();
@@ -114,8 +106,8 @@ impl Search<'_> {
         }
     }
 
-    /// Takes the best flip of one device's case as long as one gains; begins at the best plan's cases, or at `over`
-    /// if there is no plan.
+    /// Takes the best flip of one device's case while one improves the plan; begins at the best plan's cases, or at
+    /// `over` if there is no plan.
     fn flipped(
         &self,
         objective: &LinearCosts,
@@ -143,7 +135,6 @@ impl Search<'_> {
         best
     }
 
-    /// The best plan of all k for fixed cases.
     fn solved(
         &self,
         objective: &LinearCosts,
@@ -162,7 +153,6 @@ impl Search<'_> {
         best
     }
 
-    /// The best plan for fixed cases and k.
     fn one(
         &self,
         objective: &LinearCosts,
@@ -208,7 +198,7 @@ fn step(objective: &LinearCosts, rounds: u32, outcome: Result<f64, Infeasible>) 
 /// same price, and the last bits of a sum must not decide. assumed: a hundredfold of what such sums lose.
 const LESS: f64 = 1e-12;
 
-/// Whether `found` is the better one; then it is kept. The first of equal ones stays.
+/// Replaces `best` by `found` if that is better, and returns whether it did.
 fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
     let better = best.as_ref().is_none_or(|best| found.value < best.value - LESS * best.value.abs());
     if better {
@@ -217,7 +207,7 @@ fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
     better
 }
 
-/// Which devices are over their memory with k, w and n; those that are forced and those with a slow disk never.
+/// Returns which devices exceed their memory with k, w and n; forced devices and those with a slow disk never do.
 fn cases(objective: &LinearCosts, forced: &[bool], plan: &(u32, Vec<u32>, Vec<u32>)) -> Vec<bool> {
     let (rounds, windows, gpu_layers) = plan;
     let layers = |window: u32| i64::from(*rounds) * i64::from(window);
@@ -229,7 +219,8 @@ fn cases(objective: &LinearCosts, forced: &[bool], plan: &(u32, Vec<u32>, Vec<u3
         .collect()
 }
 
-/// Whether some GPU has room while another device is over its memory, or has CPU layers beside a full GPU.
+/// Returns whether some GPU has free memory while another device exceeds its memory, or has CPU layers beside a full
+/// GPU.
 fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
     let gpu_room = |device: usize| {
         let most = objective.max_gpu_layers(device, found.rounds)?;
@@ -245,14 +236,13 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
         .any(|free| (0..devices).any(|other| other != free && overloaded(other)))
 }
 
-/// The device of M1 to M3 with the slowest disk; ties go to the lower index.
+/// Returns the device of M1 to M3 with the slowest disk; ties go to the lower index.
 fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
     let disk = |device: &usize| objective.costs(*device).disk_read;
     let overloaded = (0..over.len()).filter(|device| over[*device]);
     overloaded.min_by(|left, right| disk(left).total_cmp(&disk(right)))
 }
 
-/// The plan for all devices of the instance.
 pub(crate) fn expanded(objective: &LinearCosts, found: &CandidatePlan) -> Assignment {
     let devices = objective.model().device_count();
     let mut assignment = Assignment::new(objective.head(), found.rounds, vec![0; devices], vec![0; devices]);

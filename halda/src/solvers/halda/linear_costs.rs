@@ -31,40 +31,36 @@ use crate::latency::LatencyModel;
 use crate::latency::coefficients::{DeviceCosts, MemoryCase};
 use crate::problem::instance::{Gpu, OperatingSystem};
 
-/// How much faster the head is taken to be by the public implementation. source: prima.cpp as described above.
+/// The factor by which the public implementation overestimates the head's speed. source: prima.cpp as described
+/// above.
 const MASTER_PRIORITY: f64 = 1.01;
 
-/// Which terms of the latency model the objective has.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
     /// xi: hops, and copies between memory and GPU. Without it more rounds cost nothing.
     pub window_costs: bool,
     /// `b'/T`: reading weights from memory.
     pub memory_bandwidth: bool,
-    /// By how much the head's arithmetic is taken to be faster than it is.
+    /// The factor by which the head's arithmetic is taken to be faster than it is.
     pub head_priority: f64,
 }
 
 impl Terms {
-    /// All of them, as in the paper.
     pub const PAPER: Terms = Terms { window_costs: true, memory_bandwidth: true, head_priority: 1.0 };
 
-    /// Those of the public implementation.
     pub const SHIPPED: Terms =
         Terms { window_costs: false, memory_bandwidth: false, head_priority: MASTER_PRIORITY };
 }
 
-/// The linear objective and the bounds of some devices of an instance.
 #[derive(Debug, Clone)]
 pub(crate) struct LinearCosts<'a, 'i> {
     model: &'a LatencyModel<'i>,
-    /// Which devices take part, as indices of the instance, ascending.
+    /// Indices of the participating devices, ascending.
     pub devices: Vec<usize>,
     head: usize,
     lines: Vec<DeviceCoefficients>,
 }
 
-/// The constants of one device.
 #[derive(Debug, Clone, Copy)]
 struct DeviceCoefficients {
     /// alpha.
@@ -73,28 +69,24 @@ struct DeviceCoefficients {
     gpu: f64,
     /// xi.
     window: f64,
-    /// Its part of kappa in M4.
+    /// The device's part of kappa in M4.
     fixed: f64,
 }
 
 impl<'a, 'i> LinearCosts<'a, 'i> {
-    /// For these devices of the model.
     pub(crate) fn new(model: &'a LatencyModel<'i>, devices: Vec<usize>, head: usize, terms: Terms) -> Self {
         let lines = devices.iter().map(|device| line(model, *device, *device == head, terms)).collect();
         Self { model, devices, head, lines }
     }
 
-    /// The model that it is a part of.
     pub(crate) fn model(&self) -> &'a LatencyModel<'i> {
         self.model
     }
 
-    /// The index of the head in the instance.
     pub(crate) fn head(&self) -> usize {
         self.head
     }
 
-    /// The constants of the device at a position.
     pub(crate) fn costs(&self, position: usize) -> &'a DeviceCosts {
         &self.model.devices[self.devices[position]]
     }
@@ -103,19 +95,19 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         self.devices[position] == self.head
     }
 
-    /// The case of the device at a position, over its memory or not.
+    /// Returns the case of the device at a position; `over` if it exceeds its memory.
     pub(crate) fn case(&self, position: usize, over: bool) -> MemoryCase {
         if over { self.costs(position).case_when_over } else { MemoryCase::NoReload }
     }
 
-    /// Whether a share exceeds the memory of the device at a position.
+    /// Returns whether a share exceeds the memory of the device at a position.
     pub(crate) fn exceeds(&self, position: usize, layers: i64, gpu_layers: i64) -> bool {
         let costs = self.costs(position);
         let held = if costs.metal { layers } else { layers - gpu_layers };
         held > costs.layers_that_fit(self.is_head(position), &self.model.model)
     }
 
-    /// The most n that GPU memory allows with k rounds, whatever the window; `None` without a GPU.
+    /// Returns the largest n that GPU memory allows with k rounds and any window; `None` without a GPU.
     pub(crate) fn max_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
         let described = &self.model.instance().devices[self.devices[position]];
         let head = self.is_head(position);
@@ -123,12 +115,11 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         (described.gpu != Gpu::None).then_some(fit / i64::from(rounds))
     }
 
-    /// The memory budget that the search begins with.
+    /// Returns the memory budget for the first windows.
     pub(crate) fn budget(&self, position: usize) -> u64 {
         self.costs(position).capacity.max(0) as u64
     }
 
-    /// The program for fixed cases and k.
     pub(crate) fn program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
         let ring_layers = i64::from(self.model.model_layers() / rounds);
         let devices = (0..self.devices.len())
@@ -169,12 +160,12 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// sum xi: what each further round costs at least.
+    /// Returns sum xi: the minimum cost of each further round.
     pub(crate) fn round_cost(&self) -> f64 {
         self.lines.iter().map(|line| line.window).sum()
     }
 
-    /// T of a plan whose devices are in the given cases, as far as the objective sees it.
+    /// Returns the objective of a plan whose devices are in the given cases.
     pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> f64 {
         let rounds = f64::from(rounds);
         (0..self.devices.len())
@@ -186,7 +177,6 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
             .sum()
     }
 
-    /// The device's part of kappa.
     fn fixed(&self, position: usize, over: bool) -> f64 {
         let costs = self.costs(position);
         let reloads = match self.case(position, over) {

@@ -1,18 +1,17 @@
 //! The strategy `halda`: Algorithm 1 of the prima.cpp paper.
 //!
-//! Halda, Algorithm 1 of the paper (section 3.3): memory cases in turn with integer programs (`iteration`), a
-//! program for each k and fixed cases (`integer_programme`) with the paper's linear costs and bounds
-//! (`objective`), begun in proportion to memory (`start`). Then device selection as in its last paragraph:
-//! a device other than the head that is left with one layer is removed, and the rest is solved again, until
-//! no device has one layer. As written, the smaller ring is taken even if it turns out slower; only if it has no
-//! plan does the larger one stay.
+//! Section 3.3 of the paper: memory cases alternate with integer programs (`iteration`), one program for each k with
+//! fixed cases (`integer_program`), with the paper's linear costs and bounds (`linear_costs`), from a start in
+//! proportion to memory (`start`). Then device selection as in its last paragraph: a device other than the head that
+//! has one layer is removed, and the rest is solved again, until no device has one layer. As written, the smaller
+//! ring is taken even if it is slower; only if it has no plan does the larger one stay.
 //!
-//! `halda-shipped` is the same with the objective that the public implementation of prima.cpp is described to
-//! use ([`Terms::SHIPPED`]). It chooses by that objective; its T is the latency model's, as for every strategy.
+//! `halda-shipped` is the same with the objective of the public implementation of prima.cpp as described
+//! ([`Terms::SHIPPED`]). Its T is the latency model's, as for every strategy.
 //!
-//! The paper leaves some steps open. Decision 14 lists how they are read here.
+//! The paper leaves some steps open; decision 14 lists how they are read here.
 //!
-//! Not here: the optimum. Algorithm 1 misses it whenever its cases do, see [`crate::solvers::exact`].
+//! Not here: the optimum, which Algorithm 1 misses if its cases do ([`crate::solvers::exact`]).
 
 mod integer_program;
 mod iteration;
@@ -33,29 +32,27 @@ use crate::strategy::{Proposal, Strategy, StrategyError};
 /// Algorithm 1 of the prima.cpp paper.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Halda {
-    /// Remove devices that are left with one layer.
     pub may_drop: bool,
-    /// Index of the head.
     pub head: usize,
-    /// Only plans with this k; every valid one if absent.
+    /// Restricts the search to this k.
     pub rounds: Option<u32>,
     /// Which terms the objective has.
     pub terms: Terms,
-    /// After the paper's algorithm, flip single devices' memory cases as long as that gains. Not in the paper.
+    /// Afterwards flips single devices' memory cases while that improves the plan. Not in the paper.
     pub flips: bool,
-    /// Skip programs that a bound shows to be of no use; the plan is the same without.
+    /// Skips programs that a lower bound rules out; the plan is the same.
     pub skips: bool,
 }
 
 impl Halda {
-    /// As in the paper: device 0 is the head, every device keeps a layer, any k.
+    /// The paper's variant: device 0 is the head, every device keeps a layer, any k.
     pub const PAPER: Halda =
         Halda { may_drop: false, head: 0, rounds: None, terms: Terms::PAPER, flips: false, skips: true };
 
-    /// As the public implementation is described: other costs, and devices with one layer are removed.
+    /// The public implementation as described: other costs, and devices with one layer are removed.
     pub const SHIPPED: Halda = Halda { may_drop: true, terms: Terms::SHIPPED, ..Halda::PAPER };
 
-    /// The plan for these devices of the instance.
+    /// Solves the problem for a subset of the devices.
     fn solved<'a, 'i>(
         &self,
         model: &'a LatencyModel<'i>,
@@ -69,7 +66,7 @@ impl Halda {
         Some((objective, found))
     }
 
-    /// The devices that stay when those with one layer go; `None` if none goes.
+    /// Returns the devices without those that have one layer; `None` if there is none to remove.
     fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
         let windows = objective.devices.iter().zip(&found.windows);
         let stays = windows.filter(|(device, window)| **window > 1 || **device == self.head);

@@ -7,7 +7,7 @@
 //!
 //! Not here: GPU memory, which the paper's budget leaves out.
 
-/// Windows in proportion to `budgets`, each at least 1; `None` if there are more devices than layers.
+/// Returns windows in proportion to `budgets`, each at least 1; `None` if there are more devices than layers.
 pub(crate) fn proportional(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
     let shared = u128::from(layers).checked_sub(budgets.len() as u128)?;
     let total: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();

@@ -26,16 +26,12 @@ pub use residency_choices::best_residencies;
 use search::lower_bound;
 pub(crate) use search::{ChoiceTables, best_choice, fastest};
 
-/// The fastest steady state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
-    /// Which optional rules the plan may use.
     pub rules: Rules,
-    /// Which device is the head.
     pub head: HeadChoice,
-    /// Only plans with this k; every valid one if absent.
+    /// Restricts the search to this k.
     pub rounds: Option<u32>,
-    /// In which order the devices stand in the ring.
     pub order: OrderChoice,
 }
 
@@ -122,12 +118,12 @@ impl Strategy for Overlap {
     }
 }
 
-/// Windows that are looked at, each with every residency and split on offer.
-/// source: assumed, a second of work at most
+/// The largest number of windows evaluated, each with every residency and split. source: assumed, at most a second of
+/// work
 const MAX_CELLS: f64 = 3e6;
 
-/// How many windows at how many places there are on all devices, for all ring sizes, with the additions of the
-/// program as the part of a window's time that they take.
+/// Returns the number of windows and places on all devices for all ring sizes; the program's additions count as the
+/// part of a window's time that they take.
 fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
     let of = |ring: &u32| {
         let windows = f64::from(*ring);
@@ -141,12 +137,11 @@ fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
     rings.iter().map(of).sum::<f64>() * model.device_count() as f64
 }
 
-/// What a search over orders leaves out.
 const ORDERS_TRIED: &str = "Not every order of the ring was tried: only the scenario's, its reverse, that of the best plan \
                             by the paper's latency model, and a short cycle.";
 
 impl Overlap {
-    /// Orders that are worth a try beside the given one.
+    /// Returns orders to try beside the given one.
     fn other_cycles(&self, model: &LatencyModel) -> Vec<Vec<usize>> {
         let Self { rules, head, order, .. } = *self;
         let all: Vec<usize> = (0..model.device_count()).collect();
@@ -157,7 +152,7 @@ impl Overlap {
     }
 }
 
-/// The devices of a cycle, the head first.
+/// Rotates a cycle so that the head is first.
 fn from_head(cycle: &[usize], head: usize) -> Vec<usize> {
     let mut order = cycle.to_vec();
     order.rotate_left(cycle.iter().position(|device| *device == head).unwrap_or(0));

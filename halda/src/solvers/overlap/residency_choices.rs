@@ -14,12 +14,12 @@ use crate::latency::LatencyModel;
 use crate::latency::constraints::shape_violations;
 use crate::problem::assignment::Assignment;
 
-/// Stream buffers on offer: powers of two, from the usual one to more than a round needs on any device at home.
+/// The stream buffers to try, as powers of two: from the default to more than a round needs on any device at home.
 /// source: assumed
 const BUFFERS: std::ops::RangeInclusive<u32> = 23..=33;
 
-/// Every residency that a planner may choose for a device.
-pub fn offers(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
+/// Returns every residency that a planner may choose for a device.
+pub fn residency_options(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
     let mut all = Vec::new();
     for &residency in residencies {
         if residency.policy == Residency::Managed && residency.stream_buffer.is_none() {
@@ -32,7 +32,7 @@ pub fn offers(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
     all
 }
 
-/// The residencies, one a device, with which an assignment is fastest; none if memory cannot hold it.
+/// Returns the residency of each device with which an assignment is fastest; `None` if memory cannot hold it.
 pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option<Vec<ResidencyOptions>> {
     if !shape_violations(model, assignment).is_empty() {
         return None;
@@ -43,10 +43,10 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
     let mut bounds = vec![0.0];
     let mut timings = Vec::new();
     for (device, portion) in portions.iter().enumerate() {
-        let all = offers(&model.instance().devices[device].practice.residencies);
-        let timing = |offer| {
-            let timing = model.timing(device, device == assignment.head, portion, &offer)?;
-            Some((offer, timing.own(), timing.busy))
+        let all = residency_options(&model.instance().devices[device].practice.residencies);
+        let timing = |residency| {
+            let timing = model.timing(device, device == assignment.head, portion, &residency)?;
+            Some((residency, timing.own(), timing.busy))
         };
         let allowed: Vec<_> = all.into_iter().filter_map(timing).collect();
         bounds.extend(allowed.iter().map(|(_, _, busy)| *busy));
@@ -63,7 +63,7 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
         let Some(chosen) = within.collect::<Option<Vec<_>>>() else { continue };
         let seconds = (hops + chosen.iter().map(|(_, own, _)| own).sum::<f64>()).max(bound);
         if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
-            best = Some((seconds, chosen.into_iter().map(|(offer, _, _)| *offer).collect()));
+            best = Some((seconds, chosen.into_iter().map(|(residency, _, _)| *residency).collect()));
         }
     }
     best.map(|(_, residencies)| residencies)

@@ -21,10 +21,10 @@ use crate::latency::LatencyModel;
 use crate::latency::steady_state::Place;
 use crate::solvers::dynamic_program::{RingSizeProblem, WindowTimes};
 use crate::solvers::lower_bound::min_plus_convolution;
-use crate::solvers::overlap::residency_choices::offers;
+use crate::solvers::overlap::residency_choices::residency_options;
 use crate::strategy::{Infeasible, Proposal};
 
-/// One way to run a window; its hops are left out.
+/// One way to run a window, without its hops.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Choice {
     pub gpu_layers: u32,
@@ -33,22 +33,22 @@ pub(crate) struct Choice {
     pub busy: f64,
 }
 
-/// The choices of a device for every place and window: for each, those that no other beats, the busiest last.
+/// The Pareto-optimal choices of a device for every place and window, the busiest last.
 #[derive(Default)]
 struct ChoiceTable {
     choices: Vec<Choice>,
-    /// `busy` and `own` of each, close together: a search looks at them again and again.
+    /// `busy` and `own` of each choice, contiguous because the search reads them repeatedly.
     timings: Vec<[f64; 2]>,
-    /// Where the choices of `place * (W + 1) + window` end.
+    /// The end of the choices of `place * (W + 1) + window`.
     ends: Vec<usize>,
 }
 
-/// The menus of all devices for one head and one ring size, whatever the order, and how busy a device may be.
+/// The choices of all devices for one head, one ring size and any order, with a bound on `busy`.
 pub(crate) struct ChoiceTables {
     of: Vec<ChoiceTable>,
     columns: usize,
     places: usize,
-    /// Every value that `busy` takes, ascending.
+    /// Every value of `busy`, ascending.
     bounds: Vec<f64>,
     bound: f64,
 }
@@ -61,7 +61,7 @@ impl ChoiceTables {
         let places = if even { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
         let table = |device: usize| {
             let mut table = ChoiceTable::default();
-            let offers = offers(&model.instance().devices[device].practice.residencies);
+            let residencies = residency_options(&model.instance().devices[device].practice.residencies);
             for placed in 0..places as u32 {
                 for window in 0..=ring_layers {
                     if window > 0 && placed + window <= ring_layers {
@@ -72,7 +72,7 @@ impl ChoiceTables {
                             device == head,
                             place,
                             window,
-                            &offers,
+                            &residencies,
                             &mut table.choices,
                         );
                     }
@@ -90,7 +90,7 @@ impl ChoiceTables {
         Self { of, columns, places, bounds, bound: 0.0 }
     }
 
-    /// The least `own` without being busier than the bound: where it stands among the device's choices.
+    /// Returns the index of the device's choice with the least `own` whose `busy` is within the bound.
     fn place(&self, device: usize, window: u32, placed: usize) -> Option<usize> {
         let table = &self.of[device];
         let index = placed.min(self.places - 1) * self.columns + window as usize;
@@ -115,8 +115,7 @@ impl WindowTimes for ChoiceTables {
     }
 }
 
-/// The fastest plan of exactly W layers a round, by the choices of its head and W. It is known to take at least
-/// `at_least` seconds: 0 if nothing is known.
+/// Returns the fastest plan of exactly W layers a round. `at_least` is a known lower bound of its seconds, or 0.
 pub(crate) fn fastest(
     problem: &RingSizeProblem,
     tables: &mut ChoiceTables,
@@ -172,8 +171,8 @@ pub(crate) fn fastest(
     Ok(Proposal { residencies, ..Proposal::of(assignment) })
 }
 
-/// What no plan of exactly W layers a round can be under in any order: every hop the shortest that its sender has,
-/// every window where it costs least, and no disk too slow. Infinite if there is no plan.
+/// Returns a lower bound of T for W layers a round in any order: with the shortest hop of each sender, the cheapest
+/// place of each window, and no limit on `busy`. Infinite if there is no plan.
 pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) -> f64 {
     tables.bound = f64::INFINITY;
     let whole_rounds = f64::from(problem.model.model_layers() / problem.ring_layers);
@@ -196,7 +195,7 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
     least[tables.columns - 1].min(best(problem.head(), problem.ring_layers))
 }
 
-/// The best way to run a window of a device if no other device mattered; `None` if there is none.
+/// Returns the best choice for one window on its own, `None` if there is none.
 pub(crate) fn best_choice(
     model: &LatencyModel,
     device: usize,
@@ -204,20 +203,20 @@ pub(crate) fn best_choice(
     place: Place,
     window: u32,
 ) -> Option<Choice> {
-    let offers = offers(&model.instance().devices[device].practice.residencies);
+    let residencies = residency_options(&model.instance().devices[device].practice.residencies);
     let mut found = Vec::new();
-    add_choices(model, device, head, place, window, &offers, &mut found);
+    add_choices(model, device, head, place, window, &residencies, &mut found);
     found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))
 }
 
-/// Adds the choices of one window that no other beats, the busiest last.
+/// Appends the Pareto-optimal choices of one window, the busiest last.
 fn add_choices(
     model: &LatencyModel,
     device: usize,
     head: bool,
     place: Place,
     window: u32,
-    offers: &[ResidencyOptions],
+    residencies: &[ResidencyOptions],
     all: &mut Vec<Choice>,
 ) {
     let start = all.len();
@@ -232,7 +231,7 @@ fn add_choices(
         let Some(resident_timing) = model.resident_timing(device, head, &portion) else { continue };
         // A buffer that hides all reading leaves nothing to a larger one but reading more.
         let mut enough: Option<&ResidencyOptions> = None;
-        for residency in offers {
+        for residency in residencies {
             let larger = |enough: &ResidencyOptions| {
                 residency.policy == Residency::Managed
                     && residency.kept == enough.kept
@@ -263,7 +262,7 @@ fn add_choices(
     all.truncate(kept);
 }
 
-/// The largest number up to a window that fits; if one fits, so do all below.
+/// Returns the largest number up to `window` that fits; `fits` must be monotone.
 fn largest_that_fits(window: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, window);
     while low < high {
