@@ -1,112 +1,43 @@
-//! Solves one LDA instance a line and prints one JSON line for each.
+//! Solves one instance per line and prints a JSON line with T, k, w and n for each.
 //!
 //! ```text
-//! cargo run --release -p hearth-halda --example solve_jsonl -- FILE \
-//!     [--strategy overlap|exact|halda|halda-shipped|exhaustive|single|mem|perf|edgeshard|lingualinked|even] \
-//!     [--select] [--remainder] [--k K]
+//! cargo run --release -p hearth-halda --example solve_jsonl -- halda/tests/data/lda/small.jsonl [STRATEGY]
 //! ```
 //!
-//! A line is an instance or an object with an `instance`. The answer is
-//! `{"id":..,"t":..,"k":..,"w":[..],"n":[..]}`: `id` is the line's `id`, else its `name`, else the name of its
-//! instance; `t` is null if no plan exists, and standard error then says why. Device 0 is the head, except
-//! that `single` picks its own. `--select` lets other devices have no layers, `--remainder` lets the last turn
-//! be partial. The first line that is not an instance ends the run with its number.
+//! A line is an instance, or an object with an `instance`. `t` is null if no plan exists; standard error says why.
 
-use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::process::ExitCode;
+use std::error::Error;
 
-use hearth_halda::{Instance, LatencyModel, Rules, Strategy, StrategyOptions, solve, strategy_by_name};
-use serde::Serialize;
-use serde_json::Value;
+use hearth_halda::{Instance, LatencyModel, StrategyOptions, solve, strategy_by_name};
+use serde_json::{Value, json};
 
-const USAGE: &str = "usage: solve_jsonl FILE [--strategy overlap|exact|halda|halda-shipped|exhaustive|single|mem|perf|\
-                     edgeshard|lingualinked|even] [--select] [--remainder] [--k K]";
-
-#[derive(Serialize)]
-struct Answer {
-    id: Value,
-    t: Option<f64>,
-    k: Option<u32>,
-    w: Vec<u32>,
-    n: Vec<u32>,
-}
-
-fn main() -> ExitCode {
-    match run(std::env::args().skip(1)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("error: {message}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(arguments: impl Iterator<Item = String>) -> Result<(), String> {
-    let (file, strategy) = parse(arguments)?;
-    let input = std::fs::File::open(&file).map_err(|error| format!("cannot open {file}: {error}"))?;
-    let mut output = BufWriter::new(std::io::stdout().lock());
-    for (index, line) in BufReader::new(input).lines().enumerate() {
-        let place = format!("{file}:{}", index + 1);
-        let answer = line
-            .map_err(|error| error.to_string())
-            .and_then(|line| answer(&line, strategy.as_ref(), &place))
-            .map_err(|error| format!("{place}: {error}"))?;
-        serde_json::to_writer(&mut output, &answer).map_err(|error| error.to_string())?;
-        output.write_all(b"\n").map_err(|error| error.to_string())?;
-    }
-    output.flush().map_err(|error| error.to_string())
-}
-
-fn answer(line: &str, strategy: &dyn Strategy, place: &str) -> Result<Answer, String> {
-    let (id, instance) = read(line)?;
-    let model = LatencyModel::new(&instance).map_err(|error| error.to_string())?;
-    match solve(strategy, &model) {
-        Ok(solution) => Ok(Answer {
-            id,
-            t: Some(solution.seconds()),
-            k: Some(solution.assignment.rounds),
-            w: solution.assignment.window_layers,
-            n: solution.assignment.gpu_layers,
-        }),
-        Err(refusal) => {
-            eprintln!("note: {place}: {refusal}");
-            Ok(Answer { id, t: None, k: None, w: Vec::new(), n: Vec::new() })
-        }
-    }
-}
-
-fn read(line: &str) -> Result<(Value, Instance), String> {
-    let row: Value = serde_json::from_str(line).map_err(|error| format!("not JSON: {error}"))?;
-    let wrapped = row.get("instance").is_some();
-    let mut id = ["id", "name"].into_iter().find_map(|key| row.get(key).cloned()).filter(|_| wrapped);
-    let bare = if wrapped { row["instance"].clone() } else { row };
-    let instance: Instance =
-        serde_json::from_value(bare).map_err(|error| format!("not an LDA instance: {error}"))?;
-    let id = id.take().unwrap_or_else(|| Value::String(instance.name.clone()));
-    Ok((id, instance))
-}
-
-fn parse(mut arguments: impl Iterator<Item = String>) -> Result<(String, Box<dyn Strategy>), String> {
-    let mut file = None;
-    let mut name = "exact".to_owned();
-    let mut rules = Rules::default();
-    let mut rounds = None;
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--select" => rules.may_drop = true,
-            "--remainder" => rules.may_leave_remainder = true,
-            "--strategy" => name = arguments.next().ok_or("--strategy needs a name")?,
-            "--k" => {
-                let text = arguments.next().ok_or("--k needs a number")?;
-                rounds = Some(text.parse().map_err(|_| format!("--k needs a whole number, not `{text}`"))?);
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let file = arguments.next().ok_or("usage: solve_jsonl FILE [STRATEGY]")?;
+    let strategy = arguments.next().unwrap_or_else(|| "exact".to_owned());
+    let strategy = strategy_by_name(&strategy, &StrategyOptions::default())?;
+    for (index, line) in std::fs::read_to_string(&file)?.lines().enumerate() {
+        let mut row: Value = serde_json::from_str(line)?;
+        let instance = match row.get_mut("instance") {
+            Some(instance) => instance.take(),
+            None => row,
+        };
+        let instance: Instance = serde_json::from_value(instance)?;
+        let model = LatencyModel::new(&instance)?;
+        match solve(strategy.as_ref(), &model) {
+            Ok(solution) => {
+                let plan = &solution.assignment;
+                let (k, w, n) = (plan.rounds, &plan.window_layers, &plan.gpu_layers);
+                println!(
+                    "{}",
+                    json!({"name": instance.name, "t": solution.seconds(), "k": k, "w": w, "n": n})
+                );
             }
-            option if option.starts_with('-') => return Err(format!("unknown option `{option}`\n{USAGE}")),
-            _ if file.is_none() => file = Some(argument),
-            _ => return Err(format!("one file only, not also `{argument}`\n{USAGE}")),
+            Err(error) => {
+                eprintln!("{file}:{}: {error}", index + 1);
+                println!("{}", json!({"name": instance.name, "t": null}));
+            }
         }
     }
-    let file = file.ok_or(USAGE)?;
-    let options = StrategyOptions { rules, rounds, ..StrategyOptions::default() };
-    let strategy = strategy_by_name(&name, &options).map_err(|error| format!("{error}\n{USAGE}"))?;
-    Ok((file, strategy))
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Do the heuristics choose what they choose by hand?
+//! The heuristics by hand.
 //!
 //! A layer has 100 bytes, so that reading it at 1000 B/s takes 0.1 s; there is no arithmetic, no cache, no buffer.
 
@@ -119,7 +119,7 @@ fn perf_keeps_the_head_in_the_ring() {
 }
 
 #[test]
-fn perf_takes_a_gpu_slower_than_its_cpu_as_a_reserve() {
+fn perf_uses_a_slow_gpu_last() {
     // The laptop counts with its CPU, 10 : 10 : both hold 4 and 4 in RAM; the last 2 go to the slow GPU.
     let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
     let solution = solved(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop]).unwrap();
@@ -128,7 +128,7 @@ fn perf_takes_a_gpu_slower_than_its_cpu_as_a_reserve() {
 }
 
 #[test]
-fn edgeshard_weighs_speed_against_hops() {
+fn edgeshard_trades_speed_for_hops() {
     // 0.1 s a layer on the head, 0.05 s on the others. A block on a device saves 0.05 s a layer and costs its hop:
     // 8 layers on the near one save 0.4 for 0.1, the ninth and tenth on the far one would save 0.05 for 0.2.
     let near = Device { hop: 0.1, ..device("near", 20.0, 8) };
@@ -190,7 +190,7 @@ fn lingualinked_counts_gpu_and_cpu_of_a_device() {
 }
 
 #[test]
-fn lingualinked_saves_time_where_balance_is_out_of_reach() {
+fn lingualinked_minimises_the_sum_where_balance_is_impossible() {
     // The far device's hop of 10 s is the longest time whatever the others do; their sum is least if the fast one
     // has all but the head's layer.
     let far = Device { hop: 10.0, ..device("far", 10.0, 10) };
@@ -199,7 +199,7 @@ fn lingualinked_saves_time_where_balance_is_out_of_reach() {
 }
 
 #[test]
-fn lingualinked_says_why_there_is_no_plan() {
+fn lingualinked_without_memory_is_an_error() {
     let devices = vec![device("head", 10.0, 4), device("worker", 10.0, 5)];
     let refusal = solved(&LinguaLinked, 10, devices).unwrap_err();
     assert_eq!(refusal, "`lingualinked` reads no weights from disk, and memory holds 9 of the 10 layers");

@@ -1,4 +1,4 @@
-//! Do times and reasons come out as worked out by hand?
+//! Times and explanations by hand.
 //!
 //! The instances in `hard.jsonl` have round numbers: a layer is 2^29 bytes and takes 10 ms on a CPU, RAM gives
 //! 30 GB/s, a hop takes 5 ms, a key-value write 5 us, a copy to or from a GPU 50 us.
@@ -22,7 +22,7 @@ fn select() -> Exact {
 }
 
 #[test]
-fn a_partial_last_turn_by_hand() {
+fn partial_last_round_by_hand() {
     let instance = certified_instance("tie");
     let model = LatencyModel::new(&instance).unwrap();
     // L = 24, W = 10: two whole turns and R = 4, all of which the head's window of 5 takes.
@@ -46,7 +46,7 @@ fn a_partial_last_turn_by_hand() {
 }
 
 #[test]
-fn an_exact_fit_is_bound_by_memory() {
+fn exact_fit_is_bound_by_memory() {
     let instance = certified_instance("tie");
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&Exact::default(), &model).unwrap();
@@ -60,7 +60,7 @@ fn an_exact_fit_is_bound_by_memory() {
 }
 
 #[test]
-fn metal_full_to_the_last_layer_reloads_everything_for_one_more() {
+fn full_metal_device_rereads_everything_for_one_more_layer() {
     let instance = certified_instance("metal");
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&Exact::default(), &model).unwrap();
@@ -73,7 +73,7 @@ fn metal_full_to_the_last_layer_reloads_everything_for_one_more() {
 }
 
 #[test]
-fn a_dropped_device_says_what_it_would_cost() {
+fn dropped_device_has_its_cost() {
     let instance = certified_instance("slowgpu");
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&select(), &model).unwrap();
@@ -86,7 +86,7 @@ fn a_dropped_device_says_what_it_would_cost() {
 }
 
 #[test]
-fn an_infeasible_instance_names_the_reason() {
+fn infeasible_instance_names_the_reason() {
     let instance = certified_instance("slow");
     let model = LatencyModel::new(&instance).unwrap();
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
@@ -121,7 +121,7 @@ fn baselines_by_hand() {
 }
 
 #[test]
-fn a_plan_by_hand_is_checked() {
+fn manual_plan_is_checked() {
     let instance = certified_instance("slowgpu");
     let model = LatencyModel::new(&instance).unwrap();
     let manual = |rounds, window_layers, gpu_layers| {
@@ -157,7 +157,7 @@ fn a_plan_by_hand_is_checked() {
 }
 
 #[test]
-fn an_unusable_instance_names_field_and_device() {
+fn invalid_instance_names_field_and_device() {
     let spoiled = |spoil: fn(&mut Instance)| {
         let mut instance = certified_instance("slowgpu");
         spoil(&mut instance);

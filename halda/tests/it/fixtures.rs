@@ -1,9 +1,12 @@
-//! Instances and settings that several tests share.
+//! Instances and checks that several tests share.
 
 use std::collections::BTreeMap;
 
-use hearth_halda::{Device, Gpu, Instance, Model, OperatingSystem, Practice};
-use proptest::prelude::ProptestConfig;
+use hearth_halda::{
+    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, OperatingSystem, Practice, Rules,
+    Strategy, StrategyError, solve,
+};
+use proptest::prelude::*;
 use serde_json::Value;
 
 /// Files of instances with certified optima, described in `data/lda/README.md`.
@@ -79,6 +82,55 @@ pub fn plain_model(layers: u32, layer_bytes: u64, layer_flops: f64) -> Model {
         output_flops: BTreeMap::new(),
         layer_bytes: Vec::new(),
     }
+}
+
+/// Every combination of the optional rules.
+pub const ALL_RULES: [Rules; 4] = [
+    Rules { may_drop: false, may_leave_remainder: false },
+    Rules { may_drop: false, may_leave_remainder: true },
+    Rules { may_drop: true, may_leave_remainder: false },
+    Rules { may_drop: true, may_leave_remainder: true },
+];
+
+pub fn equal(left: f64, right: f64) -> bool {
+    (left - right).abs() <= 1e-9 * left.abs().max(right.abs())
+}
+
+/// Checks that a strategy finds the time of the oracle, without a limit, or that neither has a plan.
+pub fn same_time(
+    strategy: &dyn Strategy,
+    oracle: &dyn Strategy,
+    model: &LatencyModel,
+) -> Result<(), TestCaseError> {
+    match (solve(strategy, model), solve(oracle, model)) {
+        (Ok(found), Ok(expected)) => {
+            let (seconds, expected) = (found.seconds(), expected.seconds());
+            prop_assert!(
+                equal(seconds, expected),
+                "{:?}: {} is not {}",
+                strategy.options(),
+                seconds,
+                expected
+            );
+            prop_assert!(found.explanation.limit.is_none());
+            Ok(())
+        }
+        (Err(StrategyError::Infeasible(_)), Err(StrategyError::Infeasible(_))) => Ok(()),
+        (found, expected) => {
+            Err(TestCaseError::fail(format!("{:?}: {found:?}\nbut\n{expected:?}", strategy.options())))
+        }
+    }
+}
+
+/// Checks that `exact` with the best head is as fast as with the fastest of all heads.
+pub fn best_head_is_fastest(exact: Exact, model: &LatencyModel) -> Result<(), TestCaseError> {
+    let with =
+        |head| solve(&Exact { head, ..exact }, model).map_or(f64::INFINITY, |solution| solution.seconds());
+    let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
+    let fastest = each.fold(f64::INFINITY, f64::min);
+    let best = with(HeadChoice::Best);
+    prop_assert!(best == fastest || equal(best, fastest), "{exact:?}: {best} is not {fastest}");
+    Ok(())
 }
 
 /// The number of random cases: all of them with `HEARTH_SLOW=1`, else what `PROPTEST_CASES` says, else an eighth.

@@ -1,20 +1,15 @@
-//! Is every doubtful thing found, said where it is, and nothing found where nothing is wrong?
+//! Lint: each rule fires on its case and on nothing else.
 //!
 //! Each case is a sound scenario and plan with one thing changed; the codes of what is found are compared as a whole.
 //! Whether an error about memory is a run that ends before it begins is a test of the command line.
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::lint::{self, Finding, Severity};
 use hearth_halda::{Instance, LatencyModel, Manual, Overlap, plan, solve};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Role;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::plan::{Origin, Role};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::{Plan, Scenario};
 
 const SCENARIO: &str = "schema: scenario/1
 name: t
@@ -92,14 +87,14 @@ fn codes(found: &[Finding], expected: &[&str]) {
 }
 
 #[test]
-fn a_sound_plan_has_no_findings() {
+fn valid_plan_has_no_findings() {
     let case = Case::new(SCENARIO);
     codes(&lint::scenario(&case.scenario, &case.cluster), &[]);
     codes(&case.lint(&case.plan(&[24, 8])), &[]);
 }
 
 #[test]
-fn what_is_doubtful_about_a_scenario() {
+fn scenario_findings() {
     let lint = |from: &str, to: &str| {
         assert!(SCENARIO.contains(from));
         let case = Case::new(&SCENARIO.replace(from, to));
@@ -131,7 +126,7 @@ fn what_is_doubtful_about_a_scenario() {
 }
 
 #[test]
-fn what_a_profile_leaves_open_is_named() {
+fn profile_findings() {
     let lint = |change: &dyn Fn(&mut Case)| {
         let mut case = Case::new(SCENARIO);
         change(&mut case);
@@ -162,7 +157,7 @@ fn what_a_profile_leaves_open_is_named() {
 }
 
 #[test]
-fn a_slow_channel_is_doubtful_and_a_wire_that_nobody_uses_is_not() {
+fn slow_wifi_channel_is_found_and_unused_wire_is_not() {
     let lint = |from: &str, to: &str| {
         let channel = "{name: w, bandwidth: {value: 600 Mbit/s, source: t}, stations: [a, b]}";
         let text = format!("{SCENARIO}  wifi:\n    channels: [{channel}]\n");
@@ -194,7 +189,7 @@ fn more_devices_than_layers() {
 }
 
 #[test]
-fn a_plan_that_is_none_or_for_something_else() {
+fn plan_for_another_scenario_or_model() {
     let mut case = Case::new(SCENARIO);
     let plan = case.plan(&[24, 8]);
     let gap = Plan { rounds: 2, ..plan.clone() };
@@ -213,7 +208,7 @@ fn a_plan_that_is_none_or_for_something_else() {
 }
 
 #[test]
-fn gpus_that_are_not_there_or_too_small() {
+fn missing_or_small_gpus() {
     let mut case = Case::new(SCENARIO);
     let mut plan = case.plan(&[24, 8]);
     plan.devices[0].gpu_layers = 20;
@@ -227,7 +222,7 @@ fn gpus_that_are_not_there_or_too_small() {
 }
 
 #[test]
-fn memory_that_ends_before_the_weights() {
+fn memory_findings() {
     let mut case = Case::new(SCENARIO);
     let plan = case.plan(&[24, 8]);
     // 16 MiB is the least room; the output head of llama-8b alone is some 400 MiB.
@@ -244,7 +239,7 @@ fn memory_that_ends_before_the_weights() {
 }
 
 #[test]
-fn rounds_that_do_not_go_with_the_memory() {
+fn rounds_and_residency_findings() {
     let mut case = Case::new(SCENARIO);
     let fits = case.plan(&[6, 2]);
     assert_eq!(fits.rounds, 4);
@@ -291,7 +286,7 @@ fn partial_rounds_hops_and_addresses() {
 }
 
 #[test]
-fn a_device_that_is_left_out_wrongly() {
+fn dropped_device_that_would_help() {
     let mut case = Case::new(SCENARIO);
     case.cluster.members[0].device.memory.available.value = Bytes::mib(3072);
     let found = case.lint(&case.plan(&[32, 0]));
@@ -305,7 +300,7 @@ fn a_device_that_is_left_out_wrongly() {
 }
 
 #[test]
-fn every_code_stands_in_the_table() {
+fn every_code_is_documented() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lint");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let table = read("../../../docs/reference/lint.md");

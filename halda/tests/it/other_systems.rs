@@ -1,18 +1,13 @@
-//! Do the planners of other systems share the model out as the prima.cpp paper says they do?
+//! The planners of other systems distribute the model as the prima.cpp paper describes.
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
 use hearth_core::memory::PinnedMemory;
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::systems::{NAMES, SystemError, SystemOptions, plan};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
+use hearth_schema::plan::{Origin, Plan};
 use hearth_schema::residency::Residency;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Links;
-use hearth_schema::scenario::Workload;
+use hearth_schema::scenario::{KvFormat, Links, Workload};
 
 /// Shipped devices with a shipped model; the first is the head.
 fn cluster(model: &str, devices: &[&str]) -> Cluster {
@@ -48,8 +43,8 @@ fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Pla
     plan(name, cluster, &origin, SystemOptions { weights_as, air_time })
 }
 
-/// The formats that a system can be told.
-fn told(name: &str) -> Vec<Option<Format>> {
+/// The formats that a system accepts.
+fn formats(name: &str) -> Vec<Option<Format>> {
     if matches!(name, "exo" | "dllama") {
         vec![None]
     } else {
@@ -58,7 +53,7 @@ fn told(name: &str) -> Vec<Option<Format>> {
 }
 
 #[test]
-fn exo_gives_the_papers_windows() {
+fn exo_has_the_windows_of_the_paper() {
     let cluster = cluster("llama-8b", &PAPER);
     let plan = made("exo", &cluster, None).expect("a plan");
     let windows: Vec<(&str, u32, u32)> =
@@ -85,7 +80,7 @@ fn exo_gives_the_papers_windows() {
 }
 
 #[test]
-fn dllama_slices_evenly_over_a_power_of_two() {
+fn dllama_slices_evenly_over_a_power_of_two_devices() {
     for (devices, used) in [(&PAPER[..], 4), (&PAPER[..3], 2), (&["d3"; 9][..], 8)] {
         let cluster = cluster("llama-8b", devices);
         let plan = made("dllama", &cluster, None).expect("a plan");
@@ -100,12 +95,12 @@ fn dllama_slices_evenly_over_a_power_of_two() {
 }
 
 #[test]
-fn every_plan_covers_the_model_and_reads_back() {
+fn plans_cover_the_model_and_round_trip() {
     for model in ["llama-8b", "llama-70b", "llama-30b", "tiny"] {
         for devices in [&PAPER[..], &["d3"], &["d3", "d5", "d6"]] {
             let cluster = cluster(model, devices);
             for name in NAMES {
-                for format in told(name) {
+                for format in formats(name) {
                     let Ok(plan) = made(name, &cluster, format) else { continue };
                     assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()), "{name}");
                     assert!(plan.only_simulated().is_some());
@@ -121,7 +116,7 @@ fn every_plan_covers_the_model_and_reads_back() {
 }
 
 #[test]
-fn budgets_hold_where_a_system_has_them() {
+fn plans_stay_within_memory_budgets() {
     for model in ["llama-8b", "llama-30b", "llama-70b", "3b"] {
         for name in ["hepti", "galaxy", "tpi-llm"] {
             for format in [Format::F32, Format::F16, Format::Q4_0] {
@@ -157,7 +152,7 @@ fn faster_devices_get_larger_slices() {
 }
 
 #[test]
-fn what_does_not_fit_or_is_passed_over_is_said() {
+fn errors_name_memory_and_unused_options() {
     let cluster = cluster("llama-14b", &PAPER);
     let refusal = |name: &str| made(name, &cluster, None).expect_err("a refusal").to_string();
     // 14 billion weights of 4 bytes are 56 GB; D1 to D4 have less.

@@ -1,102 +1,67 @@
-//! Does a cluster become the right problem, and a solution a plan that a runner can follow?
+//! Conversion of a cluster to an instance, and of a solution to a plan document.
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
     Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single,
     Strategy, plan, solve, total_memory,
 };
-use hearth_profiles::device::shipped as shipped_device;
-use hearth_profiles::device::{
-    Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Quota, Transfer,
-};
+use hearth_profiles::device::{Device, Quota, shipped as shipped_device};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
-use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::Role;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Links;
-use hearth_schema::scenario::NamedLink;
-use hearth_schema::scenario::Unreachable;
-use hearth_schema::scenario::Workload;
+use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Link, Seconds, Sourced};
+use hearth_schema::plan::{Origin, Plan, Role};
+use hearth_schema::scenario::{KvFormat, Links, NamedLink, Unreachable, Workload};
+
+use crate::fixtures::ALL_RULES;
 
 fn assumed<T>(value: T) -> Sourced<T> {
     Sourced::new(value, "assumed, for a test")
-}
-
-fn transfer(latency: f64, bandwidth: f64) -> Transfer {
-    Transfer { latency: assumed(Seconds(latency)), bandwidth: assumed(BytesPerSecond(bandwidth)) }
 }
 
 fn link(milliseconds: f64) -> Link {
     Link { latency: assumed(Seconds(milliseconds / 1e3)), bandwidth: assumed(BytesPerSecond(50e6)) }
 }
 
-fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
-    let rate = |speed| [(Format::Q4K, assumed(FlopsPerSecond(speed)))].into_iter().collect();
-    let device = Device {
-        schema: "device/1".to_owned(),
-        name: format!("profile of {name}"),
-        about: String::new(),
-        os,
-        cpu: Cpu {
-            name: "cpu".to_owned(),
-            cores: 4,
-            matvec: rate(100e9),
-            matvec_streamed: PerFormat::default(),
-            matmul: PerFormat::default(),
-            read_bandwidth: assumed(BytesPerSecond(20e9)),
-            attention: None,
-            layer_overhead: None,
-            window_overhead: None,
-            token_overhead: None,
-            kv_copy: transfer(1e-6, 10e9),
-            compute_buffer: assumed(Bytes::mib(100)),
-            quota: None,
-        },
-        memory: Memory {
-            total: assumed(Bytes::mib(gib * 1024)),
-            available: assumed(Bytes::mib(gib * 1024)),
-            can_swap: None,
-            swap_available: None,
-            page_cache: PageCachePolicy::TwoList,
-            reclaim: None,
-        },
-        disk: Disk {
-            sequential: assumed(BytesPerSecond(2e9)),
-            fault: None,
-            random: Some(assumed(BytesPerSecond(1e9))),
-            populate: None,
-            turnover: None,
-            latency: None,
-            limit: None,
-            read_ahead: None,
-        },
-        gpu,
-        soc: None,
-        peers: Vec::new(),
-    };
-    Member { name: name.to_owned(), address: None, device, residency: None }
-}
-
-fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {
-    Gpu {
-        kind,
-        name: "gpu".to_owned(),
-        unified_memory,
-        matvec: [(Format::Q4K, assumed(FlopsPerSecond(2e12)))].into_iter().collect(),
-        matmul: PerFormat::default(),
-        read_bandwidth: assumed(BytesPerSecond(300e9)),
-        memory_available: assumed(Bytes::mib(gib * 1024)),
-        kv_copy: transfer(1e-6, 100e9),
-        upload: transfer(20e-6, 10e9),
-        download: transfer(20e-6, 10e9),
-        compute_buffer: assumed(Bytes::mib(200)),
-        window_overhead: None,
+/// A device; its GPU by kind, whether memory is unified, and GiB.
+fn device(name: &str, os: &str, gib: u64, gpu: Option<(&str, bool, u64)>) -> Member {
+    let mut yaml = format!(
+        "schema: device/1
+name: {name}
+os: {os}
+cpu:
+  name: cpu
+  cores: 4
+  matvec: {{q4_k: {{value: 100 GFLOP/s, source: test}}}}
+  read_bandwidth: {{value: 20 GB/s, source: test}}
+  kv_copy: {{latency: {{value: 1 us, source: test}}, bandwidth: {{value: 10 GB/s, source: test}}}}
+  compute_buffer: {{value: 100 MiB, source: test}}
+memory:
+  total: {{value: {gib} GiB, source: test}}
+  available: {{value: {gib} GiB, source: test}}
+  page_cache: two-list
+disk:
+  sequential: {{value: 2 GB/s, source: test}}
+  random: {{value: 1 GB/s, source: test}}
+"
+    );
+    if let Some((kind, unified, gib)) = gpu {
+        yaml += &format!(
+            "gpu:
+  kind: {kind}
+  name: gpu
+  unified_memory: {unified}
+  matvec: {{q4_k: {{value: 2 TFLOP/s, source: test}}}}
+  read_bandwidth: {{value: 300 GB/s, source: test}}
+  memory_available: {{value: {gib} GiB, source: test}}
+  kv_copy: {{latency: {{value: 1 us, source: test}}, bandwidth: {{value: 100 GB/s, source: test}}}}
+  upload: {{latency: {{value: 20 us, source: test}}, bandwidth: {{value: 10 GB/s, source: test}}}}
+  download: {{latency: {{value: 20 us, source: test}}, bandwidth: {{value: 10 GB/s, source: test}}}}
+  compute_buffer: {{value: 200 MiB, source: test}}
+"
+        );
     }
+    let device = Device::from_yaml(&yaml).unwrap();
+    Member { name: name.to_owned(), address: None, device, residency: None }
 }
 
 /// Links of 3 ms, but for one from which nothing reaches the other.
@@ -108,9 +73,9 @@ fn one_way(from: &str, to: &str) -> LinkTable {
 
 fn cluster(model: &str) -> Cluster {
     let members = vec![
-        device("mac", Os::Macos, 8, Some(gpu(GpuKind::Metal, true, 5))),
-        device("desktop", Os::Linux, 16, Some(gpu(GpuKind::Cuda, false, 8))),
-        device("laptop", Os::Linux, 4, None),
+        device("mac", "macos", 8, Some(("metal", true, 5))),
+        device("desktop", "linux", 16, Some(("cuda", false, 8))),
+        device("laptop", "linux", 4, None),
     ];
     let devices = ["laptop".to_owned(), "mac".to_owned()];
     let between = vec![NamedLink { devices, link: Some(link(7.0)), unreachable: None }];
@@ -129,7 +94,7 @@ fn cluster(model: &str) -> Cluster {
 }
 
 #[test]
-fn a_quota_slows_a_device_for_the_planner() {
+fn cpu_quota_slows_a_device() {
     let mut cluster = cluster("llama-8b");
     let of = |cluster: &Cluster| Instance::from_cluster(cluster, None).devices.swap_remove(1);
     let free = of(&cluster);
@@ -150,7 +115,7 @@ fn a_quota_slows_a_device_for_the_planner() {
 }
 
 #[test]
-fn a_cluster_becomes_a_problem_symbol_by_symbol() {
+fn instance_from_cluster_by_symbol() {
     let mut cluster = cluster("llama-8b");
     let instance = Instance::from_cluster(&cluster, None);
     let names: Vec<&str> = instance.devices.iter().map(|device| device.name.as_str()).collect();
@@ -188,9 +153,9 @@ fn a_cluster_becomes_a_problem_symbol_by_symbol() {
 }
 
 #[test]
-fn shared_memory_is_not_promised_twice() {
+fn shared_gpu_memory_is_counted_once() {
     let mut cluster = cluster("llama-8b");
-    cluster.members[1].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
+    cluster.members[1].device.gpu = device("gpu", "linux", 8, Some(("vulkan", true, 6))).device.gpu;
     let instance = Instance::from_cluster(&cluster, None);
     let desktop = &instance.devices[0];
     assert_eq!((desktop.ram_available, desktop.cuda_available), (10 << 30, 6 << 30));
@@ -219,15 +184,12 @@ fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
 }
 
 #[test]
-fn every_kind_of_solution_becomes_a_plan() {
+fn solutions_become_plans() {
     let cluster = cluster("llama-70b");
-    for may_drop in [false, true] {
-        for may_leave_remainder in [false, true] {
-            for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
-                for rounds in [None, Some(2), Some(5)] {
-                    let rules = Rules { may_drop, may_leave_remainder };
-                    planned(&cluster, &Exact { rules, head, rounds, ..Exact::default() });
-                }
+    for rules in ALL_RULES {
+        for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
+            for rounds in [None, Some(2), Some(5)] {
+                planned(&cluster, &Exact { rules, head, rounds, ..Exact::default() });
             }
         }
     }
@@ -247,7 +209,7 @@ fn every_kind_of_solution_becomes_a_plan() {
 }
 
 #[test]
-fn the_papers_devices_get_exos_plan() {
+fn mem_total_gives_the_plan_of_exo() {
     let mut cluster = cluster("llama-8b");
     for (member, name) in cluster.members.iter_mut().zip(["d1", "d2", "d3"]) {
         member.device = shipped_device(name).unwrap();
@@ -262,12 +224,12 @@ fn the_papers_devices_get_exos_plan() {
     assert_eq!(plan.planner.strategy, "mem-total");
     // The ring begins at the head; memory that a GPU shares is counted once, as RAM.
     cluster.head = 1;
-    cluster.members[2].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
+    cluster.members[2].device.gpu = device("gpu", "linux", 8, Some(("vulkan", true, 6))).device.gpu;
     assert_eq!(total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
 }
 
 #[test]
-fn a_plan_says_why() {
+fn plan_has_an_explanation() {
     let plan = planned(&cluster("llama-8b"), &Single { device: Some(0) });
     assert_eq!(plan.devices.len(), 1);
     assert_eq!(plan.devices[0].name, "desktop");
@@ -289,12 +251,12 @@ fn a_plan_says_why() {
 }
 
 #[test]
-fn a_relay_stands_in_the_plan_where_it_passes_on() {
+fn plan_has_relays() {
     // The desktop cannot send to the mac, which holds what the desktop does not; the laptop computes far too slowly
     // to be given a layer.
     let mut cluster = cluster("llama-8b");
     cluster.links = one_way("desktop", "mac");
-    cluster.members[1] = device("desktop", Os::Linux, 3, None);
+    cluster.members[1] = device("desktop", "linux", 3, None);
     cluster.members[2].device.cpu.matvec =
         [(Format::Q4K, assumed(FlopsPerSecond(1e7)))].into_iter().collect();
     for member in &mut cluster.members {

@@ -1,4 +1,4 @@
-//! Does the local search find what trying every plan finds, and never anything worse than its start?
+//! The local search, compared with enumeration and with its start.
 //!
 //! The objectives are toys: a convex one has one valley, which single steps must reach from anywhere; one without
 //! any order shows that the search keeps its promises whatever it is told. Instances are those with certified optima.
@@ -13,17 +13,14 @@ use hearth_halda::{
 };
 use proptest::prelude::*;
 
-use crate::fixtures::cases;
+use crate::fixtures::{cases, certified_rows};
 
 const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
 
 /// The small instances that have a plan, with that of `exact`.
 fn instances() -> Vec<(Instance, Assignment)> {
-    let rows = include_str!("../data/lda/small.jsonl").lines();
-    let instances = rows.map(|line| {
-        let row: serde_json::Value = serde_json::from_str(line).unwrap();
-        serde_json::from_value::<Instance>(row["instance"].clone()).unwrap()
-    });
+    let small = certified_rows().into_iter().filter(|(place, ..)| place.starts_with("small.jsonl"));
+    let instances = small.map(|(_, instance, _)| instance);
     let planned = instances.filter_map(|instance| {
         let model = LatencyModel::new(&instance).unwrap();
         let found = solve(&Exact::default(), &model).ok()?.assignment;
@@ -86,7 +83,7 @@ proptest! {
     #![proptest_config(cases(48))]
 
     #[test]
-    fn in_one_valley_it_finds_the_bottom(
+    fn refine_finds_the_minimum_of_a_convex_objective(
         targets in prop::collection::vec((-2.0..12.0_f64, 0.1..3.0_f64), 16),
     ) {
         for (instance, start) in instances().iter().filter(|(it, _)| it.devices.len() <= 3) {
@@ -101,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_it_is_told_it_is_never_worse_and_never_forbidden(seed in any::<u64>(), most in 0..200_u64) {
+    fn refine_is_never_worse_than_its_start_and_keeps_the_rules(seed in any::<u64>(), most in 0..200_u64) {
         for (instance, start) in &instances() {
             let model = LatencyModel::new(instance).unwrap();
             let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: Some(most) };
@@ -131,7 +128,7 @@ proptest! {
 }
 
 #[test]
-fn more_rounds_are_found_where_they_pay() {
+fn refine_changes_rounds() {
     let (instance, start) = instances().swap_remove(0);
     let model = LatencyModel::new(&instance).unwrap();
     assert_eq!((start.rounds, start.ring_layers()), (1, 12));
@@ -145,7 +142,7 @@ fn more_rounds_are_found_where_they_pay() {
 }
 
 #[test]
-fn devices_come_and_go() {
+fn refine_adds_and_drops_devices() {
     let (instance, start) = instances()
         .into_iter()
         .find(|(it, _)| it.devices.len() == 3 && it.slow_disk_threshold == 0.0)
@@ -162,7 +159,7 @@ fn devices_come_and_go() {
 }
 
 #[test]
-fn a_caller_stops_it_and_keeps_the_best() {
+fn refine_stops_on_request() {
     let (instance, start) = instances().swap_remove(0);
     let model = LatencyModel::new(&instance).unwrap();
     let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
@@ -183,7 +180,7 @@ fn a_caller_stops_it_and_keeps_the_best() {
 }
 
 #[test]
-fn what_was_found_is_explained_like_any_other_plan() {
+fn refined_plan_is_explained() {
     let (instance, start) = instances().swap_remove(0);
     assert!(instance.devices.iter().any(|device| device.gpu != Gpu::None));
     let model = LatencyModel::new(&instance).unwrap();

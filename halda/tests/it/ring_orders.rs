@@ -1,4 +1,4 @@
-//! Do hops that depend on the neighbour, missing links, relays and orders come out right?
+//! Hops by pair, missing links, relays and orders of the ring.
 //!
 //! By hand on three and four equal devices, and on random matrices against every plan there is: every split, every
 //! choice of relays, every order.
@@ -11,7 +11,7 @@ use hearth_halda::{
 };
 use proptest::prelude::*;
 
-use crate::fixtures::{cases, plain_device, plain_model};
+use crate::fixtures::{ALL_RULES, best_head_is_fastest, cases, equal, plain_device, plain_model, same_time};
 
 const LAYER: u64 = 100 << 20;
 
@@ -53,7 +53,7 @@ fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, StrategyErr
 }
 
 #[test]
-fn a_hop_goes_to_whoever_comes_next_in_that_turn() {
+fn hops_go_to_the_next_device_in_each_round() {
     let rows = hops([[0, 1, 2], [10, 0, 20], [100, 200, 0]]);
     let devices = ["a", "b", "c"].map(|name| device(name, 1.0, 100)).into();
     let instance = instance(10, devices, rows);
@@ -80,7 +80,7 @@ fn a_hop_goes_to_whoever_comes_next_in_that_turn() {
 }
 
 #[test]
-fn a_weak_device_relays_where_it_is_the_only_way() {
+fn weak_device_becomes_a_relay() {
     // a cannot send to c; these hold 5 of 10 layers each; b would take 50 ms for one.
     let rows = hops([[0, 2, -1], [2, 0, 3], [4, 4, 0]]);
     let devices = vec![device("a", 1.0, 5), device("b", 50.0, 4), device("c", 1.0, 5)];
@@ -120,14 +120,11 @@ fn a_weak_device_relays_where_it_is_the_only_way() {
     else {
         panic!("a gap")
     };
-    assert_eq!(
-        violations[0].to_string(),
-        "`b` has no link to `c`, the next device in the ring"
-    );
+    assert_eq!(violations[0].to_string(), "`b` has no link to `c`, the next device in the ring");
 }
 
 #[test]
-fn the_best_order_follows_the_short_links() {
+fn best_order_follows_the_short_links() {
     // Clockwise the hops take 9 ms, the other way round 1 ms; all four are needed.
     let rows = hops([[0, 9, 5, 1], [1, 0, 9, 5], [5, 1, 0, 9], [9, 5, 1, 0]]);
     let devices = ["a", "b", "c", "d"].map(|name| device(name, 1.0, 2)).into();
@@ -142,7 +139,7 @@ fn the_best_order_follows_the_short_links() {
 }
 
 #[test]
-fn a_device_out_of_reach_is_dropped_for_that() {
+fn unreachable_device_is_dropped() {
     let rows = hops([[0, 1, -1], [1, 0, -1], [1, 1, 0]]);
     let devices = vec![device("a", 1.0, 2), device("b", 1.0, 2), device("c", 0.1, 9)];
     let solution = best(&instance(4, devices, rows), OrderChoice::Best).unwrap();
@@ -151,7 +148,7 @@ fn a_device_out_of_reach_is_dropped_for_that() {
 }
 
 #[test]
-fn a_matrix_that_makes_no_sense_is_refused() {
+fn invalid_hop_matrix_is_an_error() {
     let refused = |rows: Vec<Vec<Option<f64>>>| {
         let devices = vec![device("a", 1.0, 2), device("b", 1.0, 2)];
         LatencyModel::new(&instance(4, devices, rows)).unwrap_err().to_string()
@@ -174,7 +171,7 @@ fn a_matrix_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn many_devices_get_a_good_order_and_a_bound() {
+fn large_ring_has_a_good_order_and_a_bound() {
     // A circle of 16: next to each other 1 ms, otherwise more, and listed in a scattered order. All are needed.
     let place = |device: usize| device * 7 % 16;
     let hop = |from: usize, to: usize| {
@@ -212,49 +209,28 @@ prop_compose! {
     }
 }
 
-/// `exact` finds what trying everything finds, or both find nothing.
+/// Compares `exact` with trying every plan.
 fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
     let Exact { rules, rounds, order, .. } = exact;
-    match (solve(&exact, model), solve(&Exhaustive { rules, rounds, order, ..Exhaustive::default() }, model))
-    {
-        (Ok(found), Ok(certain)) => {
-            let (seconds, certain) = (found.seconds(), certain.seconds());
-            prop_assert!(
-                (seconds - certain).abs() <= 1e-9 * certain,
-                "{:?}: {} is not {}",
-                exact,
-                seconds,
-                certain
-            );
-            prop_assert!(found.explanation.limit.is_none());
-        }
-        (Err(StrategyError::Infeasible(_)), Err(StrategyError::Infeasible(_))) => {}
-        (found, certain) => {
-            return Err(TestCaseError::fail(format!("{exact:?}: {found:?}\nbut\n{certain:?}")));
-        }
-    }
-    Ok(())
+    same_time(&exact, &Exhaustive { rules, rounds, order, ..Exhaustive::default() }, model)
 }
 
 proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn exact_equals_trying_every_ring(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
+    fn exact_equals_exhaustive_search_over_orders(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
         let model = LatencyModel::new(&instance).unwrap();
-        for may_drop in [false, true] {
-            for may_leave_remainder in [false, true] {
-                let rules = Rules { may_drop, may_leave_remainder };
-                same(&model, Exact { rules, ..Exact::default() })?;
-                same(&model, Exact { rules, order: OrderChoice::Best, ..Exact::default() })?;
-                for rounds in [1, 2, 3] {
-                    // Where there are no such rounds, there is nothing to compare.
-                    let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
-                    if !matches!(solve(&exact, &model), Err(StrategyError::Rounds { .. })) {
-                        same(&model, exact)?;
-                        if !may_leave_remainder {
-                            same(&model, Exact { order: OrderChoice::Best, ..exact })?;
-                        }
+        for rules in ALL_RULES {
+            same(&model, Exact { rules, ..Exact::default() })?;
+            same(&model, Exact { rules, order: OrderChoice::Best, ..Exact::default() })?;
+            for rounds in [1, 2, 3] {
+                // Where there are no such rounds, there is nothing to compare.
+                let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
+                if !matches!(solve(&exact, &model), Err(StrategyError::Rounds { .. })) {
+                    same(&model, exact)?;
+                    if !rules.may_leave_remainder {
+                        same(&model, Exact { order: OrderChoice::Best, ..exact })?;
                     }
                 }
             }
@@ -262,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn the_best_head_is_the_best_of_all_heads(instance in any_ring([12, 12, 12, 12, 12], 1..=5)) {
+    fn best_head_is_as_fast_as_the_fastest_fixed_head_with_links(instance in any_ring([12, 12, 12, 12, 12], 1..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
         let everything = Rules { may_drop: true, may_leave_remainder: true };
         // In the best order partial rounds follow the order of whole ones, so that heads cannot be compared there.
@@ -272,43 +248,32 @@ proptest! {
             (SELECT, OrderChoice::Best, Some(1)),
             (everything, OrderChoice::Given, Some(2)),
         ] {
-            let with = |head| {
-                let solution = solve(&Exact { rules, head, rounds, order }, &model);
-                solution.map_or(f64::INFINITY, |solution| solution.seconds())
-            };
-            let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
-            let fastest = each.fold(f64::INFINITY, f64::min);
-            let best = with(HeadChoice::Best);
-            prop_assert!(best == fastest || (best - fastest).abs() <= 1e-9 * fastest, "{} {}", best, fastest);
+            best_head_is_fastest(Exact { rules, rounds, order, ..Exact::default() }, &model)?;
         }
     }
 
     #[test]
-    fn overlap_equals_trying_every_ring(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
+    fn overlap_equals_exhaustive_search_over_orders(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
         let model = LatencyModel::new(&instance).unwrap();
-        for may_drop in [false, true] {
-            for may_leave_remainder in [false, true] {
-                let rules = Rules { may_drop, may_leave_remainder };
-                let seconds = |order| {
-                    let solution = solve(&Overlap { rules, order, ..Overlap::default() }, &model).ok()?;
-                    let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
-                    assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)), "{bound:?}");
-                    Some(solution.seconds())
-                };
-                let all = Exhaustive { rules, objective: Objective::SteadyState, ..Exhaustive::default() };
-                let certain = solve(&all, &model).ok().map(|solution| solution.seconds());
-                let given = seconds(OrderChoice::Given);
-                let near = |left: f64, right: f64| (left - right).abs() <= 1e-9 * right;
-                prop_assert!(given.is_some() == certain.is_some(), "{:?} is not {:?}", given, certain);
-                prop_assert!(given.zip(certain).is_none_or(|(found, certain)| near(found, certain)), "{:?} is not {:?}", given, certain);
-                let free = seconds(OrderChoice::Best).unwrap_or(f64::INFINITY);
-                prop_assert!(free <= given.unwrap_or(f64::INFINITY) * (1.0 + 1e-9));
-            }
+        for rules in ALL_RULES {
+            let seconds = |order| {
+                let solution = solve(&Overlap { rules, order, ..Overlap::default() }, &model).ok()?;
+                let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
+                assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)), "{bound:?}");
+                Some(solution.seconds())
+            };
+            let all = Exhaustive { rules, objective: Objective::SteadyState, ..Exhaustive::default() };
+            let certain = solve(&all, &model).ok().map(|solution| solution.seconds());
+            let given = seconds(OrderChoice::Given);
+            prop_assert!(given.is_some() == certain.is_some(), "{:?} is not {:?}", given, certain);
+            prop_assert!(given.zip(certain).is_none_or(|(found, certain)| equal(found, certain)), "{:?} is not {:?}", given, certain);
+            let free = seconds(OrderChoice::Best).unwrap_or(f64::INFINITY);
+            prop_assert!(free <= given.unwrap_or(f64::INFINITY) * (1.0 + 1e-9));
         }
     }
 
     #[test]
-    fn a_better_order_is_never_slower_and_never_under_the_bound(instance in any_ring([9, 9, 9, 9, 9], 1..=5)) {
+    fn best_order_is_never_slower_and_never_below_the_bound(instance in any_ring([9, 9, 9, 9, 9], 1..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
         let rules = Rules { may_drop: true, may_leave_remainder: true };
         let seconds = |rounds, head, order| {
@@ -333,7 +298,7 @@ proptest! {
     #![proptest_config(cases(12))]
 
     #[test]
-    fn exact_equals_trying_every_ring_of_five(instance in any_ring([3, 3, 3, 3, 3], 5..=5)) {
+    fn exact_equals_exhaustive_search_for_five_devices(instance in any_ring([3, 3, 3, 3, 3], 5..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
         for order in [OrderChoice::Given, OrderChoice::Best] {
             same(&model, Exact { rules: SELECT, order, ..Exact::default() })?;

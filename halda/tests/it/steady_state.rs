@@ -1,4 +1,4 @@
-//! Is the steady state what paper and pencil say, and are rounds chosen when they pay and only then?
+//! The steady-state model by hand, and the choice of rounds and residencies.
 //!
 //! Two devices: a head that has room for everything and only adds time, and one whose layers, memory and disk are
 //! those of the reader in `studies/src/bin/windowed_reader.rs`: 400 MiB of weights, 400 MB/s, 1.345 s a token in all.
@@ -11,8 +11,7 @@ use hearth_halda::{
     solve,
 };
 use hearth_profiles::Bytes;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::fixtures::{plain_device, plain_model};
 
@@ -77,7 +76,7 @@ fn close(found: f64, expected: f64) {
 }
 
 #[test]
-fn a_system_that_evicts_by_age_by_hand() {
+fn lru_page_cache_by_hand() {
     let os = ResidencyOptions::of(Residency::Os);
     // Measured in `sim/tests/it/linux_rows.rs`' rows: 2.34, 2.34 to 2.38, 2.0 to 2.1, 2.22, 1.40.
     close(seconds(305 * MIB, os.without_prefetch(), 1), 2.39);
@@ -94,7 +93,7 @@ fn a_system_that_evicts_by_age_by_hand() {
 }
 
 #[test]
-fn a_page_cache_that_keeps_what_fits_reads_the_excess() {
+fn paper_page_cache_rereads_the_excess() {
     let mut instance = instance(305 * MIB, ResidencyOptions::default(), 0.0);
     instance.devices[1].practice.rereads = Rereads::Excess;
     let residency = ResidencyOptions::default().without_prefetch();
@@ -106,7 +105,7 @@ fn a_page_cache_that_keeps_what_fits_reads_the_excess() {
 }
 
 #[test]
-fn what_is_read_ahead_takes_the_place_of_what_was_kept() {
+fn prefetched_pages_evict_kept_pages() {
     // Fig. 3 of the paper: twice as many layers as slots, one round: every layer is read twice, with prefetch and
     // without room for another window all of it while somebody waits.
     let mut instance = instance(200 * MIB, ResidencyOptions::default(), 0.0);
@@ -122,7 +121,7 @@ fn what_is_read_ahead_takes_the_place_of_what_was_kept() {
 }
 
 #[test]
-fn each_way_of_reading_has_its_own_rate() {
+fn each_read_pattern_has_its_own_rate() {
     let reads = ReadRates { fault: DISK / 4.0, ahead: DISK, stream: DISK / 2.0 };
     let seconds = |residency: ResidencyOptions, rounds: u32| {
         let mut instance = instance(305 * MIB, residency, 0.0);
@@ -141,7 +140,7 @@ fn each_way_of_reading_has_its_own_rate() {
 }
 
 #[test]
-fn a_device_that_keeps_and_streams_by_hand() {
+fn managed_residency_by_hand() {
     for (rounds, buffer) in [(1, 8), (2, 8), (4, 8), (4, 32)] {
         let managed = ResidencyOptions {
             stream_buffer: Some(Bytes(buffer * MIB)),
@@ -178,7 +177,7 @@ fn planned(memory: u64, residency: ResidencyOptions, hop: f64) -> Solution {
 }
 
 #[test]
-fn rounds_are_chosen_when_they_pay_and_only_then() {
+fn rounds_are_chosen_only_where_they_pay() {
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
     // Windows of half of the layers are in conflict, those of a quarter are not.
     let plan = planned(305 * MIB, os, 0.001);
@@ -199,7 +198,7 @@ fn rounds_are_chosen_when_they_pay_and_only_then() {
 }
 
 #[test]
-fn an_open_residency_is_chosen_for_what_it_saves() {
+fn fastest_residency_is_chosen() {
     let mut instance = instance(205 * MIB, ResidencyOptions::default(), 0.5);
     instance.devices[0].ram_available = 8 * LAYER + KERNEL;
     instance.devices[0].disk_read = DISK / 2.0;
