@@ -1,7 +1,6 @@
 //! The table of strategies by name, for the command line, scenarios and examples.
 
-use hearth_schema::scenario::PlannerOptions;
-use hearth_schema::scenario::RingOrder;
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
 
 use crate::baselines::edgeshard::EdgeShard;
 use crate::baselines::even::Even;
@@ -53,14 +52,9 @@ impl From<&PlannerOptions> for StrategyOptions {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     #[error("no strategy is called `{name}`: use one of {}", NAMES.join(", "))]
-    Unknown {
-        name: String,
-    },
+    Unknown { name: String },
     #[error("strategy `{strategy}` needs {needs}")]
-    Missing {
-        strategy: &'static str,
-        needs: &'static str,
-    },
+    Missing { strategy: &'static str, needs: &'static str },
 }
 
 /// All names, in the order in which comparisons print them.
@@ -126,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_selects_the_strategy_of_that_name() {
+    fn every_name_selects_its_strategy() {
         let options = StrategyOptions {
             window_layers: Some(vec![1]),
             total_memory: Some(vec![1]),

@@ -94,60 +94,35 @@ pub struct SearchStep {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Infeasible {
     #[error("a round of {ring_layers} layers cannot give each of {devices} devices a layer")]
-    MoreDevicesThanLayers {
-        ring_layers: u32,
-        devices: usize,
-    },
-    #[error("the memory of `{device}` does not hold one layer of a round, and its disk is too slow to be read for every token")]
-    NoLayerFits {
-        device: String,
-    },
+    MoreDevicesThanLayers { ring_layers: u32, devices: usize },
+    #[error(
+        "the memory of `{device}` does not hold one layer of a round, and its disk is too slow to be read for every token"
+    )]
+    NoLayerFits { device: String },
     #[error(
         "a round has {ring_layers} layers, memory holds {held}, and the disks are too slow to be read for every token"
     )]
-    TooLittleMemory {
-        ring_layers: u32,
-        held: u32,
-    },
+    TooLittleMemory { ring_layers: u32, held: u32 },
     #[error(
         "links are missing: no ring in this order connects devices that hold a round of {ring_layers} layers"
     )]
-    NoRoute {
-        ring_layers: u32,
-    },
+    NoRoute { ring_layers: u32 },
     #[error("`{device}` has no window in memory case M{}", case.set())]
-    NoWindowInCase {
-        device: String,
-        case: MemoryCase,
-    },
+    NoWindowInCase { device: String, case: MemoryCase },
     #[error("a round has {ring_layers} layers, and the memory cases under trial allow at most {held}")]
-    CasesAllowTooFewLayers {
-        ring_layers: u32,
-        held: i64,
-    },
+    CasesAllowTooFewLayers { ring_layers: u32, held: i64 },
+    #[error("a round has {ring_layers} layers, and the memory cases under trial require at least {least}")]
+    CasesRequireMoreLayers { ring_layers: u32, least: i64 },
     #[error(
-        "a round has {ring_layers} layers, and the memory cases under trial require at least {least}"
+        "not searched: by the strategy's objective it takes at least {bound} s, and a faster plan is known"
     )]
-    CasesRequireMoreLayers {
-        ring_layers: u32,
-        least: i64,
-    },
-    #[error("not searched: by the strategy's objective it takes at least {bound} s, and a faster plan is known")]
-    Pruned {
-        bound: f64,
-    },
+    Pruned { bound: f64 },
     #[error("not searched: the limit of {limit} integer programs was reached")]
-    LimitReached {
-        limit: usize,
-    },
+    LimitReached { limit: usize },
     #[error("HiGHS found no optimum: {reason}")]
-    Solver {
-        reason: String,
-    },
+    Solver { reason: String },
     #[error("every plan with rounds of {ring_layers} layers breaks a constraint")]
-    NothingAllowed {
-        ring_layers: u32,
-    },
+    NothingAllowed { ring_layers: u32 },
 }
 
 impl Infeasible {
@@ -159,9 +134,7 @@ impl Infeasible {
     /// Returns what to change in the scenario or on the command line.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::MoreDevicesThanLayers { .. } => {
-                "leave `keep_all` out, use fewer rounds, or fewer devices"
-            }
+            Self::MoreDevicesThanLayers { .. } => "leave `keep_all` out, use fewer rounds, or fewer devices",
             Self::NoLayerFits { .. } => {
                 "give it more memory, shorten `context`, lower `planner.slow_disk` so that its disk may be read, or leave \
                  `keep_all` out, if it is given, so that the device may stay idle"
@@ -189,62 +162,29 @@ pub enum StrategyError {
     #[error("no plan exists: {}", reasons(.0))]
     Infeasible(Vec<SearchStep>),
     #[error("the plan of `{strategy}` is not allowed: {}", listed(.violations, ToString::to_string))]
-    ConstraintsViolated {
-        strategy: &'static str,
-        violations: Vec<Violation>,
-    },
+    ConstraintsViolated { strategy: &'static str, violations: Vec<Violation> },
     #[error("{model_layers} layers cannot be divided into {rounds} rounds; valid numbers are {valid:?}")]
-    Rounds {
-        rounds: u32,
-        model_layers: u32,
-        valid: Vec<u32>,
-    },
+    Rounds { rounds: u32, model_layers: u32, valid: Vec<u32> },
     #[error("there is no device {device}: there are {devices} devices, counted from 0")]
-    NoSuchDevice {
-        device: usize,
-        devices: usize,
-    },
+    NoSuchDevice { device: usize, devices: usize },
     #[error("{given} memory sizes were given for {devices} devices")]
-    MemoryCount {
-        given: usize,
-        devices: usize,
-    },
+    MemoryCount { given: usize, devices: usize },
     #[error("no device has any memory, so layers cannot be distributed in proportion to it")]
     NoMemory,
     #[error("`{strategy}` reads no weights from disk, and memory holds {held} of the {model_layers} layers")]
-    OutOfMemory {
-        strategy: &'static str,
-        held: u32,
-        model_layers: u32,
-    },
+    OutOfMemory { strategy: &'static str, held: u32, model_layers: u32 },
     #[error(
         "`{strategy}` reads no weights from disk, and the memory of the head, `{device}`, holds no layer"
     )]
-    HeadOutOfMemory {
-        strategy: &'static str,
-        device: String,
-    },
+    HeadOutOfMemory { strategy: &'static str, device: String },
     #[error("strategy `{strategy}` needs the HiGHS solver, and this build is without the feature `highs`")]
-    NoSolver {
-        strategy: &'static str,
-    },
+    NoSolver { strategy: &'static str },
     #[error("the linear program of `{strategy}` was not solved: {reason}")]
-    Unsolved {
-        strategy: &'static str,
-        reason: String,
-    },
-    #[error(
-        "{cells:.1e} windows at different places are too many to evaluate: the limit is {limit:.0e}"
-    )]
-    TooManyWindows {
-        cells: f64,
-        limit: f64,
-    },
+    Unsolved { strategy: &'static str, reason: String },
+    #[error("{cells:.1e} windows at different places are too many to evaluate: the limit is {limit:.0e}")]
+    TooManyWindows { cells: f64, limit: f64 },
     #[error("{plans:.3e} plans are too many to enumerate: the limit is {limit:.0e}")]
-    TooManyPlans {
-        plans: f64,
-        limit: f64,
-    },
+    TooManyPlans { plans: f64, limit: f64 },
 }
 
 impl StrategyError {
@@ -279,9 +219,7 @@ impl StrategyError {
             Self::TooManyWindows { .. } => {
                 "use fewer devices, or `--strategy exact`, which does not try every window"
             }
-            Self::TooManyPlans { .. } => {
-                "use `--strategy overlap` or `exact`, which do not try every plan"
-            }
+            Self::TooManyPlans { .. } => "use `--strategy overlap` or `exact`, which do not try every plan",
         }
     }
 }

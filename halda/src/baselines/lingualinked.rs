@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_longest_time_is_that_of_a_bisection(
+        fn longest_time_equals_bisection(
             loads in prop::collection::vec(load(), 1..7),
             fraction in 0.0..1.0_f64,
         ) {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_solver_cannot_solve_is_an_error() {
+    fn unsolvable_program_is_an_error() {
         let slow = Load { room: room(2), cpu_layer: 1.0, gpu_layer: 1.0, fixed: 0.0 };
         assert_eq!(balanced(&[slow], 3).unwrap_err(), "HiGHS ends with status Infeasible");
     }

@@ -81,12 +81,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_papers_example() {
+    fn paper_example_of_exo() {
         assert_eq!(cumulative_rounding(&[8, 8, 11], 32), Some(vec![9, 10, 13]));
     }
 
     #[test]
-    fn windows_always_cover_the_model() {
+    fn windows_sum_to_the_layers() {
         for sizes in [&[1, 1, 1][..], &[u64::MAX, 1], &[0, 5, 0], &[3, 7, 11, 13]] {
             let windows = cumulative_rounding(sizes, 80).unwrap();
             assert_eq!(windows.iter().sum::<u32>(), 80, "{sizes:?}");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_the_room_of_one_goes_to_the_others() {
+    fn excess_goes_to_devices_with_room() {
         // 4 : 2 : 1 of 14 layers are 8, 4, 2; the first holds 5, and its 3 go to the others as 2 : 1.
         assert_eq!(within_room(&[4, 2, 1], &[5, 14, 14], 14), [5, 6, 3]);
         // Then the second is full too, and the third takes what is left.
@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_inverse_to_times() {
+    fn speed_weights_are_inverse_to_times() {
         let one = 1 << 40;
         assert_eq!(speed_weights(&[0.25, 0.5, 1.0]), [one, one / 2, one / 4]);
         assert_eq!(speed_weights(&[5e-324, 1e300]), [one, 0]);
     }
 
     #[test]
-    fn the_head_takes_its_layer_from_the_largest_window() {
+    fn head_takes_its_layer_from_the_largest_window() {
         let mut windows = [0, 4, 9, 9];
         keep_head(&mut windows);
         assert_eq!(windows, [1, 4, 8, 9]);

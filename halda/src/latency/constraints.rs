@@ -38,117 +38,55 @@ impl Rules {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Violation {
     #[error("the plan has {windows} windows and {gpu_entries} GPU entries for {devices} devices")]
-    DeviceCount {
-        devices: usize,
-        windows: usize,
-        gpu_entries: usize,
-    },
+    DeviceCount { devices: usize, windows: usize, gpu_entries: usize },
     #[error("the head is device {head}, and there are {devices} devices, counted from 0")]
-    NoSuchHead {
-        head: usize,
-        devices: usize,
-    },
+    NoSuchHead { head: usize, devices: usize },
     #[error("`{device}` is the head and has no layers")]
-    HeadWithoutLayers {
-        device: String,
-    },
+    HeadWithoutLayers { device: String },
     #[error("`{device}` has no layers and dropping devices is not allowed here")]
-    EmptyWindow {
-        device: String,
-    },
+    EmptyWindow { device: String },
     #[error("a round covers {ring_layers} layers, and the model has {model_layers}")]
-    RingExceedsModel {
-        ring_layers: u64,
-        model_layers: u32,
-    },
+    RingExceedsModel { ring_layers: u64, model_layers: u32 },
     #[error(
         "{rounds} rounds of {ring_layers} layers do not cover the {model_layers} layers of the model: \
          {expected} do"
     )]
-    RoundsDoNotCover {
-        rounds: u32,
-        ring_layers: u64,
-        model_layers: u32,
-        expected: u32,
-    },
+    RoundsDoNotCover { rounds: u32, ring_layers: u64, model_layers: u32, expected: u32 },
     #[error(
         "the last of {rounds} rounds is partial: {ring_layers} layers a round leave {remainder} of \
          {model_layers} for it"
     )]
-    PartialLastRound {
-        remainder: u32,
-        rounds: u32,
-        ring_layers: u64,
-        model_layers: u32,
-    },
+    PartialLastRound { remainder: u32, rounds: u32, ring_layers: u64, model_layers: u32 },
     #[error("`{device}` has {gpu_layers} GPU layers in a window of {window_layers}")]
-    GpuLayersExceedWindow {
-        device: String,
-        gpu_layers: u32,
-        window_layers: u32,
-    },
+    GpuLayersExceedWindow { device: String, gpu_layers: u32, window_layers: u32 },
     #[error("`{device}` has {gpu_layers} GPU layers and no GPU")]
-    NoGpu {
-        device: String,
-        gpu_layers: u32,
-    },
+    NoGpu { device: String, gpu_layers: u32 },
     #[error("the order of the ring is invalid: {what}")]
-    Order {
-        what: String,
-    },
+    Order { what: String },
     #[error("`{from}` has no link to `{to}`, the next device in the ring")]
-    Unreachable {
-        from: String,
-        to: String,
-    },
+    Unreachable { from: String, to: String },
     #[error(
         "`{device}` is a relay and the last of {rounds} rounds is partial: relays need whole rounds here"
     )]
-    RelayInPartialRound {
-        device: String,
-        rounds: u32,
-    },
+    RelayInPartialRound { device: String, rounds: u32 },
     #[error("the GPU of `{device}` holds {fit} layers and gets {layers}")]
-    GpuMemory {
-        device: String,
-        layers: u32,
-        fit: i64,
-    },
+    GpuMemory { device: String, layers: u32, fit: i64 },
     #[error(
         "the {layers} GPU layers of `{device}` take {needed} bytes, and its GPU has {available} for them"
     )]
-    GpuBytes {
-        device: String,
-        layers: u32,
-        needed: i64,
-        available: i64,
-    },
+    GpuBytes { device: String, layers: u32, needed: i64, available: i64 },
     #[error("Metal's working set on `{device}` holds {fit} layers and gets {layers}")]
-    MetalWorkingSet {
-        device: String,
-        layers: u32,
-        fit: i64,
-    },
+    MetalWorkingSet { device: String, layers: u32, fit: i64 },
     #[error(
         "`{device}` needs {need:.0} bytes and has {capacity}, and its disk ({disk_read:.0} B/s) is slower than the \
          threshold ({threshold:.0} B/s) for reading weights for every token"
     )]
-    SlowDiskOverloaded {
-        device: String,
-        need: f64,
-        capacity: u64,
-        disk_read: f64,
-        threshold: f64,
-    },
+    SlowDiskOverloaded { device: String, need: f64, capacity: u64, disk_read: f64, threshold: f64 },
     #[error(
         "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left to stream \
          weights"
     )]
-    OutOfMemory {
-        device: String,
-        held: f64,
-        capacity: u64,
-    },
+    OutOfMemory { device: String, held: f64, capacity: u64 },
 }
 
 impl Violation {

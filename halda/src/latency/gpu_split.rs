@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_inverse_of_lgpu_is_the_largest_n() {
+    fn gpu_layers_within_is_the_inverse_of_lgpu() {
         for (rounds, rest) in [(1, 0), (3, 0), (2, 4), (1, 7)] {
             let round_counts = RoundCounts { rounds, rest };
             let lgpu = |n: i64| i64::from(rounds) * n + n.min(i64::from(rest));

@@ -37,12 +37,9 @@
 //! Not here: the search ([`crate::solvers::overlap`]).
 
 use hearth_core::memory::MIN_WEIGHT_CACHE;
-use hearth_core::residency::fits;
-use hearth_core::residency::kept_bytes;
-use hearth_core::residency::stream_bytes;
+use hearth_core::residency::{fits, kept_bytes, stream_bytes};
 use hearth_profiles::Bytes;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::latency::constraints::{Violation, shape_violations};
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};

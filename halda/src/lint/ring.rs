@@ -5,13 +5,11 @@ use hearth_core::memory::draft;
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
 use hearth_schema::Plan;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{Origin, Role};
 use hearth_schema::residency::ResidencyOptions;
 
-use super::Finding;
 use super::devices::PlannedPart;
-use super::held;
+use super::{Finding, held};
 use crate::baselines::manual::Manual;
 use crate::explanation::DropReason;
 use crate::latency::LatencyModel;

@@ -5,9 +5,8 @@
 use hearth_core::Cluster;
 use hearth_core::cluster::Connection;
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::{Plan, Scenario};
 
 use super::{Finding, profiles, rates};
 

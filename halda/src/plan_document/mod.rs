@@ -7,21 +7,13 @@
 mod reasons;
 
 use hearth_core::Cluster;
-use hearth_core::memory::MemoryBudget;
-use hearth_core::memory::draft;
+use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_schema::plan::DroppedDevice;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Predicted;
-use hearth_schema::plan::PredictedTerms;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{
+    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Predicted,
+    PredictedTerms, Processor, Role,
+};
 
 use crate::explanation::{DeviceExplanation, DropReason, Explanation};
 use crate::latency::constraints::Violation;
@@ -35,10 +27,7 @@ use reasons::{dropped_reason, sentences};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     #[error("the solution is for {solved} devices, of which the cluster lacks `{name}`")]
-    OtherCluster {
-        name: String,
-        solved: usize,
-    },
+    OtherCluster { name: String, solved: usize },
     #[error("the plan is not valid: {0}")]
     Invalid(#[from] DocumentError),
 }

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn factors_without_the_number_itself() {
+    fn valid_rounds_are_proper_factors() {
         assert_eq!(valid_rounds(1), [1]);
         assert_eq!(valid_rounds(2), [1]);
         assert_eq!(valid_rounds(7), [1]);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_turn_fills_windows_in_ring_order() {
+    fn partial_round_fills_windows_in_ring_order() {
         // L = 11, W = 4: two whole rounds (8 layers) and R = 3, of which device 1 (the head) takes 1, then
         // device 2 takes 2 of its 2, then nothing is left for device 0.
         let assignment = Assignment::new(1, 3, vec![1, 1, 2], vec![0, 0, 1]);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_device_has_no_window() {
+    fn dropped_device_has_no_window() {
         assert_eq!(Share::new(0, 0, 3, 2), Share::default());
     }
 }

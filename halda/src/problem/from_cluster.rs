@@ -30,18 +30,14 @@
 
 use std::borrow::Cow;
 
-use hearth_core::Cluster;
-use hearth_core::Member;
-use hearth_core::compute_cost::ComputeCost;
-use hearth_core::compute_cost::advised_rate;
-use hearth_core::compute_cost::stream_rate;
+use hearth_core::compute_cost::{ComputeCost, advised_rate, stream_rate};
 use hearth_core::memory::draft;
+use hearth_core::{Cluster, Member};
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::practice::{Practice, ReadRates, Rereads, WorkTimes};
 use crate::problem::assignment::ring_order;

@@ -17,73 +17,31 @@ pub const MAX_MODEL_LAYERS: u32 = 512;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InstanceError {
     #[error("instance `{instance}` has no devices: give at least the head")]
-    NoDevices {
-        instance: String,
-    },
+    NoDevices { instance: String },
     #[error("`{field}` of {place} is {value}: it must be a finite number")]
-    NotFinite {
-        place: String,
-        field: String,
-        value: f64,
-    },
+    NotFinite { place: String, field: String, value: f64 },
     #[error("`{field}` of {place} is {value}: it must be above zero")]
-    NotPositive {
-        place: String,
-        field: String,
-        value: f64,
-    },
+    NotPositive { place: String, field: String, value: f64 },
     #[error("`{field}` of {place} is {value}: it must not be negative")]
-    Negative {
-        place: String,
-        field: String,
-        value: f64,
-    },
+    Negative { place: String, field: String, value: f64 },
     #[error("`{field}` of {place} must be at most {limit}")]
-    TooLarge {
-        place: String,
-        field: String,
-        limit: u64,
-    },
+    TooLarge { place: String, field: String, limit: u64 },
     #[error("`{field}` of {place} has no speed for `{format}`, which the model uses: measure or estimate it")]
-    MissingSpeed {
-        place: String,
-        field: String,
-        format: String,
-    },
+    MissingSpeed { place: String, field: String, format: String },
     #[error("`gpu` of {place} is {gpu:?} on {os:?}: Metal exists on macOS only and CUDA everywhere else")]
-    GpuOnOtherSystem {
-        place: String,
-        gpu: Gpu,
-        os: OperatingSystem,
-    },
+    GpuOnOtherSystem { place: String, gpu: Gpu, os: OperatingSystem },
     #[error("`layer_bytes` of the model has {given} numbers for {layers} layers: give one a layer, or none")]
-    LayerCount {
-        given: usize,
-        layers: u32,
-    },
+    LayerCount { given: usize, layers: u32 },
     #[error("`{field}` of {place} has {given} times for {layers} layers: give one a layer")]
-    TimeCount {
-        place: String,
-        field: &'static str,
-        given: usize,
-        layers: u32,
-    },
+    TimeCount { place: String, field: &'static str, given: usize, layers: u32 },
     #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
-    NoResidency {
-        place: String,
-    },
+    NoResidency { place: String },
     #[error("{0}")]
     Residency(String),
     #[error("`t_comm_between` has {found} {what} and there are {devices} devices")]
-    HopCount {
-        what: String,
-        found: usize,
-        devices: usize,
-    },
+    HopCount { what: String, found: usize, devices: usize },
     #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
-    InfiniteTokenTime {
-        place: String,
-    },
+    InfiniteTokenTime { place: String },
 }
 
 impl Instance {

@@ -15,19 +15,13 @@
 //!
 //! Not here: whether the slices fit. A device may be out of memory, as the paper found.
 
-use hearth_core::Cluster;
-use hearth_core::Member;
 use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
+use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Format};
-use hearth_schema::plan::DroppedDevice;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::tensor::AllReduce;
-use hearth_schema::tensor::HeadLoads;
-use hearth_schema::tensor::TensorPlan;
+use hearth_schema::plan::{DroppedDevice, Origin, Plan};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::tensor::{AllReduce, HeadLoads, TensorPlan};
 
 use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};

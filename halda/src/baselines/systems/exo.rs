@@ -11,16 +11,10 @@
 //!
 //! Not here: what happens where that does not fit ([`hearth_core::memory`]).
 
-use hearth_core::Cluster;
-use hearth_core::Member;
+use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
 use hearth_profiles::device::{Device, Os};
-use hearth_schema::plan::DroppedDevice;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 
 use super::SystemError;

@@ -24,8 +24,7 @@ mod speed;
 
 use hearth_core::Cluster;
 use hearth_profiles::{Document, DocumentError, Format, Seconds};
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
+use hearth_schema::plan::{Origin, Plan};
 
 pub const NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
 
@@ -40,51 +39,25 @@ pub struct SystemOptions {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SystemError {
     #[error("no system is called `{name}`: use one of {}", NAMES.join(", "))]
-    Unknown {
-        name: String,
-    },
+    Unknown { name: String },
     #[error("`{system}` takes {takes}")]
-    Workload {
-        system: &'static str,
-        takes: &'static str,
-        key: &'static str,
-    },
+    Workload { system: &'static str, takes: &'static str, key: &'static str },
     #[error("`{system}` runs on none of these devices: {why}")]
-    NoDevice {
-        system: &'static str,
-        why: &'static str,
-    },
+    NoDevice { system: &'static str, why: &'static str },
     #[error("`{system}` does not run on `{head}`, the head: {why}")]
-    NotTheHead {
-        system: &'static str,
-        head: String,
-        why: String,
-    },
+    NotTheHead { system: &'static str, head: String, why: String },
     #[error(
         "`{system}` keeps all weights in memory as {format}, and memory holds {held} of the {whole} {unit}"
     )]
-    OutOfMemory {
-        system: &'static str,
-        format: String,
-        held: u64,
-        whole: u64,
-        unit: &'static str,
-    },
+    OutOfMemory { system: &'static str, format: String, held: u64, whole: u64, unit: &'static str },
     #[error(
         "`{device}` has no memory for two blocks of its slices: the largest takes {needed} bytes, besides {fixed} bytes of cache and buffers"
     )]
-    NoWindow {
-        device: String,
-        needed: u64,
-        fixed: u64,
-    },
+    NoWindow { device: String, needed: u64, fixed: u64 },
     #[error("`airinfer` needs the time of one all-reduce over the air")]
     NoAirTime,
     #[error("`{system}` does not take {option}")]
-    Unused {
-        system: &'static str,
-        option: &'static str,
-    },
+    Unused { system: &'static str, option: &'static str },
     #[error("the plan is not valid: {0}")]
     Invalid(#[from] DocumentError),
 }
@@ -104,7 +77,9 @@ impl SystemError {
             }
             Self::NoAirTime => "give it with `--air-time`, as `--air-time 2ms`",
             Self::Unused { .. } => "leave it out",
-            Self::Unknown { .. } | Self::NoDevice { .. } | Self::NoWindow { .. } | Self::Invalid(_) => return None,
+            Self::Unknown { .. } | Self::NoDevice { .. } | Self::NoWindow { .. } | Self::Invalid(_) => {
+                return None;
+            }
         };
         Some(hint.to_owned())
     }

@@ -3,23 +3,13 @@
 //! In such a plan every device works on every layer, in one round. Feed-forward rows are distributed in blocks of the
 //! weights' format, because the down projection is cut along its rows; the last device gets the remainder.
 
-use hearth_core::Cluster;
-use hearth_core::Member;
+use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
-use hearth_schema::plan::DroppedDevice;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{
+    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
+};
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::tensor::AllReduce;
-use hearth_schema::tensor::HeadLoads;
-use hearth_schema::tensor::Slice;
-use hearth_schema::tensor::TensorPlan;
+use hearth_schema::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
 
 use crate::problem::assignment::ring_order;
 

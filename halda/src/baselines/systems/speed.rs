@@ -13,17 +13,15 @@
 //!
 //! Not here: the cost of an all-reduce. A device that slows down every sum still gets its share.
 
-use hearth_core::Cluster;
-use hearth_core::Member;
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::kv_cache_bytes;
 use hearth_core::tensor::SlicedModel;
+use hearth_core::{Cluster, Member};
 use hearth_profiles::device::Device;
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::pass::Pass;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
+use hearth_schema::plan::{Origin, Plan};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::tensor::AllReduce;
 
@@ -212,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_go_to_who_is_done_first() {
+    fn units_go_to_the_device_that_finishes_first() {
         // 1 : 2 : 4 in speed; 7 units take 4 s, 2 s and 1 s a unit.
         assert_eq!(first_done(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
         // The fastest holds two: its other two go where they are done first.
@@ -221,14 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_memory_moves_on() {
+    fn excess_over_memory_goes_to_other_devices() {
         assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
         assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[9, 9, 2], 7).iter().sum::<u32>(), 7);
         assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2]);
     }
 
     #[test]
-    fn no_other_sharing_ends_its_slowest_device_earlier() {
+    fn greedy_distribution_is_optimal() {
         let (times, room) = ([3.0, 5.0, 2.0], [4, 9, 5]);
         let slowest = |units: &[u32]| {
             units.iter().zip(times).map(|(units, time)| f64::from(*units) * time).fold(0.0, f64::max)

@@ -234,7 +234,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]
-        fn highs_equals_a_dynamic_programme(
+        fn highs_equals_a_dynamic_program(
             ring_layers in 1..40_i64,
             devices in prop::collection::vec(columns(), 1..6),
         ) {
@@ -271,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_is_no_number_is_refused() {
+    fn non_finite_cost_is_an_error() {
         for cost in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             assert!(matches!(two(cost).optimum(), Err(NoOptimum::Solver(_))), "{cost}");
         }
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn infeasible_program_names_the_bound() {
         let with = |windows, cpu_layers| {
             let mut program = two(1.0);
             program.devices[1].windows = windows;

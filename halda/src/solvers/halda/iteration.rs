@@ -25,7 +25,7 @@
 //! of the windows is L. Its objective is less by (k - 1) sum xi, which is not negative. So if one round takes `T_1`,
 //! then k rounds take at least `T_1` + (k - 1) sum xi, and a program whose bound is not below the best plan
 //! known cannot replace it. It is skipped and recorded with its bound; which plan comes out is the same
-//! (`skipping_changes_no_plan`).
+//! (tested by `skipping_programs_changes_no_plan`).
 //!
 //! **Flips.** As an option, when the iteration has ended: try each device in its other case, take the change that
 //! gains most, and repeat until none gains, at most 2 M times. Each step lowers the objective, so no cases come
@@ -62,8 +62,8 @@ pub(crate) struct SearchRecord {
     programs: usize,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Search<'a> {
+pub(crate) struct Search<'a, 'i> {
+    pub objective: &'a LinearCosts<'a, 'i>,
     pub rounds: &'a [u32],
     /// Skips programs whose bound cannot improve the plan.
     pub skips: bool,
@@ -71,14 +71,15 @@ pub(crate) struct Search<'a> {
     pub flips: bool,
 }
 
-impl Search<'_> {
+impl Search<'_, '_> {
     /// Returns the best plan found. Every program and its outcome is recorded.
-    pub(crate) fn run(&self, objective: &LinearCosts, record: &mut SearchRecord) -> Option<CandidatePlan> {
+    pub(crate) fn run(&self, record: &mut SearchRecord) -> Option<CandidatePlan> {
+        let objective = self.objective;
         let layers = objective.model().model_layers();
         let budgets: Vec<u64> = (0..objective.devices.len()).map(|m| objective.budget(m)).collect();
         let Some(start) = proportional(&budgets, layers) else {
             // More devices than layers: this gives the reason for every k.
-            return self.solved(objective, &vec![false; budgets.len()], record);
+            return self.solved(&vec![false; budgets.len()], record);
         };
         let mut forced = vec![false; budgets.len()];
         let mut best: Option<CandidatePlan> = None;
@@ -89,7 +90,7 @@ impl Search<'_> {
             if last.as_ref() == Some(&over) {
                 break;
             }
-            let found = self.solved(objective, &over, record);
+            let found = self.solved(&over, record);
             last = Some(over);
             let Some(found) = found else { break };
             keep_better(&mut best, found);
@@ -101,7 +102,7 @@ impl Search<'_> {
             }
         }
         match last {
-            Some(over) if self.flips => self.flipped(objective, best, &over, record),
+            Some(over) if self.flips => self.flipped(best, &over, record),
             _ => best,
         }
     }
@@ -110,7 +111,6 @@ impl Search<'_> {
     /// `over` if there is no plan.
     fn flipped(
         &self,
-        objective: &LinearCosts,
         mut best: Option<CandidatePlan>,
         over: &[bool],
         record: &mut SearchRecord,
@@ -119,12 +119,12 @@ impl Search<'_> {
             let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
             let mut gained = false;
             for device in 0..from.len() {
-                if objective.costs(device).slow_disk {
+                if self.objective.costs(device).slow_disk {
                     continue;
                 }
                 let mut flipped = from.clone();
                 flipped[device] = !flipped[device];
-                if let Some(found) = self.solved(objective, &flipped, record) {
+                if let Some(found) = self.solved(&flipped, record) {
                     gained |= keep_better(&mut best, found);
                 }
             }
@@ -135,32 +135,29 @@ impl Search<'_> {
         best
     }
 
-    fn solved(
-        &self,
-        objective: &LinearCosts,
-        over: &[bool],
-        record: &mut SearchRecord,
-    ) -> Option<CandidatePlan> {
+    fn solved(&self, over: &[bool], record: &mut SearchRecord) -> Option<CandidatePlan> {
         let mut best: Option<CandidatePlan> = None;
         for &rounds in self.rounds {
-            let outcome = self.one(objective, over, rounds, best.as_ref(), record).map(|found| {
-                let seconds = objective.model().seconds(&expanded(objective, &found));
+            let outcome = self.one(over, rounds, best.as_ref(), record).map(|found| {
+                let seconds = self.objective.model().seconds(&expanded(self.objective, &found));
                 keep_better(&mut best, found);
                 seconds
             });
-            record.steps.push(step(objective, rounds, outcome));
+            let (model, head) = (self.objective.model(), self.objective.head());
+            let ring_layers = model.model_layers() / rounds;
+            record.steps.push(SearchStep { head, rounds, ring_layers, outcome });
         }
         best
     }
 
     fn one(
         &self,
-        objective: &LinearCosts,
         over: &[bool],
         rounds: u32,
         best: Option<&CandidatePlan>,
         record: &mut SearchRecord,
     ) -> Result<CandidatePlan, Infeasible> {
+        let objective = self.objective;
         let program = objective.program(over, rounds);
         let ring_layers = program.ring_layers as u32;
         let devices = objective.devices.len();
@@ -189,13 +186,8 @@ impl Search<'_> {
     }
 }
 
-fn step(objective: &LinearCosts, rounds: u32, outcome: Result<f64, Infeasible>) -> SearchStep {
-    let ring_layers = objective.model().model_layers() / rounds;
-    SearchStep { head: objective.head(), rounds, ring_layers, outcome }
-}
-
-/// By how much of itself a value must be less to count as less: without xi, k and one round are the same plan at the
-/// same price, and the last bits of a sum must not decide. assumed: a hundredfold of what such sums lose.
+/// The relative difference above which a value is smaller: without xi, k rounds and one round cost the same, and rounding
+/// must not decide. source: assumed, a hundred times the rounding error of such sums
 const LESS: f64 = 1e-12;
 
 /// Replaces `best` by `found` if that is better, and returns whether it did.
@@ -285,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_objective_is_the_latency_model() {
+    fn objective_equals_the_latency_model() {
         let mut compared = 0;
         for instance in rows() {
             let model = LatencyModel::new(&instance).unwrap();
@@ -293,8 +285,8 @@ mod tests {
             let objective = LinearCosts::new(&model, devices, 0, Terms::PAPER);
             let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
             for k in rounds {
-                let search = Search { rounds: &[k], skips: false, flips: true };
-                let Some(found) = search.run(&objective, &mut SearchRecord::default()) else { continue };
+                let search = Search { objective: &objective, rounds: &[k], skips: false, flips: true };
+                let Some(found) = search.run(&mut SearchRecord::default()) else { continue };
                 let seconds = model.seconds(&expanded(&objective, &found));
                 // The head's excess is charged even where it is less than the row that is read anyway.
                 let row = model.model.head_row(true) / model.devices[0].disk_read;
@@ -312,18 +304,18 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_is_taken_over_reproduces_its_cases() {
+    fn optimal_plan_reproduces_its_memory_cases() {
         for instance in rows() {
             let model = LatencyModel::new(&instance).unwrap();
             let devices: Vec<usize> = (0..model.device_count()).collect();
             let objective = LinearCosts::new(&model, devices.clone(), 0, Terms::PAPER);
             let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
-            let search = Search { rounds: &rounds, skips: false, flips: false };
+            let search = Search { objective: &objective, rounds: &rounds, skips: false, flips: false };
             for cases_tried in 0..1_u32 << devices.len() {
                 let over =
                     devices.iter().map(|m| cases_tried >> m & 1 == 1 && !objective.costs(*m).slow_disk);
                 let over: Vec<bool> = over.collect();
-                let Some(found) = search.solved(&objective, &over, &mut SearchRecord::default()) else {
+                let Some(found) = search.solved(&over, &mut SearchRecord::default()) else {
                     continue;
                 };
                 let plan = (found.rounds, found.windows, found.gpu_layers);

@@ -61,8 +61,8 @@ impl Halda {
         record: &mut SearchRecord,
     ) -> Option<(LinearCosts<'a, 'i>, CandidatePlan)> {
         let objective = LinearCosts::new(model, devices, self.head, self.terms);
-        let search = Search { rounds, skips: self.skips, flips: self.flips };
-        let found = search.run(&objective, record)?;
+        let search = Search { objective: &objective, rounds, skips: self.skips, flips: self.flips };
+        let found = search.run(record)?;
         Some((objective, found))
     }
 

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_remainders_get_what_is_left() {
+    fn largest_remainders_get_the_rest() {
         // 13 - 3 = 10 layers over 5:3:3 are 4.55, 2.73, 2.73: two are left, for the second and the third.
         assert_eq!(proportional(&[5, 3, 3], 13), Some(vec![5, 4, 4]));
         // Equal remainders of 1/3: the lower index.
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_a_layer() {
+    fn every_device_gets_a_layer() {
         assert_eq!(proportional(&[1, 1000, 0], 10), Some(vec![1, 8, 1]));
         assert_eq!(proportional(&[0, 0], 5), Some(vec![3, 2]));
         assert_eq!(proportional(&[0, u64::MAX, u64::MAX], 3), Some(vec![1, 1, 1]));

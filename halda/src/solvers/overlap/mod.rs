@@ -1,15 +1,13 @@
 //! The strategy `overlap`, the default: the fastest steady state with reading ahead.
 //!
-//! The default. It minimises the steady state ([`crate::latency::steady_state`]) instead of the paper's objective,
-//! which has no term for reading ahead and hence always prefers one round. Here more rounds are chosen when they pay:
-//! when what a device has to read fits its idle intervals better in several parts, or when a window is so large that it
-//! is in conflict with the next one, and the time hidden is more than the further hops. Where a scenario leaves open
-//! how a device keeps its weights, that is chosen too, down to the size of the stream buffer.
+//! It minimises the steady state ([`crate::latency::steady_state`]) instead of the paper's objective, which has no term
+//! for reading ahead and therefore always prefers one round. Here more rounds are chosen where they pay: where reading
+//! fits a device's idle intervals better in several parts, or where a window conflicts with the next one, and the hidden
+//! time exceeds the additional hops. Residencies that the scenario leaves open are chosen too, down to the size of the
+//! stream buffer.
 //!
-//! The search is exact for the windows, GPU layers, rounds, and the residencies on offer (`search.rs`), in the order of
-//! the ring that is given. Where a better order is asked for, a few are tried.
-//!
-//! Not here: what a plan's time is.
+//! The search is exact in windows, GPU layers, rounds and residencies (`search.rs`) for a given order of the ring. If the
+//! order is free, a few are tried.
 
 mod residency_choices;
 mod search;
@@ -70,51 +68,72 @@ impl Strategy for Overlap {
         if cells > MAX_CELLS {
             return Err(StrategyError::TooManyWindows { cells, limit: MAX_CELLS });
         }
-        let mut limit = None;
         let mut cycles = vec![(0..model.device_count()).collect()];
         // Even where hops are equal the order decides which layers a device has, and layers differ.
-        if self.order == OrderChoice::Best && (model.hops.neighbour_matters || !model.model.uniform_layers) {
+        let reorders =
+            self.order == OrderChoice::Best && (model.hops.neighbour_matters || !model.model.uniform_layers);
+        if reorders {
             cycles.extend(self.other_cycles(model));
-            limit =
-                Some(SearchLimit { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(f64::INFINITY) });
         }
-        let mut searched: Vec<SearchStep> = Vec::new();
-        let mut best: Option<(f64, Proposal)> = None;
+        let bound = reorders.then_some(f64::INFINITY);
+        let mut search =
+            Search { model, may_drop: self.rules.may_drop, cycles, searched: Vec::new(), best: None, bound };
         for head in self.head.candidates(model.device_count())? {
-            let mut least_windows = vec![u32::from(!self.rules.may_drop); model.device_count()];
-            least_windows[head] = 1;
             for &ring_layers in &rings {
-                let rounds = model.model_layers().div_ceil(ring_layers);
-                let mut tables = ChoiceTables::new(model, head, ring_layers);
-                let mut step: Option<Result<f64, Infeasible>> = None;
-                for cycle in &cycles {
-                    let order = from_head(cycle, head);
-                    let problem =
-                        RingSizeProblem { model, order: &order, ring_layers, least_windows: &least_windows };
-                    let outcome = fastest(&problem, &mut tables, 0.0).map(|proposal| {
-                        let seconds = model.steady_seconds(&proposal.assignment, &proposal.residencies);
-                        // Fewer rounds come first: more of them must be worth it beyond rounding.
-                        if best.as_ref().is_none_or(|(least, _)| seconds < least * (1.0 - 1e-12)) {
-                            best = Some((seconds, proposal));
-                        }
-                        seconds
-                    });
-                    if let Some(bound) = limit.as_mut().and_then(|limit| limit.lower_bound.as_mut()) {
-                        *bound = bound.min(lower_bound(&problem, &mut tables));
-                    }
-                    step = match (step, outcome) {
-                        (Some(Ok(before)), Ok(now)) => Some(Ok(before.min(now))),
-                        (Some(Ok(before)), Err(_)) => Some(Ok(before)),
-                        (_, outcome) => Some(outcome),
-                    };
-                }
-                searched.extend(step.map(|outcome| SearchStep { head, rounds, ring_layers, outcome }));
+                search.try_ring(head, ring_layers);
             }
         }
+        let Search { searched, best, bound, .. } = search;
+        let limit =
+            bound.map(|bound| SearchLimit { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(bound) });
         match best {
             Some((_, proposal)) => Ok(Proposal { searched, limit, ..proposal }),
             None => Err(StrategyError::Infeasible(searched)),
         }
+    }
+}
+
+struct Search<'a, 'i> {
+    model: &'a LatencyModel<'i>,
+    may_drop: bool,
+    cycles: Vec<Vec<usize>>,
+    searched: Vec<SearchStep>,
+    best: Option<(f64, Proposal)>,
+    /// A lower bound of T over all orders, where not every order is tried.
+    bound: Option<f64>,
+}
+
+impl Search<'_, '_> {
+    /// Searches one ring size with one head, in the order of every cycle.
+    fn try_ring(&mut self, head: usize, ring_layers: u32) {
+        let model = self.model;
+        let mut least_windows = vec![u32::from(!self.may_drop); model.device_count()];
+        least_windows[head] = 1;
+        let mut tables = ChoiceTables::new(model, head, ring_layers);
+        let mut step: Option<Result<f64, Infeasible>> = None;
+        for cycle in &self.cycles {
+            let order = from_head(cycle, head);
+            let problem =
+                RingSizeProblem { model, order: &order, ring_layers, least_windows: &least_windows };
+            let outcome = fastest(&problem, &mut tables, 0.0).map(|proposal| {
+                let seconds = model.steady_seconds(&proposal.assignment, &proposal.residencies);
+                // Fewer rounds come first: more of them must be worth it beyond rounding.
+                if self.best.as_ref().is_none_or(|(least, _)| seconds < least * (1.0 - 1e-12)) {
+                    self.best = Some((seconds, proposal));
+                }
+                seconds
+            });
+            if let Some(bound) = &mut self.bound {
+                *bound = bound.min(lower_bound(&problem, &mut tables));
+            }
+            step = match (step, outcome) {
+                (Some(Ok(before)), Ok(now)) => Some(Ok(before.min(now))),
+                (Some(Ok(before)), Err(_)) => Some(Ok(before)),
+                (_, outcome) => Some(outcome),
+            };
+        }
+        let rounds = model.model_layers().div_ceil(ring_layers);
+        self.searched.extend(step.map(|outcome| SearchStep { head, rounds, ring_layers, outcome }));
     }
 }
 

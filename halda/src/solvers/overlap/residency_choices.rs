@@ -7,8 +7,7 @@
 //! Not here: what a choice costs ([`crate::latency::steady_state`]).
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::shape_violations;

@@ -7,15 +7,13 @@
 //! the values that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last
 //! round may end before it, and layers differ in bytes.
 //!
-//! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where no
-//! layer takes longer on the GPU than on the CPU, more layers there lower `own` and `busy`, but for the copies of the
-//! first; so that only the fullest split and none are tried. Of the rest those are kept that no other one beats in
-//! both.
+//! For a window every split between CPU and GPU and every residency is tried, with one exception: where no layer takes
+//! longer on the GPU than on the CPU, more layers there lower `own` and `busy` except for the copies of the first, so
+//! only the fullest split and none are tried. The Pareto-optimal choices are kept.
 //!
 //! Not here: which ring sizes, heads and orders are searched.
 
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::latency::LatencyModel;
 use crate::latency::steady_state::Place;
