@@ -28,39 +28,21 @@ pub enum ReportError {
     #[error("no trace to report on; name at least one")]
     NoTraces,
     #[error("trace {trace} has {devices} devices; a report can have at most {MAX_DEVICES}")]
-    TooManyDevices {
-        trace: usize,
-        devices: usize,
-    },
+    TooManyDevices { trace: usize, devices: usize },
     #[error(
         "trace {trace}, {what} {index}: device {device} is not in the header; the trace is damaged: record it again"
     )]
-    UnknownDevice {
-        trace: usize,
-        what: &'static str,
-        index: usize,
-        device: u16,
-    },
+    UnknownDevice { trace: usize, what: &'static str, index: usize, device: u16 },
     #[error(
         "trace {trace}, {what} {index}: {start} to {end} ns is not a span of time within 104 days; the trace is damaged: record it again"
     )]
-    BadSpan {
-        trace: usize,
-        what: &'static str,
-        index: usize,
-        start: u64,
-        end: u64,
-    },
+    BadSpan { trace: usize, what: &'static str, index: usize, start: u64, end: u64 },
     #[error(
         "trace {trace}: the token of pass {pass} ends before the previous token; the trace is damaged: record it again"
     )]
-    TokenOrder {
-        trace: usize,
-        pass: u32,
-    },
+    TokenOrder { trace: usize, pass: u32 },
 }
 
-/// A report on some traces.
 #[derive(Debug, Clone)]
 pub struct Report {
     traces: Vec<Trace>,

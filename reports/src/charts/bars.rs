@@ -1,13 +1,11 @@
 //! Stacked bars: the terms of the mean token's time by run, and the work of each device.
 
-use hearth_core::metrics::DeviceMetrics;
-use hearth_core::metrics::Terms;
-use hearth_core::metrics::device_terms;
+use hearth_core::metrics::{DeviceMetrics, Terms, device_terms};
 use hearth_schema::Trace;
 use plotters::element::Text;
 
 use super::drawing::{Class, Drawing, Titled};
-use super::{Axis, Scale, label, plot, text};
+use super::{Axis, Scale, label_ms, plot, text};
 use crate::comparison::Run;
 use crate::comparison::terms::SUMMED;
 use crate::text::numbers;
@@ -98,22 +96,8 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
             drawing.explain(bar.pieces[place].0, bar.pieces[place].1);
         }
     }
-    let count = bars.len() as f64;
-    let x = Axis {
-        scale: Scale::linear(0.0, max),
-        labels: 6,
-        label: &|value| label(*value, "ms"),
-        title: "",
-        grid: false,
-    };
-    let y = Axis {
-        scale: Scale::linear(count, 0.0),
-        labels: 0,
-        label: &|_| String::new(),
-        title: "",
-        grid: false,
-    };
-    plot(&mut drawing, BAR_STEP * count, x, y, |chart| {
+    let x = Axis::new(Scale::linear(0.0, max), 6, &label_ms);
+    plot(&mut drawing, BAR_STEP * bars.len() as f64, x, Axis::rows(bars.len()), |chart| {
         for (row, bar) in bars.iter().enumerate() {
             let row = row as f64;
             chart.draw_series([Text::new(bar.heading.clone(), (0.0, row + HEADING), text(Class::Name))])?;

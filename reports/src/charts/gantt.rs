@@ -9,9 +9,7 @@
 use std::collections::BTreeSet;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Kind, Record, Resource};
 
 use super::drawing::{Class, Drawing};
 use super::{label, millis, round_values};

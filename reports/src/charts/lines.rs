@@ -31,13 +31,10 @@ pub struct Series {
     pub values: Vec<Option<f64>>,
 }
 
-/// Lines over one axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LineChart {
     pub title: String,
-    /// The title of the horizontal axis.
     pub x_title: String,
-    /// The unit of the numbers.
     pub unit: String,
     pub positions: Vec<Position>,
     pub series: Vec<Series>,
@@ -67,16 +64,10 @@ impl LineChart {
             let found = self.positions.iter().find(|position| position.fraction == *fraction);
             found.map_or_else(String::new, |position| escape::name(&position.label))
         };
-        let x = Axis {
-            labels: fractions.len(),
-            scale: Scale::Ticks((0.0..1.0).into(), fractions),
-            label: &name,
-            title: &escape::phrase(&self.x_title),
-            grid: false,
-        };
+        let (labels, x_title) = (fractions.len(), escape::phrase(&self.x_title));
+        let x = Axis::new(Scale::Ticks((0.0..1.0).into(), fractions), labels, &name).with_title(&x_title);
         let unit = |value: &f64| label(*value, &self.unit);
-        let y =
-            Axis { scale: Scale::linear(0.0, max * 1.05), labels: 5, label: &unit, title: "", grid: true };
+        let y = Axis::new(Scale::linear(0.0, max * 1.05), 5, &unit).with_grid();
         plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
             for (index, series) in self.series.iter().enumerate() {
                 let class = Class::series(index);

@@ -1,8 +1,7 @@
 //! Memory over a run: the weights in memory and the memory pressure of each device, a strip a device.
 
 use hearth_schema::Trace;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_schema::trace::Counter;
 use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::Color;
@@ -93,22 +92,8 @@ impl Readings {
 
 fn draw(id: &str, title: &str, class: Class, strips: Vec<Strip>, seconds: f64) -> Drawing {
     let mut drawing = Drawing::new(id, title, 0);
-    let count = strips.len() as f64;
-    let x = Axis {
-        scale: Scale::linear(0.0, seconds),
-        labels: 6,
-        label: &|value| label(*value, "s"),
-        title: "",
-        grid: false,
-    };
-    let y = Axis {
-        scale: Scale::linear(count, 0.0),
-        labels: 0,
-        label: &|_| String::new(),
-        title: "",
-        grid: false,
-    };
-    plot(&mut drawing, STRIP_STEP * count, x, y, |chart| {
+    let x = Axis::new(Scale::linear(0.0, seconds), 6, &|value| label(*value, "s"));
+    plot(&mut drawing, STRIP_STEP * strips.len() as f64, x, Axis::rows(strips.len()), |chart| {
         for (row, strip) in strips.into_iter().enumerate() {
             let row = row as f64;
             let height = |share: f64| row + STRIP[1] - (STRIP[1] - STRIP[0]) * share;

@@ -77,7 +77,6 @@ impl Ranged for Scale {
     }
 }
 
-/// An axis of a plot.
 struct Axis<'a> {
     scale: Scale,
     /// The maximum number of labels.
@@ -86,6 +85,26 @@ struct Axis<'a> {
     /// What is along it; empty without a title.
     title: &'a str,
     grid: bool,
+}
+
+impl<'a> Axis<'a> {
+    /// An axis without a title and without grid lines.
+    fn new(scale: Scale, labels: usize, label: &'a dyn Fn(&f64) -> String) -> Self {
+        Self { scale, labels, label, title: "", grid: false }
+    }
+
+    /// A vertical axis of rows without labels, the first row on top.
+    fn rows(count: usize) -> Self {
+        Self::new(Scale::linear(count as f64, 0.0), 0, &|_| String::new())
+    }
+
+    fn with_title(self, title: &'a str) -> Self {
+        Self { title, ..self }
+    }
+
+    fn with_grid(self) -> Self {
+        Self { grid: true, ..self }
+    }
 }
 
 /// Draws axes with grid lines and labels, then the content over them.
@@ -160,6 +179,11 @@ fn label(value: f64, unit: &str) -> String {
     let value = (value * scale).round() / scale;
     let gap = if unit.is_empty() { "" } else { " " };
     format!("{value}{gap}{unit}").replace('-', "\u{2212}")
+}
+
+/// A label in milliseconds.
+fn label_ms(value: &f64) -> String {
+    label(*value, "ms")
 }
 
 /// Nanoseconds as milliseconds.

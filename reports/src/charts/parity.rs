@@ -41,6 +41,16 @@ pub struct Dot {
 /// The times of a comparison: of pairs against the measured ones, and of runs against the published ones.
 pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     let mut dots = Vec::new();
+    let mut add = |group: &str, index, name, reference, predicted| {
+        dots.push(Dot {
+            group: group.into(),
+            class: Class::series(index),
+            name,
+            reference,
+            predicted,
+            range: None,
+        });
+    };
     for pair in &comparison.pairs {
         let names = (&comparison.runs[pair.predicted].label, &comparison.runs[pair.measured].label);
         for row in pair.rows.iter().filter(|row| row.unit == Unit::Milliseconds) {
@@ -52,14 +62,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
                 _ => ("term of the time per token, measured", 2),
             };
             let name = format!("{}, {} and {}", row.key, names.0, names.1);
-            dots.push(Dot {
-                group: group.into(),
-                class: Class::series(index),
-                name,
-                reference,
-                predicted,
-                range: None,
-            });
+            add(group, index, name, reference, predicted);
         }
     }
     for cell in comparison.published.iter().filter(|cell| cell.selected) {
@@ -71,14 +74,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
         for (group, index, reference, ours) in times {
             let Some((reference, predicted)) = reference.zip(ours) else { continue };
             let name = format!("{}, {}, {}", run.label, cell.system, cell.row);
-            dots.push(Dot {
-                group: group.into(),
-                class: Class::series(index),
-                name,
-                reference,
-                predicted,
-                range: None,
-            });
+            add(group, index, name, reference, predicted);
         }
     }
     dots
@@ -103,15 +99,11 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     }
     drawing.explain(Class::Band, "within 10 %");
     let ticks = ticks(min, max);
-    let axis = |title| Axis {
-        scale: Scale::Log((min..max).log_scale().into(), ticks.clone()),
-        labels: ticks.len(),
-        label: &|value: &f64| label(*value, ""),
-        title,
-        grid: true,
-    };
+    let scale = || Scale::Log((min..max).log_scale().into(), ticks.clone());
+    let axis =
+        |title| Axis::new(scale(), ticks.len(), &|value| label(*value, "")).with_title(title).with_grid();
     let (x, y) = (format!("reference, {unit}"), format!("predicted, {unit}"));
-    plot(&mut drawing, HEIGHT, axis(&x), axis(&y), |chart| {
+    plot(&mut drawing, HEIGHT, axis(x.as_str()), axis(y.as_str()), |chart| {
         let band = vec![
             (min, min),
             (min, min * BAND),

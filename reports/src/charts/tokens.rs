@@ -4,7 +4,7 @@ use hearth_schema::Trace;
 use plotters::element::PathElement;
 
 use super::drawing::{Class, Drawing};
-use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, millis, plot};
+use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, label_ms, millis, plot};
 use crate::comparison::Run;
 use crate::timeline::events;
 use crate::timeline::tokens::{self, Token};
@@ -24,20 +24,8 @@ pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
         drawing.explain(Class::Event, "an event begins or ends");
     }
     let whole = |value: &f64| if value.fract() == 0.0 { label(*value, "") } else { String::new() };
-    let x = Axis {
-        scale: Scale::linear(1.0, count as f64),
-        labels: 6,
-        label: &whole,
-        title: "token",
-        grid: false,
-    };
-    let y = Axis {
-        scale: Scale::linear(0.0, max * 1.05),
-        labels: 5,
-        label: &|value| label(*value, "ms"),
-        title: "",
-        grid: true,
-    };
+    let x = Axis::new(Scale::linear(1.0, count as f64), 6, &whole).with_title("token");
+    let y = Axis::new(Scale::linear(0.0, max * 1.05), 5, &label_ms).with_grid();
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
             chart.draw_series([PathElement::new(thin(times), Class::series(index))])?;
@@ -78,15 +66,9 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     explain(&mut drawing, runs, &times);
     // 100 % has no space for a label above 95 %.
     let percent = |share: &f64| if *share < 1.0 { label(share * 100.0, "%") } else { String::new() };
-    let x = Axis {
-        scale: Scale::linear(from, to),
-        labels: 6,
-        label: &|value| label(*value, "ms"),
-        title: "",
-        grid: false,
-    };
+    let x = Axis::new(Scale::linear(from, to), 6, &label_ms);
     let shares = Scale::Ticks((0.0..1.0).into(), vec![0.0, 0.5, 0.95, 1.0]);
-    let y = Axis { scale: shares, labels: 4, label: &percent, title: "", grid: true };
+    let y = Axis::new(shares, 4, &percent).with_grid();
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
             chart.draw_series([PathElement::new(steps(times, from, to), Class::series(index))])?;

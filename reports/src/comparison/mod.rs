@@ -19,8 +19,7 @@ use hearth_core::metrics::Metrics;
 use hearth_core::metrics::intervals::Intervals;
 use hearth_core::metrics::token_times::TokenTimes;
 use hearth_schema::Trace;
-use hearth_schema::trace::Origin;
-use hearth_schema::trace::Outcome;
+use hearth_schema::trace::{Origin, Outcome};
 use serde::{Deserialize, Serialize};
 
 use crate::text::escape;
@@ -39,7 +38,6 @@ pub enum Role {
     Other,
 }
 
-/// The unit of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     #[serde(rename = "ms")]
@@ -50,7 +48,6 @@ pub enum Unit {
     Bytes,
 }
 
-/// A number of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Quantity {
     /// Its key: `cpu`, `tpot`, `bytes_read_per_token`.
@@ -93,7 +90,6 @@ pub struct Row {
     pub role: Role,
     pub predicted: Option<f64>,
     pub measured: Option<f64>,
-    /// Predicted less measured.
     pub error: Option<f64>,
     /// The error in percent of the measured value; absent where that is zero.
     pub error_percent: Option<f64>,
@@ -104,9 +100,7 @@ pub struct Row {
 /// A simulated and a measured run of the same plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pair {
-    /// Index of the simulated run.
     pub predicted: usize,
-    /// Index of the measured run.
     pub measured: usize,
     pub rows: Vec<Row>,
 }
@@ -114,20 +108,15 @@ pub struct Pair {
 /// A published cell of the scenario of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PublishedCell {
-    /// Index of the run.
     pub run: usize,
-    /// The document's name.
     pub document: String,
-    /// Where it was published.
     pub source: String,
     pub row: String,
     pub system: String,
     /// Whether the run is compared with this system: it was named, or is the only one.
     #[serde(alias = "chosen")]
     pub selected: bool,
-    /// Time per output token, in milliseconds.
     pub tpot_ms: Option<f64>,
-    /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
     /// How it ended, if not well.
     pub outcome: Option<Outcome>,
@@ -292,7 +281,6 @@ impl Pair {
         self.predicted == run || self.measured == run
     }
 
-    /// The row of a quantity.
     pub fn row(&self, key: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.key == key)
     }

@@ -14,11 +14,7 @@
 use std::collections::BTreeMap;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Origin;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Counter, Kind, Origin, Record, Resource};
 use serde::Serialize;
 
 use crate::timeline::{activities, events, messages};

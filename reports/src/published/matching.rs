@@ -17,17 +17,9 @@ use crate::text::escape;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MatchError {
     #[error("`{document}` has no system `{system}`; it has {known}")]
-    NoSystem {
-        document: String,
-        system: String,
-        known: String,
-    },
+    NoSystem { document: String, system: String, known: String },
     #[error("`{document}` has no row for scenario `{scenario}`; its rows are for {known}")]
-    NoScenario {
-        document: String,
-        scenario: String,
-        known: String,
-    },
+    NoScenario { document: String, scenario: String, known: String },
     #[error(
         "`{document}` has no number of `{system}` for these scenarios; omit `--system` to see the others"
     )]

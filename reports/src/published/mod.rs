@@ -53,7 +53,6 @@ pub struct Published {
     /// Short name, also of the report's folder.
     pub name: String,
     pub title: String,
-    /// Where it was published.
     pub source: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
@@ -79,7 +78,6 @@ pub struct Published {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct System {
-    /// Its published name.
     pub name: String,
     /// Why it is simulated with these options.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -102,7 +100,6 @@ pub struct System {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Its published name.
     pub label: String,
     /// The path of the scenario, from the folder of this document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +116,6 @@ pub struct Row {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
-    /// Time per output token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot: Option<Seconds>,
     /// Time to the first token.
@@ -152,10 +148,8 @@ pub struct Cell {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ratio {
-    /// Times per output token.
     #[default]
     Tpot,
-    /// Times to the first token.
     Ttft,
     /// Energies until the first token.
     Energy,
@@ -189,10 +183,17 @@ impl Published {
     /// The cells to run, by index of row and system: those with a published number and those that a claim names.
     pub fn runs(&self) -> BTreeSet<(usize, usize)> {
         let named = self.claims.iter().flat_map(|claim| [&claim.of, &claim.over]);
-        let published = self.rows.iter().enumerate().flat_map(|(row, entry)| {
-            entry.cells.keys().filter_map(move |name| Some((row, self.system(name)?)))
-        });
-        published.chain(named.filter_map(|cell| self.place(cell))).collect()
+        self.cells().map(|(place, ..)| place).chain(named.filter_map(|cell| self.place(cell))).collect()
+    }
+
+    /// All cells with their place, row and system, row by row.
+    fn cells(&self) -> impl Iterator<Item = ((usize, usize), &Row, &System, &Cell)> {
+        self.rows.iter().enumerate().flat_map(move |(place, row)| {
+            let systems = self.systems.iter().enumerate();
+            systems.filter_map(move |(column, system)| {
+                Some(((place, column), row, system, row.cells.get(&system.name)?))
+            })
+        })
     }
 
     /// Row and system of a cell by name.

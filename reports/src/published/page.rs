@@ -163,6 +163,15 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
     vec![Block::Table(Table { caption: caption.into(), head, rows: rows.collect(), textual: true })]
 }
 
+/// A table of text; nothing without rows.
+fn table(caption: &str, head: &[&str], rows: Vec<(RowStyle, Vec<Text>)>) -> Vec<Block> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let head = head.iter().map(|&name| name.to_owned()).collect();
+    vec![Block::Table(Table { caption: caption.into(), head, rows, textual: true })]
+}
+
 /// Milliseconds as a table has them.
 fn short(value: f64) -> String {
     numbers::decimal(value, u32::from(value < 100.0))
@@ -204,33 +213,22 @@ fn parity(published: &Published, errors: &[Error]) -> Option<Block> {
 
 fn pressure(published: &Published, results: &Results) -> Vec<Block> {
     let mut rows = Vec::new();
-    for (place, row) in published.rows.iter().enumerate() {
-        for (column, system) in published.systems.iter().enumerate() {
-            let Some(cell) = row.cells.get(&system.name).filter(|cell| !cell.pressure.is_empty()) else {
-                continue;
-            };
-            let run = results.get(&(place, column)).and_then(Result::ran);
-            let mut style = RowStyle::Group;
-            for (device, share) in &cell.pressure {
-                let percent = |share: f64| format!("{:.1} %", share * 100.0);
-                // A device that the plan leaves out holds nothing.
-                let simulated = run.map_or(NO_VALUE.to_owned(), |run| {
-                    percent(run.pressure.get(device).copied().unwrap_or(0.0))
-                });
-                let cells =
-                    [row.label.clone(), system.name.clone(), device.clone(), percent(share.0), simulated];
-                rows.push((style, cells.map(Text::from).to_vec()));
-                style = RowStyle::Plain;
-            }
+    for (place, row, system, cell) in published.cells() {
+        let run = results.get(&place).and_then(Result::ran);
+        let mut style = RowStyle::Group;
+        for (device, share) in &cell.pressure {
+            let percent = |share: f64| format!("{:.1} %", share * 100.0);
+            // A device that the plan leaves out holds nothing.
+            let simulated = run
+                .map_or(NO_VALUE.to_owned(), |run| percent(run.pressure.get(device).copied().unwrap_or(0.0)));
+            let cells = [row.label.clone(), system.name.clone(), device.clone(), percent(share.0), simulated];
+            rows.push((style, cells.map(Text::from).to_vec()));
+            style = RowStyle::Plain;
         }
     }
-    let head = ["Row", "System", "Device", "Published", "Simulated"].map(str::to_owned).to_vec();
-    let caption = "Memory that cannot be reclaimed, as a share of the device's memory.".into();
-    if rows.is_empty() {
-        Vec::new()
-    } else {
-        vec![Block::Table(Table { caption, head, rows, textual: true })]
-    }
+    let head = ["Row", "System", "Device", "Published", "Simulated"];
+    let caption = "Memory that cannot be reclaimed, as a share of the device's memory.";
+    table(caption, &head, rows)
 }
 
 /// The memory of every processor, with a row for each run.
@@ -287,16 +285,11 @@ fn claims(published: &Published, scores: &Scores) -> Vec<Block> {
         (RowStyle::Plain, cells.map(Text::from).to_vec())
     };
     let rows: Vec<_> = scores.claims.iter().map(row).collect();
-    let head = ["Claim", "Range of the text", "Simulated", "Holds"].map(str::to_owned).to_vec();
+    let head = ["Claim", "Range of the text", "Simulated", "Holds"];
     let mixed = published.claims.iter().any(|claim| claim.ratio != Ratio::Tpot);
     let caption =
-        if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." }
-            .into();
-    if rows.is_empty() {
-        Vec::new()
-    } else {
-        vec![Block::Table(Table { caption, head, rows, textual: true })]
-    }
+        if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." };
+    table(caption, &head, rows)
 }
 
 fn remarks(published: &Published) -> Vec<Block> {
@@ -330,18 +323,11 @@ fn spreads(published: &Published, results: &Results) -> Vec<Block> {
         ];
         rows.push((RowStyle::Plain, cells.map(Text::from).to_vec()));
     }
-    let head = ["Row", "System", "ms per token", "80 % of the draws", "Most sensitive to"]
-        .map(str::to_owned)
-        .to_vec();
+    let head = ["Row", "System", "ms per token", "80 % of the draws", "Most sensitive to"];
     let caption = "Every parameter of the devices and links is drawn from a distribution around its value, as wide as the \
                    uncertainty of its source. The last column changes one parameter at a time by its own uncertainty; out \
-                   of memory: the run then runs out of memory."
-        .into();
-    if rows.is_empty() {
-        Vec::new()
-    } else {
-        vec![Block::Table(Table { caption, head, rows, textual: true })]
-    }
+                   of memory: the run then runs out of memory.";
+    table(caption, &head, rows)
 }
 
 fn plans(published: &Published, results: &Results) -> Vec<Block> {
@@ -355,9 +341,8 @@ fn plans(published: &Published, results: &Results) -> Vec<Block> {
             [published.rows[row].label.clone(), published.systems[system].name.clone(), time, plan, note];
         (RowStyle::Plain, cells.map(Text::from).to_vec())
     };
-    let rows = results.iter().map(row).collect();
-    let head =
-        ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"].map(str::to_owned).to_vec();
-    let caption = "The simulated plans.".into();
-    vec![Block::Table(Table { caption, head, rows, textual: true })]
+    let rows = results.iter().map(row).collect::<Vec<_>>();
+    let head = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"];
+    let caption = "The simulated plans.";
+    table(caption, &head, rows)
 }

@@ -17,7 +17,6 @@ pub struct Simulated {
     pub outcome: Outcome,
     /// Mean time per output token after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
-    /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
     /// Energy until the first token, in joules, of a SoC that ran alone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,7 +49,6 @@ pub struct Footprint {
 pub struct Spread {
     /// The 10th percentile in milliseconds.
     pub p10_ms: f64,
-    /// The 90th percentile.
     pub p90_ms: f64,
     /// Draws that ran out of memory, which count as infinitely long.
     pub failed: usize,
@@ -60,7 +58,6 @@ pub struct Spread {
     pub sensitive: Vec<(String, f64)>,
 }
 
-/// The result of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Result {
@@ -131,6 +128,25 @@ impl Result {
             Ratio::Ttft => run.ttft_ms,
             Ratio::Energy => run.energy_j,
         }
+    }
+}
+
+#[cfg(test)]
+impl Simulated {
+    /// A run without memory and plan.
+    pub fn fixture(tpot_ms: Option<f64>, ttft_ms: Option<f64>, outcome: Outcome) -> Result {
+        let (pressure, footprint, unvalidated) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Result::Ran(Self {
+            outcome,
+            tpot_ms,
+            ttft_ms,
+            energy_j: None,
+            pressure,
+            footprint,
+            plan: String::new(),
+            unvalidated,
+            spread: None,
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::results::{Result, Results, Simulated};
 use super::speeds::Speeds;
-use super::{Cell, Claim, Published, Row};
+use super::{Cell, Claim, Published, Row, System};
 
 /// Published times within this factor have no order.
 const TIE: f64 = 1.2;
@@ -52,9 +52,7 @@ fn within(error: Option<f64>, tolerance: f64) -> bool {
 /// All scores of a published document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scores {
-    /// Times per output token.
     pub tpot: Vec<Error>,
-    /// Times to the first token.
     pub ttft: Vec<Error>,
     /// Median absolute error of the times per token.
     pub median_tpot: Option<f64>,
@@ -127,30 +125,26 @@ fn errors(
     time: impl Fn(&Row, &Cell) -> Option<(f64, bool)>,
     simulated: impl Fn(&Simulated) -> Option<f64>,
 ) -> Vec<Error> {
-    let mut errors = Vec::new();
-    for (place, row) in published.rows.iter().enumerate() {
-        for (column, system) in published.systems.iter().enumerate() {
-            let Some(cell) = row.cells.get(&system.name) else { continue };
-            let Some((seconds, excluded)) = time(row, cell) else { continue };
-            let published_ms = seconds * 1e3;
-            let run = results.get(&(place, column)).and_then(|result| result.ran());
-            let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
-            let error = simulated_ms.map(|simulated| simulated / published_ms - 1.0);
-            let tolerance = cell.tolerance.unwrap_or(published.tolerance).0;
-            errors.push(Error {
-                row: row.label.clone(),
-                system: system.name.clone(),
-                published_ms,
-                simulated_ms,
-                error,
-                tolerance,
-                fitted: published.fitted.contains(&row.label),
-                within: within(error, tolerance),
-                excluded,
-            });
-        }
-    }
-    errors
+    let error_of = |(place, row, system, cell): ((usize, usize), &Row, &System, &Cell)| {
+        let (seconds, excluded) = time(row, cell)?;
+        let published_ms = seconds * 1e3;
+        let run = results.get(&place).and_then(|result| result.ran());
+        let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
+        let error = simulated_ms.map(|simulated| simulated / published_ms - 1.0);
+        let tolerance = cell.tolerance.unwrap_or(published.tolerance).0;
+        Some(Error {
+            row: row.label.clone(),
+            system: system.name.clone(),
+            published_ms,
+            simulated_ms,
+            error,
+            tolerance,
+            fitted: published.fitted.contains(&row.label),
+            within: within(error, tolerance),
+            excluded,
+        })
+    };
+    published.cells().filter_map(error_of).collect()
 }
 
 fn median(errors: impl Iterator<Item = f64>) -> Option<f64> {
@@ -228,18 +222,12 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
 }
 
 fn outcome_mismatches(published: &Published, results: &Results) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for (place, row) in published.rows.iter().enumerate() {
-        for (column, system) in published.systems.iter().enumerate() {
-            let Some(cell) = row.cells.get(&system.name) else { continue };
-            let expected = cell.outcome.unwrap_or(Outcome::Ok);
-            let result = results.get(&(place, column)).and_then(|result| result.ran());
-            if result.map(|run| run.outcome) != Some(expected) {
-                wrong.push(format!("{}, {}", row.label, system.name));
-            }
-        }
-    }
-    wrong
+    let differs = |(place, _, _, cell): &((usize, usize), &Row, &System, &Cell)| {
+        let run = results.get(place).and_then(|result| result.ran());
+        run.map(|run| run.outcome) != Some(cell.outcome.unwrap_or(Outcome::Ok))
+    };
+    let different = published.cells().filter(differs);
+    different.map(|(_, row, system, _)| format!("{}, {}", row.label, system.name)).collect()
 }
 
 fn score_claim(published: &Published, results: &Results, claim: &Claim) -> ClaimScore {
@@ -253,8 +241,6 @@ fn score_claim(published: &Published, results: &Results, claim: &Claim) -> Claim
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use hearth_profiles::document::Document;
 
     use super::*;
@@ -277,27 +263,14 @@ claims:
   - {text: c is slow, of: [c, one], over: [a, one], from: 1.5, to: 2.5}
 ";
 
-    fn ran(tpot_ms: f64, outcome: Outcome) -> Result {
-        Result::Ran(Simulated {
-            outcome,
-            tpot_ms: Some(tpot_ms),
-            ttft_ms: None,
-            energy_j: None,
-            pressure: BTreeMap::new(),
-            footprint: Vec::new(),
-            plan: String::new(),
-            unvalidated: Vec::new(),
-            spread: None,
-        })
-    }
-
     #[test]
     fn errors_order_ranks_outcomes_and_claims() {
         let published = Published::from_yaml(DOCUMENT).expect("a valid document");
         let times = [(0, 0, 110.0), (0, 1, 105.0), (1, 0, 300.0), (1, 1, 240.0), (2, 0, 210.0), (2, 1, 1.0)];
-        let mut results: Results =
-            times.map(|(row, column, time)| ((row, column), ran(time, Outcome::Ok))).into();
-        results.insert((2, 1), ran(0.0, Outcome::OutOfMemory));
+        let mut results: Results = times
+            .map(|(row, column, time)| ((row, column), Simulated::fixture(Some(time), None, Outcome::Ok)))
+            .into();
+        results.insert((2, 1), Simulated::fixture(Some(0.0), None, Outcome::OutOfMemory));
         let scores = Scores::of(&published, &results);
         let off: Vec<i64> = scores
             .tpot

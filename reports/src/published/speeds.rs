@@ -39,9 +39,7 @@ pub struct GpuRun {
     /// The path of the model's document, relative to the folder of this one.
     pub model: String,
     pub weights: Quantisation,
-    /// Tokens of the prompt.
     pub prompt: u32,
-    /// Generated tokens.
     pub generate: u32,
 }
 
@@ -64,7 +62,6 @@ pub struct Excluded {
     pub decode: Option<String>,
 }
 
-/// The stage of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
@@ -90,16 +87,13 @@ pub struct Speed {
     pub excluded: Option<String>,
 }
 
-/// A mean absolute error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Mean {
-    /// As a fraction.
     pub error: f64,
     /// The number of cells in it.
     pub cells: usize,
 }
 
-/// All speeds of a document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Speeds {
     /// In the order of rows and systems.
@@ -109,19 +103,16 @@ pub struct Speeds {
 }
 
 impl Excluded {
-    /// Whether nothing is excluded.
     pub fn is_empty(&self) -> bool {
         *self == Excluded::default()
     }
 }
 
 impl Row {
-    /// The published time per token.
     pub fn tpot(&self, cell: &Cell) -> Option<Seconds> {
         cell.tpot.or_else(|| Some(Seconds(1.0 / cell.decode?.0)))
     }
 
-    /// The published time to first token.
     pub fn ttft(&self, cell: &Cell) -> Option<Seconds> {
         let prompt = self.roofline.as_ref().map(|roofline| f64::from(roofline.prompt));
         cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill?.0)))
@@ -195,30 +186,27 @@ impl Speeds {
     /// Compares predictions with the published speeds; none if no row is a pass through one GPU.
     pub fn of(published: &Published, results: &Results) -> Option<Speeds> {
         let mut all = Vec::new();
-        for (place, row) in published.rows.iter().enumerate() {
+        for (place, row, system, cell) in published.cells() {
             let Some(roofline) = &row.roofline else { continue };
-            for (column, system) in published.systems.iter().enumerate() {
-                let Some(cell) = row.cells.get(&system.name) else { continue };
-                let run = results.get(&(place, column)).and_then(Result::ran);
-                let prompt = f64::from(roofline.prompt) * 1e3;
-                let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
-                let decode = run.and_then(|run| Some(1e3 / run.tpot_ms?));
-                for (stage, published_speed, predicted, excluded) in [
-                    (Stage::Prefill, cell.prefill, prefill, &cell.excluded.prefill),
-                    (Stage::Decode, cell.decode, decode, &cell.excluded.decode),
-                ] {
-                    let Some(PerSecond(published_speed)) = published_speed else { continue };
-                    all.push(Speed {
-                        row: row.label.clone(),
-                        system: system.name.clone(),
-                        stage,
-                        published: published_speed,
-                        predicted,
-                        error: predicted.map(|predicted| predicted / published_speed - 1.0),
-                        fitted: published.fitted.contains(&row.label),
-                        excluded: excluded.clone(),
-                    });
-                }
+            let run = results.get(&place).and_then(Result::ran);
+            let prompt = f64::from(roofline.prompt) * 1e3;
+            let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
+            let decode = run.and_then(|run| Some(1e3 / run.tpot_ms?));
+            for (stage, published_speed, predicted, excluded) in [
+                (Stage::Prefill, cell.prefill, prefill, &cell.excluded.prefill),
+                (Stage::Decode, cell.decode, decode, &cell.excluded.decode),
+            ] {
+                let Some(PerSecond(published_speed)) = published_speed else { continue };
+                all.push(Speed {
+                    row: row.label.clone(),
+                    system: system.name.clone(),
+                    stage,
+                    published: published_speed,
+                    predicted,
+                    error: predicted.map(|predicted| predicted / published_speed - 1.0),
+                    fitted: published.fitted.contains(&row.label),
+                    excluded: excluded.clone(),
+                });
             }
         }
         let mean = |stage: Stage| {
@@ -316,8 +304,6 @@ impl Speed {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use hearth_profiles::document::Document;
     use hearth_schema::trace::Outcome;
 
@@ -346,17 +332,7 @@ rows:
 ";
 
     fn ran(ttft_ms: f64, tpot_ms: f64) -> Result {
-        Result::Ran(Simulated {
-            outcome: Outcome::Ok,
-            tpot_ms: Some(tpot_ms),
-            ttft_ms: Some(ttft_ms),
-            energy_j: None,
-            pressure: BTreeMap::new(),
-            footprint: Vec::new(),
-            plan: String::new(),
-            unvalidated: Vec::new(),
-            spread: None,
-        })
+        Simulated::fixture(Some(tpot_ms), Some(ttft_ms), Outcome::Ok)
     }
 
     #[test]

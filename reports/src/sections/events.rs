@@ -5,17 +5,13 @@
 //!
 //! Not here: the numbers ([`hearth_core::metrics::event_impact`]).
 
-use hearth_core::metrics::event_impact::EventImpact;
-use hearth_core::metrics::event_impact::Phases;
-use hearth_core::metrics::event_impact::event_impact;
+use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
 use hearth_schema::Trace;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
 
 use crate::comparison::Run;
 use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
-use crate::text::escape;
-use crate::text::numbers;
+use crate::text::{escape, numbers};
 use crate::timeline::events::describe;
 
 /// The section of all runs with events.

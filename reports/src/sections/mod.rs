@@ -14,14 +14,12 @@ pub mod tables;
 
 use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
-use hearth_schema::trace::Origin;
-use hearth_schema::trace::Outcome;
+use hearth_schema::trace::{Origin, Outcome};
 
 use crate::charts::drawing::Drawing;
 use crate::charts::lines::LineChart;
 use crate::charts::{bars, gantt, memory as memory_charts, parity, tokens as token_charts};
-use crate::comparison::terms;
-use crate::comparison::{Comparison, Run};
+use crate::comparison::{Comparison, Run, terms};
 use crate::document::{Block, Document, Figure, NO_VALUE, RowStyle, Section, Table, Text};
 use crate::text::escape;
 use crate::timeline::tokens::{self, Token};
@@ -29,7 +27,6 @@ use crate::timeline::tokens::{self, Token};
 /// Tokens that differ by more than this factor are drawn with scales of their own.
 const MAX_SCALE_RATIO: u64 = 4;
 
-/// The whole report.
 pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart]) -> Document {
     let runs: Vec<(&Run, &Trace)> = comparison.runs.iter().zip(traces).collect();
     let main = &comparison.runs[comparison.main_run()];

@@ -10,8 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::model::shipped;
 use hearth_schema::Trace;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Origin;
+use hearth_schema::trace::{Kind, Origin};
 
 use crate::charts::lines::{LineChart, Position, Series};
 use crate::comparison::Run;

@@ -10,15 +10,13 @@ use std::fmt::Write;
 use hearth_core::metrics::DeviceMetrics;
 use hearth_schema::trace::Origin;
 
-use crate::comparison::terms;
-use crate::comparison::{Comparison, Pair, Role, Run};
+use crate::comparison::{Comparison, Pair, Role, Run, terms};
 use crate::document::Text;
 use crate::text::numbers::{Fixed, bytes, digits_for, milliseconds, percent};
 
 /// More devices than these are counted, not named.
 const MAX_NAMED: usize = 6;
 
-/// The summary.
 pub fn of(comparison: &Comparison) -> Text {
     let run = &comparison.runs[comparison.main_run()];
     let mut text = setup(run).then(speed(run));

@@ -6,8 +6,7 @@
 //!
 //! Not here: where the numbers come from ([`crate::comparison`]).
 
-use crate::comparison::terms;
-use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Run, Unit};
+use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Run, Unit, terms};
 use crate::document::{NO_VALUE, RowStyle, Table, Text};
 use crate::text::numbers::{self, Fixed, column, digits_for};
 

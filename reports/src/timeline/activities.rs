@@ -7,9 +7,7 @@
 //!
 //! Not here: drawing ([`crate::charts::gantt`]) and the export for viewers ([`crate::exports::perfetto`]).
 
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Kind, Record, Resource};
 
 /// A row of a device in a chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -166,24 +164,8 @@ fn split_read<'r>(
 mod tests {
     use hearth_schema::trace::Cost;
 
+    use super::super::record;
     use super::*;
-
-    fn record(kind: Kind, resource: Resource, span: [u64; 2], cost: Option<Cost>) -> Record {
-        let [start, end] = span;
-        Record {
-            device: 0,
-            resource,
-            kind,
-            pass: 0,
-            round: 0,
-            layers: None,
-            start,
-            end,
-            bytes: 0,
-            peer: None,
-            cost,
-        }
-    }
 
     fn spans(intervals: &[Interval]) -> Vec<(Activity, u64, u64)> {
         intervals.iter().map(|interval| (interval.activity, interval.start, interval.end)).collect()
@@ -192,7 +174,7 @@ mod tests {
     #[test]
     fn step_is_split_by_its_cost() {
         let cost = Cost { cpu: 60, queue: 10, ..Cost::default() };
-        let steps = [record(Kind::Compute, Resource::Cpu, [100, 200], Some(cost))];
+        let steps = [Record { cost: Some(cost), ..record(0, Resource::Cpu, Kind::Compute, [100, 200]) }];
         // 100 of wall time, less 60 and 10, leaves 30 for the disk.
         let intervals = within(&steps, [0, 1000]);
         assert_eq!(
@@ -206,9 +188,9 @@ mod tests {
     #[test]
     fn prefetch_is_hidden_while_nothing_computes() {
         let steps = [
-            record(Kind::Prefetch, Resource::DiskPrefetch, [0, 100], None),
-            record(Kind::Compute, Resource::Gpu, [20, 40], None),
-            record(Kind::Compute, Resource::Gpu, [30, 50], None),
+            record(0, Resource::DiskPrefetch, Kind::Prefetch, [0, 100]),
+            record(0, Resource::Gpu, Kind::Compute, [20, 40]),
+            record(0, Resource::Gpu, Kind::Compute, [30, 50]),
         ];
         let intervals = within(&steps, [0, 1000]);
         let disk: Vec<Interval> =

@@ -8,8 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
+use hearth_schema::trace::{Kind, Record};
 
 /// A message, as indices of its two records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,21 +57,7 @@ mod tests {
     use super::*;
 
     fn record(device: u16, kind: Kind, span: [u64; 2], peer: Option<u16>) -> Record {
-        let resource = Resource::Tx;
-        let [start, end] = span;
-        Record {
-            device,
-            resource,
-            kind,
-            pass: 0,
-            round: 0,
-            layers: None,
-            start,
-            end,
-            bytes: 0,
-            peer,
-            cost: None,
-        }
+        Record { peer, ..super::super::record(device, Resource::Tx, kind, span) }
     }
 
     #[test]
@@ -87,14 +72,9 @@ mod tests {
             record(1, Kind::Receive, [21, 35], Some(0)),
             record(1, Kind::Send, [40, 41], Some(0)),
         ];
-        let pairs: Vec<(usize, usize)> =
-            among(&records).into_iter().map(|message| (message.sent, message.received)).collect();
-        assert_eq!(pairs, [(0, 4), (5, 1), (2, 6), (7, 3)]);
-        // The same without peers.
-        let anonymous: Vec<Record> =
-            records.iter().map(|record| Record { peer: None, ..record.clone() }).collect();
-        let pairs: Vec<(usize, usize)> =
-            among(&anonymous).into_iter().map(|message| (message.sent, message.received)).collect();
-        assert_eq!(pairs, [(0, 4), (5, 1), (2, 6), (7, 3)]);
+        let expected = [(0, 4), (5, 1), (2, 6), (7, 3)].map(|(sent, received)| Message { sent, received });
+        assert_eq!(among(&records), expected);
+        let anonymous = records.map(|record| Record { peer: None, ..record });
+        assert_eq!(among(&anonymous), expected, "without peers");
     }
 }

@@ -6,3 +6,13 @@ pub mod activities;
 pub mod events;
 pub mod messages;
 pub mod tokens;
+
+#[cfg(test)]
+use hearth_schema::trace::{Kind, Record, Resource};
+
+/// A record without layers, bytes, peer and cost.
+#[cfg(test)]
+fn record(device: u16, resource: Resource, kind: Kind, [start, end]: [u64; 2]) -> Record {
+    let (pass, round, bytes) = (0, 0, 0);
+    Record { device, resource, kind, pass, round, layers: None, start, end, bytes, peer: None, cost: None }
+}

@@ -4,8 +4,7 @@
 //! [`hearth_core::metrics`]. The first token, which ends the prompt, is left out. The tokens of one pass, whose drafts
 //! were accepted, count as one.
 
-use hearth_core::metrics::token_times::DecodeStep;
-use hearth_core::metrics::token_times::TokenTimes;
+use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::Trace;
 
 /// The interval of a pass's tokens on the head's clock, in nanoseconds.

@@ -8,8 +8,7 @@
 pub mod page;
 pub mod scores;
 
-use hearth_core::metrics::Metrics;
-use hearth_core::metrics::Terms;
+use hearth_core::metrics::{Metrics, Terms};
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +19,6 @@ use self::scores::Scores;
 pub struct RunNumbers {
     /// Mean time per token after the first, in milliseconds; absent where none followed the first.
     pub tpot_ms: Option<f64>,
-    /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
     /// Bytes read from disk per token after the first, by all devices; absent if the trace of one is lost.
     pub bytes_read: Option<f64>,
@@ -96,5 +94,27 @@ impl Validation {
         let mut scores = Scores::of(&self.cases);
         scores.criteria.push(scores::complete(&self.cases, &self.failed));
         scores
+    }
+}
+
+#[cfg(test)]
+impl Case {
+    /// A case with one run for each measured time per token; half of the time is computing and half reading.
+    fn fixture(name: &str, predicted: f64, measured: &[f64]) -> Self {
+        let numbers = |ms: f64| RunNumbers {
+            tpot_ms: Some(ms),
+            ttft_ms: Some(2.0 * ms),
+            bytes_read: Some(ms * 1e6),
+            terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
+        };
+        let run = |&ms: &f64| Run {
+            prediction: "sha256:1".into(),
+            predicted: numbers(predicted),
+            measured: numbers(ms),
+            steady: true,
+            restarts: 0,
+        };
+        let question = "Is <it> right?".into();
+        Self { name: name.into(), question, runs: measured.iter().map(run).collect() }
     }
 }

@@ -80,7 +80,7 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
     opening.extend(unsteady(validation));
     let title = Text::from("Accuracy of the simulator: ").name(&validation.title);
     let mut document = Document { title, opening, sections: Vec::new() };
-    document.push("Acceptance criteria", "criteria", vec![criteria(scores)]);
+    document.push("Acceptance criteria", "criteria", criteria(scores));
     document.push("Repetitions", "repetitions", repetitions(validation));
     document.push("Predicted and measured", "parity", parities(scores));
     document.push("Scenarios", "cases", cases(validation, scores));
@@ -107,11 +107,12 @@ fn unsteady(validation: &Validation) -> Option<Block> {
     })
 }
 
-fn table(caption: &str, head: &[&str], rows: Vec<Vec<Text>>, textual: bool) -> Block {
-    Block::Table(Table::new(caption, head, rows, textual))
+/// A table; nothing without rows.
+fn table(caption: &str, head: &[&str], rows: Vec<Vec<Text>>, textual: bool) -> Vec<Block> {
+    if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table::new(caption, head, rows, textual))] }
 }
 
-fn criteria(scores: &Scores) -> Block {
+fn criteria(scores: &Scores) -> Vec<Block> {
     let row = |criterion: &Criterion| {
         let met = match (criterion.value, criterion.met) {
             (None, true) => NO_VALUE,
@@ -137,7 +138,7 @@ fn repetitions(validation: &Validation) -> Vec<Block> {
     let texts = repetitions[0].criteria.iter().map(|criterion| criterion.text.as_str());
     let head: Vec<&str> = ["Repetition"].into_iter().chain(texts).collect();
     let caption = "Each repetition predicts all scenarios anew and then measures them.";
-    vec![table(caption, &head, repetitions.iter().enumerate().map(row).collect(), true)]
+    table(caption, &head, repetitions.iter().enumerate().map(row).collect(), true)
 }
 
 fn parities(scores: &Scores) -> Vec<Block> {
@@ -214,9 +215,6 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         "error",
     ];
     let rows: Vec<Vec<Text>> = scores.cases.iter().map(row).collect();
-    if rows.is_empty() {
-        return Vec::new();
-    }
     let caption = "Medians over all repetitions. Where the measurements differ by more than 15 %: their range, and the error to its nearest end.";
     let asked = |case: &super::Case| {
         vec![
@@ -226,7 +224,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         ]
     };
     let asked: Vec<Vec<Text>> = validation.cases.iter().map(asked).collect();
-    vec![
+    [
         table(caption, &head, rows, false),
         table(
             "The question of each scenario, and the digests of its predictions.",
@@ -235,6 +233,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
             true,
         ),
     ]
+    .concat()
 }
 
 /// The digests of a scenario's predictions.
@@ -244,9 +243,6 @@ fn predictions(case: &super::Case) -> String {
 }
 
 fn terms(scores: &Scores) -> Vec<Block> {
-    if scores.terms.is_empty() {
-        return Vec::new();
-    }
     let mean = scores
         .terms
         .iter()
@@ -258,7 +254,7 @@ fn terms(scores: &Scores) -> Vec<Block> {
         [Text::default().name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect()
     };
     let rows = scores.cases.iter().filter(|case| !case.terms.is_empty()).map(row).collect();
-    vec![
+    [
         table(
             "Mean absolute error of each term, as a share of the time per token.",
             &["Term", "Error"],
@@ -267,6 +263,7 @@ fn terms(scores: &Scores) -> Vec<Block> {
         ),
         table("Predicted less measured, as a share of the measured time per token.", &head, rows, false),
     ]
+    .concat()
 }
 
 fn order(scores: &Scores) -> Vec<Block> {
@@ -282,15 +279,9 @@ fn order(scores: &Scores) -> Vec<Block> {
         ));
     }
     let pair = |[fast, slow]: &[String; 2]| vec![Text::default().name(fast), Text::default().name(slow)];
-    let wrong: Vec<Vec<Text>> = scores.order[0].wrong.iter().map(pair).collect();
-    if !wrong.is_empty() {
-        blocks.push(table(
-            "Pairs in the wrong order.",
-            &["Faster in the measurement", "Slower in the measurement"],
-            wrong,
-            true,
-        ));
-    }
+    let wrong = scores.order[0].wrong.iter().map(pair).collect();
+    let head = ["Faster in the measurement", "Slower in the measurement"];
+    blocks.extend(table("Pairs in the wrong order.", &head, wrong, true));
     blocks
 }
 
@@ -298,22 +289,14 @@ fn failed(validation: &Validation) -> Vec<Block> {
     let row = |failed: &super::Failed| {
         vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
     };
-    let rows: Vec<Vec<Text>> = validation.failed.iter().map(row).collect();
-    if rows.is_empty() {
-        Vec::new()
-    } else {
-        vec![table("Scenarios without numbers.", &["Scenario", "Reason"], rows, true)]
-    }
+    let rows = validation.failed.iter().map(row).collect();
+    table("Scenarios without numbers.", &["Scenario", "Reason"], rows, true)
 }
 
 fn machine(validation: &Validation) -> Vec<Block> {
     let row = |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().name(value)];
-    let rows: Vec<Vec<Text>> = validation.machine.iter().map(row).collect();
-    if rows.is_empty() {
-        Vec::new()
-    } else {
-        vec![table("The machine of the measurements.", &["Property", "Value"], rows, true)]
-    }
+    let rows = validation.machine.iter().map(row).collect();
+    table("The machine of the measurements.", &["Property", "Value"], rows, true)
 }
 
 /// A line for each scenario, as CSV.
@@ -342,36 +325,17 @@ fn table_of_numbers(scores: &Scores) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_core::metrics::Terms;
-
     use super::*;
-    use crate::validation::{Case, Failed, Run, RunNumbers};
+    use crate::validation::{Case, Failed};
 
     fn validation() -> Validation {
-        let numbers = |ms: f64| RunNumbers {
-            tpot_ms: Some(ms),
-            ttft_ms: Some(3.0 * ms),
-            bytes_read: Some(ms * 1e6),
-            terms: Terms { cpu: ms, ..Terms::default() },
-        };
-        let case = |name: &str, predicted: f64, measured: &[f64]| Case {
-            name: name.into(),
-            question: "Is <it> right?".into(),
-            runs: measured
-                .iter()
-                .map(|&ms| Run {
-                    prediction: "sha256:1".into(),
-                    predicted: numbers(predicted),
-                    measured: numbers(ms),
-                    steady: true,
-                    restarts: 0,
-                })
-                .collect(),
-        };
         Validation {
             title: "suite".into(),
             machine: vec![("cores".into(), "2".into())],
-            cases: vec![case("a", 105.0, &[100.0, 101.0, 99.0]), case("=b", 60.0, &[40.0, 80.0])],
+            cases: vec![
+                Case::fixture("a", 105.0, &[100.0, 101.0, 99.0]),
+                Case::fixture("=b", 60.0, &[40.0, 80.0]),
+            ],
             failed: vec![Failed { name: "c".into(), reason: "no <disk>".into() }],
         }
     }

@@ -91,7 +91,6 @@ pub struct CaseScores {
     pub name: String,
     /// Time per token, in milliseconds.
     pub tpot: Option<Score>,
-    /// Time to the first token, in milliseconds.
     pub ttft: Option<Score>,
     /// Bytes read per token.
     pub bytes_read: Option<Score>,
@@ -361,23 +360,6 @@ fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) ->
 mod tests {
     use super::*;
 
-    fn case(name: &str, predicted: f64, measured: &[f64]) -> Case {
-        let numbers = |ms: f64| RunNumbers {
-            tpot_ms: Some(ms),
-            ttft_ms: Some(2.0 * ms),
-            bytes_read: Some(ms * 1e6),
-            terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
-        };
-        let run = |&ms: &f64| Run {
-            prediction: String::new(),
-            predicted: numbers(predicted),
-            measured: numbers(ms),
-            steady: true,
-            restarts: 0,
-        };
-        Case { name: name.into(), question: String::new(), runs: measured.iter().map(run).collect() }
-    }
-
     #[test]
     fn high_variance_is_scored_against_the_range() {
         let score = |predicted: f64, measured: &[f64]| {
@@ -413,15 +395,15 @@ mod tests {
     #[test]
     fn scenarios_within_their_range_do_not_lower_the_median() {
         let edges = [
-            case("a", 120.0, &[100.0]),
-            case("b", 150.0, &[100.0, 200.0]),
-            case("c", 150.0, &[100.0, 200.0]),
+            Case::fixture("a", 120.0, &[100.0]),
+            Case::fixture("b", 150.0, &[100.0, 200.0]),
+            Case::fixture("c", 150.0, &[100.0, 200.0]),
         ];
         let scores = Scores::of(&edges);
         assert_eq!((scores.tpot.count, scores.tpot.high_variance), (3, 2));
         assert!(scores.tpot.median.is_some_and(|median| (median - 0.2).abs() < 1e-12));
         // One that lies beyond its interval counts.
-        let beyond = Scores::of(&[edges[0].clone(), case("d", 300.0, &[100.0, 200.0])]);
+        let beyond = Scores::of(&[edges[0].clone(), Case::fixture("d", 300.0, &[100.0, 200.0])]);
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
         let failed = Failed { name: "a".into(), reason: "?".into() };
         assert_eq!(
@@ -432,7 +414,7 @@ mod tests {
 
     #[test]
     fn bytes_on_one_side_only_are_an_error() {
-        let mut unread = case("a", 100.0, &[100.0]);
+        let mut unread = Case::fixture("a", 100.0, &[100.0]);
         let mut lost = unread.runs[0].clone();
         lost.measured.bytes_read = None;
         unread.runs[0].measured.bytes_read = Some(0.0);
@@ -448,10 +430,10 @@ mod tests {
     fn pairs_beyond_the_margin_have_an_order() {
         // b is 5 % slower than a, which is no pair; c and d are in the wrong order in the prediction.
         let cases = [
-            case("a", 100.0, &[100.0]),
-            case("b", 90.0, &[105.0]),
-            case("c", 260.0, &[200.0]),
-            case("d", 240.0, &[230.0]),
+            Case::fixture("a", 100.0, &[100.0]),
+            Case::fixture("b", 90.0, &[105.0]),
+            Case::fixture("c", 260.0, &[200.0]),
+            Case::fixture("d", 240.0, &[230.0]),
         ];
         let scores = Scores::of(&cases);
         let [near, far] = &scores.order;
@@ -467,9 +449,9 @@ mod tests {
 
     #[test]
     fn each_repetition_has_its_own_scores() {
-        let mut several = case("a", 110.0, &[100.0, 110.0]);
+        let mut several = Case::fixture("a", 110.0, &[100.0, 110.0]);
         several.runs[1].predicted = several.runs[1].measured.clone();
-        let repetitions = by_repetition(&[several.clone(), case("b", 50.0, &[50.0])]);
+        let repetitions = by_repetition(&[several.clone(), Case::fixture("b", 50.0, &[50.0])]);
         let max: Vec<_> =
             repetitions.iter().map(|scores| scores.tpot.max.map(|worst| (worst * 1e3).round())).collect();
         assert_eq!(max, [Some(100.0), Some(0.0)]);
@@ -481,7 +463,7 @@ mod tests {
 
     #[test]
     fn term_errors_are_shares_of_the_measured_time() {
-        let scores = Scores::of(&[case("a", 120.0, &[100.0, 100.0])]);
+        let scores = Scores::of(&[Case::fixture("a", 120.0, &[100.0, 100.0])]);
         let cpu = scores.cases[0].terms[0];
         assert_eq!((cpu.name, cpu.predicted, cpu.measured), ("cpu", 60.0, 50.0));
         assert!((cpu.error - 0.1).abs() < 1e-12);

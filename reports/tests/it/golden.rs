@@ -7,11 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use hearth_reports::Report;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Origin;
-use hearth_schema::trace::Outcome;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
+use hearth_schema::trace::{Kind, Origin, Outcome};
 
 use crate::{file, sample};
 

@@ -2,8 +2,7 @@
 
 use hearth_reports::Report;
 use hearth_reports::exports::perfetto;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Origin;
+use hearth_schema::trace::{Kind, Origin};
 use serde_json::{Value, json};
 
 use crate::{sample, trace_events};
@@ -17,11 +16,22 @@ fn overlay_has_the_events_of_both_traces() {
     let report = Report::new(sample::pair(6)).unwrap();
     let [one, other] = ["simulated.perfetto.json", "measured.perfetto.json"].map(|name| file(&report, name));
     let (one, other) = (trace_events::check(&one).unwrap(), trace_events::check(&other).unwrap());
-    let both = trace_events::check(&file(&report, "simulated-measured.perfetto.json")).unwrap();
+    let overlay = file(&report, "simulated-measured.perfetto.json");
+    let both = trace_events::check(&overlay).unwrap();
     // Everything of both is in the overlay, and nothing else.
     assert_eq!(both, std::array::from_fn(|place| one[place] + other[place]));
     // 6 passes, 2 rounds, 3 hops.
     assert_eq!((one[2], other[2]), (36, 36));
+    let overlay: Value = serde_json::from_slice(&overlay).unwrap();
+    let events = overlay["traceEvents"].as_array().unwrap();
+    let named = |name: &'static str| events.iter().filter(move |event| event["name"] == name);
+    let processes: Vec<&str> =
+        named("process_name").map(|event| event["args"]["name"].as_str().unwrap()).collect();
+    assert_eq!((processes.len(), processes[0], processes[5]), (6, "simulated laptop", "measured phone"));
+    assert!(events.iter().any(|event| event["ph"] == "C"), "counters");
+    // The first step of the simulated laptop takes 30 microseconds.
+    let embed = named("embed").next().unwrap();
+    assert_eq!((embed["ts"].as_f64(), embed["dur"].as_f64()), (Some(0.0), Some(30.0)));
 }
 
 #[test]

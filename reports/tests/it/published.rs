@@ -4,8 +4,7 @@ use hearth_profiles::Document;
 use hearth_reports::Report;
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 use hearth_reports::published::{Published, SHIPPED};
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Origin;
+use hearth_schema::trace::{Kind, Origin};
 
 use crate::{file, sample};
 

@@ -7,16 +7,9 @@ use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Parallelism;
-use hearth_schema::trace::Cost;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Header;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Origin;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Reading;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
-use hearth_schema::trace::TracedDevice;
+use hearth_schema::trace::{
+    Cost, Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice,
+};
 
 const MICRO: u64 = 1_000;
 const MIB: u64 = 1 << 20;

@@ -116,46 +116,6 @@ fn hostile_names_are_escaped() {
 }
 
 #[test]
-fn perfetto_overlay_has_processes_threads_flows_and_counters() {
-    let report = Report::new(sample::pair(3)).unwrap();
-    let files = report.files();
-    let (_, contents) =
-        files.iter().find(|(name, _)| name == "simulated-measured.perfetto.json").expect("the overlay");
-    let file: Value = serde_json::from_slice(contents).unwrap();
-    let events = file["traceEvents"].as_array().unwrap();
-    let of = |kind: &str| events.iter().filter(|event| event["ph"] == kind).collect::<Vec<_>>();
-    let names: Vec<&str> = of("M")
-        .into_iter()
-        .filter(|event| event["name"] == "process_name")
-        .map(|event| event["args"]["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(names[0], "simulated laptop");
-    assert_eq!(names[5], "measured phone");
-    let pids: Vec<u64> = of("X").iter().map(|event| event["pid"].as_u64().unwrap()).collect();
-    assert_eq!((pids.iter().min(), pids.iter().max()), (Some(&1), Some(&6)));
-    // 3 passes, 2 rounds, 3 hops, 2 traces: each arrow begins and ends once.
-    assert_eq!((of("s").len(), of("f").len()), (36, 36));
-    assert!(of("f").iter().all(|event| event["bp"] == "e"));
-    assert!(!of("C").is_empty());
-    // On one thread no two events overlap: viewers would drop one of them.
-    let mut spans: Vec<(u64, u64, u64, u64)> = of("X")
-        .into_iter()
-        .map(|event| {
-            let nanos = |key: &str| (event[key].as_f64().unwrap() * 1e3).round() as u64;
-            let id = |key: &str| event[key].as_u64().unwrap();
-            (id("pid"), id("tid"), nanos("ts"), nanos("ts") + nanos("dur"))
-        })
-        .collect();
-    spans.sort_unstable();
-    for pair in spans.windows(2) {
-        assert!((pair[0].0, pair[0].1) != (pair[1].0, pair[1].1) || pair[0].3 <= pair[1].2, "{pair:?}");
-    }
-    // The first step of the simulated laptop takes 30 microseconds.
-    let embed = of("X").into_iter().find(|event| event["name"] == "embed").unwrap();
-    assert_eq!((embed["ts"].as_f64(), embed["dur"].as_f64()), (Some(0.0), Some(30.0)));
-}
-
-#[test]
 fn gantt_has_every_lane_interval_and_message() {
     let files = Report::new(sample::pair(4)).unwrap().files();
     let (_, contents) = files.iter().find(|(name, _)| name == "gantt-simulated.svg").expect("the picture");
