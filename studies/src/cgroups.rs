@@ -18,7 +18,7 @@ use memmap2::Mmap;
 
 pub const MIB: usize = 1 << 20;
 pub const PAGE: usize = 4096;
-/// The environment variable that tells a child the name of its groups.
+/// The environment variable with the name of a child's groups.
 const GROUPS: &str = "HEARTH_GROUPS";
 const ROOT: &str = "/sys/fs/cgroup";
 

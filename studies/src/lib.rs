@@ -1,5 +1,45 @@
-//! What several studies need: cgroups around a process, and a clock of processor time.
+//! Code of several studies: cgroups around a process, processor time, and instances for the planners.
+
+use hearth_halda::{Device, Instance, Model};
 
 #[cfg(target_os = "linux")]
 pub mod cgroups;
-pub mod stopwatch;
+
+/// Returns the processor time of this thread in seconds, which other programs disturb less than wall-clock time.
+pub fn processor_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one `timespec`, which `time` is, and keeps no reference to it.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(failed, 0, "every Linux has a clock for each thread");
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Runs a function; returns its result and the processor time in seconds.
+pub fn timed<T>(run: impl FnOnce() -> T) -> (T, f64) {
+    let started = processor_seconds();
+    let result = run();
+    (result, processor_seconds() - started)
+}
+
+/// Returns the model of 80 layers in `halda/tests/data/lda/medium.jsonl`, and the devices of all its instances.
+pub fn medium_instances() -> Result<(Model, Vec<Device>), Box<dyn std::error::Error>> {
+    let mut instances: Vec<Instance> = Vec::new();
+    for line in include_str!("../../halda/tests/data/lda/medium.jsonl").lines() {
+        let mut row: serde_json::Value = serde_json::from_str(line)?;
+        instances.push(serde_json::from_value(row["instance"].take())?);
+    }
+    let models = instances.iter().map(|instance| &instance.model);
+    let model = models.clone().find(|model| model.model_layers == 80).ok_or("no 80 layers")?.clone();
+    Ok((model, instances.into_iter().flat_map(|instance| instance.devices).collect()))
+}
+
+/// Returns an instance with `count` of the devices, a different selection for each run.
+pub fn instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
+    Instance {
+        name: format!("{count}x{}", model.model_layers),
+        slow_disk_threshold: 3e8,
+        model: model.clone(),
+        devices: (0..count).map(|index| devices[(run * 7 + index) % devices.len()].clone()).collect(),
+        hops: None,
+    }
+}

@@ -34,7 +34,7 @@ use hearth_studies::cgroups::{
 const SHARE: f64 = 0.5;
 const DISK_MBPS: u64 = 200;
 const FILE_MIB: usize = 640;
-/// What one request to the kernel asks for.
+/// The size of one request to the kernel.
 const PIECE: usize = MIB;
 
 fn main() -> ExitCode {
@@ -146,7 +146,7 @@ fn cpu_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// As [`spin`], with threads that begin and end each burst together. Charged is the mean of all threads.
+/// [`spin`] with several threads that begin and end each burst together. The charged time is the mean of all threads.
 fn meet(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
     let _groups = Cgroups::join()?;
     let together = Barrier::new(threads);

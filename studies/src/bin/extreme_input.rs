@@ -8,28 +8,20 @@
 //! numbers, 64 devices: a line for each case with how many strategies found a plan, how many refused with a reason,
 //! and the slowest of them. The devices are those of `tests/data/lda/medium.jsonl`.
 
-#![allow(clippy::disallowed_methods)] // it measures time
-
 use std::error::Error;
-use std::time::Instant;
 
 use hearth_halda::registry::NAMES;
-use hearth_halda::{Gpu, Instance, LatencyModel, StrategyOptions, WorkTimes, solve, strategy_by_name};
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_halda::{Gpu, Instance, LatencyModel, Model, StrategyOptions, WorkTimes, solve, strategy_by_name};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_studies::{instance, medium_instances, timed};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut instances: Vec<Instance> = Vec::new();
-    for line in include_str!("../../../halda/tests/data/lda/medium.jsonl").lines() {
-        let row: serde_json::Value = serde_json::from_str(line)?;
-        instances.push(serde_json::from_value(row["instance"].clone())?);
-    }
-    println!("{:<44} {:>6} {:>8} {:>12}  slowest strategy", "case", "plans", "refused", "slowest ms");
-    for (case, instance) in cases(&instances)? {
+    println!("{:<44} {:>6} {:>8} {:>12}  slowest strategy", "case", "plans", "errors", "slowest ms");
+    for (case, instance) in cases()? {
         let model = match LatencyModel::new(&instance) {
             Ok(model) => model,
             Err(error) => {
-                println!("{case:<44} no strategy was asked: {error}");
+                println!("{case:<44} invalid instance: {error}");
                 continue;
             }
         };
@@ -38,13 +30,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             for keep_all in [false, true] {
                 let options = options(&instance, keep_all);
                 let strategy = strategy_by_name(name, &options)?;
-                let start = Instant::now();
-                match solve(strategy.as_ref(), &model) {
+                let (solved, seconds) = timed(|| solve(strategy.as_ref(), &model));
+                match solved {
                     Ok(solution) if solution.seconds().is_finite() => plans += 1,
                     Ok(_) => return Err(format!("{case}: `{name}` found a plan without a time").into()),
                     Err(_) => refused += 1,
                 }
-                let seconds = start.elapsed().as_secs_f64();
                 if seconds > slowest.0 {
                     slowest = (seconds, name);
                 }
@@ -55,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Options with which every strategy can be asked.
+/// Returns options that every strategy accepts.
 fn options(instance: &Instance, keep_all: bool) -> StrategyOptions {
     let devices = instance.devices.len() as u32;
     let layers = instance.model.model_layers;
@@ -69,21 +60,15 @@ fn options(instance: &Instance, keep_all: bool) -> StrategyOptions {
     }
 }
 
-fn cases(instances: &[Instance]) -> Result<Vec<(String, Instance)>, Box<dyn Error>> {
-    let base = instances.first().ok_or("no instances")?;
-    let all: Vec<_> = instances.iter().flat_map(|instance| &instance.devices).collect();
-    let made = |count: usize, layers: u32| {
-        let mut instance = base.clone();
-        instance.model.model_layers = layers;
-        instance.devices = all.iter().cycle().take(count).map(|device| (*device).clone()).collect();
-        instance
-    };
+fn cases() -> Result<Vec<(String, Instance)>, Box<dyn Error>> {
+    let (model, devices) = medium_instances()?;
+    let made = |count, layers| instance(&Model { model_layers: layers, ..model.clone() }, &devices, 0, count);
     let changed = |mut instance: Instance, change: &dyn Fn(&mut hearth_halda::Device)| {
         instance.devices.iter_mut().for_each(change);
         instance
     };
     let mut cases = vec![
-        ("as it should be, 4 devices, 80 layers".to_owned(), made(4, 80)),
+        ("valid, 4 devices, 80 layers".to_owned(), made(4, 80)),
         ("one device".to_owned(), made(1, 80)),
         ("one device, one layer".to_owned(), made(1, 1)),
         ("12 devices, 5 layers".to_owned(), made(12, 5)),
@@ -110,7 +95,7 @@ fn cases(instances: &[Instance]) -> Result<Vec<(String, Instance)>, Box<dyn Erro
     }
     let mut cut_off = made(4, 80);
     cut_off.hops = Some(vec![vec![None; 4]; 4]);
-    cases.push(("nobody reaches anybody".to_owned(), cut_off));
+    cases.push(("no links".to_owned(), cut_off));
     let mut uneven = made(64, 128);
     uneven.model.layer_bytes =
         (0..128).map(|layer| uneven.model.layer_weight_bytes + layer % 7 * (4 << 20)).collect();

@@ -16,7 +16,7 @@ use std::path::Path;
 use hearth_halda::{Exact, Halda, Instance, LatencyModel, Rules, Strategy, solve};
 use serde_json::Value;
 
-/// Two times are the same up to this. source: the tolerance of the certified optima.
+/// The relative difference up to which times are equal. source: the tolerance of the certified optima.
 const SAME: f64 = 1e-9;
 
 struct Row {
@@ -63,7 +63,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Rows of the table: plans, optimal ones, refused ones, the median gap, and those with twice the optimum.
+/// Returns the rows of the table: plans, optimal plans, errors, the median gap, and plans of at least twice the
+/// optimum.
 fn gaps(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Error>> {
     let (mut found, mut refused) = (Vec::new(), 0);
     for row in rows {
@@ -84,7 +85,7 @@ fn gaps(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Error>
     Ok(format!("{plans:>6} {optimal:>8} {refused:>8} {median:>9.2} % {share:>7.1} %"))
 }
 
-/// How often removing devices with one layer happened, and how often T became better and worse.
+/// Returns how often devices with one layer were removed, and how often T became better and worse.
 fn removals(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Error>> {
     let (mut fired, mut better, mut worse, mut worst) = (0, 0, 0, 0.0_f64);
     for row in rows {
@@ -108,7 +109,7 @@ fn removals(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Er
     ))
 }
 
-/// Where the other reading of Algorithm 1 ends elsewhere.
+/// Returns the instances on which the other reading of Algorithm 1 gives another result.
 fn readings(rows: &[Row]) -> Result<String, Box<dyn std::error::Error>> {
     let (mut compared, mut same, mut listed) = (0, 0, String::new());
     for row in rows {

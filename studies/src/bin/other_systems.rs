@@ -14,20 +14,15 @@ use std::fmt::Write;
 use std::fs;
 use std::process::ExitCode;
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
-use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
+use hearth_core::{Cluster, LinkTable, Member, metrics};
 use hearth_halda::systems::{self, SystemOptions};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Seconds, Sourced, device};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::{Origin, PlanKind};
 use hearth_schema::tensor::AllReduce;
 use hearth_schema::trace::Outcome;
+use hearth_schema::{Plan, Scenario};
 use hearth_sim::{Input, Options, simulate};
 
 /// Milliseconds a token and to the first.
@@ -120,7 +115,7 @@ fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, F
     Ok(metrics::compute(&simulate(&Input { cluster, plan, options: &options })?))
 }
 
-/// The mean time of a token and the time to the first; a word if it ended otherwise.
+/// Returns the mean time of a token and the time to the first, or the outcome of a run that failed.
 fn times(metrics: &Metrics) -> Result<Times, String> {
     if let (Outcome::Ok, Some(tpot), Some(ttft)) = (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
         return Ok((tpot.mean, ttft));
@@ -201,7 +196,7 @@ fn without_check() -> Result<String, Failed> {
     Ok(text)
 }
 
-/// The same over a channel that all four share.
+/// Simulates the systems over a channel that all four devices share.
 fn on_one_channel() -> Result<String, Failed> {
     let mut text = "## 70B over one Wi-Fi channel, with the memory check off\n\nThe shared channel of `scenarios/home`, whose \
                     latency, stalls and losses are the simulator's model of one; 8 tokens each. Messages are ms for each of 160 \
@@ -235,7 +230,7 @@ fn on_one_channel() -> Result<String, Failed> {
     Ok(text)
 }
 
-/// One row: what an all-reduce of a system's pattern costs by its messages alone.
+/// Returns one row: the cost of a system's all-reduce by its messages alone.
 fn one_sum(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failed> {
     let options = SystemOptions { weights_as: Some(Format::Q4_0), air_time: None };
     let roomy = roomy(cluster);
@@ -263,7 +258,7 @@ fn one_sum(cluster: &Cluster, system: &str, format: Format) -> Result<String, Fa
     Ok(format!("| {pattern} | {format} | {count} | {bytes} | {ms:.1} |\n"))
 }
 
-/// The same devices with memory for everything.
+/// Returns the same devices with enough memory for everything.
 fn roomy(cluster: &Cluster) -> Cluster {
     let mut roomy = cluster.clone();
     for member in &mut roomy.members {

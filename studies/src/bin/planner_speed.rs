@@ -1,96 +1,117 @@
-//! Times of `exact` and `halda`: the fastest and the median of repeated runs, in microseconds.
+//! Times of the planners: the fastest and the median of repeated runs, in microseconds of processor time.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin planner_speed
+//! cargo run --release -p hearth-studies --bin planner_speed -- --limits
 //! ```
 //!
-//! The instances are made of the devices in `tests/data/lda/medium.jsonl`, a different selection for each
-//! run, and a model of 80 layers. `plan` is the search alone, `solve` adds the check and the explanation.
-//! `halda` runs once with an integer programme for every k and once with those skipped that a bound excludes. The
-//! last columns divide the median by that of `exact` under the same rules, and count the selections that have a plan
-//! at all: a refusal is quick. The prima.cpp paper
-//! (section 3.3) gives 10 to 12 ms for 4 to 32 devices, on a machine it does not name.
-#![expect(clippy::disallowed_methods, reason = "this measures; nothing depends on the result")]
+//! The instances have the devices of `halda/tests/data/lda/medium.jsonl`, a different selection for each run, and a model
+//! of 80 layers. `plan` is the search alone, `solve` adds the check and the explanation; `plans` counts the selections with
+//! a plan, because an error is fast.
+//!
+//! The first form compares `exact`, `overlap` and `halda` with 4 to 32 devices; `halda` runs with and without skipping
+//! programs. The prima.cpp paper (section 3.3) gives 10 to 12 ms for 4 to 32 devices, on a machine that it does not name.
+//! The second form measures `exact` with hops by pair and free orders, up to 64 devices, 512 layers and all variables free.
 
-use std::time::Instant;
+use std::error::Error;
 
-use hearth_halda::{Exact, Halda, Instance, LatencyModel, Overlap, Rules, Strategy, solve};
+use hearth_halda::{
+    Exact, Halda, HeadChoice, Instance, LatencyModel, Model, OrderChoice, Overlap, Rules, Strategy, solve,
+};
+use hearth_studies::{instance, medium_instances, timed};
 
-/// Runs of each planner. assumed: enough for a stable median.
+/// Runs of each planner. source: assumed, enough for a stable median
 const RUNS: usize = 60;
-/// Runs with remainder windows, which take a hundred times as long. assumed: likewise.
+/// Runs of searches that take a hundred times as long. source: assumed
 const SLOW_RUNS: usize = 3;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut instances: Vec<Instance> = Vec::new();
-    for line in include_str!("../../../halda/tests/data/lda/medium.jsonl").lines() {
-        let row: serde_json::Value = serde_json::from_str(line)?;
-        instances.push(serde_json::from_value(row["instance"].clone())?);
-    }
-    let of_80_layers = |instance: &&Instance| instance.model.model_layers == 80;
-    let template = instances.iter().find(of_80_layers).ok_or("no 80 layers")?.clone();
-    let devices: Vec<_> = instances.into_iter().flat_map(|instance| instance.devices).collect();
-    let made = |run: usize, count: usize| Instance {
-        name: format!("{count}x80"),
-        slow_disk_threshold: 3e8,
-        model: template.model.clone(),
-        devices: (0..count).map(|index| devices[(run * 7 + index) % devices.len()].clone()).collect(),
-        hops: None,
-    };
+const KEEP_ALL: Rules = Rules { may_drop: false, may_leave_remainder: false };
+const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
+const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
 
-    println!(
-        "devices  rules             planner               what    fastest us   median us  by exact  plans"
-    );
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("devices  case                planner               what    fastest us   median us  plans");
+    if std::env::args().any(|argument| argument == "--limits") { limits() } else { planners() }
+}
+
+fn planners() -> Result<(), Box<dyn Error>> {
+    let (model, devices) = medium_instances()?;
     for count in [4, 8, 16, 32] {
-        for (label, may_drop, may_leave_remainder) in
-            [("fixed", false, false), ("select", true, false), ("select+remainder", true, true)]
-        {
-            let runs = if may_leave_remainder { SLOW_RUNS } else { RUNS };
-            let instances: Vec<Instance> = (0..runs).map(|run| made(run, count)).collect();
-            let rules = Rules { may_drop, may_leave_remainder };
-            let exact = Exact { rules, ..Exact::default() };
-            let base = measure(&exact, &instances)?;
-            let print = |planner: &str, (times, plans): Measured| {
-                for (what, [fastest, median], [_, of_exact]) in
-                    [("plan", times[0], base.0[0]), ("solve", times[1], base.0[1])]
-                {
-                    let ratio = median / of_exact;
-                    println!(
-                        "{count:>7}  {label:<17} {planner:<21} {what:<6} {fastest:>11.0} {median:>11.0} \
-                         {ratio:>9.1} {plans:>6}"
-                    );
-                }
-            };
-            print("exact", base);
-            if !may_leave_remainder {
-                print("overlap", measure(&Overlap { rules, ..Overlap::default() }, &instances)?);
-                let halda = Halda { may_drop, ..Halda::PAPER };
-                print("halda", measure(&halda, &instances)?);
-                print("halda, every k", measure(&Halda { skips: false, ..halda }, &instances)?);
-            }
+        let make = |run| instance(&model, &devices, run, count);
+        for (case, rules) in [("keep all", KEEP_ALL), ("select", SELECT)] {
+            let halda = Halda { may_drop: rules.may_drop, ..Halda::PAPER };
+            measure(case, "exact", &Exact { rules, ..Exact::default() }, RUNS, make)?;
+            measure(case, "overlap", &Overlap { rules, ..Overlap::default() }, RUNS, make)?;
+            measure(case, "halda", &halda, RUNS, make)?;
+            measure(case, "halda, every k", &Halda { skips: false, ..halda }, RUNS, make)?;
         }
+        measure("remainder", "exact", &Exact { rules: FREE, ..Exact::default() }, SLOW_RUNS, make)?;
     }
     Ok(())
 }
 
-/// Fastest and median microseconds of proposing and of solving, and how many plans came out.
-type Measured = ([[f64; 2]; 2], usize);
+fn limits() -> Result<(), Box<dyn Error>> {
+    let (model, devices) = medium_instances()?;
+    let with_links = |instance: Instance, run: usize| {
+        // 1 to 6 ms, different in both directions.
+        let count = instance.devices.len();
+        let hop = |from: usize, to: usize| Some(1e-3 + ((from * 7 + to * 13 + run) % 11) as f64 * 5e-4);
+        let rows = (0..count).map(|from| (0..count).map(|to| hop(from, to)).collect()).collect();
+        Instance { hops: Some(rows), ..instance }
+    };
+    for count in [4, 8, 12, 16, 32] {
+        let make = |run| with_links(instance(&model, &devices, run, count), run);
+        let exact = Exact { rules: SELECT, ..Exact::default() };
+        measure("links", "exact", &exact, RUNS, make)?;
+        measure("links, free order", "exact", &Exact { order: OrderChoice::Best, ..exact }, SLOW_RUNS, make)?;
+    }
+    let deep = Model { model_layers: 512, ..model };
+    for (count, links, order, rounds) in [
+        (12, true, OrderChoice::Best, None),
+        (64, false, OrderChoice::Given, None),
+        (64, true, OrderChoice::Given, None),
+        (64, true, OrderChoice::Best, None),
+        (64, false, OrderChoice::Given, Some(2)),
+        (64, true, OrderChoice::Best, Some(2)),
+        (64, true, OrderChoice::Best, Some(100)),
+    ] {
+        let case = format!("{}512, {order:?} {rounds:?}", if links { "links, " } else { "" });
+        let exact = Exact { rules: FREE, head: HeadChoice::Best, rounds, order };
+        measure(&case, "exact", &exact, 2, |run| {
+            let instance = instance(&deep, &devices, run, count);
+            if links { with_links(instance, run) } else { instance }
+        })?;
+    }
+    Ok(())
+}
 
-fn measure(strategy: &dyn Strategy, instances: &[Instance]) -> Result<Measured, Box<dyn std::error::Error>> {
-    let (mut plan, mut whole, mut plans) = (Vec::new(), Vec::new(), 0);
-    for instance in instances {
-        let start = Instant::now();
-        let latency = LatencyModel::new(instance)?;
-        let _ = strategy.propose(&latency);
-        plan.push(start.elapsed().as_secs_f64() * 1e6);
-        let start = Instant::now();
-        let solved = solve(strategy, &latency);
-        whole.push(start.elapsed().as_secs_f64() * 1e6);
+/// Prints the times of proposing and of solving.
+fn measure(
+    case: &str,
+    planner: &str,
+    strategy: &dyn Strategy,
+    runs: usize,
+    make: impl Fn(usize) -> Instance,
+) -> Result<(), Box<dyn Error>> {
+    let (mut plan, mut whole, mut plans, mut devices) = (Vec::new(), Vec::new(), 0, 0);
+    for run in 0..runs {
+        let instance = make(run);
+        devices = instance.devices.len();
+        let (found, seconds) =
+            timed(|| LatencyModel::new(&instance).map(|model| drop(strategy.propose(&model))));
+        found?;
+        plan.push(seconds * 1e6);
+        let model = LatencyModel::new(&instance)?;
+        let (solved, seconds) = timed(|| solve(strategy, &model));
+        whole.push(seconds * 1e6);
         plans += usize::from(solved.is_ok());
     }
-    let sorted = [plan, whole].map(|mut times| {
+    for (what, mut times) in [("plan", plan), ("solve", whole)] {
         times.sort_by(f64::total_cmp);
-        [times[0], times[times.len() / 2]]
-    });
-    Ok((sorted, plans))
+        let (fastest, median) = (times[0], times[times.len() / 2]);
+        println!(
+            "{devices:>7}  {case:<19} {planner:<21} {what:<6} {fastest:>11.0} {median:>11.0} {plans:>6}"
+        );
+    }
+    Ok(())
 }

@@ -10,9 +10,8 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use hearth_core::soc::Chip;
-use hearth_core::soc::Matmul;
 use hearth_core::soc::stage::total;
+use hearth_core::soc::{Chip, Matmul};
 use hearth_profiles::device::soc::{Soc, Strategy, Synchronisation, Upkeep};
 use hearth_profiles::device::{SocOptions, shipped};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};

@@ -26,9 +26,9 @@ use hearth_studies::cgroups::{
     require_root, resident,
 };
 
-/// The biggest read-ahead of the usual kernel settings: `WILLNEED` in these pieces is always honoured.
+/// The largest read-ahead of the default kernel settings; `WILLNEED` in these pieces is always honoured.
 const CHUNK: usize = 128 << 10;
-/// What is kept, and what is given up behind the reader, is whole pieces of this size.
+/// The unit of keeping and releasing.
 const PIECE: usize = MIB;
 const RESULT: &str = "result ";
 
@@ -358,7 +358,7 @@ fn residency(map: &[u8], window: usize) -> String {
     windows.map(|window| window.chunks(2048).map(cell).collect::<String>() + "|").collect()
 }
 
-/// Each thread takes one contiguous part, as rows of a matrix are split.
+/// Sums a window with several threads, one contiguous part each, as rows of a matrix are split.
 fn checksum_together(window: &[u8], threads: usize) -> u64 {
     if threads <= 1 {
         return checksum(window);

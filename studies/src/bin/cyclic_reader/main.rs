@@ -24,8 +24,8 @@ use passes::{DropMethod, Mode, Passes};
 mod passes;
 mod probes;
 
-/// What the process needs beside the pages of the file: 0.4 MiB of its own, page tables and nodes of the page
-/// cache's tree (2.8 MiB for 640 MiB), and a margin.
+/// Memory of the process besides the pages of the file: 0.4 MiB of its own, page tables and nodes of the page cache's
+/// tree (2.8 MiB for 640 MiB), and a margin.
 const PROCESS_MIB: usize = 5;
 
 fn main() -> ExitCode {
@@ -96,7 +96,7 @@ fn in_child(limits: Limits, file: &Path, mut arguments: Vec<String>) -> Result<S
     groups.run(&arguments)
 }
 
-/// Limits of 90 to 35 % of the file, and what fills each of them.
+/// Rows with limits of 90 to 35 % of the file, each with the kept set that fills it.
 fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
     let mut rows = Vec::new();
     for percent in [90, 75, 50, 35] {
@@ -125,7 +125,7 @@ fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
     rows
 }
 
-/// 312 MiB kept, 8 MiB of buffer, and limits ever closer to that.
+/// Rows with 312 MiB kept, 8 MiB of buffer, and limits that approach their sum.
 fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
     let managed = Passes { kept_mib: 312, ..base.clone() };
     let variants = [
@@ -146,7 +146,7 @@ fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
     rows
 }
 
-/// What `tests/cyclic_rows.rs` replays: few passes, in large pieces, so that the log is short.
+/// The rows that `sim/tests/it/cyclic_rows.rs` replays: few passes in large pieces, so that the log is short.
 fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
     let limited = Passes { limit_kib: 325 << 10, kept_mib: 0, piece_kib: 2048, count: 4, ..base.clone() };
     let managed = Passes { kept_mib: 312, ..limited.clone() };
@@ -165,7 +165,7 @@ fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }
 
-/// One row: medians over the passes after the first, and of memory the most.
+/// Measures one row: medians over the passes after the first, and the maximum of memory.
 fn measure(name: &str, row: &Passes, disk_mbps: u64, file: &Path) -> Result<(), Failure> {
     let limits = Limits { memory: row.limit_kib << 10, disk_mbps, cpu: None };
     let text = in_child(limits, file, row.arguments())?;

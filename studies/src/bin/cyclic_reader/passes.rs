@@ -25,7 +25,7 @@ pub enum Mode {
     Managed,
 }
 
-/// How a piece is dropped.
+/// The system call that drops a piece.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum DropMethod {
     /// `MADV_PAGEOUT`.
@@ -57,7 +57,7 @@ pub fn load(piece: &[u8]) {
 /// A piece and its number in the file.
 type Piece = (usize, &'static [u8]);
 
-/// What was done to which piece, in order: `k` kept piece loaded, `a` asked for by `WILLNEED`, `p` populated,
+/// The log of operations on pieces, in order: `k` kept piece loaded, `a` requested with `WILLNEED`, `p` populated,
 /// `t` touched by the reader, `r` dropped.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(char, usize)>>>);
@@ -69,7 +69,7 @@ impl Log {
         }
     }
 
-    /// Everything since the last call; `t3-7` is five touches.
+    /// Returns the operations since the last call; `t3-7` is five touches.
     fn take(&self) -> String {
         let done = self.0.lock().map(|mut done| std::mem::take(&mut *done)).unwrap_or_default();
         let runs = done.chunk_by(|(what, piece), next| (*what, piece + 1) == *next);
@@ -83,7 +83,7 @@ impl Log {
     }
 }
 
-/// One experiment; in pieces because options are.
+/// The options of one experiment.
 #[derive(Clone, Debug)]
 pub struct Passes {
     pub file_mib: usize,
@@ -91,7 +91,7 @@ pub struct Passes {
     pub mode: Mode,
     pub kept_mib: usize,
     pub buffer_kib: usize,
-    /// Of the buffer, what may be asked for and not have arrived.
+    /// The part of the buffer that may be requested and not have arrived.
     pub flight_kib: usize,
     pub piece_kib: usize,
     pub random: bool,
@@ -99,7 +99,7 @@ pub struct Passes {
     /// The helper drops what was used, not the reader.
     pub helper_drops: bool,
     pub count: usize,
-    /// Where to append what was done to the pieces, in order, to be replayed.
+    /// The file to which the log of operations is appended for replay.
     pub log: Option<PathBuf>,
 }
 
@@ -179,7 +179,7 @@ impl Passes {
         words
     }
 
-    /// Whether a piece stays: kept pieces are spread evenly through the file.
+    /// Returns whether a piece is kept; kept pieces are spread evenly through the file.
     fn keeps(&self, piece: usize) -> bool {
         let pieces = self.file_mib * 1024 / self.piece_kib;
         let kept = self.kept_mib * 1024 / self.piece_kib;
@@ -316,10 +316,10 @@ impl Passes {
     }
 }
 
-/// The reader's ends of what it and the helper tell each other.
+/// The reader's ends of the channels to the helper.
 struct Helper {
-    /// One more streamed piece is there, in order.
+    /// Receives a message for each streamed piece that is loaded, in order.
     ready: mpsc::Receiver<()>,
-    /// The reader has used it.
+    /// Sends each piece that the reader has used.
     done: mpsc::Sender<Piece>,
 }

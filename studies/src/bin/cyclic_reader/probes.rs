@@ -13,7 +13,6 @@ use hearth_studies::cgroups::{
     Cgroups, Counters, Failure, MIB, PAGE, advise, checksum, drop_from_cache, map_cold, median, missing,
 };
 
-/// All of them, by a process inside its groups.
 pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
     let file = File::open(path)?;
     let map = map_cold(&file)?;
@@ -48,7 +47,7 @@ fn drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> Result
     Ok(())
 }
 
-/// Loads, perhaps uses and then drops one piece after another.
+/// Loads, optionally uses and then drops one piece after another.
 fn drop_pieces(
     file: &File,
     map: &'static [u8],
@@ -83,7 +82,7 @@ fn drop_pieces(
     std::hint::black_box(sum);
 }
 
-/// What one fault, one `WILLNEED` and one `POPULATE_READ` read, with and without `MADV_RANDOM`.
+/// Measures the bytes read by one fault, one `WILLNEED` and one `POPULATE_READ`, with and without `MADV_RANDOM`.
 fn reading(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Failure> {
     for advice in ["normal", "random"] {
         advise(map, if advice == "random" { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
@@ -124,7 +123,7 @@ fn reading(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Fail
     Ok(())
 }
 
-/// How fast a helper is that asks so many pieces ahead and waits for one after another.
+/// Measures the speed of a helper by the number of pieces that it requests ahead.
 fn depths(file: &File, map: &'static [u8]) {
     for random in [false, true] {
         advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });

@@ -9,52 +9,44 @@
 //!
 //! Not here: which strategies plan for them ([`crate::evaluation`]).
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::model::{ModelProfile, shipped, shipped_document};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Links;
-use hearth_schema::scenario::NamedLink;
-use hearth_schema::scenario::Workload;
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
 
 use crate::devices::{KINDS, Kind, device};
 use crate::random::Random;
 
-/// Devices of a cluster.
 const DEVICES: [u32; 2] = [2, 8];
-/// Devices of a small one.
 const SMALL_DEVICES: [u32; 2] = [2, 3];
 /// The models of the paper's Table 4, small ones first.
 pub const MODELS: [&str; 7] =
     ["llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
-/// Those that small instances are cut from, and to how many layers: all with several valid numbers of rounds.
+/// The models from which small instances are cut, and their numbers of layers, all with several valid numbers of
+/// rounds.
 const SMALL_MODELS: [&str; 5] = ["llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
 const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 
 /// Memory of all devices over the bytes of the model. source: assumed; around the shortage of the paper's
 /// testbed, 37 GiB for 40 GiB
 const MEMORY_RATIO: [f64; 2] = [0.4, 1.4];
-/// What other programs leave at least. source: assumed
+/// The least memory that other programs leave. source: assumed
 const LEAST_MEMORY: Bytes = Bytes::mib(1024);
-/// What a GPU that shares memory leaves of it to buffers and the mapping. source: assumed; twice the CPU's buffers
+/// The shared memory that a GPU leaves to buffers and the mapping. source: assumed; twice the CPU's buffers
 const BESIDE_GPU: Bytes = Bytes::mib(512);
-/// One way, in seconds, and in Mbit/s. source: prima.cpp paper, section 4: 3-7 ms and 320-610 Mbit/s over
-/// Wi-Fi; widened to a cable and to a far room
+/// Latency one way in seconds, and bandwidth in Mbit/s. source: prima.cpp paper, section 4: 3-7 ms and 320-610 Mbit/s
+/// over Wi-Fi; widened to a cable and to a far room
 const LATENCY: [f64; 2] = [1e-3, 1e-2];
 const BANDWIDTH: [f64; 2] = [100.0, 900.0];
 /// Tokens of the key-value cache. source: assumed
 const CONTEXTS: [u32; 2] = [512, 1024];
 
-/// A cluster with a model.
 pub fn cluster(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
     drawn(&mut Random::new(seed, number), DEVICES, &MODELS, workload)
 }
 
-/// A cluster small enough to try all plans.
+/// Returns a cluster small enough to try all plans.
 pub fn small(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
     // Apart from the streams of the large ones.
     let mut random = Random::new(seed, (1 << 32) + number);
@@ -63,13 +55,13 @@ pub fn small(seed: u64, number: u64, workload: Workload) -> Result<Cluster, Stri
     shrunk(large, layers)
 }
 
-/// The memory that layers can be in, over the bytes of the model.
+/// Returns the memory available to layers, divided by the bytes of the model.
 pub fn memory_ratio(cluster: &Cluster) -> f64 {
     let main = cluster.members.iter().map(|member| member.device.memory.available.value.as_f64());
     (main.sum::<f64>() + cards(&cluster.members)) / cluster.model.total_bytes().as_f64()
 }
 
-/// The cluster with every device under one residency, or with the choice left to the planner.
+/// Sets one residency on every device, or leaves the choice to the planner.
 pub fn under(mut cluster: Cluster, residency: Option<Residency>) -> Cluster {
     let residency = residency.map(ResidencyOptions::of);
     cluster.members.iter_mut().for_each(|member| member.residency = residency);
@@ -114,7 +106,7 @@ fn member(place: usize, random: &mut Random) -> Member {
     Member { name, address: None, device, residency: None }
 }
 
-/// A model that the devices are short of memory for if other programs leave the least, or the largest.
+/// Picks a model that exceeds the memory if other programs leave the least, or else the largest model.
 fn wanted(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, String> {
     let models: Result<Vec<ModelProfile>, _> = models.iter().map(|name| shipped(name)).collect();
     let models = models.map_err(|error| error.to_string())?;
@@ -125,7 +117,7 @@ fn wanted(members: &[Member], models: &[&str], random: &mut Random) -> Result<Mo
     Ok(random.pick(&models[first..]).clone())
 }
 
-/// Memory of all GPUs that have their own.
+/// Returns the memory of all discrete GPUs.
 fn cards(members: &[Member]) -> f64 {
     let own = |member: &Member| {
         let gpu = member.device.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
@@ -134,7 +126,7 @@ fn cards(members: &[Member]) -> f64 {
     members.iter().map(own).sum()
 }
 
-/// Other programs take memory until `ratio` of the model's bytes is left, GPU memory included.
+/// Reduces the available memory, including GPU memory, to `ratio` of the model's bytes.
 fn shorten(members: &mut [Member], model: &ModelProfile, ratio: f64) {
     let main: f64 = members.iter().map(|member| member.device.memory.available.value.as_f64()).sum();
     let wanted = (ratio * model.total_bytes().as_f64() - cards(members)).max(0.0);

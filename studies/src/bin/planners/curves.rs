@@ -26,12 +26,11 @@ const PANEL: f64 = 500.0;
 const LEGEND_ROW: f64 = 18.0;
 /// The largest factor shown.
 const MOST: f64 = 100.0;
-/// Told apart by people who see colours differently as well. source: Okabe and Ito, "Color Universal Design"
+/// Colours that are distinguishable with colour blindness. source: Okabe and Ito, "Color Universal Design"
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];
 /// Strategies beyond the colours are dashed.
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
 
-/// The drawing.
 pub fn drawing(panels: &[Panel]) -> String {
     let strategies = panels.iter().map(|panel| panel.curves.len()).max().unwrap_or(0);
     let rows = strategies.div_ceil(6) as f64;
@@ -91,7 +90,7 @@ fn axes(text: &mut String, title: &str) {
     );
 }
 
-/// Pixels from the left for a time over the best one.
+/// Returns the horizontal position, in pixels, of a time relative to the best one.
 fn across(factor: f64) -> f64 {
     WIDTH * factor.clamp(1.0, MOST).ln() / MOST.ln()
 }

@@ -19,26 +19,25 @@ use crate::random::Random;
 const MIB: f64 = 1024.0 * 1024.0;
 const GIB: f64 = 1024.0 * MIB;
 
-/// What each number of a drawn device says of itself.
+/// The source of each number of a drawn device.
 const DRAWN: &str = "assumed: drawn from a range that is usual in homes";
 const AS_SHIPPED: &str = "assumed: as in the shipped devices d1 to d6";
 
-/// What kind of device it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A desktop or laptop with an NVIDIA card.
     LinuxCuda,
-    /// One without.
+    /// A desktop or laptop without an NVIDIA card.
     Linux,
-    /// An Apple computer whose GPU is used.
+    /// An Apple computer with a GPU in use.
     MacMetal,
-    /// One whose GPU is not, or an older one.
+    /// An Apple computer without a GPU in use.
     Mac,
     /// A phone or tablet.
     Android,
 }
 
-/// Each kind as often as it stands here. source: assumed
+/// The kinds with their frequency. source: assumed
 pub const KINDS: [Kind; 10] = [
     Kind::LinuxCuda,
     Kind::LinuxCuda,
@@ -75,11 +74,11 @@ const APPLE_SHARE: f64 = 0.69;
 /// 16 GB machines as llama.cpp prints it, 5461 and 10923 MiB
 const METAL_SHARE: f64 = 2.0 / 3.0;
 
-/// What a kind's numbers are drawn from. Memory in GiB, rates in GB/s, arithmetic in GFLOP/s for Q4_K.
+/// The ranges of a kind's numbers: memory in GiB, rates in GB/s, arithmetic in GFLOP/s for Q4_K.
 struct Ranges {
     /// source: what is sold
     memory: &'static [f64],
-    /// What other programs leave of it. source: prima.cpp paper, Table 3: 0.24 to 0.85
+    /// The part that other programs leave. source: prima.cpp paper, Table 3: 0.24 to 0.85
     available: [f64; 2],
     /// source: assumed; between two channels of DDR4-2133 at half their peak and of DDR5-5600 at 0.8; phones
     /// as d4 and d5 and three times that
@@ -112,18 +111,17 @@ const ANDROID: Ranges = Ranges {
     disk: [0.3, 2.0],
 };
 
-/// A hard disk instead of flash, in GB/s, and in how many of 100 Linux devices. source: assumed; the inner and
-/// outer tracks of a disk with 7200 turns a minute
+/// The rate of a hard disk in GB/s, and how many of 100 Linux devices have one. source: assumed; the inner and outer
+/// tracks of a disk with 7200 revolutions per minute
 const HARD_DISK: [f64; 2] = [0.08, 0.2];
 const HARD_DISKS: u32 = 12;
 /// Random reads as a share of sequential ones, for the disks of Macs. source: assumed
 const RANDOM_SHARE: [f64; 2] = [0.3, 1.0];
 /// Swap that Android has free, in GiB. source: assumed; compressed swap of a quarter of 4 to 12 GiB
 const SWAP: [f64; 2] = [1.0, 3.0];
-/// What of other programs' memory can be swapped. source: the shipped devices
+/// The part of other programs' memory that can be swapped. source: the shipped devices
 const CAN_SWAP: f64 = 0.78;
 
-/// A device of a kind.
 pub fn device(name: &str, kind: Kind, random: &mut Random) -> Device {
     let ranges = match kind {
         Kind::Linux | Kind::LinuxCuda => &LINUX,

@@ -6,8 +6,7 @@
 //!
 //! Not here: which clusters ([`crate::clusters`]), and what follows from many scores ([`crate::population`]).
 
-use hearth_core::Cluster;
-use hearth_core::metrics;
+use hearth_core::{Cluster, metrics};
 use hearth_halda::registry::{NAMES, StrategyOptions};
 use hearth_halda::{LatencyModel, Rules, solve, strategy_by_name, total_memory};
 use hearth_profiles::Bytes;
@@ -15,9 +14,9 @@ use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
 use hearth_schema::scenario::Workload;
 
-/// What is simulated: so few tokens that a plan takes some ten milliseconds.
+/// The simulated workload: few tokens, so that a plan takes some ten milliseconds.
 pub const WORKLOAD: Workload = Workload::plain(1, 16);
-/// What is simulated of each of the many plans of a small instance, and of those it is compared with.
+/// The simulated workload of small instances, each of which has many plans.
 pub const SMALL_WORKLOAD: Workload = Workload::plain(1, 8);
 /// The unit of the page cache.
 pub const CHUNK: Bytes = Bytes::mib(4);
@@ -27,9 +26,7 @@ pub const REFERENCE: &str = "exact";
 /// A plan's two scores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
-    /// k.
     pub rounds: u32,
-    /// Devices with layers.
     pub devices: usize,
     /// T of the paper's objective, in seconds.
     pub predicted: f64,
@@ -39,21 +36,21 @@ pub struct Score {
     pub simulated: Option<f64>,
 }
 
-/// The names of all strategies that need nothing but a cluster. By hand needs windows; every combination takes
-/// too long beyond toys.
+/// Returns the names of all strategies that need only a cluster; `manual` needs windows, and `exhaustive` takes too
+/// long.
 pub fn strategies() -> impl Iterator<Item = &'static str> {
     NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
 }
 
-/// What a strategy answers.
+/// The result of a strategy.
 pub enum Answer {
     /// A plan, and its score.
     Planned(Box<Plan>, Score),
-    /// Why there is none.
+    /// The error of the strategy.
     Refused(String),
 }
 
-/// A strategy's answer. An error is a defect of a planner or the simulator.
+/// Runs a strategy and scores its plan. An error is a defect of a planner or the simulator.
 pub fn evaluate_strategy(
     cluster: &Cluster,
     model: &LatencyModel,

@@ -8,15 +8,12 @@
 use std::fs;
 use std::path::Path;
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{Instance, LatencyModel, Rules};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Device, Document, device};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::{Plan, Scenario};
 
 use crate::clusters::under;
 use crate::evaluation::{Answer, Score, evaluate_strategy, strategies};
@@ -44,15 +41,13 @@ pub struct Question {
     pub answers: Vec<Planned>,
 }
 
-/// What a strategy made of a scenario.
+/// The result of a strategy on a scenario.
 pub struct Planned {
-    /// Its name.
     pub strategy: &'static str,
     /// For each residency the plan in words and its score, or why there is none.
     pub outcomes: Vec<Result<(String, Score), String>>,
 }
 
-/// All scenarios.
 pub struct Testbeds {
     /// D1 to D4 with each model.
     pub table_4: Vec<Question>,

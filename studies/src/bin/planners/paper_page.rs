@@ -13,12 +13,11 @@ use crate::population::{RESIDENCIES, label};
 use crate::published::{TABLE_4, TOLERANCE, fig_10, within};
 use crate::tables::{Table, ratio};
 
-/// The strategies that stand for the paper's own planner, where they are registered.
+/// The strategies that correspond to the paper's planner.
 const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];
 /// The ways to score a plan: the paper's objective, and the simulator under each residency.
 const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "simulated, chosen"];
 
-/// The page.
 pub fn page(command: &str, testbeds: &Testbeds) -> String {
     let mut text = format!(
         "# Plans of the strategies for the testbeds of the prima.cpp paper\n\nWritten by\n\n    {command}\n\n\
@@ -208,7 +207,7 @@ fn score(answer: &Planned, residency: usize) -> Option<&Score> {
     answer.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
 }
 
-/// The times of an answer in seconds, in the order of [`SCORES`].
+/// Returns the times of a result in seconds, in the order of [`SCORES`].
 fn times(answer: &Planned) -> [Option<f64>; SCORES.len()] {
     std::array::from_fn(|at| match at {
         0 => score(answer, 0).map(|score| score.predicted),

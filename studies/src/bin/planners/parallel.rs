@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// `work` of each number below `count`, in order. The first error ends it.
+/// Runs `work` for each number below `count`; returns the results in order, or the first error.
 pub fn each<T: Send>(
     what: &str,
     count: usize,

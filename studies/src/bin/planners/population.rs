@@ -23,19 +23,15 @@ use crate::gaps::{SAME, gap};
 pub const SELECTION: Rules = Rules { may_drop: true, may_leave_remainder: false };
 /// The residencies that are planned for: one for all devices, or the planner's choice.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
-/// Tokens that stand for many, and in how many instances they are simulated.
+/// The larger number of tokens, and the number of instances simulated with it.
 pub const MANY_TOKENS: u32 = 64;
 pub const CHECKED: usize = 40;
 
-/// An instance, and what every strategy made of it.
+/// An instance with the results of all strategies.
 pub struct Home {
-    /// Its number.
     pub number: usize,
-    /// Its model.
     pub model: String,
-    /// How many devices it has.
     pub devices: usize,
-    /// Memory over model.
     pub memory_ratio: f64,
     /// For each residency, each strategy's score, in the order of [`strategies`].
     pub scores: Vec<Vec<Result<Score, String>>>,
@@ -82,7 +78,7 @@ impl Home {
     }
 }
 
-/// Everything about the instance of a number.
+/// Evaluates the instance with a number.
 pub fn instance(seed: u64, number: usize) -> Result<Home, String> {
     let drawn = cluster(seed, number as u64, WORKLOAD)?;
     let mut scores = Vec::new();
@@ -133,7 +129,7 @@ fn by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
     (optimum(1), more.filter_map(optimum).min_by(f64::total_cmp))
 }
 
-/// What a residency is called.
+/// Returns the label of a residency.
 pub fn label(residency: Option<Residency>) -> String {
     residency.map_or_else(|| "chosen".to_owned(), |residency| residency.to_string())
 }

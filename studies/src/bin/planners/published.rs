@@ -16,7 +16,6 @@ pub struct Row {
     pub without_halda: f64,
     /// prima.cpp without prefetching.
     pub without_prefetch: f64,
-    /// prima.cpp.
     pub prima: f64,
 }
 

@@ -10,13 +10,7 @@
 use hearth_core::Cluster;
 use hearth_halda::{Assignment, Instance, LatencyModel, valid_rounds, violations};
 use hearth_schema::Plan;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role};
 use hearth_schema::residency::Residency;
 
 use crate::clusters::{memory_ratio, small, under};
@@ -25,13 +19,9 @@ use crate::population::{RESIDENCIES, SELECTION};
 
 /// A small instance under one residency, with the fastest of all its plans.
 pub struct Searched {
-    /// Its number.
     pub number: usize,
-    /// Its model.
     pub model: String,
-    /// How many devices it has.
     pub devices: usize,
-    /// Memory over model.
     pub memory_ratio: f64,
     /// How devices keep their weights, if the planner does not choose.
     pub residency: Option<Residency>,
@@ -109,7 +99,7 @@ fn assignments(model: &LatencyModel) -> Vec<Assignment> {
     found
 }
 
-/// Gives `left` layers of a turn to `device` and those after it in every way.
+/// Distributes `left` layers of a round over `device` and those after it in every way.
 fn place(model: &LatencyModel, plan: &mut Assignment, device: usize, left: u32, found: &mut Vec<Assignment>) {
     if device == plan.window_layers.len() {
         if left == 0 && violations(model, plan, SELECTION).is_empty() {

@@ -18,18 +18,17 @@ pub struct Table {
 }
 
 impl Table {
-    /// With its columns; all but the first are numbers.
+    /// A table whose columns except the first are numbers.
     pub fn new(columns: &[&str]) -> Self {
         Self::after(1, columns)
     }
 
-    /// With its columns; all but so many first ones are numbers.
+    /// A table whose columns except the first `words` are numbers.
     pub fn after(words: usize, columns: &[&str]) -> Self {
         let (words, numbers) = (" --- |".repeat(words), " ---: |".repeat(columns.len() - words));
         Self { text: format!("| {} |\n|{words}{numbers}\n", columns.join(" | ")) }
     }
 
-    /// Adds a row.
     pub fn row(&mut self, cells: &[String]) {
         let _ = writeln!(self.text, "| {} |", cells.join(" | "));
     }
@@ -40,7 +39,6 @@ impl Table {
     }
 }
 
-/// The page.
 pub fn page(command: &str, instances: &[Home], small: &[Searched]) -> String {
     let mut text = String::from("# Quality of the plans of each strategy\n\n");
     let _ = write!(
@@ -307,7 +305,7 @@ fn seconds(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| format!("{value:.6}"))
 }
 
-/// A gap for people.
+/// Formats a gap.
 pub fn percent(value: f64) -> String {
     if value.is_nan() {
         return "-".into();
@@ -320,7 +318,7 @@ pub fn percent(value: f64) -> String {
     if value < 10.0 { format!("{:.1} %", value * 100.0) } else { format!("{:.0}x", value + 1.0) }
 }
 
-/// A factor for people.
+/// Formats a factor.
 pub fn ratio(value: f64) -> String {
     if value.is_finite() { format!("{value:.2}") } else { "-".into() }
 }

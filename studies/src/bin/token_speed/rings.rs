@@ -4,25 +4,16 @@
 //! GPUs every byte goes through a page cache: the worst case, in which most chunks are read from disk again for every
 //! token.
 
-use hearth_core::cluster::Cluster;
-use hearth_core::cluster::LinkTable;
-use hearth_core::cluster::Member;
+use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{
+    Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
+};
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Links;
-use hearth_schema::scenario::Workload;
+use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, SimError, simulate};
 
 /// What is simulated.
@@ -42,7 +33,7 @@ pub struct Size<'w> {
     pub layers: u32,
     /// Tokens generated.
     pub tokens: u32,
-    /// How weights are kept.
+    /// The residency of the weights.
     pub residency: ResidencyOptions,
     /// Which part of its weights a device has page cache for; its own memory if absent.
     pub held: Option<f64>,
@@ -98,7 +89,6 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Runs it.
     pub fn run(&self) -> Result<Trace, SimError> {
         let options = Options { warm: true, ..Options::default() };
         simulate(&Input { cluster: &self.cluster, plan: &self.plan, options: &options })
