@@ -1,7 +1,7 @@
 //! Findings about a plan as a whole; those about a single device are in `devices`.
 
 use hearth_core::Cluster;
-use hearth_core::memory::draft;
+use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
 use hearth_schema::Plan;
@@ -17,7 +17,6 @@ use crate::problem::SLOW_DISK;
 use crate::problem::assignment::ring_order;
 use crate::problem::instance::Instance;
 use crate::solve::solve;
-use hearth_core::memory::MemoryBudget;
 
 /// The part of the token time in hops above which distribution does not pay. source: assumed
 const MAX_HOP_SHARE: f64 = 0.5;
