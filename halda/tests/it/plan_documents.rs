@@ -24,7 +24,7 @@ fn link(milliseconds: f64) -> Link {
 
 /// A device; its GPU by kind, whether memory is unified, and GiB.
 fn device(name: &str, os: &str, gib: u64, gpu: Option<(&str, bool, u64)>) -> Member {
-    let mut yaml = format!(
+    let yaml = format!(
         "schema: device/1
 name: {name}
 os: {os}
@@ -44,8 +44,8 @@ disk:
   random: {{value: 1 GB/s, source: test}}
 "
     );
-    if let Some((kind, unified, gib)) = gpu {
-        yaml += &format!(
+    let gpu = gpu.map_or(String::new(), |(kind, unified, gib)| {
+        format!(
             "gpu:
   kind: {kind}
   name: gpu
@@ -58,9 +58,9 @@ disk:
   download: {{latency: {{value: 20 us, source: test}}, bandwidth: {{value: 10 GB/s, source: test}}}}
   compute_buffer: {{value: 200 MiB, source: test}}
 "
-        );
-    }
-    let device = Device::from_yaml(&yaml).unwrap();
+        )
+    });
+    let device = Device::from_yaml(&(yaml + &gpu)).unwrap();
     Member { name: name.to_owned(), address: None, device, residency: None }
 }
 

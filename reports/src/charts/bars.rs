@@ -5,7 +5,7 @@ use hearth_schema::Trace;
 use plotters::element::Text;
 
 use super::drawing::{Class, Drawing, Titled};
-use super::{Axis, Scale, label_ms, plot, text};
+use super::{Axis, Scale, label, plot, text};
 use crate::comparison::Run;
 use crate::comparison::terms::SUMMED;
 use crate::text::numbers;
@@ -96,7 +96,7 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
             drawing.explain(bar.pieces[place].0, bar.pieces[place].1);
         }
     }
-    let x = Axis::new(Scale::linear(0.0, max), 6, &label_ms);
+    let x = Axis::new(Scale::linear(0.0, max), 6, &|value| label(*value, "ms"));
     plot(&mut drawing, BAR_STEP * bars.len() as f64, x, Axis::rows(bars.len()), |chart| {
         for (row, bar) in bars.iter().enumerate() {
             let row = row as f64;

@@ -181,11 +181,6 @@ fn label(value: f64, unit: &str) -> String {
     format!("{value}{gap}{unit}").replace('-', "\u{2212}")
 }
 
-/// A label in milliseconds.
-fn label_ms(value: &f64) -> String {
-    label(*value, "ms")
-}
-
 /// Nanoseconds as milliseconds.
 fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6

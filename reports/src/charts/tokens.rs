@@ -4,7 +4,7 @@ use hearth_schema::Trace;
 use plotters::element::PathElement;
 
 use super::drawing::{Class, Drawing};
-use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, label_ms, millis, plot};
+use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, millis, plot};
 use crate::comparison::Run;
 use crate::timeline::events;
 use crate::timeline::tokens::{self, Token};
@@ -25,7 +25,7 @@ pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     }
     let whole = |value: &f64| if value.fract() == 0.0 { label(*value, "") } else { String::new() };
     let x = Axis::new(Scale::linear(1.0, count as f64), 6, &whole).with_title("token");
-    let y = Axis::new(Scale::linear(0.0, max * 1.05), 5, &label_ms).with_grid();
+    let y = Axis::new(Scale::linear(0.0, max * 1.05), 5, &|value| label(*value, "ms")).with_grid();
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
             chart.draw_series([PathElement::new(thin(times), Class::series(index))])?;
@@ -66,7 +66,7 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     explain(&mut drawing, runs, &times);
     // 100 % has no space for a label above 95 %.
     let percent = |share: &f64| if *share < 1.0 { label(share * 100.0, "%") } else { String::new() };
-    let x = Axis::new(Scale::linear(from, to), 6, &label_ms);
+    let x = Axis::new(Scale::linear(from, to), 6, &|value| label(*value, "ms"));
     let shares = Scale::Ticks((0.0..1.0).into(), vec![0.0, 0.5, 0.95, 1.0]);
     let y = Axis::new(shares, 4, &percent).with_grid();
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
