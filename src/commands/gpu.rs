@@ -101,7 +101,7 @@ mod listing {
         if let Some(first) = list.first_mut() {
             first.kernels = kernels;
             first.cannot_open = cannot_open;
-            first.memory_bytes = opened.as_ref().and_then(Gpu::memory_most);
+            first.memory_bytes = opened.as_ref().and_then(Gpu::memory_limit);
         }
         if json {
             print_json(&list)?;

@@ -2,7 +2,7 @@
 //!
 //! ML Drift paper, section 4.2: q8 has eight bits and a scale for each channel everywhere; 8/4/4 has eight in attention and
 //! four in the embedding and the feed-forward block. No file has them, so that a row is dequantised, rounded and sent up,
-//! row by row: `scale = max |w| / most`, `code = nearest even(w * (most / max |w|))`, with 127 and 7 for the largest codes.
+//! row by row: `scale = max |w| / max`, `code = nearest even(w * (max / max |w|))`, with 127 and 7 for the largest codes.
 //!
 //! One scale a row is coarse where blocks of a file have one each: what a model says changes, and by how much is
 //! measured in docs/studies/ml-drift. So this happens only where it is asked for.
@@ -102,11 +102,11 @@ impl<'a> Source<'a> {
 /// has a scale that is none.
 pub fn round_row(packed: Packed, row: &[f32], out: &mut Vec<u8>) -> f32 {
     let larger =
-        |most: f32, weight: &f32| if weight.abs() > most || weight.is_nan() { weight.abs() } else { most };
+        |max: f32, weight: &f32| if weight.abs() > max || weight.is_nan() { weight.abs() } else { max };
     let largest = row.iter().fold(0.0, larger);
-    let most = if packed == Packed::Row4 { 7.0 } else { 127.0 };
+    let max = if packed == Packed::Row4 { 7.0 } else { 127.0 };
     // Below it the inverse is not finite.
-    let inverse = if largest > most / f32::MAX { most / largest } else { 0.0 };
+    let inverse = if largest > max / f32::MAX { max / largest } else { 0.0 };
     let code = |weight: f32| (weight * inverse).round_ties_even() as i8;
     if packed == Packed::Row4 {
         for unit in row.chunks_exact(32) {
@@ -116,7 +116,7 @@ pub fn round_row(packed: Packed, row: &[f32], out: &mut Vec<u8>) -> f32 {
     } else {
         out.extend(row.iter().map(|&weight| code(weight) as u8));
     }
-    if largest.is_finite() { largest / most } else { f32::NAN }
+    if largest.is_finite() { largest / max } else { f32::NAN }
 }
 
 #[cfg(test)]

@@ -56,19 +56,19 @@ pub struct GpuLayers {
     tiling: Tiling,
     layers: BTreeMap<u32, GpuLayer>,
     output: Option<OutputMatrix>,
-    room: Room,
+    buffers: Buffers,
     /// By first layer and end.
     runs: BTreeMap<(u32, u32), Runs>,
 }
 
 /// What all runs share.
 #[derive(Debug)]
-struct Room {
+struct Buffers {
     params: Tensor,
     /// [part, embedding]
     hidden: Tensor,
     /// [part, pairs], cosine and sine.
-    turns: Tensor,
+    angles: Tensor,
     /// Rounded inputs: codes, scales, sums.
     rounded: [Tensor; 3],
     /// Shared by intermediate tensors, the largest first.
@@ -88,7 +88,7 @@ impl Runs {
         if tokens == 1 {
             return &self.decode;
         }
-        let fitting = self.prefill.iter().find(|(most, _)| tokens <= *most);
+        let fitting = self.prefill.iter().find(|(max, _)| tokens <= *max);
         fitting.or(self.prefill.last()).map_or(&self.decode, |(_, steps)| steps)
     }
 }
@@ -129,26 +129,14 @@ pub fn buffer_bytes(shape: &ModelShape) -> u64 {
     let graph = fuse(decoder(shape, numbers), Fusion::ALL);
     let records: Vec<Record> = graph.records().into_iter().map(|(_, record)| record).collect();
     let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-    let longest = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
+    let max_length = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
     // Codes, scales and sums of rounded inputs.
-    improved(&records).total() + tokens * (longest + longest / 8 + longest / 4)
+    improved(&records).total() + tokens * (max_length + max_length / 8 + max_length / 4)
 }
 
 impl GpuLayers {
-    /// Uploads these layers, and the output matrix if `output`; makes room for their caches.
+    /// Uploads these layers, and the output matrix if `output`, and allocates their caches; reports to `progress`.
     pub fn new(
-        gpu: Arc<Gpu>,
-        model: Arc<Weights>,
-        layers: impl IntoIterator<Item = u32>,
-        output: bool,
-        options: CacheOptions,
-        upload: Upload,
-    ) -> Result<GpuLayers, GpuError> {
-        GpuLayers::telling(gpu, model, layers, output, options, upload, &Progress::default())
-    }
-
-    /// The same, and tells how far it is.
-    pub fn telling(
         gpu: Arc<Gpu>,
         model: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
@@ -165,19 +153,19 @@ impl GpuLayers {
         let of_output = if output { stored(model.output_weights().1) } else { 0 };
         let total = layers.iter().map(of_layer).sum::<u64>() + of_output;
         let mut done = 0;
-        let mut tell = |bytes: u64| {
+        let mut report = |bytes: u64| {
             done += bytes;
             progress.report(done, total);
         };
         let mut all = BTreeMap::new();
         for layer in layers {
-            all.insert(layer, GpuLayer::upload(&gpu, &model, layer, options, upload, &mut tell)?);
+            all.insert(layer, GpuLayer::upload(&gpu, &model, layer, options, upload, &mut report)?);
         }
-        let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload, &mut tell)).transpose()?;
+        let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload, &mut report)).transpose()?;
         let layers = all;
-        let room = Room::new(&gpu, &model)?;
+        let buffers = Buffers::new(&gpu, &model)?;
         let tiling = upload.tiling;
-        Ok(GpuLayers { gpu, model, options, tiling, layers, output, room, runs: BTreeMap::new() })
+        Ok(GpuLayers { gpu, model, options, tiling, layers, output, buffers, runs: BTreeMap::new() })
     }
 
     /// Makes the launches of these layers, if there are none yet.
@@ -203,17 +191,17 @@ impl GpuLayers {
         let runs = &self.runs[&key];
         let embedding = self.model.shape().embedding as usize;
         let rope = &self.model.hyperparameters().rope;
-        let mut turns = vec![[0.0f32; 2]; PART_TOKENS as usize * rope.frequencies.len()];
+        let mut angles = vec![[0.0f32; 2]; PART_TOKENS as usize * rope.frequencies.len()];
         let mut position = first;
         for part in hidden.chunks_mut(PART_TOKENS as usize * embedding) {
             let tokens = (part.len() / embedding) as u32;
-            let turns = &mut turns[..tokens as usize * rope.frequencies.len()];
-            for (position, turns) in (position..).zip(turns.chunks_exact_mut(rope.frequencies.len())) {
-                rope.turns(position, turns);
+            let angles = &mut angles[..tokens as usize * rope.frequencies.len()];
+            for (position, angles) in (position..).zip(angles.chunks_exact_mut(rope.frequencies.len())) {
+                rope.turns(position, angles);
             }
-            self.gpu.write(&self.room.params, &[Params::pass(tokens, position)])?;
-            self.gpu.write(&self.room.turns, turns)?;
-            self.gpu.write(&self.room.hidden, part)?;
+            self.gpu.write(&self.buffers.params, &[Params::pass(tokens, position)])?;
+            self.gpu.write(&self.buffers.angles, angles)?;
+            self.gpu.write(&self.buffers.hidden, part)?;
             let launches: Vec<Launch> = runs
                 .steps(tokens)
                 .iter()
@@ -223,7 +211,7 @@ impl GpuLayers {
                 })
                 .collect();
             self.gpu.submit(&launches)?;
-            self.gpu.read_into(&self.room.hidden, part)?;
+            self.gpu.read_into(&self.buffers.hidden, part)?;
             position += tokens;
         }
         Ok(())
@@ -276,21 +264,21 @@ impl GpuLayers {
     }
 }
 
-impl Room {
-    fn new(gpu: &Gpu, model: &Weights) -> Result<Room, GpuError> {
+impl Buffers {
+    fn new(gpu: &Gpu, model: &Weights) -> Result<Buffers, GpuError> {
         let shape = model.shape();
         let part = u64::from(PART_TOKENS);
         let pairs = model.hyperparameters().rope.frequencies.len() as u64;
         let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-        let longest = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
-        Ok(Room {
+        let max_length = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
+        Ok(Buffers {
             params: gpu.params()?,
             hidden: gpu.zeros("hidden rows", part * u64::from(shape.embedding) * 4)?,
-            turns: gpu.zeros("angles", part * pairs * 8)?,
+            angles: gpu.zeros("angles", part * pairs * 8)?,
             rounded: [
-                gpu.zeros("rounded inputs", part * longest)?,
-                gpu.zeros("scales of inputs", part * longest / 32 * 4)?,
-                gpu.zeros("sums of inputs", part * longest / 16 * 4)?,
+                gpu.zeros("rounded inputs", part * max_length)?,
+                gpu.zeros("scales of inputs", part * max_length / 32 * 4)?,
+                gpu.zeros("sums of inputs", part * max_length / 16 * 4)?,
             ],
             objects: Vec::new(),
         })

@@ -1,9 +1,9 @@
 //! Layers of a model on a GPU, through wgpu.
 //!
-//! In the manner of ML Drift: kernels are texts, generated for the device at hand against logical tensors
-//! ([`virtual_tensor`]); a pass is a graph of few launches ([`graph`]), and its intermediate tensors share memory by
-//! plan ([`memory`]). Each kernel has variants, of which the device at hand selects one ([`tuning`]), and [`backend`] makes
-//! of it what a node of the ring computes with.
+//! The design follows ML Drift: kernels are texts, generated for the device at hand against logical tensors
+//! ([`virtual_tensor`]); a pass is a graph of few launches ([`graph`]) whose intermediate tensors share planned memory
+//! ([`memory`]). The fastest variant of each kernel is selected for the device ([`tuning`]). [`backend`] is the
+//! interface to the ring.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -20,7 +20,7 @@ pub mod memory;
 pub mod tuning;
 pub mod virtual_tensor;
 
-pub use backend::{Notes, accelerator};
+pub use backend::{WarningSink, accelerator};
 pub use conversion::Conversion;
 pub use device::{AdapterFacts, Capabilities, Gpu, Mask, adapters};
 pub use error::GpuError;

@@ -17,11 +17,11 @@ use hearth_profiles::measure::Effort;
 use hearth_profiles::measure::sampling::{duration, rate};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds, Sourced};
 
-use crate::device::{Binding, Gpu, Launch, Params};
+use crate::device::{Gpu, Launch, Params};
 use crate::error::GpuError;
 use crate::kernels::packing::Packed;
-use crate::kernels::product::{Product, Stage, Tiling};
-use crate::kernels::{Variant, quantise, reorder};
+use crate::kernels::product::{Stage, Tiling};
+use crate::kernels::reorder;
 use crate::matrix::GpuMatrix;
 use crate::virtual_tensor::{Shape, Storage};
 
@@ -63,7 +63,7 @@ impl Failed {
         result.map_err(|error| *self.0.borrow_mut() = Some(error)).ok()
     }
 
-    fn told(self) -> Result<(), GpuError> {
+    fn result(self) -> Result<(), GpuError> {
         self.0.into_inner().map_or(Ok(()), Err)
     }
 }
@@ -85,9 +85,9 @@ pub fn measure(
         wanted = all;
     }
     let [mut matvec, mut matmul] = [Vec::new(), Vec::new()];
-    let most = (memory.value.0 / SHARE).min(effort.buffer.0);
+    let max = (memory.value.0 / SHARE).min(effort.buffer.0);
     for stored in wanted {
-        let weights = random(gpu, stored, tiling, most.min(SPREAD))?;
+        let weights = random(gpu, stored, tiling, max.min(SPREAD))?;
         let format = stored.format();
         matvec.push((format, product(gpu, &weights, 1, effort)?));
         let batches = if gpu.facts().is_software() { 1 } else { BATCHES };
@@ -95,7 +95,7 @@ pub fn measure(
     }
     let facts = gpu.facts();
     let long = LONG.min(gpu.capabilities().binding_bytes / 2);
-    let read = most.min(gpu.capabilities().binding_bytes).min(gpu.capabilities().buffer_bytes);
+    let read = max.min(gpu.capabilities().binding_bytes).min(gpu.capabilities().buffer_bytes);
     Ok(Profile {
         kind: kind(&facts.interface)?,
         name: facts.name.clone(),
@@ -104,24 +104,9 @@ pub fn measure(
         matmul: matmul.into_iter().collect(),
         read_bandwidth: reading(gpu, read, effort)?,
         memory_available: memory,
-        kv_copy: transfer(
-            long,
-            "a copy within the GPU's memory",
-            [&copying(gpu, long)?, &copying(gpu, SHORT)?],
-            effort,
-        )?,
-        upload: transfer(
-            long,
-            "a copy to the GPU",
-            [&uploading(gpu, long)?, &uploading(gpu, SHORT)?],
-            effort,
-        )?,
-        download: transfer(
-            long,
-            "a copy from the GPU",
-            [&downloading(gpu, long)?, &downloading(gpu, SHORT)?],
-            effort,
-        )?,
+        kv_copy: transfer(long, "a copy within the GPU's memory", |bytes| copying(gpu, bytes), effort)?,
+        upload: transfer(long, "a copy to the GPU", |bytes| uploading(gpu, bytes), effort)?,
+        download: transfer(long, "a copy from the GPU", |bytes| downloading(gpu, bytes), effort)?,
         compute_buffer: buffers,
         window_overhead: Some(window(gpu, effort)?),
     })
@@ -140,51 +125,25 @@ fn kind(interface: &str) -> Result<GpuKind, GpuError> {
     }
 }
 
-/// Equal matrices of arbitrary bytes, of `bytes` bytes together; at least one.
+/// Returns the bytes of a square matrix of arbitrary weights: no scale among them is infinite.
+pub fn arbitrary_weights(format: KernelFormat, side: usize) -> Vec<u8> {
+    let bytes = side * format.row_bytes(side).unwrap_or(0);
+    (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect()
+}
+
+/// Equal matrices of arbitrary weights, of `spread` bytes together; at least one.
 fn random(gpu: &Gpu, format: KernelFormat, tiling: Tiling, spread: u64) -> Result<Vec<GpuMatrix>, GpuError> {
-    let row = format.row_bytes(SIDE).unwrap_or(0);
-    let bytes: Vec<u8> =
-        (0..SIDE * row).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect();
+    let bytes = arbitrary_weights(format, SIDE);
     let count = spread.div_ceil(bytes.len().max(1) as u64).max(1);
     let matrix = Matrix { format, length: SIDE, rows: SIDE, bytes: &bytes };
     (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }
 
-/// The launches of a product of `tokens` tokens, with the rounding of its inputs where that is a kernel of its own.
+/// Returns the launches of a product of `tokens` tokens, rounding of inputs included.
 pub fn product_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<Vec<Launch>, GpuError> {
     let stage = if tokens == 1 { Stage::Decode } else { Stage::Prefill };
-    let length = weights.length;
-    let input: Vec<f32> = (0..length * tokens).map(|at| (at % 17) as f32 - 8.0).collect();
-    let (params, x) = (gpu.params()?, gpu.upload("inputs", &input)?);
-    gpu.write(&params, &[Params::pass(tokens, 0)])?;
-    let numbers = u64::from(length) * u64::from(tokens);
-    let out = gpu.zeros("results", u64::from(weights.rows) * u64::from(tokens) * 4)?;
-    let rounded = [numbers, (numbers / 32) * 4, (numbers / 16) * 4];
-    let [codes, scales, sums] =
-        [gpu.zeros("codes", rounded[0])?, gpu.zeros("scales", rounded[1])?, gpu.zeros("sums", rounded[2])?];
-    let mut launches = Vec::new();
-    let apart = weights.packed.inputs().filter(|_| stage == Stage::Prefill);
-    if let Some(scaled) = apart {
-        let text = quantise::kernel(length, scaled, Storage::Linear);
-        let bound = [&params, &x, &codes, &scales, &sums].map(Binding::Buffer);
-        launches.push(gpu.launch("round", &text, &bound, quantise::groups(length, scaled, tokens))?);
-    }
-    for part in &weights.parts {
-        let product = Product {
-            stage,
-            rows: part.rows,
-            first_row: part.first_row,
-            variant: Variant::of(gpu.capabilities()),
-            ..weights.product_shape()
-        };
-        let mut bound = vec![&params, &part.texels];
-        bound.extend(&part.scales);
-        bound.extend(if apart.is_some() { vec![&codes, &scales, &sums] } else { vec![&x] });
-        bound.push(&out);
-        let bound: Vec<Binding<'_>> = bound.into_iter().map(Binding::Buffer).collect();
-        launches.push(gpu.launch("product", &product.kernel()?, &bound, product.groups(tokens))?);
-    }
-    Ok(launches)
+    let input: Vec<f32> = (0..weights.length * tokens).map(|at| (at % 17) as f32 - 8.0).collect();
+    Ok(weights.product_launches(gpu, &input, stage, false)?.0)
 }
 
 /// A product with each of these matrices.
@@ -205,7 +164,7 @@ fn product(
         failed.keep(gpu.submit(&launches).and_then(|()| gpu.wait("a product")));
         work
     });
-    failed.told()?;
+    failed.result()?;
     let what = format!(
         "{} times {SIDE} by {SIDE} weights times {tokens} tokens on {}",
         weights.len(),
@@ -223,7 +182,7 @@ fn reading(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<BytesPerSec
     let raw = gpu.zeros("a buffer to read", bytes)?;
     let (params, out) = (gpu.params()?, gpu.zeros("what was read", 16)?);
     gpu.write(&params, &[Params::pass(1, 0)])?;
-    let bound = [&params, &raw, &out].map(Binding::Buffer);
+    let bound = [&params, &raw, &out];
     let fill = gpu.launch("fill", &walk("read_write", FILLING), &bound, [groups, 1, 1])?;
     let read = gpu.launch("read", &walk("read", READING), &bound, [groups, 1, 1])?;
     gpu.submit([&fill])?;
@@ -234,7 +193,7 @@ fn reading(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<BytesPerSec
         failed.keep(gpu.submit(all).and_then(|()| gpu.wait("reading")));
         (bytes * READS as u64) as f64
     });
-    failed.told()?;
+    failed.result()?;
     Ok(rates.sourced(BytesPerSecond, &format!("reading {} of its memory", Bytes(bytes))))
 }
 
@@ -294,17 +253,17 @@ fn copy(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     let [from, to] = [gpu.zeros("a copy", bytes.max(256))?, gpu.zeros("a copy", bytes.max(256))?];
     let params = gpu.params()?;
     let text = reorder::kernel(&shape, Storage::Linear, Storage::Linear);
-    gpu.launch("copy", &text, &[&params, &from, &to].map(Binding::Buffer), reorder::groups(&shape))
+    gpu.launch("copy", &text, &[&params, &from, &to], reorder::groups(&shape))
 }
 
 /// A long copy gives the rate; a short one the latency.
-fn transfer(
+fn transfer<C: Fn() -> Result<(), GpuError>>(
     long: u64,
     what: &str,
-    copies: [&dyn Fn() -> Result<(), GpuError>; 2],
+    copy_of: impl Fn(u64) -> Result<C, GpuError>,
     effort: &Effort,
 ) -> Result<Transfer, GpuError> {
-    let (failed, [copy, short]) = (Failed::default(), copies);
+    let (failed, copy, short) = (Failed::default(), copy_of(long)?, copy_of(SHORT)?);
     let rates = rate(effort, || {
         failed.keep(copy());
         long as f64
@@ -312,7 +271,7 @@ fn transfer(
     let times = duration(effort, || {
         failed.keep(short());
     });
-    failed.told()?;
+    failed.result()?;
     let bandwidth = rates.sourced(BytesPerSecond, &format!("{what}, {}", Bytes(long)));
     Ok(Transfer { latency: times.sourced(Seconds, &format!("{what}, {}", Bytes(SHORT))), bandwidth })
 }
@@ -329,7 +288,7 @@ fn window(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
         };
         failed.keep(pass());
     });
-    failed.told()?;
+    failed.result()?;
     Ok(times.sourced(Seconds, "a short copy up, one launch, and a short copy down"))
 }
 

@@ -20,7 +20,7 @@ use crate::device::{Capabilities, Gpu};
 use crate::error::GpuError;
 use crate::kernels::product::Tiling;
 use crate::matrix::GpuMatrix;
-use crate::measure::product_launches;
+use crate::measure::{arbitrary_weights, product_launches};
 use crate::virtual_tensor::WeightOrder;
 
 /// Formats that are timed, one of each kind.
@@ -135,10 +135,7 @@ pub fn measure(gpu: &Gpu) -> Result<Vec<Timed>, GpuError> {
         .map(|tiling| Timed { tiling, products: Vec::new() })
         .collect();
     for format in FORMATS {
-        let row = format.row_bytes(SIDE).unwrap_or(0);
-        // Any bytes are weights, if no scale among them is infinite.
-        let bytes: Vec<u8> =
-            (0..SIDE * row).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8 & 0x3f).collect();
+        let bytes = arbitrary_weights(format, SIDE);
         let matrix = Matrix { format, length: SIDE, rows: SIDE, bytes: &bytes };
         for timed in &mut timed {
             for tokens in TOKENS {

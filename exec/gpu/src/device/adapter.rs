@@ -61,13 +61,13 @@ impl Capabilities {
     /// What is left without what the mask takes away.
     #[must_use]
     pub fn without(self, mask: Mask) -> Capabilities {
-        let most = mask.binding_bytes.unwrap_or(u64::MAX);
+        let max = mask.binding_bytes.unwrap_or(u64::MAX);
         Capabilities {
             packed_dot: self.packed_dot && !mask.packed_dot,
             subgroups: self.subgroups.filter(|_| !mask.subgroups),
             half: self.half && !mask.half,
-            binding_bytes: self.binding_bytes.min(most),
-            buffer_bytes: self.buffer_bytes.min(most),
+            binding_bytes: self.binding_bytes.min(max),
+            buffer_bytes: self.buffer_bytes.min(max),
             ..self
         }
     }

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use wgpu::BufferUsages;
 
 use super::Gpu;
-use super::memory::Lease;
+use super::memory::Reservation;
 use crate::error::GpuError;
 use crate::virtual_tensor::Storage;
 
@@ -16,7 +16,7 @@ pub struct Tensor {
     pub(crate) buffer: wgpu::Buffer,
     bytes: u64,
     /// Clones are the same memory.
-    _lease: Arc<Lease>,
+    _reservation: Arc<Reservation>,
 }
 
 impl Tensor {
@@ -90,16 +90,16 @@ impl Gpu {
     fn buffer(&self, what: &str, bytes: u64, usage: BufferUsages) -> Result<Tensor, GpuError> {
         // A binding has at least one texel.
         let size = bytes.next_multiple_of(16).max(16);
-        let most = self.capabilities().binding_bytes.min(self.capabilities().buffer_bytes);
-        if size > most {
+        let max = self.capabilities().binding_bytes.min(self.capabilities().buffer_bytes);
+        if size > max {
             return Err(GpuError::OutOfMemory {
-                what: format!("{what}: {size} bytes in one buffer, which may have {most}"),
+                what: format!("{what}: {size} bytes in one buffer, which may have {max}"),
             });
         }
-        let lease = Arc::new(self.account.take(what, size)?);
+        let reservation = Arc::new(self.memory_budget.take(what, size)?);
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
         let buffer = self.checked(what, |device| device.create_buffer(&descriptor))?;
-        Ok(Tensor { buffer, bytes: size, _lease: lease })
+        Ok(Tensor { buffer, bytes: size, _reservation: reservation })
     }
 
     /// A tensor of these numbers.

@@ -11,7 +11,7 @@
 //! A discrete GPU whose driver has no budget refuses by itself. Whoever refuses, it is one error, [`GpuError::OutOfMemory`]:
 //! a plan that asks for too much does not begin, and a run that is refused in the middle goes on without the GPU.
 //!
-//! Of memory that is shared, what the processors keep for the same run is taken first ([`Gpu::set_aside`]).
+//! Of memory that is shared, what the processors keep for the same run is taken first ([`Gpu::reserve_shared`]).
 //!
 //! Not counted: textures, which no run has.
 
@@ -30,68 +30,68 @@ pub(super) const BUDGET_PERCENT: u8 = 95;
 
 /// What is taken, and how much may be.
 #[derive(Debug)]
-pub(super) struct Account {
+pub(super) struct MemoryBudget {
     taken: AtomicU64,
-    most: AtomicU64,
+    limit: AtomicU64,
     /// Whether it is the machine's memory.
     is_shared: bool,
 }
 
 /// Bytes that are taken until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    account: Arc<Account>,
+pub(crate) struct Reservation {
+    memory_budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-impl Account {
-    /// For an adapter, with at most so many bytes if that is said.
-    pub(super) fn new(facts: &AdapterFacts, most: Option<u64>) -> Arc<Account> {
+impl MemoryBudget {
+    /// For an adapter, with at most `limit` bytes if that is said.
+    pub(super) fn new(facts: &AdapterFacts, limit: Option<u64>) -> Arc<MemoryBudget> {
         let is_shared = matches!(facts.kind, "integrated" | "software");
         // A system that does not tell has nothing available.
         let available = is_shared.then(|| measure::memory::available().0).filter(|&available| available > 0);
-        let most = available.unwrap_or(u64::MAX).min(most.unwrap_or(u64::MAX));
-        Arc::new(Account { taken: AtomicU64::new(0), most: AtomicU64::new(most), is_shared })
+        let limit = available.unwrap_or(u64::MAX).min(limit.unwrap_or(u64::MAX));
+        Arc::new(MemoryBudget { taken: AtomicU64::new(0), limit: AtomicU64::new(limit), is_shared })
     }
 
     /// Takes bytes, or says why not.
-    pub(super) fn take(self: &Arc<Self>, what: &str, bytes: u64) -> Result<Lease, GpuError> {
-        let most = self.most.load(Ordering::Relaxed);
-        let added = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= most);
+    pub(super) fn take(self: &Arc<Self>, what: &str, bytes: u64) -> Result<Reservation, GpuError> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let added = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= limit);
         match self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added) {
-            Ok(_) => Ok(Lease { account: Arc::clone(self), bytes }),
+            Ok(_) => Ok(Reservation { memory_budget: Arc::clone(self), bytes }),
             Err(taken) => Err(GpuError::OutOfMemory {
-                what: format!("{what}: {} beside {} of {}", Bytes(bytes), Bytes(taken), Bytes(most)),
+                what: format!("{what}: {} beside {} of {}", Bytes(bytes), Bytes(taken), Bytes(limit)),
             }),
         }
     }
 }
 
-impl Drop for Lease {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        self.account.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.memory_budget.taken.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 impl Gpu {
     /// Bytes that are taken.
     pub fn memory_taken(&self) -> u64 {
-        self.account.taken.load(Ordering::Relaxed)
+        self.memory_budget.taken.load(Ordering::Relaxed)
     }
 
     /// Bytes that may be taken, as far as that is known.
-    pub fn memory_most(&self) -> Option<u64> {
-        Some(self.account.most.load(Ordering::Relaxed)).filter(|&most| most < u64::MAX)
+    pub fn memory_limit(&self) -> Option<u64> {
+        Some(self.memory_budget.limit.load(Ordering::Relaxed)).filter(|&limit| limit < u64::MAX)
     }
 
     /// Takes what processors need of the memory that they share with this GPU, so that nobody is promised it twice. Of a
     /// GPU with memory of its own nothing.
-    pub(crate) fn set_aside(&self, what: &str, bytes: u64) -> Result<Option<Lease>, GpuError> {
-        self.account.is_shared.then(|| self.account.take(what, bytes)).transpose()
+    pub(crate) fn reserve_shared(&self, what: &str, bytes: u64) -> Result<Option<Reservation>, GpuError> {
+        self.memory_budget.is_shared.then(|| self.memory_budget.take(what, bytes)).transpose()
     }
 
-    /// From now on at most so many, as if other programs had taken the rest.
-    pub fn limit_memory(&self, most: u64) {
-        self.account.most.store(most, Ordering::Relaxed);
+    /// Limits the bytes that may be taken from now on, as if other programs had taken the rest.
+    pub fn set_memory_limit(&self, limit: u64) {
+        self.memory_budget.limit.store(limit, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! An opened GPU: its adapter, capabilities, device and queue.
 //!
 //! An adapter is what a driver shows; [`Gpu`] is one that was opened. Everything that can fail on it runs inside
-//! `Gpu::checked`, which turns what the driver says into a [`GpuError`]: nothing here panics because a device went
+//! `Gpu::checked`, which angles what the driver says into a [`GpuError`]: nothing here panics because a device went
 //! away.
 //!
 //! Not here: kernels, and which variant of one a device gets.
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use adapter::{AdapterFacts, Capabilities, Mask, adapters};
 pub use buffers::{Params, Tensor};
-pub(crate) use memory::Lease;
+pub(crate) use memory::Reservation;
 pub use pipelines::{Binding, Launch};
 
 use crate::error::GpuError;
@@ -34,7 +34,7 @@ pub struct Gpu {
     facts: AdapterFacts,
     capabilities: Capabilities,
     lost: Arc<Mutex<Option<String>>>,
-    account: Arc<memory::Account>,
+    memory_budget: Arc<memory::MemoryBudget>,
     /// How long a submission may take, in nanoseconds.
     deadline: AtomicU64,
     pipelines: Mutex<BTreeMap<String, Arc<wgpu::ComputePipeline>>>,
@@ -76,9 +76,10 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             lock(&told).get_or_insert_with(|| error.to_string());
         }));
-        let (pipelines, account) = (Mutex::default(), memory::Account::new(&facts, mask.memory_bytes));
+        let (pipelines, memory_budget) =
+            (Mutex::default(), memory::MemoryBudget::new(&facts, mask.memory_bytes));
         let deadline = AtomicU64::new(DEADLINE.as_nanos() as u64);
-        Ok(Gpu { device, queue, facts, capabilities, lost, account, deadline, pipelines })
+        Ok(Gpu { device, queue, facts, capabilities, lost, memory_budget, deadline, pipelines })
     }
 
     /// What the driver says of it.
@@ -126,7 +127,7 @@ impl Gpu {
     }
 
     /// From now on a submission may take so long; one that takes longer makes the device a lost one.
-    pub fn limit_wait(&self, deadline: Duration) {
+    pub fn set_deadline(&self, deadline: Duration) {
         let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
         self.deadline.store(deadline, Ordering::Relaxed);
     }

@@ -66,8 +66,20 @@ impl Gpu {
         lock(&self.pipelines).len()
     }
 
-    /// A kernel of this text on these tensors.
+    /// Returns a launch of a kernel on buffers.
     pub fn launch(
+        &self,
+        name: &str,
+        text: &str,
+        tensors: &[&Tensor],
+        groups: [u32; 3],
+    ) -> Result<Launch, GpuError> {
+        let bindings: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
+        self.launch_with(name, text, &bindings, groups)
+    }
+
+    /// Returns a launch of a kernel on buffers and textures.
+    pub fn launch_with(
         &self,
         name: &str,
         text: &str,

@@ -98,7 +98,7 @@ impl Packed {
             let need = "whole texels and blocks";
             return Err(GpuError::Dimension { what: "the length of a row of weights", found: length, need });
         }
-        if length > packed.longest() {
+        if length > packed.max_length() {
             let what = "the length of a row of weights";
             let need = if packed.is_by_row() {
                 "no more products under one scale than 32 bits can add up"
@@ -119,9 +119,9 @@ impl Packed {
         }
     }
 
-    /// Weights of the longest row: sums of integers are those of a block, or of the whole row where that has one scale,
+    /// Weights of the max_length row: sums of integers are those of a block, or of the whole row where that has one scale,
     /// and bytes of a row are numbered in 32 bits.
-    fn longest(self) -> usize {
+    fn max_length(self) -> usize {
         let largest_sum = |code: usize| i32::MAX as usize / (code * LARGEST_INPUT);
         match self {
             Packed::Row8 => largest_sum(127),
@@ -328,7 +328,7 @@ mod tests {
         assert!(
             133_144i64 * 127 * 127 <= i64::from(i32::MAX) && 133_145i64 * 127 * 127 > i64::from(i32::MAX)
         );
-        assert_eq!(Packed::Row8.longest(), 133_144);
+        assert_eq!(Packed::Row8.max_length(), 133_144);
         assert!(Packed::Row8.for_rows(133_120).is_ok());
         let error = Packed::Row8.for_rows(133_152).unwrap_err();
         assert!(error.to_string().contains("133152") && error.to_string().contains("32 bits"), "{error}");

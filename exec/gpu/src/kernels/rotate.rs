@@ -146,7 +146,7 @@ pub struct RotateKernel {
 }
 
 impl RotateKernel {
-    /// The kernel. Bindings after the parameters: products q, k, v; turns [tokens, pairs] of cosine and sine; queries;
+    /// The kernel. Bindings after the parameters: products q, k, v; angles [tokens, pairs] of cosine and sine; queries;
     /// keys; values; then the norms' weights of queries and of keys if there are some.
     pub fn kernel(&self) -> Result<String, ShapeError> {
         let heads = &self.heads;
@@ -165,7 +165,7 @@ impl RotateKernel {
             text += &input.declaration(binding);
             text += &input.functions();
         }
-        text += "@group(0) @binding(4) var<storage, read> turns: array<vec2<f32>>;\n";
+        text += "@group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;\n";
         text += &queries.declaration(5);
         text += &queries.functions();
         text += &heads.cache("k", 6, &heads.keys()?, Direction::ReadWrite);
@@ -176,7 +176,7 @@ impl RotateKernel {
             text += &group_sum(self.variant, THREADS);
         }
         let _ = writeln!(text, "var<workgroup> head: array<f32, {}>;", heads.key_length);
-        text += &self.turning();
+        text += &self.rotation();
         text += &self.main();
         Ok(text)
     }
@@ -186,8 +186,8 @@ impl RotateKernel {
         [self.heads.heads + 2 * self.heads.kv_heads, tokens, 1]
     }
 
-    /// `finish_head` normalises and turns the head in shared memory.
-    fn turning(&self) -> String {
+    /// `finish_head` normalises and angles the head in shared memory.
+    fn rotation(&self) -> String {
         let (length, pairs) = (self.heads.key_length, self.pair_count);
         let mut text = String::from(
             "fn finish_head(token: u32, of_query: bool, lane: u32, sublane: u32) {\n    workgroupBarrier();\n",
@@ -210,7 +210,7 @@ impl RotateKernel {
         let _ = write!(
             text,
             "    for (var i = lane; i < {pairs}u; i += {THREADS}u) {{\n        \
-             let turn = turns[token * {pairs}u + i];\n        \
+             let turn = angles[token * {pairs}u + i];\n        \
              let x = head[{one}];\n        let y = head[{other}];\n        \
              head[{one}] = fma(x, turn.x, -(y * turn.y));\n        head[{other}] = fma(x, turn.y, y * turn.x);\n    }}\n    \
              workgroupBarrier();\n}}\n"

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{GpuLayers, Grid, PART_TOKENS, Step, weights};
-use crate::device::{Binding, Launch, Tensor};
+use crate::device::{Launch, Tensor};
 use crate::error::GpuError;
 use crate::graph::{Fusion, Graph, Matrix, Node, Norm, Numbers, Operation, decoder, fuse};
 use crate::kernels::Variant;
@@ -61,7 +61,7 @@ impl GpuLayers {
         let mut order: Vec<usize> = (0..plan.sizes.len()).collect();
         order.sort_by_key(|&object| std::cmp::Reverse(plan.sizes[object]));
         let sizes: Vec<u64> = order.iter().map(|&object| plan.sizes[object]).collect();
-        self.room.objects(&self.gpu, &sizes)?;
+        self.buffers.objects(&self.gpu, &sizes)?;
         let rank: BTreeMap<usize, usize> = order.into_iter().zip(0..).collect();
         let objects = records.iter().zip(&plan.ids).map(|((tensor, _), id)| (*tensor, rank[id])).collect();
         let (own, first) = (&*self, layers.start);
@@ -101,8 +101,8 @@ impl Assembly<'_> {
     /// The buffer of a tensor.
     fn tensor(&self, tensor: usize) -> &Tensor {
         match self.objects.get(&tensor) {
-            Some(&object) => &self.own.room.objects[object],
-            None => &self.own.room.hidden,
+            Some(&object) => &self.own.buffers.objects[object],
+            None => &self.own.buffers.hidden,
         }
     }
 
@@ -111,8 +111,7 @@ impl Assembly<'_> {
     }
 
     fn launch(&self, name: &str, text: &str, tensors: &[&Tensor]) -> Result<Launch, GpuError> {
-        let bound: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
-        self.own.gpu.launch(name, text, &bound, [1, 1, 1])
+        self.own.gpu.launch(name, text, tensors, [1, 1, 1])
     }
 
     fn push(&mut self, grid: Grid, launches: Vec<Launch>) {
@@ -143,8 +142,8 @@ impl Assembly<'_> {
         }
         let kernel =
             NormKernel { adds, post: post.is_some(), normalises: after.is_some(), ..self.own.plain_norm() };
-        let room = &self.own.room;
-        let mut tensors = vec![&room.params, &room.hidden];
+        let buffers = &self.own.buffers;
+        let mut tensors = vec![&buffers.params, &buffers.hidden];
         if adds {
             tensors.push(self.tensor(node.reads[0]));
         }
@@ -163,11 +162,11 @@ impl Assembly<'_> {
         let (length, input) = (weights.length, node.reads[0]);
         let apart = weights.packed.inputs().filter(|_| self.stage == Stage::Prefill);
         if let Some(scaled) = apart.filter(|&scaled| self.rounded != Some((input, scaled))) {
-            let room = &self.own.room;
-            let [codes, scales, sums] = &room.rounded;
+            let buffers = &self.own.buffers;
+            let [codes, scales, sums] = &buffers.rounded;
             let text = quantise::kernel(length, scaled, Storage::Linear);
             let launch =
-                self.launch("round", &text, &[&room.params, self.tensor(input), codes, scales, sums])?;
+                self.launch("round", &text, &[&buffers.params, self.tensor(input), codes, scales, sums])?;
             self.push(Grid::Quantise { length, scaled }, vec![launch]);
             self.rounded = Some((input, scaled));
         }
@@ -186,11 +185,11 @@ impl Assembly<'_> {
                 multiplies,
                 ..weights.product_shape()
             };
-            let room = &self.own.room;
-            let mut tensors = vec![&room.params, &part.texels];
+            let buffers = &self.own.buffers;
+            let mut tensors = vec![&buffers.params, &part.texels];
             tensors.extend(&part.scales);
             if apart.is_some() {
-                tensors.extend(&room.rounded);
+                tensors.extend(&buffers.rounded);
             } else {
                 tensors.push(self.tensor(input));
             }
@@ -217,12 +216,12 @@ impl Assembly<'_> {
             norms: norms.map(|_| numbers.epsilon),
             variant: self.variant(),
         };
-        let (text, room) = (kernel.kernel()?, &self.own.room);
+        let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
         let mut launches = Vec::new();
         for [keys, values] in &own.caches {
-            let mut tensors = vec![&room.params];
+            let mut tensors = vec![&buffers.params];
             tensors.extend(node.reads.iter().map(|&read| self.tensor(read)));
-            tensors.extend([&room.turns, self.tensor(node.writes[0]), keys, values]);
+            tensors.extend([&buffers.angles, self.tensor(node.writes[0]), keys, values]);
             if let Some((query, key)) = norms {
                 tensors.extend([query, key]);
             }
@@ -243,11 +242,11 @@ impl Assembly<'_> {
             storage: Storage::Linear,
             variant: self.variant(),
         };
-        let (text, room) = (kernel.kernel()?, &self.own.room);
+        let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
         let mut launches = Vec::new();
         for [keys, values] in &own.caches {
             let tensors =
-                [&room.params, self.tensor(node.reads[0]), keys, values, self.tensor(node.writes[0])];
+                [&buffers.params, self.tensor(node.reads[0]), keys, values, self.tensor(node.writes[0])];
             launches.push(self.launch("attention", &text, &tensors)?);
         }
         self.push(Grid::Attention(kernel), launches);

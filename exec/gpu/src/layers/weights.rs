@@ -5,7 +5,7 @@ use hearth_runtime::hyperparameters::Hyperparameters;
 use hearth_runtime::{CacheOptions, Weights};
 
 use super::Upload;
-use crate::device::{Binding, Gpu, Params, Tensor};
+use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::graph::{self, Norm};
 use crate::kernels::Variant;
@@ -97,7 +97,7 @@ impl GpuLayer {
         layer: u32,
         options: CacheOptions,
         upload: Upload,
-        tell: &mut dyn FnMut(u64),
+        report: &mut dyn FnMut(u64),
     ) -> Result<GpuLayer, GpuError> {
         let own = model.layer_weights(layer);
         let vector = |values: &[f32]| gpu.upload("a norm or a bias", values);
@@ -114,7 +114,7 @@ impl GpuLayer {
                 .into_iter()
                 .zip(graph::Matrix::ALL)
                 .map(|(matrix, role)| {
-                    GpuMatrix::telling(gpu, matrix, upload.conversion.of_layer(role), upload.tiling, tell)
+                    GpuMatrix::converted(gpu, matrix, upload.conversion.of_layer(role), upload.tiling, report)
                 })
                 .collect::<Result<_, _>>()?,
             biases: own.biases.into_iter().map(optional).collect::<Result<_, _>>()?,
@@ -163,7 +163,7 @@ pub(super) struct OutputMatrix {
     hidden: Tensor,
     /// [vocabulary]
     logits: Tensor,
-    launches: Vec<crate::device::Launch>,
+    launches: Vec<Launch>,
     width: usize,
 }
 
@@ -172,12 +172,12 @@ impl OutputMatrix {
         gpu: &Gpu,
         model: &Weights,
         upload: Upload,
-        tell: &mut dyn FnMut(u64),
+        report: &mut dyn FnMut(u64),
     ) -> Result<OutputMatrix, GpuError> {
         let (norm, matrix, bias) = model.output_weights();
         let width = matrix.length;
         let Upload { tiling, conversion } = upload;
-        let matrix = GpuMatrix::telling(gpu, matrix, conversion.of_output(), tiling, tell)?;
+        let matrix = GpuMatrix::converted(gpu, matrix, conversion.of_output(), tiling, report)?;
         let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
         let norm = gpu.upload("a norm", norm)?;
         let params = gpu.params()?;
@@ -185,12 +185,8 @@ impl OutputMatrix {
         let [hidden, x] =
             [gpu.zeros("a hidden row", width as u64 * 4)?, gpu.zeros("a row", width as u64 * 4)?];
         let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
-        let bound = |tensors: &[&Tensor], text: &str, groups| {
-            let bound: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
-            gpu.launch("logits", text, &bound, groups)
-        };
         let first = plain_norm(gpu, model).kernel();
-        let mut launches = vec![bound(&[&params, &hidden, &norm, &x], &first, [1, 1, 1])?];
+        let mut launches = vec![gpu.launch("logits", &first, &[&params, &hidden, &norm, &x], [1, 1, 1])?];
         for part in &matrix.parts {
             let product = Product {
                 stage: Stage::Decode,
@@ -204,7 +200,7 @@ impl OutputMatrix {
             tensors.extend(&part.scales);
             tensors.extend([&x, &logits]);
             tensors.extend(&bias);
-            launches.push(bound(&tensors, &product.kernel()?, product.groups(1))?);
+            launches.push(gpu.launch("logits", &product.kernel()?, &tensors, product.groups(1))?);
         }
         Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })
     }

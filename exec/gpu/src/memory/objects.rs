@@ -10,7 +10,7 @@
 
 use super::{Record, largest_first};
 
-/// Objects, and who lies in which.
+/// An assignment of records to objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Objects {
     /// The object of each record.
@@ -26,17 +26,17 @@ impl Objects {
     }
 }
 
-/// Objects in the making.
-struct Making<'a> {
+/// A partial assignment.
+struct Assignment<'a> {
     records: &'a [Record],
     ids: Vec<usize>,
     sizes: Vec<u64>,
     members: Vec<Vec<usize>>,
 }
 
-impl<'a> Making<'a> {
-    fn new(records: &'a [Record]) -> Making<'a> {
-        Making { records, ids: vec![0; records.len()], sizes: Vec::new(), members: Vec::new() }
+impl<'a> Assignment<'a> {
+    fn new(records: &'a [Record]) -> Assignment<'a> {
+        Assignment { records, ids: vec![0; records.len()], sizes: Vec::new(), members: Vec::new() }
     }
 
     /// Puts a record into an object, or a new one.
@@ -74,13 +74,13 @@ impl<'a> Making<'a> {
 
 /// Greedy by size.
 pub fn plain(records: &[Record]) -> Objects {
-    let mut making = Making::new(records);
+    let mut assignment = Assignment::new(records);
     for index in largest_first(records) {
-        let free = (0..making.sizes.len()).filter(|&object| making.distance(object, index).is_some());
-        let smallest = free.min_by_key(|&object| making.sizes[object]);
-        making.put(index, smallest);
+        let free = (0..assignment.sizes.len()).filter(|&object| assignment.distance(object, index).is_some());
+        let smallest = free.min_by_key(|&object| assignment.sizes[object]);
+        assignment.put(index, smallest);
     }
-    making.finish()
+    assignment.finish()
 }
 
 /// Greedy by size, improved.
@@ -89,23 +89,23 @@ pub fn improved(records: &[Record]) -> Objects {
     let mut stages: Vec<(usize, usize)> =
         records.iter().enumerate().map(|(index, record)| (stage(&maxima, record.size), index)).collect();
     stages.sort_unstable();
-    let mut making = Making::new(records);
+    let mut assignment = Assignment::new(records);
     for same in stages.chunk_by(|one, other| one.0 == other.0) {
         let mut left: Vec<usize> = same.iter().map(|&(_, index)| index).collect();
         loop {
             let key = |&index: &usize| {
-                let nearest = making.nearest(index);
+                let nearest = assignment.nearest(index);
                 // One that needs a new object comes after those that do not.
                 let distance = nearest.map_or(u32::MAX, |(distance, _)| distance);
                 (distance, std::cmp::Reverse(records[index].size), index)
             };
             let Some(at) = (0..left.len()).min_by_key(|&at| key(&left[at])) else { break };
             let index = left.swap_remove(at);
-            let nearest = making.nearest(index).map(|(_, object)| object);
-            making.put(index, nearest);
+            let nearest = assignment.nearest(index).map(|(_, object)| object);
+            assignment.put(index, nearest);
         }
     }
-    making.finish()
+    assignment.finish()
 }
 
 /// Of the i-th largest tensors at each operation, the largest.

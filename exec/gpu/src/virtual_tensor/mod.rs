@@ -21,18 +21,10 @@ pub const SLICE: u32 = 4;
 /// A tensor that cannot be addressed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// An axis without elements.
     #[error("a tensor has an empty axis: {shape}; every axis has at least one element")]
-    Empty {
-        /// Its axes.
-        shape: String,
-    },
-    /// More texels than 32 bits can number.
+    Empty { shape: String },
     #[error("a tensor of {shape} has more texels than 32 bits can number; split it over several objects")]
-    Large {
-        /// Its axes.
-        shape: String,
-    },
+    Large { shape: String },
 }
 
 /// The product of all, if 32 bits hold it and none is zero.

@@ -36,6 +36,11 @@ fn signed_byte(h: vec4<u32>, at: u32) -> i32 {
 }
 ";
 
+/// Expressions of rows 0 to 3, separated by commas.
+pub(super) fn four_rows(of: impl Fn(u32) -> String) -> String {
+    [0, 1, 2, 3].map(of).join(", ")
+}
+
 impl Product {
     pub(super) fn plain_texel(&self) -> String {
         let mut text = String::new();
@@ -44,41 +49,21 @@ impl Product {
             let _ = writeln!(text, "        let w{r} = weight(slice, {r}u, t);");
         }
         for t in 0..self.tokens() {
-            let read = |at: &str| format!("x_read(0u, token{t}, 0u, {at})");
-            if wide {
-                let _ = writeln!(
-                    text,
-                    "        let x{t} = {};\n        let y{t} = {};",
-                    read("2u * t"),
-                    read("2u * t + 1u")
-                );
-                let dot = |r: u32| format!("dot(first(w{r}), x{t}) + dot(second(w{r}), y{t})");
-                let _ = writeln!(
-                    text,
-                    "        acc{t} += vec4<f32>({}, {}, {}, {});",
-                    dot(0),
-                    dot(1),
-                    dot(2),
-                    dot(3)
-                );
-            } else {
-                let _ = writeln!(text, "        let x{t} = {};", read("t"));
-                let dot = |r: u32| format!("dot(first(w{r}), x{t})");
-                let _ = writeln!(
-                    text,
-                    "        acc{t} += vec4<f32>({}, {}, {}, {});",
-                    dot(0),
-                    dot(1),
-                    dot(2),
-                    dot(3)
-                );
+            let inputs: &[_] = if wide { &[("x", "2u * t"), ("y", "2u * t + 1u")] } else { &[("x", "t")] };
+            for (name, at) in inputs {
+                let _ = writeln!(text, "        let {name}{t} = x_read(0u, token{t}, 0u, {at});");
             }
+            let dots = four_rows(|r| {
+                let second = if wide { format!(" + dot(second(w{r}), y{t})") } else { String::new() };
+                format!("dot(first(w{r}), x{t}){second}")
+            });
+            let _ = writeln!(text, "        acc{t} += vec4<f32>({dots});");
         }
         text
     }
 
     /// Adds the integers of a block to the sum of a token, or writes them.
-    fn taken(&self, t: u32, integers: &str, scale: &str) -> String {
+    fn accumulate(&self, t: u32, integers: &str, scale: &str) -> String {
         if self.integers {
             let blocks = self.length / self.packed.block();
             let slices = self.all_rows.div_ceil(4);
@@ -92,84 +77,104 @@ impl Product {
         )
     }
 
-    pub(super) fn block32(&self) -> String {
-        let mut text = String::from("        let d = scale(slice, block);\n");
-        let four = self.packed == Packed::Q4_0;
-        for r in 0..4 {
-            if four {
-                let _ = writeln!(
-                    text,
+    /// `v{r}` and `w{r}`: the 32 weights of each row, as two texels or as the nibbles of one.
+    pub(super) fn unit_weights(&self) -> String {
+        let four_bits = matches!(self.packed, Packed::Q4_0 | Packed::Row4);
+        let row = |r: u32| {
+            if four_bits {
+                format!(
                     "        let p{r} = weight(slice, {r}u, block);\n        let v{r} = low(p{r});\n        \
-                     let w{r} = high(p{r});"
-                );
+                     let w{r} = high(p{r});\n"
+                )
             } else {
-                let _ = writeln!(
-                    text,
+                format!(
                     "        let v{r} = weight(slice, {r}u, 2u * block);\n        \
-                     let w{r} = weight(slice, {r}u, 2u * block + 1u);"
-                );
+                     let w{r} = weight(slice, {r}u, 2u * block + 1u);\n"
+                )
             }
-        }
+        };
+        [0, 1, 2, 3].map(row).concat()
+    }
+
+    /// `a{t}` and `b{t}`: the 32 codes of a token's inputs.
+    pub(super) fn unit_codes(t: u32) -> String {
+        format!(
+            "        let a{t} = codes(token{t}, 2u * here);\n        \
+             let b{t} = codes(token{t}, 2u * here + 1u);\n"
+        )
+    }
+
+    pub(super) fn block32(&self) -> String {
+        let mut text = String::from("        let d = scale(slice, block);\n") + &self.unit_weights();
         for t in 0..self.tokens() {
-            let _ = writeln!(
-                text,
-                "        let a{t} = codes(token{t}, 2u * here);\n        \
-                 let b{t} = codes(token{t}, 2u * here + 1u);"
-            );
-            let dot = |r: u32| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})");
-            let _ = writeln!(
-                text,
-                "        let n{t} = vec4<i32>({}, {}, {}, {}){};",
-                dot(0),
-                dot(1),
-                dot(2),
-                dot(3),
-                // The numbers 0 to 15 stand for -8 to 7.
-                if four {
-                    format!(
-                        " - vec4<i32>(8 * (input_sum(token{t}, 2u * here) + input_sum(token{t}, 2u * here + 1u)))"
-                    )
-                } else {
-                    String::new()
-                }
-            );
-            text += &self.taken(t, &format!("n{t}"), "d");
+            text += &Product::unit_codes(t);
+            // The numbers 0 to 15 stand for -8 to 7.
+            let offset = if self.packed == Packed::Q4_0 {
+                format!(
+                    " - vec4<i32>(8 * (input_sum(token{t}, 2u * here) + input_sum(token{t}, 2u * here + 1u)))"
+                )
+            } else {
+                String::new()
+            };
+            let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
+            let _ = writeln!(text, "        let n{t} = vec4<i32>({dots}){offset};");
+            text += &self.accumulate(t, &format!("n{t}"), "d");
         }
         text
     }
 
-    pub(super) fn block_q4_k(&self) -> String {
-        let mut text = String::new();
-        for r in 0..4 {
-            let _ = writeln!(text, "        let h{r} = weight(slice, {r}u, 9u * block);");
-        }
+    /// The loop over the eight units of 32 weights of a block of 256: `before` it, the sums of inputs of each token, what
+    /// a row needs, and what it adds for a token.
+    fn block256(
+        &self,
+        before: &str,
+        totals: &[&str],
+        sums: impl Fn(u32) -> String,
+        row: impl Fn(u32) -> String,
+        products: impl Fn(u32, &str, u32) -> String,
+    ) -> String {
+        let mut text = before.to_owned();
         for t in 0..self.tokens() {
-            let _ = writeln!(text, "        var n{t} = vec4<i32>(0);\n        var m{t} = vec4<i32>(0);");
+            for total in totals {
+                let _ = writeln!(text, "        var {total}{t} = vec4<i32>(0);");
+            }
         }
         text += "        for (var u = 0u; u < 8u; u++) {\n            let at = 2u * (8u * here + u);\n";
         for t in 0..self.tokens() {
-            let _ = writeln!(
+            let _ = write!(
                 text,
-                "            let a{t} = codes(token{t}, at);\n            let b{t} = codes(token{t}, at + 1u);\n            \
-                 let s{t} = input_sum(token{t}, at) + input_sum(token{t}, at + 1u);"
+                "            let a{t} = codes(token{t}, at);\n            let b{t} = codes(token{t}, at + 1u);\n{}",
+                sums(t)
             );
         }
-        for r in 0..4 {
-            let lane = ["x", "y", "z", "w"][r as usize];
-            let _ = writeln!(
-                text,
-                "            let p{r} = weight(slice, {r}u, 9u * block + 1u + u);\n            \
-                 let f{r} = factors(h{r}, u);"
-            );
+        for (r, lane) in (0..).zip(["x", "y", "z", "w"]) {
+            text += &row(r);
             for t in 0..self.tokens() {
-                let _ = writeln!(
-                    text,
-                    "            n{t}.{lane} += f{r}.x * (dot16(low(p{r}), a{t}) + dot16(high(p{r}), b{t}));\n            \
-                     m{t}.{lane} += f{r}.y * s{t};"
-                );
+                text += &products(r, lane, t);
             }
         }
-        text += "        }\n";
+        text + "        }\n"
+    }
+
+    pub(super) fn block_q4_k(&self) -> String {
+        let header = |r: u32| format!("        let h{r} = weight(slice, {r}u, 9u * block);\n");
+        let mut text = self.block256(
+            &[0, 1, 2, 3].map(header).concat(),
+            &["n", "m"],
+            |t| format!("            let s{t} = input_sum(token{t}, at) + input_sum(token{t}, at + 1u);\n"),
+            |r| {
+                format!(
+                    "            let p{r} = weight(slice, {r}u, 9u * block + 1u + u);\n            \
+                     let f{r} = factors(h{r}, u);\n"
+                )
+            },
+            |r, lane, t| {
+                format!(
+                    "            n{t}.{lane} += f{r}.x * (dot16(low(p{r}), a{t}) + dot16(high(p{r}), b{t}));\n            \
+                     m{t}.{lane} += f{r}.y * s{t};\n"
+                )
+            },
+        );
         for r in 0..4 {
             let _ = writeln!(text, "        let d{r} = unpack2x16float(h{r}.x);");
         }
@@ -177,52 +182,43 @@ impl Product {
                  let e = vec4<f32>(d0.y, d1.y, d2.y, d3.y);\n";
         for t in 0..self.tokens() {
             if self.integers {
-                text += &self.taken(t, &format!("n{t} - m{t}"), "d");
+                text += &self.accumulate(t, &format!("n{t} - m{t}"), "d");
             } else {
-                text += &self.taken(t, &format!("n{t}"), "d");
-                text += &self.taken(t, &format!("m{t}"), "-e");
+                text += &self.accumulate(t, &format!("n{t}"), "d");
+                text += &self.accumulate(t, &format!("m{t}"), "-e");
             }
         }
         text
     }
 
     pub(super) fn block_q6_k(&self) -> String {
-        let mut text = String::from("        let d = scale(slice, block);\n");
-        for r in 0..4 {
-            let _ = writeln!(text, "        let h{r} = weight(slice, {r}u, 13u * block);");
-        }
+        let header = |r: u32| format!("        let h{r} = weight(slice, {r}u, 13u * block);\n");
+        let mut text = self.block256(
+            &(String::from("        let d = scale(slice, block);\n") + &[0, 1, 2, 3].map(header).concat()),
+            &["n"],
+            |t| {
+                format!(
+                    "            let s{t} = 32 * input_sum(token{t}, at);\n            \
+                     let q{t} = 32 * input_sum(token{t}, at + 1u);\n"
+                )
+            },
+            |r| {
+                format!(
+                    "            let p{r} = weight(slice, {r}u, 13u * block + 1u + u);\n            \
+                     let g{r} = weight(slice, {r}u, 13u * block + 9u + u / 2u);\n            \
+                     let k{r} = select(g{r}.xy, g{r}.zw, u % 2u == 1u);\n            \
+                     let v{r} = low(p{r}) | spread(k{r}.x);\n            let w{r} = high(p{r}) | spread(k{r}.y);\n            \
+                     let e{r} = signed_byte(h{r}, 2u * u);\n            let f{r} = signed_byte(h{r}, 2u * u + 1u);\n"
+                )
+            },
+            |r, lane, t| {
+                format!(
+                    "            n{t}.{lane} += e{r} * (dot16(v{r}, a{t}) - s{t}) + f{r} * (dot16(w{r}, b{t}) - q{t});\n"
+                )
+            },
+        );
         for t in 0..self.tokens() {
-            let _ = writeln!(text, "        var n{t} = vec4<i32>(0);");
-        }
-        text += "        for (var u = 0u; u < 8u; u++) {\n            let at = 2u * (8u * here + u);\n";
-        for t in 0..self.tokens() {
-            let _ = writeln!(
-                text,
-                "            let a{t} = codes(token{t}, at);\n            let b{t} = codes(token{t}, at + 1u);\n            \
-                 let s{t} = 32 * input_sum(token{t}, at);\n            \
-                 let q{t} = 32 * input_sum(token{t}, at + 1u);"
-            );
-        }
-        for r in 0..4 {
-            let lane = ["x", "y", "z", "w"][r as usize];
-            let _ = writeln!(
-                text,
-                "            let p{r} = weight(slice, {r}u, 13u * block + 1u + u);\n            \
-                 let g{r} = weight(slice, {r}u, 13u * block + 9u + u / 2u);\n            \
-                 let k{r} = select(g{r}.xy, g{r}.zw, u % 2u == 1u);\n            \
-                 let v{r} = low(p{r}) | spread(k{r}.x);\n            let w{r} = high(p{r}) | spread(k{r}.y);\n            \
-                 let e{r} = signed_byte(h{r}, 2u * u);\n            let f{r} = signed_byte(h{r}, 2u * u + 1u);"
-            );
-            for t in 0..self.tokens() {
-                let _ = writeln!(
-                    text,
-                    "            n{t}.{lane} += e{r} * (dot16(v{r}, a{t}) - s{t}) + f{r} * (dot16(w{r}, b{t}) - q{t});"
-                );
-            }
-        }
-        text += "        }\n";
-        for t in 0..self.tokens() {
-            text += &self.taken(t, &format!("n{t}"), "d");
+            text += &self.accumulate(t, &format!("n{t}"), "d");
         }
         text
     }

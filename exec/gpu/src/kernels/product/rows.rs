@@ -14,6 +14,7 @@
 use std::fmt::Write;
 
 use super::Product;
+use super::blocks::four_rows;
 use crate::kernels::packing::Packed;
 
 /// The scale of x in decode; `scales_of` is of the rounding, `largest` what a group found.
@@ -33,36 +34,12 @@ pub(super) const ROUNDING: &str = "    if (inside) {\n        _ = unit_load(0u, 
 impl Product {
     /// The body of the loop: 32 inputs of each token with four rows.
     pub(super) fn unit(&self) -> String {
-        let mut text = String::new();
-        let four = self.packed == Packed::Row4;
-        for r in 0..4 {
-            let _ = if four {
-                writeln!(
-                    text,
-                    "        let p{r} = weight(slice, {r}u, block);\n        let v{r} = low(p{r});\n        \
-                     let w{r} = high(p{r});"
-                )
-            } else {
-                writeln!(
-                    text,
-                    "        let v{r} = weight(slice, {r}u, 2u * block);\n        \
-                     let w{r} = weight(slice, {r}u, 2u * block + 1u);"
-                )
-            };
-        }
+        let mut text = self.unit_weights();
         for t in 0..self.tokens() {
-            let dot = |r: u32| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})");
-            let _ = writeln!(
-                text,
-                "        let a{t} = codes(token{t}, 2u * here);\n        \
-                 let b{t} = codes(token{t}, 2u * here + 1u);\n        \
-                 n{t} += vec4<i32>({}, {}, {}, {});",
-                dot(0),
-                dot(1),
-                dot(2),
-                dot(3)
-            );
-            if four {
+            text += &Product::unit_codes(t);
+            let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
+            let _ = writeln!(text, "        n{t} += vec4<i32>({dots});");
+            if self.packed == Packed::Row4 {
                 // The numbers 0 to 15 stand for -8 to 7.
                 let _ = writeln!(
                     text,

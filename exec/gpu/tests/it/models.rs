@@ -15,7 +15,7 @@ use std::time::Duration;
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::layers::{GpuLayers, Upload};
-use hearth_gpu::{Gpu, GpuError, Mask, Notes};
+use hearth_gpu::{Gpu, GpuError, Mask, WarningSink};
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::sampler::greedy;
@@ -32,16 +32,16 @@ pub fn cpu() -> Cpu {
     Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin: false, spin_ns: 10_000 }).unwrap()))
 }
 
-/// Some layers of a model on a GPU, all of them owned; what it has to say is noted.
+/// Some layers of a model on a GPU, all of them owned; its warnings are collected.
 pub fn accelerated(
     gpu: &Arc<Gpu>,
     place: AcceleratedPlace,
     upload: Upload,
 ) -> (Accelerated, Arc<Mutex<Vec<String>>>) {
-    let notes: Arc<Mutex<Vec<String>>> = Arc::default();
-    let told = notes.clone();
-    let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
-    (Accelerated::new(gpu.clone(), upload, place, tell).unwrap(), notes)
+    let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
+    let pushed = warnings.clone();
+    let sink: WarningSink = Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned()));
+    (Accelerated::new(gpu.clone(), upload, place, sink).unwrap(), warnings)
 }
 
 /// A place with these windows and layers on the GPU.
@@ -70,7 +70,7 @@ struct Model {
     stage: Stage,
     windows: Vec<Range<u32>>,
     length: u32,
-    notes: Arc<Mutex<Vec<String>>>,
+    warnings: Arc<Mutex<Vec<String>>>,
 }
 
 impl Model {
@@ -82,10 +82,10 @@ impl Model {
         cache: CacheOptions,
         upload: Upload,
     ) -> Model {
-        let (backend, notes) = accelerated(gpu, place(weights, windows, on_gpu, cache), upload);
+        let (backend, warnings) = accelerated(gpu, place(weights, windows, on_gpu, cache), upload);
         let stage = Stage::new(weights.clone(), windows, cache, Box::new(backend)).unwrap();
         let head = Head::new(weights.clone(), cpu());
-        Model { head, stage, windows: windows.to_vec(), length: 0, notes }
+        Model { head, stage, windows: windows.to_vec(), length: 0, warnings }
     }
 
     /// Hidden rows after `tokens`, which follow those before.
@@ -134,7 +134,7 @@ const NEAR_TIE: f64 = 0.05;
 /// A choice along golden tokens.
 pub struct Step {
     chosen: u32,
-    wanted: u32,
+    expected: u32,
     margin: f64,
 }
 
@@ -146,7 +146,7 @@ impl Step {
 
     /// Whether it is the golden one.
     pub fn is_golden(&self) -> bool {
-        self.chosen == self.wanted
+        self.chosen == self.expected
     }
 }
 
@@ -159,13 +159,14 @@ pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload:
     for run in golden(file) {
         model.restart();
         let mut logits = model.step(&tokens(&run["prompt_ids"]));
-        for (wanted, margin) in tokens(&run["greedy_ids"]).into_iter().zip(run["margins"].as_array().unwrap())
+        for (expected, margin) in
+            tokens(&run["greedy_ids"]).into_iter().zip(run["margins"].as_array().unwrap())
         {
-            steps.push(Step { chosen: greedy(&logits), wanted, margin: margin.as_f64().unwrap() });
-            logits = model.step(&[wanted]);
+            steps.push(Step { chosen: greedy(&logits), expected, margin: margin.as_f64().unwrap() });
+            logits = model.step(&[expected]);
         }
     }
-    assert!(model.notes.lock().unwrap().is_empty());
+    assert!(model.warnings.lock().unwrap().is_empty());
     steps
 }
 
@@ -182,14 +183,25 @@ fn check(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>]) {
 #[test]
 fn the_trained_model_chooses_the_golden_tokens() {
     let _alone = alone();
-    let test = "the_trained_model_chooses_the_golden_tokens";
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let all = std::slice::from_ref(&(0..8));
     check(&gpu, "psalm-7m-q4_k.gguf", &[]);
     check(&gpu, "psalm-7m-q4_k.gguf", &[0..2, 4..7]);
     check(&gpu, "psalm-7m-q4_k.gguf", all);
     check(&gpu, "psalm-7m-q8_0.gguf", all);
     check(&gpu, "psalm-7m-f16.gguf", all);
+}
+
+pub fn gpu_layers(
+    gpu: &Arc<Gpu>,
+    weights: &Arc<Weights>,
+    layers: Range<u32>,
+    output: bool,
+    cache: CacheOptions,
+    upload: impl Into<Upload>,
+) -> Result<GpuLayers, GpuError> {
+    let progress = Progress::default();
+    GpuLayers::new(gpu.clone(), weights.clone(), layers, output, cache, upload.into(), &progress)
 }
 
 /// A small model of random weights.
@@ -217,10 +229,10 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     Arc::new(Weights::open(file.path()).unwrap())
 }
 
-pub fn relative_rms(own: &[f32], wanted: &[f32]) -> f64 {
+pub fn relative_rms(own: &[f32], expected: &[f32]) -> f64 {
     let rms = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let off = rms(&mut own.iter().zip(wanted).map(|(own, wanted)| f64::from(own - wanted)));
-    off / rms(&mut wanted.iter().map(|&value| f64::from(value)))
+    let off = rms(&mut own.iter().zip(expected).map(|(own, expected)| f64::from(own - expected)));
+    off / rms(&mut expected.iter().map(|&value| f64::from(value)))
 }
 
 /// Rows of all tokens before and after all layers, by the oracle, in one pass.
@@ -236,17 +248,15 @@ pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) 
 }
 
 /// Logits of all tokens, by the oracle.
-fn wanted(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
+fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
     Head::new(weights.clone(), cpu()).logits(&oracle_rows(weights, tokens, cache).1).unwrap()
 }
 
 #[test]
 fn every_architecture_has_the_logits_of_the_oracle() {
     let _alone = alone();
-    let test = "every_architecture_has_the_logits_of_the_oracle";
     let plain = Mask { packed_dot: true, subgroups: true, half: true, ..Mask::default() };
-    let [Some(full), Some(plain)] = [Mask::default(), plain].map(|mask| open(test, mask).map(Arc::new))
-    else {
+    let [Some(full), Some(plain)] = [Mask::default(), plain].map(open) else {
         return;
     };
     let (tokens, upload): (Vec<u32>, Upload) =
@@ -257,7 +267,7 @@ fn every_architecture_has_the_logits_of_the_oracle() {
             let weights = synthetic(architecture, quant);
             for format in [CacheFormat::F16, CacheFormat::F32] {
                 let cache = CacheOptions { context: 40, format, sequences: 1 };
-                let wanted = wanted(&weights, &tokens, cache);
+                let expected = expected(&weights, &tokens, cache);
                 let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
                 // A batch, single tokens, another batch: what came before is in the cache.
                 let mut own = Vec::new();
@@ -265,7 +275,7 @@ fn every_architecture_has_the_logits_of_the_oracle() {
                     let hidden = model.pass(part);
                     own.extend(model.head.logits(&hidden).unwrap());
                 }
-                let off = relative_rms(&own, &wanted);
+                let off = relative_rms(&own, &expected);
                 println!("{architecture} {quant} {format:?}: relative RMS {off:.1e}");
                 let bound = if matches!(quant, "f16" | "f32") { 1e-4 } else { 2e-2 };
                 assert!(off < bound, "{architecture} {quant} {format:?}: {off}");
@@ -274,14 +284,14 @@ fn every_architecture_has_the_logits_of_the_oracle() {
     }
 }
 
-/// Something happens to a GPU after two passes; the tokens are those of the oracle, and one note says what it was.
-fn goes_on(test: &str, happens: impl Fn(&Gpu), said: &str) {
+/// A GPU fails after two passes: the rows are those of the oracle, and one warning names the failure.
+fn check_fallback(failure: impl Fn(&Gpu), message: &str) {
     let _alone = alone();
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let weights = synthetic(Architecture::Llama, "q4_k");
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let tokens: Vec<u32> = (0..30).map(|at| (at * 37 + 11) % 512).collect();
-    let wanted = wanted(&weights, &tokens, cache);
+    let expected = expected(&weights, &tokens, cache);
     let mut model = Model::new(&gpu, &weights, &[0..2, 2..4], &[0..1, 2..4], cache, Tiling::USUAL.into());
     assert_eq!(model.stage.backend_name(), "gpu");
     let mut own = Vec::new();
@@ -289,49 +299,45 @@ fn goes_on(test: &str, happens: impl Fn(&Gpu), said: &str) {
         [&tokens[..12], &tokens[12..13], &tokens[13..14], &tokens[14..]].into_iter().enumerate()
     {
         if number == 2 {
-            happens(&gpu);
+            failure(&gpu);
         }
         let hidden = model.pass(part);
         own.extend(model.head.logits(&hidden).unwrap());
     }
-    assert!(relative_rms(&own, &wanted) < 1e-2);
+    assert!(relative_rms(&own, &expected) < 1e-2);
     assert_eq!(model.stage.backend_name(), "gpu lost");
-    let notes = model.notes.lock().unwrap();
-    assert!(notes.len() == 1 && notes[0].contains(said), "{notes:?}");
+    let warnings = model.warnings.lock().unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains(message), "{warnings:?}");
 }
 
 #[test]
-fn a_run_goes_on_when_the_gpu_is_lost() {
-    goes_on("a_run_goes_on_when_the_gpu_is_lost", Gpu::destroy, "the GPU was lost");
+fn run_continues_when_the_gpu_is_lost() {
+    check_fallback(Gpu::destroy, "the GPU was lost");
 }
 
 #[test]
-fn a_run_goes_on_when_the_gpu_does_not_answer_in_time() {
-    let test = "a_run_goes_on_when_the_gpu_does_not_answer_in_time";
-    goes_on(test, |gpu| gpu.limit_wait(Duration::ZERO), "the GPU did not finish a copy from the GPU");
+fn run_continues_when_the_gpu_times_out() {
+    check_fallback(|gpu| gpu.set_deadline(Duration::ZERO), "the GPU did not finish a copy from the GPU");
 }
 
 #[test]
-fn a_run_goes_on_when_the_gpu_is_out_of_memory() {
-    let test = "a_run_goes_on_when_the_gpu_is_out_of_memory";
+fn run_continues_when_the_gpu_is_out_of_memory() {
     // Not even the next row finds a place on its way back.
-    goes_on(
-        test,
-        |gpu| gpu.limit_memory(gpu.memory_taken()),
+    check_fallback(
+        |gpu| gpu.set_memory_limit(gpu.memory_taken()),
         "has not enough memory for a copy from the GPU",
     );
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_it_begins_and_gives_back_what_it_took() {
+fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
     let _alone = alone();
-    let test = "what_does_not_fit_is_refused_before_it_begins_and_gives_back_what_it_took";
     let weights = synthetic(Architecture::Llama, "q8_0");
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let fits = |bytes: u64| {
-        let gpu = Arc::new(open(test, Mask { memory_bytes: Some(bytes), ..Mask::default() })?);
-        let made = GpuLayers::new(gpu.clone(), weights.clone(), 0..4, true, cache, Tiling::USUAL.into());
-        assert!(gpu.memory_most() <= Some(bytes));
+        let gpu = open(Mask { memory_bytes: Some(bytes), ..Mask::default() })?;
+        let made = gpu_layers(&gpu, &weights, 0..4, true, cache, Tiling::USUAL);
+        assert!(gpu.memory_limit() <= Some(bytes));
         let taken = gpu.memory_taken();
         Some(made.map(|layers| (layers, taken)).map_err(|error| (error, taken)))
     };
@@ -347,35 +353,33 @@ fn what_does_not_fit_is_refused_before_it_begins_and_gives_back_what_it_took() {
 }
 
 #[test]
-fn whoever_waits_for_the_weights_hears_how_far_they_are() {
+fn upload_reports_its_progress() {
     let _alone = alone();
-    let test = "whoever_waits_for_the_weights_hears_how_far_they_are";
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
-    let heard: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
-    let hears = heard.clone();
-    let progress = Progress::new(move |done, total| hears.lock().unwrap().push((done, total)));
+    let reports: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
+    let sink = reports.clone();
+    let progress = Progress::new(move |done, total| sink.lock().unwrap().push((done, total)));
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let whole = std::slice::from_ref(&(0..4));
     let part = AcceleratedPlace { progress, ..place(&weights, whole, whole, cache) };
     drop(accelerated(&gpu, part, Tiling::USUAL.into()));
-    let heard = heard.lock().unwrap();
+    let reports = reports.lock().unwrap();
     // Seven matrices a layer, and the output's.
-    assert_eq!(heard.len(), 4 * 7 + 1);
-    assert!(heard.is_sorted() && heard[0].0 > 0);
-    assert!(heard.iter().all(|&(_, total)| total == heard[28].0), "{heard:?}");
+    assert_eq!(reports.len(), 4 * 7 + 1);
+    assert!(reports.is_sorted() && reports[0].0 > 0);
+    assert!(reports.iter().all(|&(_, total)| total == reports[28].0), "{reports:?}");
 }
 
 #[test]
-fn a_cache_that_is_larger_than_a_binding_is_refused_with_what_to_do() {
+fn cache_larger_than_a_binding_is_refused() {
     let _alone = alone();
-    let test = "a_cache_that_is_larger_than_a_binding_is_refused_with_what_to_do";
     let mask = Mask { binding_bytes: Some(1 << 20), ..Mask::default() };
-    let Some(gpu) = open(test, mask).map(Arc::new) else { return };
+    let Some(gpu) = open(mask) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let made = |context| {
         let cache = CacheOptions { context, format: CacheFormat::F32, sequences: 1 };
-        GpuLayers::new(gpu.clone(), weights.clone(), 0..1, false, cache, Tiling::USUAL.into())
+        gpu_layers(&gpu, &weights, 0..1, false, cache, Tiling::USUAL)
     };
     // Three heads of 64 or 128 numbers.
     assert!(made(512).is_ok());
@@ -391,13 +395,12 @@ fn a_cache_that_is_larger_than_a_binding_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn memory_that_processors_share_is_promised_once() {
+fn shared_memory_is_counted_once() {
     let _alone = alone();
-    let test = "memory_that_processors_share_is_promised_once";
     let weights = synthetic(Architecture::Llama, "q8_0");
     let cache = CacheOptions { context: 4000, format: CacheFormat::F32, sequences: 1 };
     let taken = |owned: Range<u32>| {
-        let gpu = Arc::new(open(test, Mask::default())?);
+        let gpu = open(Mask::default())?;
         let part = place(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
         let (backend, _) = accelerated(&gpu, part, Tiling::USUAL.into());
         Some((gpu.memory_taken(), backend.cache_bytes(), gpu.facts().kind))

@@ -3,7 +3,7 @@
 //! Queries, keys and values of several passes go through the kernels, and through a plain loop in f64. Stated bound: 1e-5
 //! where the cache holds f32, and 2e-3 where it holds halves, whose own rounding that is.
 
-use hearth_gpu::device::{Binding, Params, Tensor};
+use hearth_gpu::device::{Params, Tensor};
 use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::attention::AttentionKernel;
 use hearth_gpu::kernels::rotate::{Heads, RotateKernel};
@@ -12,7 +12,7 @@ use hearth_gpu::{Gpu, Mask};
 use hearth_runtime::CacheFormat;
 use hearth_runtime::rope::Pairs;
 
-use crate::gpu::{alone, largest_difference, numbers, open};
+use crate::gpu::{alone, max_difference, numbers, open};
 
 /// All queries, keys and values of a sequence: [positions, heads * length].
 struct Sequence {
@@ -88,15 +88,14 @@ impl Sequence {
             let parts =
                 [part(&self.query, widths[0]), part(&self.key, widths[1]), part(&self.value, widths[2])];
             // No rotation: cosine one, sine nothing.
-            let turns = gpu.upload("turns", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
+            let angles = gpu.upload("angles", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
             let queries = gpu.zeros("q", (tokens * widths[0] * 4) as u64).unwrap();
             let result = gpu.zeros("out", (tokens * mixed * 4) as u64).unwrap();
             let bound = |tensors: &[&Tensor], text: &str, groups| {
-                let bound: Vec<Binding> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
-                gpu.launch("attention", text, &bound, groups).unwrap()
+                gpu.launch("attention", text, tensors, groups).unwrap()
             };
             let [q, k, v] = &parts;
-            let tensors = [&params, q, k, v, &turns, &queries, &keys, &values];
+            let tensors = [&params, q, k, v, &angles, &queries, &keys, &values];
             let one = bound(&tensors, &rotate.kernel().unwrap(), rotate.groups(tokens as u32));
             let tensors = [&params, &queries, &keys, &values, &result];
             let two = bound(&tensors, &attention.kernel().unwrap(), attention.groups(tokens as u32));
@@ -139,7 +138,7 @@ fn laid_back(found: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
 #[test]
 fn attention_over_a_cache_of_weights_is_plain_attention() {
     let _alone = alone();
-    let Some(gpu) = open("attention_over_a_cache_of_weights_is_plain_attention", Mask::default()) else {
+    let Some(gpu) = open(Mask::default()) else {
         return;
     };
     let mut worst = [0.0f32; 2];
@@ -151,10 +150,10 @@ fn attention_over_a_cache_of_weights_is_plain_attention() {
             {
                 let heads = Heads { heads, kv_heads, key_length, value_length, context: 147, format, order };
                 let sequence = Sequence::new(heads, 147, cap, window);
-                let wanted: Vec<f32> = (0..147).flat_map(|position| sequence.plain(position)).collect();
+                let expected: Vec<f32> = (0..147).flat_map(|position| sequence.plain(position)).collect();
                 for storage in [Storage::Linear, Storage::Buffer] {
                     let own = sequence.on_gpu(&gpu, &[1, 2, 1, 70, 3, 70], storage);
-                    let off = largest_difference(&own, &wanted);
+                    let off = max_difference(&own, &expected);
                     let at = usize::from(format == CacheFormat::F16);
                     worst[at] = worst[at].max(off);
                     let bound = [1e-5, 2e-3][at];

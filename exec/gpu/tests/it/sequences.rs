@@ -54,19 +54,26 @@ impl Pair {
         Head::new(self.weights.clone(), cpu()).embed(tokens).unwrap()
     }
 
+    /// Forgets positions from `length` on in both.
+    fn roll_back(&mut self, sequence: u32, length: u32) {
+        for stage in [&mut self.gpu, &mut self.oracle] {
+            stage.roll_back(sequence, length);
+        }
+    }
+
     /// A pass of rows through both; how far they are apart.
     fn pass(&mut self, sequence: u32, rows: &[f32], first: u32) -> f64 {
         let tokens = (rows.len() / self.weights.shape().embedding as usize) as u32;
         let positions: Vec<u32> = (first..first + tokens).collect();
-        let [own, wanted] = [&mut self.gpu, &mut self.oracle].map(|stage| {
+        let [own, expected] = [&mut self.gpu, &mut self.oracle].map(|stage| {
             let mut rows = rows.to_vec();
             for window in windows() {
                 stage.forward_of(sequence, window, &mut rows, &positions).unwrap();
             }
             rows
         });
-        assert!(wanted.iter().all(|number| number.is_finite()));
-        relative_rms(&own, &wanted)
+        assert!(expected.iter().all(|number| number.is_finite()));
+        relative_rms(&own, &expected)
     }
 }
 
@@ -78,11 +85,11 @@ fn tokens(count: u32, seed: u32) -> Vec<u32> {
 #[test]
 fn sequences_have_caches_of_their_own() {
     let _alone = alone();
-    let Some(gpu) = open("sequences_have_caches_of_their_own", Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
     let (kernels, taken) = (gpu.kernels(), gpu.memory_taken());
     assert!(kernels > 0);
-    // Of different lengths, one after the other and in turns.
+    // Of different lengths, one after the other and in angles.
     for (sequence, first, count) in [
         (0, 0, 7),
         (2, 0, 1),
@@ -102,10 +109,9 @@ fn sequences_have_caches_of_their_own() {
 }
 
 #[test]
-fn what_was_rolled_back_leaves_nothing_behind() {
+fn rolled_back_positions_leave_no_trace() {
     let _alone = alone();
-    let test = "what_was_rolled_back_leaves_nothing_behind";
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
     for (number, (back_to, count)) in
         [(0, 33), (9, 1), (10, 20), (3, 2), (0, 6), (6, 1)].into_iter().enumerate()
@@ -116,9 +122,7 @@ fn what_was_rolled_back_leaves_nothing_behind() {
                 stage.truncate(0);
             }
         } else {
-            for stage in [&mut pair.gpu, &mut pair.oracle] {
-                stage.roll_back(1, back_to);
-            }
+            pair.roll_back(1, back_to);
         }
         let rows = pair.rows(&tokens(count, number as u32));
         let off = pair.pass(1, &rows, back_to);
@@ -127,24 +131,21 @@ fn what_was_rolled_back_leaves_nothing_behind() {
 }
 
 #[test]
-fn keys_and_values_that_are_no_numbers_are_gone_when_they_are_rolled_back() {
+fn rolled_back_nan_leaves_no_trace() {
     let _alone = alone();
-    let test = "keys_and_values_that_are_no_numbers_are_gone_when_they_are_rolled_back";
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
     let rows = pair.rows(&tokens(9, 1));
     pair.pass(0, &rows, 0);
-    // Positions 9 to 17 become spoilt: 9 to 11 share their values' texels with 8.
-    let mut spoilt = vec![f32::NAN; rows.len()];
+    // Positions 9 to 17 become NaN: 9 to 11 share their values' texels with 8.
+    let mut not_finite = vec![f32::NAN; rows.len()];
     let positions: Vec<u32> = (9..18).collect();
     for window in windows() {
-        pair.gpu.forward_of(0, window, &mut spoilt, &positions).unwrap();
+        pair.gpu.forward_of(0, window, &mut not_finite, &positions).unwrap();
     }
-    assert!(spoilt.iter().all(|number| number.is_nan()));
+    assert!(not_finite.iter().all(|number| number.is_nan()));
     for (first, count) in [(9, 1), (10, 3), (8, 1), (9, 2)] {
-        for stage in [&mut pair.gpu, &mut pair.oracle] {
-            stage.roll_back(0, first);
-        }
+        pair.roll_back(0, first);
         let rows = pair.rows(&tokens(count, first));
         let off = pair.pass(0, &rows, first);
         assert!(off < BOUND, "{count} tokens from {first}: {off}");
@@ -152,10 +153,9 @@ fn keys_and_values_that_are_no_numbers_are_gone_when_they_are_rolled_back() {
 }
 
 #[test]
-fn rows_that_are_rounded_after_every_layer_are_those_of_the_oracle() {
+fn rows_rounded_after_every_layer_equal_the_oracle() {
     let _alone = alone();
-    let test = "rows_that_are_rounded_after_every_layer_are_those_of_the_oracle";
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, Some(round));
     let (bytes, kernels, taken) = (pair.gpu.cache_bytes(), gpu.kernels(), gpu.memory_taken());
     for (first, count) in [(0, 12), (12, 1), (13, 1), (14, 20)] {
@@ -174,34 +174,33 @@ fn rows_that_are_rounded_after_every_layer_are_those_of_the_oracle() {
 }
 
 #[test]
-fn a_gpu_that_is_lost_within_a_window_of_rounded_rows_is_replaced() {
+fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
     let _alone = alone();
-    let test = "a_gpu_that_is_lost_within_a_window_of_rounded_rows_is_replaced";
     for lost_at in [0, 1, 2, 3] {
-        let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+        let Some(gpu) = open(Mask::default()) else { return };
         let weights = synthetic(Architecture::Llama, "f16");
         let part =
             AcceleratedPlace { after_layer: Some(round), ..place(&weights, &windows(), &windows(), CACHE) };
-        let (mut backend, notes) = accelerated(&gpu, part, Tiling::USUAL.into());
+        let (mut backend, warnings) = accelerated(&gpu, part, Tiling::USUAL.into());
         let mut oracle = Oracle::new(weights.clone(), 0..4, CACHE).unwrap();
         for (first, count) in [(0, 9), (9, 1), (10, 3), (13, 1)] {
             let rows = Head::new(weights.clone(), cpu()).embed(&tokens(count, first)).unwrap();
-            let (mut own, mut wanted) = (rows.clone(), rows);
+            let (mut own, mut expected) = (rows.clone(), rows);
             for layer in 0..4 {
                 if (first, layer) == (10, lost_at) {
                     gpu.destroy();
                 }
                 for (backend, rows) in [
                     (&mut backend as &mut dyn Backend, &mut own),
-                    (&mut oracle as &mut dyn Backend, &mut wanted),
+                    (&mut oracle as &mut dyn Backend, &mut expected),
                 ] {
                     backend.forward(2, layer..layer + 1, rows, first);
                     round(rows);
                 }
             }
-            let off = relative_rms(&own, &wanted);
+            let off = relative_rms(&own, &expected);
             assert!(off < ROUNDED_BOUND, "lost at layer {lost_at}, {count} tokens from {first}: {off}");
         }
-        assert_eq!((backend.is_on_gpu(), notes.lock().unwrap().len()), (false, 1));
+        assert_eq!((backend.is_on_gpu(), warnings.lock().unwrap().len()), (false, 1));
     }
 }

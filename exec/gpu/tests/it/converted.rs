@@ -7,24 +7,19 @@
 //! The bounds for whole models are no promise of quality: one scale a row is coarse. They tell a kernel that is wrong,
 //! whose logits have nothing to do with the model's, from one that rounds.
 
-use std::sync::Arc;
-
 use hearth_gpu::conversion::{Conversion, round_row};
-use hearth_gpu::device::{Binding, Gpu, Params};
-use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::packing::Packed;
-use hearth_gpu::kernels::product::{Product, Stage, Tiling};
-use hearth_gpu::kernels::quantise;
-use hearth_gpu::layers::{GpuLayers, Upload};
+use hearth_gpu::kernels::product::{Stage, Tiling};
+use hearth_gpu::layers::Upload;
 use hearth_gpu::matrix::GpuMatrix;
-use hearth_gpu::virtual_tensor::Storage;
+use hearth_gpu::{Gpu, Mask};
 use hearth_kernels::{KernelFormat, Matrix, dequantise};
 use hearth_profiles::model::Architecture;
 use hearth_runtime::{CacheFormat, CacheOptions};
 
-use crate::gpu::{alone, numbers, open};
-use crate::models::{Step, oracle_rows, relative_rms, synthetic, teacher_forced};
-use crate::products::{bytes, masks, tilings};
+use crate::gpu::{alone, numbers, open, relative_difference};
+use crate::models::{Step, gpu_layers, oracle_rows, relative_rms, synthetic, teacher_forced};
+use crate::products::{bytes, masks, product, tilings};
 
 /// Codes of a row and their scale, one code a byte.
 fn rounded(packed: Packed, row: &[f32]) -> (Vec<i32>, f32) {
@@ -66,48 +61,15 @@ fn oracle(packed: Packed, matrix: Matrix<'_>, input: &[f32]) -> (Vec<i32>, Vec<f
     (integers, results)
 }
 
-/// Integers or results of the GPU.
-fn run<T: bytemuck::Pod>(
-    gpu: &Gpu,
-    product: Product,
-    matrix: &GpuMatrix,
-    input: &[f32],
-    integers: bool,
-) -> Vec<T> {
-    let (length, tokens) = (matrix.length, (input.len() / matrix.length as usize) as u32);
-    let params = gpu.params().unwrap();
-    gpu.write(&params, &[Params::pass(tokens, 0)]).unwrap();
-    let x = gpu.upload("x", input).unwrap();
-    let out = gpu.zeros("out", u64::from(tokens * matrix.rows) * 4).unwrap();
-    let [part] = &matrix.parts[..] else { panic!("one part") };
-    let mut bound = vec![&params, &part.texels, part.scales.as_ref().unwrap()];
-    let size = input.len() as u64;
-    let apart =
-        [size, u64::from(tokens) * 4, size / 16 * 4].map(|bytes| gpu.zeros("rounded", bytes).unwrap());
-    if product.stage == Stage::Prefill {
-        let scaled = matrix.packed.inputs().unwrap();
-        let text = quantise::kernel(length, scaled, Storage::Linear);
-        let [codes, scales, sums] = &apart;
-        let of = [&params, &x, codes, scales, sums].map(Binding::Buffer);
-        let launch = gpu.launch("round", &text, &of, quantise::groups(length, scaled, tokens)).unwrap();
-        gpu.submit([&launch]).unwrap();
-        bound.extend(&apart);
-    } else {
-        bound.push(&x);
-    }
-    bound.push(&out);
-    let bound: Vec<Binding> = bound.into_iter().map(Binding::Buffer).collect();
-    let text = Product { integers, ..product }.kernel().unwrap();
-    let launch = gpu.launch("product", &text, &bound, product.groups(tokens)).unwrap();
-    gpu.submit([&launch]).unwrap();
-    gpu.read(&out, (tokens * matrix.rows) as usize).unwrap()
+fn converted(gpu: &Gpu, matrix: Matrix<'_>, packed: Packed, tiling: Tiling) -> GpuMatrix {
+    GpuMatrix::converted(gpu, matrix, Some(packed), tiling, &mut |_| ()).unwrap()
 }
 
 #[test]
 fn both_stages_have_the_integers_of_the_oracle() {
     let _alone = alone();
     for (mask, what) in masks() {
-        let Some(gpu) = open("both_stages_have_the_integers_of_the_oracle", mask) else { return };
+        let Some(gpu) = open(mask) else { return };
         // Drivers may round a division otherwise, which moves a code that is nearly a tie; not this one.
         let moved = if gpu.facts().is_software() { 0 } else { 4 * 127 };
         // Rows that fill no group, and lengths that fill no chunk: 32 units of 128 threads, 296, and 3.
@@ -128,19 +90,14 @@ fn both_stages_have_the_integers_of_the_oracle() {
                     .iter()
                     .flat_map(|stage| tilings(&gpu, mask).into_iter().map(move |tiling| (stage, tiling)))
                 {
-                    let made = GpuMatrix::converted(&gpu, matrix, Some(packed), tiling).unwrap();
-                    let variant = Variant::of(gpu.capabilities());
-                    let product = Product { stage, variant, ..made.product_shape() };
+                    let made = converted(&gpu, matrix, packed, tiling);
                     let what =
                         format!("{packed:?} of {format} {rows} by {length}, {stage:?} {tiling:?}, {what}");
-                    let found = run::<i32>(&gpu, product, &made, &input, true);
+                    let found = product::<i32>(&gpu, &made, &input, stage, true);
                     assert!(*seen.get_or_insert_with(|| found.clone()) == found, "another stage's, {what}");
-                    let off = found.iter().zip(&integers).map(|(own, wanted)| (own - wanted).abs()).max();
+                    let off = found.iter().zip(&integers).map(|(own, expected)| (own - expected).abs()).max();
                     assert!(off <= Some(moved), "integers off by {off:?}, {what}");
-                    let own = run::<f32>(&gpu, product, &made, &input, false);
-                    let largest = results.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-                    let off = own.iter().zip(&results).map(|(own, wanted)| (own - wanted).abs());
-                    let off = off.fold(0.0f32, f32::max) / largest;
+                    let off = relative_difference(&product(&gpu, &made, &input, stage, false), &results);
                     assert!(off < 1e-6, "off by {off}, {what}");
                 }
             }
@@ -149,43 +106,39 @@ fn both_stages_have_the_integers_of_the_oracle() {
 }
 
 #[test]
-fn a_row_that_holds_no_number_spoils_its_results_and_no_others() {
+fn nan_in_a_row_changes_only_its_results() {
     let _alone = alone();
-    let test = "a_row_that_holds_no_number_spoils_its_results_and_no_others";
-    let Some(gpu) = open(test, hearth_gpu::Mask::default()) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let mut values = numbers(8 * 64, 1);
     values[3 * 64 + 5] = f32::NAN;
     let bytes: &[u8] = bytemuck::cast_slice(&values);
     let matrix = Matrix { format: KernelFormat::F32, length: 64, rows: 8, bytes };
     for packed in [Packed::Row8, Packed::Row4] {
-        let made = GpuMatrix::converted(&gpu, matrix, Some(packed), Tiling::USUAL).unwrap();
-        let product = Product { stage: Stage::Decode, ..made.product_shape() };
-        let own = run::<f32>(&gpu, product, &made, &numbers(64, 2), false);
-        let spoilt: Vec<usize> = (0..8).filter(|&row| own[row].is_nan()).collect();
-        assert_eq!(spoilt, [3], "{packed:?}: {own:?}");
+        let made = converted(&gpu, matrix, packed, Tiling::USUAL);
+        let own: Vec<f32> = product(&gpu, &made, &numbers(64, 2), Stage::Decode, false);
+        let not_finite: Vec<usize> = (0..8).filter(|&row| own[row].is_nan()).collect();
+        assert_eq!(not_finite, [3], "{packed:?}: {own:?}");
     }
 }
 
 #[test]
-fn a_model_in_q8_is_near_itself_and_in_8_4_4_not_far() {
+fn converted_models_stay_near_the_original() {
     let _alone = alone();
-    let test = "a_model_in_q8_is_near_itself_and_in_8_4_4_not_far";
-    let Some(gpu) = open(test, hearth_gpu::Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let tokens: Vec<u32> = (0..24).map(|at| (at * 37 + 11) % 512).collect();
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     for architecture in [Architecture::Llama, Architecture::Gemma2] {
         let weights = synthetic(architecture, "f16");
-        let (hidden, wanted) = oracle_rows(&weights, &tokens, cache);
+        let (hidden, expected) = oracle_rows(&weights, &tokens, cache);
         let mut off = Vec::new();
         for conversion in [Conversion::None, Conversion::Q8, Conversion::Mixed] {
             let upload = Upload { tiling: Tiling::USUAL, conversion };
-            let mut layers =
-                GpuLayers::new(gpu.clone(), weights.clone(), 0..4, false, cache, upload).unwrap();
+            let mut layers = gpu_layers(&gpu, &weights, 0..4, false, cache, upload).unwrap();
             let mut own = hidden.clone();
             let (prompt, last) = own.split_at_mut(hidden.len() / tokens.len() * (tokens.len() - 1));
             layers.forward(0, 0..4, prompt, 0).unwrap();
             layers.forward(0, 0..4, last, tokens.len() as u32 - 1).unwrap();
-            off.push(relative_rms(&own, &wanted));
+            off.push(relative_rms(&own, &expected));
         }
         println!(
             "{architecture}: relative RMS of rows, none {:.1e}, q8 {:.1e}, 8/4/4 {:.1e}",
@@ -197,10 +150,9 @@ fn a_model_in_q8_is_near_itself_and_in_8_4_4_not_far() {
 }
 
 #[test]
-fn the_trained_model_mostly_chooses_the_same_when_it_is_coarser() {
+fn converted_trained_model_mostly_chooses_the_golden_tokens() {
     let _alone = alone();
-    let test = "the_trained_model_mostly_chooses_the_same_when_it_is_coarser";
-    let Some(gpu) = open(test, hearth_gpu::Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let whole = std::slice::from_ref(&(0..8));
     for (conversion, least) in [(Conversion::Q8, 0.95), (Conversion::Mixed, 0.9)] {
         let upload = Upload { tiling: Tiling::USUAL, conversion };

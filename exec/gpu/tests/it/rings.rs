@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
-use hearth_gpu::{Gpu, Mask, Notes};
+use hearth_gpu::{Gpu, Mask, WarningSink};
 use hearth_profiles::Document;
 use hearth_ring::LocalModel;
 use hearth_ring::execution::{Node, Outbox};
@@ -27,7 +27,7 @@ const FILE: &str = "psalm-7m-q8_0.gguf";
 struct Ring {
     model: LocalModel,
     node: Option<Node>,
-    notes: Arc<Mutex<Vec<String>>>,
+    warnings: Arc<Mutex<Vec<String>>>,
     /// The prompt, and the golden tokens.
     so_far: Vec<u32>,
     prompt: usize,
@@ -35,13 +35,13 @@ struct Ring {
 
 impl Ring {
     fn new(gpu: &Arc<Gpu>) -> Ring {
-        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
-        let told = notes.clone();
-        let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
+        let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
+        let pushed = warnings.clone();
+        let sink: WarningSink = Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned()));
         let gpu = gpu.clone();
         let accelerator = Accelerator::new(move |place| {
             let open = || gpu.alive().map(|()| gpu.clone());
-            Ok(Box::new(Accelerated::opened(open, |_| Tiling::USUAL.into(), place, tell.clone())?))
+            Ok(Box::new(Accelerated::opened(open, |_| Tiling::USUAL.into(), place, sink.clone())?))
         });
         let model = LocalModel::open(&models().join(FILE)).unwrap().accelerated_by(Some(accelerator));
         let run = &golden(FILE)[0];
@@ -51,7 +51,7 @@ impl Ring {
         let progress = Progress::default();
         let mut node = Node::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
         node.choose_with(0, Box::new(greedy));
-        Ring { model, node: Some(node), notes, so_far, prompt: prompt.len() }
+        Ring { model, node: Some(node), warnings, so_far, prompt: prompt.len() }
     }
 
     fn node(&mut self) -> &mut Node {
@@ -93,8 +93,7 @@ fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
 #[test]
 fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
     let _alone = alone();
-    let test = "steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace";
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);
@@ -102,12 +101,12 @@ fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
     gpu.destroy();
     ring.pass(2, prompt + 1, prompt + 2);
     ring.pass(3, prompt + 2, prompt + 3);
-    assert_eq!(ring.notes.lock().unwrap().len(), 1);
+    assert_eq!(ring.warnings.lock().unwrap().len(), 1);
     let all = ring.node().take_all_lines();
     let records = &all[0].1.records;
     for pass in 0..4 {
-        let wanted = if pass < 2 { Resource::Gpu } else { Resource::Cpu };
-        assert_eq!(resources(records, pass), [wanted; 2], "pass {pass}");
+        let expected = if pass < 2 { Resource::Gpu } else { Resource::Cpu };
+        assert_eq!(resources(records, pass), [expected; 2], "pass {pass}");
     }
     // What processors did has its cost, and is found in memory or read.
     let costs = records.iter().filter(|record| record.kind == Kind::Compute && record.pass == 3);
@@ -117,8 +116,7 @@ fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
 #[test]
 fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
     let _alone = alone();
-    let test = "a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again";
-    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);
@@ -129,10 +127,10 @@ fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
     // A renewed ring computes again what was there.
     ring.pass(1, 0, prompt + 1);
     ring.pass(2, prompt + 1, prompt + 2);
-    let notes = ring.notes.lock().unwrap().clone();
+    let warnings = ring.warnings.lock().unwrap().clone();
     assert!(
-        notes.len() == 1 && notes[0].contains("was lost") && notes[0].contains("processors"),
-        "{notes:?}"
+        warnings.len() == 1 && warnings[0].contains("was lost") && warnings[0].contains("processors"),
+        "{warnings:?}"
     );
     let all = ring.node().take_all_lines();
     assert_eq!(resources(&all[1].1.records, 2), [Resource::Cpu; 2]);

@@ -1,8 +1,8 @@
-//! A device that does not finish is given up at its deadline.
+//! A GPU that does not finish before its deadline is lost.
 
 use std::time::Duration;
 
-use hearth_gpu::device::{Binding, Params};
+use hearth_gpu::device::Params;
 use hearth_gpu::{GpuError, Mask};
 use hearth_runtime::clock::wall_nanos;
 
@@ -26,16 +26,15 @@ fn busy() -> String {
 }
 
 #[test]
-fn a_device_that_is_given_no_time_is_a_lost_one_from_then_on() {
+fn gpu_that_times_out_stays_lost() {
     let _alone = alone();
-    let test = "a_device_that_is_given_no_time_is_a_lost_one_from_then_on";
-    let Some(gpu) = open(test, Mask::default()) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let tensor = gpu.zeros("a tensor", 16).unwrap();
-    gpu.limit_wait(Duration::ZERO);
+    gpu.set_deadline(Duration::ZERO);
     let error = gpu.read::<f32>(&tensor, 4).unwrap_err();
     assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
     // Time alone does not bring it back.
-    gpu.limit_wait(Duration::from_mins(1));
+    gpu.set_deadline(Duration::from_mins(1));
     let error = gpu.write(&tensor, &[1.0f32]).unwrap_err();
     assert!(
         matches!(error, GpuError::Lost { .. }) && error.to_string().contains("did not finish"),
@@ -44,19 +43,17 @@ fn a_device_that_is_given_no_time_is_a_lost_one_from_then_on() {
 }
 
 #[test]
-fn a_device_that_does_not_finish_holds_nobody_up() {
+fn waiting_for_a_busy_gpu_ends_at_the_deadline() {
     let _alone = alone();
-    let test = "a_device_that_does_not_finish_holds_nobody_up";
-    let Some(gpu) = open(test, Mask::default()) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     if gpu.facts().is_software() {
-        eprintln!("SKIPPED {test}: a software driver computes while it takes a submission");
+        eprintln!("SKIPPED: a software driver computes while it takes a submission");
         return;
     }
-    gpu.limit_wait(Duration::from_millis(50));
+    gpu.set_deadline(Duration::from_millis(50));
     let (params, out) = (gpu.params().unwrap(), gpu.zeros("out", 16).unwrap());
     gpu.write(&params, &[Params { end: STEPS, ..Params::pass(1, 0) }]).unwrap();
-    let bound = [&params, &out].map(Binding::Buffer);
-    let launch = gpu.launch("busy", &busy(), &bound, [1, 1, 1]).unwrap();
+    let launch = gpu.launch("busy", &busy(), &[&params, &out], [1, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();
     let begin = wall_nanos();
     let error = gpu.finished().unwrap_err();

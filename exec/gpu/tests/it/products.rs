@@ -3,19 +3,16 @@
 //! The oracle rounds its input as the GPU does, so that the integers are the same ones. What differs is the order in which
 //! floats are added up, and now and then a code at a tie. Stated bound: 1e-4 of the largest result of the row.
 
-use hearth_gpu::device::{Binding, Gpu, Params, Tensor};
-use hearth_gpu::kernels::Variant;
+use hearth_gpu::device::Gpu;
 use hearth_gpu::kernels::packing::Packed;
-use hearth_gpu::kernels::product::{Product, Stage, Tiling};
-use hearth_gpu::kernels::quantise::{self, Scaled};
+use hearth_gpu::kernels::product::{Stage, Tiling};
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::tuning::candidates;
-use hearth_gpu::virtual_tensor::Storage;
 use hearth_gpu::{GpuError, Mask};
 use hearth_kernels::{KernelFormat, Matrix};
 use hearth_runtime::oracle;
 
-use crate::gpu::{alone, largest_difference, numbers, open};
+use crate::gpu::{alone, numbers, open, relative_difference};
 
 /// Bytes of a matrix of this format: any bytes are weights, if the f16 scales among them are small numbers.
 pub fn bytes(format: KernelFormat, rows: usize, length: usize, seed: u32) -> Vec<u8> {
@@ -59,17 +56,16 @@ struct Case {
     format: KernelFormat,
     rows: usize,
     length: usize,
-    tokens: usize,
     input: Vec<f32>,
-    wanted: Vec<f32>,
+    expected: Vec<f32>,
 }
 
 impl Case {
     fn new(format: KernelFormat, rows: usize, length: usize, tokens: usize) -> Case {
         let bytes = bytes(format, rows, length, 7);
         let input = numbers(tokens * length, 3);
-        let mut case = Case { bytes, format, rows, length, tokens, input, wanted: Vec::new() };
-        case.wanted =
+        let mut case = Case { bytes, format, rows, length, input, expected: Vec::new() };
+        case.expected =
             case.input.chunks_exact(length).flat_map(|row| oracle::product(case.matrix(), row)).collect();
         case
     }
@@ -78,58 +74,31 @@ impl Case {
         Matrix { format: self.format, length: self.length, rows: self.rows, bytes: &self.bytes }
     }
 
-    /// Rounded inputs: codes, scales, sums.
-    fn rounded(&self, gpu: &Gpu, x: &Tensor, params: &Tensor, scaled: Scaled) -> [Tensor; 3] {
-        let (length, tokens) = (self.length as u32, self.tokens as u32);
-        let numbers = u64::from(length) * u64::from(tokens);
-        let codes = gpu.zeros("codes", numbers).unwrap();
-        let scales = gpu.zeros("scales", numbers / u64::from(scaled.block(length)) * 4).unwrap();
-        let sums = gpu.zeros("sums", numbers / 16 * 4).unwrap();
-        let text = quantise::kernel(length, scaled, Storage::Linear);
-        let bound = [params, x, &codes, &scales, &sums].map(Binding::Buffer);
-        let launch = gpu.launch("round", &text, &bound, quantise::groups(length, scaled, tokens)).unwrap();
-        gpu.submit([&launch]).unwrap();
-        [codes, scales, sums]
-    }
-
-    /// Launches of the product, and the tensor they write.
-    fn run(&self, gpu: &Gpu, stage: Stage, tiling: Tiling, integers: bool) -> Tensor {
+    /// Results, or integers, of the GPU.
+    fn run<T: bytemuck::Pod>(&self, gpu: &Gpu, stage: Stage, tiling: Tiling, integers: bool) -> Vec<T> {
         let matrix = GpuMatrix::upload(gpu, self.matrix(), tiling).unwrap();
-        let params = gpu.params().unwrap();
-        gpu.write(&params, &[Params::pass(self.tokens as u32, 0)]).unwrap();
-        let x = gpu.upload("x", &self.input).unwrap();
-        let blocks = if integers { self.length / matrix.packed.block() as usize } else { 1 };
-        let out = gpu.zeros("out", (self.tokens * self.rows * blocks * 4) as u64).unwrap();
-        let variant = Variant::of(gpu.capabilities());
-        let apart = matrix.packed.inputs().filter(|_| stage == Stage::Prefill);
-        let rounded = apart.map(|scaled| self.rounded(gpu, &x, &params, scaled));
-        for part in &matrix.parts {
-            let (rows, first_row) = (part.rows, part.first_row);
-            let product = Product { stage, variant, integers, rows, first_row, ..matrix.product_shape() };
-            let mut bound = vec![&params, &part.texels];
-            bound.extend(&part.scales);
-            match &rounded {
-                Some(rounded) => bound.extend(rounded),
-                None => bound.push(&x),
-            }
-            bound.push(&out);
-            let bound: Vec<Binding> = bound.into_iter().map(Binding::Buffer).collect();
-            let text = product.kernel().unwrap();
-            let launch = gpu.launch("product", &text, &bound, product.groups(self.tokens as u32)).unwrap();
-            gpu.submit([&launch]).unwrap();
-        }
-        out
+        product(gpu, &matrix, &self.input, stage, integers)
     }
 
-    /// How far results are off, as a share of the largest.
+    /// Compares results with the oracle's; returns the difference as a share of the largest.
     fn check(&self, gpu: &Gpu, stage: Stage, tiling: Tiling, what: &str) -> f32 {
-        let out = self.run(gpu, stage, tiling, false);
-        let own: Vec<f32> = gpu.read(&out, self.wanted.len()).unwrap();
-        let largest = self.wanted.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-        let off = largest_difference(&own, &self.wanted) / largest;
+        let off = relative_difference(&self.run(gpu, stage, tiling, false), &self.expected);
         assert!(off < 1e-4, "{} {stage:?} {tiling:?} {what}: off by {off}", self.format);
         off
     }
+}
+
+/// Results of a product on the GPU, [tokens, rows], or the integers of each block.
+pub fn product<T: bytemuck::Pod>(
+    gpu: &Gpu,
+    matrix: &GpuMatrix,
+    input: &[f32],
+    stage: Stage,
+    integers: bool,
+) -> Vec<T> {
+    let (launches, out) = matrix.product_launches(gpu, input, stage, integers).unwrap();
+    gpu.submit(&launches).unwrap();
+    gpu.read(&out, (out.bytes() / 4) as usize).unwrap()
 }
 
 /// Every way to use the device.
@@ -152,10 +121,10 @@ pub fn tilings(gpu: &Gpu, mask: Mask) -> Vec<Tiling> {
 }
 
 #[test]
-fn products_are_those_of_the_oracle_in_every_variant() {
+fn products_equal_the_oracle_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
-        let Some(gpu) = open("products_are_those_of_the_oracle_in_every_variant", mask) else { return };
+        let Some(gpu) = open(mask) else { return };
         for packed in Packed::ALL {
             // Rows and tokens that fill no tile.
             let [one, many] = [1, 37].map(|tokens| Case::new(packed.stored().unwrap(), 100, 768, tokens));
@@ -170,10 +139,9 @@ fn products_are_those_of_the_oracle_in_every_variant() {
 }
 
 #[test]
-fn batches_of_every_size_are_those_of_the_oracle_in_their_tiles() {
+fn batches_of_every_size_equal_the_oracle() {
     let _alone = alone();
-    let Some(gpu) = open("batches_of_every_size_are_those_of_the_oracle_in_their_tiles", Mask::default())
-    else {
+    let Some(gpu) = open(Mask::default()) else {
         return;
     };
     for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
@@ -189,7 +157,7 @@ fn batches_of_every_size_are_those_of_the_oracle_in_their_tiles() {
 #[test]
 fn long_rows_are_rounded_in_chunks() {
     let _alone = alone();
-    let Some(gpu) = open("long_rows_are_rounded_in_chunks", Mask::default()) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
         // 128 threads round 4096 inputs at once; the last chunk is not full.
         let case = Case::new(packed.stored().unwrap(), 8, 4096 * 2 + 512, 1);
@@ -201,7 +169,7 @@ fn long_rows_are_rounded_in_chunks() {
 fn a_matrix_that_is_larger_than_a_binding_is_split() {
     let _alone = alone();
     let mask = Mask { binding_bytes: Some(128 << 10), ..Mask::default() };
-    let Some(gpu) = open("a_matrix_that_is_larger_than_a_binding_is_split", mask) else { return };
+    let Some(gpu) = open(mask) else { return };
     for packed in [Packed::Q8_0, Packed::Q6K] {
         let [one, many] = [1, 5].map(|tokens| Case::new(packed.stored().unwrap(), 1000, 512, tokens));
         let parts = GpuMatrix::upload(&gpu, one.matrix(), Tiling::USUAL).unwrap().parts.len();
@@ -219,14 +187,13 @@ fn a_matrix_that_is_larger_than_a_binding_is_split() {
 fn both_stages_have_the_same_integers() {
     let _alone = alone();
     for (mask, what) in masks() {
-        let Some(gpu) = open("both_stages_have_the_same_integers", mask) else { return };
+        let Some(gpu) = open(mask) else { return };
         for packed in Packed::ALL.into_iter().filter(|packed| packed.block() > 0) {
             let case = Case::new(packed.stored().unwrap(), 64, 1024, 1);
-            let count = 64 * 1024 / packed.block() as usize;
             let mut seen: Option<Vec<i32>> = None;
             for stage in [Stage::Decode, Stage::Prefill] {
                 for tiling in [Tiling::USUAL, Tiling::BY_OUTPUT] {
-                    let integers = gpu.read(&case.run(&gpu, stage, tiling, true), count).unwrap();
+                    let integers = case.run::<i32>(&gpu, stage, tiling, true);
                     assert!(integers.iter().any(|&integer| integer != 0), "{what}");
                     let first = seen.get_or_insert_with(|| integers.clone());
                     assert!(*first == integers, "{} {stage:?} {tiling:?}, {what}", case.format);
@@ -237,9 +204,9 @@ fn both_stages_have_the_same_integers() {
 }
 
 #[test]
-fn what_there_is_no_kernel_for_is_named() {
+fn formats_and_dimensions_without_a_kernel_are_refused() {
     let _alone = alone();
-    let Some(gpu) = open("what_there_is_no_kernel_for_is_named", Mask::default()) else { return };
+    let Some(gpu) = open(Mask::default()) else { return };
     let upload = |format: KernelFormat, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length).unwrap()];
         GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::USUAL).unwrap_err()

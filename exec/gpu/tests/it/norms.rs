@@ -3,12 +3,12 @@
 //! Against a plain loop in f64. Stated bound: 1e-6 of the largest number, which is the rounding of f32.
 
 use hearth_gpu::Gpu;
-use hearth_gpu::device::{Binding, Params};
+use hearth_gpu::device::{Params, Tensor};
 use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::norm::NormKernel;
 use hearth_gpu::virtual_tensor::Storage;
 
-use crate::gpu::{alone, largest_difference, numbers, open};
+use crate::gpu::{alone, numbers, open, relative_difference};
 use crate::products::masks;
 
 const TOKENS: usize = 5;
@@ -49,14 +49,13 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
     gpu.write(&params, &[Params::pass(TOKENS as u32, 0)]).unwrap();
     let upload = |values: &[f32]| gpu.upload("rows", values).unwrap();
     let tensors = [upload(&hidden), upload(&change), upload(&post), upload(&weight), upload(&hidden)];
-    let bound: Vec<Binding> = std::iter::once(&params).chain(&tensors).map(Binding::Buffer).collect();
+    let bound: Vec<&Tensor> = std::iter::once(&params).chain(&tensors).collect();
     let launch = gpu.launch("norm", &kernel.kernel(), &bound, [TOKENS as u32, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();
     let (sums, norms) = plain(&hidden, &change, [&post, &weight], width);
-    for (own, wanted) in [(&tensors[0], sums), (&tensors[4], norms)] {
-        let own: Vec<f32> = gpu.read(own, wanted.len()).unwrap();
-        let largest = wanted.iter().fold(0.0f32, |most, number| most.max(number.abs()));
-        let off = largest_difference(&own, &wanted) / largest;
+    for (own, expected) in [(&tensors[0], sums), (&tensors[4], norms)] {
+        let own: Vec<f32> = gpu.read(own, expected.len()).unwrap();
+        let off = relative_difference(&own, &expected);
         assert!(off < 1e-6, "{width} numbers, {what}: off by {off}");
     }
 }
@@ -65,7 +64,7 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
 fn norms_are_those_of_their_formula_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
-        let Some(gpu) = open("norms_are_those_of_their_formula_in_every_variant", mask) else { return };
+        let Some(gpu) = open(mask) else { return };
         assert!(!(mask.subgroups && gpu.capabilities().subgroups.is_some()));
         // Fewer slices than threads, as many, and more.
         for width in [12, 256, 1000] {

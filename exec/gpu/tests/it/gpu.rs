@@ -1,14 +1,17 @@
 //! A GPU to test on, and small things that tests share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hearth_gpu::{Gpu, GpuError, Mask};
 
-/// A GPU for one test, without what the mask takes away; nothing, said aloud, where there is none.
-pub fn open(test: &str, mask: Mask) -> Option<Gpu> {
+/// Returns a GPU for the test of this thread, without what the mask takes away; prints that the test is skipped where
+/// there is none.
+pub fn open(mask: Mask) -> Option<Arc<Gpu>> {
     match Gpu::open(mask) {
-        Ok(gpu) => Some(gpu),
+        Ok(gpu) => Some(Arc::new(gpu)),
         Err(GpuError::NoAdapter) => {
+            let thread = std::thread::current();
+            let test = thread.name().unwrap_or("a test");
             eprintln!("SKIPPED {test}: no Vulkan, Metal or DX12 adapter; install mesa-vulkan-drivers");
             None
         }
@@ -33,7 +36,12 @@ pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
 }
 
 /// The largest absolute difference.
-pub fn largest_difference(own: &[f32], wanted: &[f32]) -> f32 {
-    assert_eq!(own.len(), wanted.len());
-    own.iter().zip(wanted).map(|(own, wanted)| (own - wanted).abs()).fold(0.0, f32::max)
+pub fn max_difference(own: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(own.len(), expected.len());
+    own.iter().zip(expected).map(|(own, expected)| (own - expected).abs()).fold(0.0, f32::max)
+}
+
+/// The largest difference as a share of the largest number.
+pub fn relative_difference(own: &[f32], expected: &[f32]) -> f32 {
+    max_difference(own, expected) / max_difference(expected, &vec![0.0; expected.len()])
 }
