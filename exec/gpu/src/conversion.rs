@@ -16,10 +16,10 @@ use crate::error::GpuError;
 use crate::graph;
 use crate::kernels::packing::Packed;
 
-/// What weights become on their way to the GPU.
+/// The conversion of weights on upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Conversion {
-    /// They stay what they are.
+    /// No conversion.
     #[default]
     None,
     /// Eight bits everywhere.
@@ -29,7 +29,7 @@ pub enum Conversion {
 }
 
 impl Conversion {
-    /// What a matrix of a layer becomes, if anything else than it is.
+    /// Returns the format that a matrix of a layer is converted to, if it is.
     pub fn of_layer(self, matrix: graph::Matrix) -> Option<Packed> {
         use graph::Matrix::{Down, Gate, Up};
         match (self, matrix) {
@@ -39,7 +39,7 @@ impl Conversion {
         }
     }
 
-    /// What the output matrix becomes.
+    /// Returns the format that the output matrix is converted to, if it is.
     pub fn of_output(self) -> Option<Packed> {
         match self {
             Conversion::None => None,
@@ -53,12 +53,12 @@ impl Conversion {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
     matrix: Matrix<'a>,
-    /// What its weights become.
+    /// The format on the GPU.
     pub(crate) packed: Packed,
 }
 
 impl<'a> Source<'a> {
-    /// As it is in the file, or converted.
+    /// Returns a matrix to upload, converted if `to` is given.
     pub(crate) fn new(matrix: Matrix<'a>, to: Option<Packed>) -> Result<Source<'a>, GpuError> {
         let packed = match to {
             None => Packed::of(matrix.format, matrix.length)?,
@@ -67,7 +67,7 @@ impl<'a> Source<'a> {
         Ok(Source { matrix, packed })
     }
 
-    /// Bytes of a row as it goes up.
+    /// The bytes of a row after conversion.
     pub(crate) fn row_bytes(&self) -> usize {
         if self.packed.is_by_row() {
             self.packed.texels(self.matrix.length as u32) as usize * 16
@@ -81,7 +81,7 @@ impl<'a> Source<'a> {
         self.matrix.row_bytes() as u64
     }
 
-    /// Some rows; scales of rows are added to `scales`, for weights that have them.
+    /// Returns some rows as uploaded; scales of rows are added to `scales`, for formats that have them.
     pub(crate) fn rows(&self, rows: Range<usize>, scales: &mut Vec<f32>) -> Result<Cow<'a, [u8]>, GpuError> {
         let bytes = self.matrix.row_bytes();
         if !self.packed.is_by_row() {

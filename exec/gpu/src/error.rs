@@ -7,7 +7,7 @@ use hearth_kernels::KernelFormat;
 
 use crate::virtual_tensor::ShapeError;
 
-/// Why a GPU cannot do what it was asked to.
+/// An error of the GPU backend.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GpuError {
     #[error(

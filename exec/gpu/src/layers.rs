@@ -32,12 +32,11 @@ use weights::{GpuLayer, OutputMatrix};
 /// source: assumed
 const PART_TOKENS: u32 = 128;
 
-/// How layers are put into GPU memory.
+/// Options of an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Upload {
     /// How threads share a product's work, and the layout that this asks for.
     pub tiling: Tiling,
-    /// What becomes of weights.
     pub conversion: Conversion,
 }
 
@@ -61,7 +60,6 @@ pub struct GpuLayers {
     runs: BTreeMap<(u32, u32), Runs>,
 }
 
-/// What all runs share.
 #[derive(Debug)]
 struct Buffers {
     params: Tensor,
@@ -71,7 +69,7 @@ struct Buffers {
     angles: Tensor,
     /// Rounded inputs: codes, scales, sums.
     rounded: [Tensor; 3],
-    /// Shared by intermediate tensors, the largest first.
+    /// Allocates objects of at least these sizes, the largest first.
     objects: Vec<Tensor>,
 }
 
@@ -168,7 +166,7 @@ impl GpuLayers {
         Ok(GpuLayers { gpu, model, options, tiling, layers, output, buffers, runs: BTreeMap::new() })
     }
 
-    /// Makes the launches of these layers, if there are none yet.
+    /// Compiles the launches of these layers, unless that is done.
     pub fn prepare(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
         if !self.runs.contains_key(&key) {
@@ -217,7 +215,7 @@ impl GpuLayers {
         Ok(())
     }
 
-    /// The logits of rows after all layers, if the output matrix is here.
+    /// Returns the logits of rows after all layers, if the output matrix is here.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<Result<Vec<f32>, GpuError>> {
         let output = self.output.as_ref()?;
         let numbers = self.model.hyperparameters();
@@ -231,25 +229,24 @@ impl GpuLayers {
         }))
     }
 
-    /// Bytes of weights, and of caches.
+    /// Returns the bytes of weights, and of caches.
     pub fn bytes(&self) -> [u64; 2] {
         let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
         let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
     }
 
-    /// Launches of a token, and of a batch, through these layers.
+    /// Returns the number of launches of a token, and of a batch, through these layers.
     pub fn launches(&mut self, layers: Range<u32>) -> Result<[usize; 2], GpuError> {
         let runs = self.assemble(layers)?;
         Ok([runs.decode.len(), runs.steps(PART_TOKENS).len()])
     }
 
-    /// The device.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// The norm of this width with what is open set to nothing.
+    /// Returns a norm of this width without options.
     fn plain_norm(&self) -> NormKernel {
         weights::plain_norm(&self.gpu, &self.model)
     }

@@ -20,31 +20,23 @@ use crate::virtual_tensor::Storage;
 /// source: assumed, a few transfers a matrix and little memory beside the weights
 const CHUNK_BYTES: usize = 16 << 20;
 
-/// A matrix in GPU memory.
 #[derive(Debug, Clone)]
 pub struct GpuMatrix {
-    /// Its format.
     pub packed: Packed,
-    /// Weights of a row.
     pub length: u32,
-    /// Rows.
     pub rows: u32,
-    /// In the order of their rows.
+    /// In the order of rows.
     pub parts: Vec<MatrixPart>,
-    /// The layout.
     pub tiling: Tiling,
 }
 
-/// Some of its rows.
 #[derive(Debug, Clone)]
 pub struct MatrixPart {
-    /// Rows before these.
+    /// The number of rows before this part.
     pub first_row: u32,
-    /// Rows.
     pub rows: u32,
-    /// Weights.
     pub texels: Tensor,
-    /// Their scales, if those lie apart.
+    /// The scales, if the format stores them apart.
     pub scales: Option<Tensor>,
 }
 
@@ -192,7 +184,7 @@ impl GpuMatrix {
         Ok((launches, out))
     }
 
-    /// Returns a product with this matrix, of which rows, stage and what goes around it are still open.
+    /// Returns a product of one token with this matrix, without bias or activation.
     pub fn product_shape(&self) -> Product {
         Product {
             packed: self.packed,

@@ -54,7 +54,7 @@ const TEXELS_OF_A_READER: u64 = 16;
 /// source: assumed
 const SHORT: u64 = 256;
 
-/// A failure in the middle of sampling, which has no way out of its own.
+/// Keeps an error from inside a sampling closure.
 #[derive(Default)]
 struct Failed(RefCell<Option<GpuError>>);
 
@@ -112,7 +112,7 @@ pub fn measure(
     })
 }
 
-/// What a device document calls an interface.
+/// Returns a device document's name of an interface.
 fn kind(interface: &str) -> Result<GpuKind, GpuError> {
     match interface.to_ascii_lowercase().as_str() {
         "vulkan" => Ok(GpuKind::Vulkan),

@@ -38,14 +38,13 @@ const SIDE: usize = 2048;
 const LAUNCHES: usize = 4;
 const REPEATS: usize = 3;
 
-/// Choices by adapter and driver.
+/// Chosen tilings by adapter and driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choices(BTreeMap<String, Tiling>);
 
-/// A candidate and what its products took.
+/// A candidate and the times of its products.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timed {
-    /// How threads share the work.
     pub tiling: Tiling,
     /// Seconds of each product: format by format, of a token and of a batch.
     pub products: Vec<f64>,
@@ -60,12 +59,12 @@ impl Timed {
 }
 
 impl Choices {
-    /// Reads what [`Choices::text`] wrote. A line that is not understood is no choice: it is measured again.
+    /// Reads the text of [`Choices::text`]. An invalid line is ignored: its device is measured again.
     pub fn of_text(text: &str) -> Choices {
         Choices(text.lines().filter_map(line).collect())
     }
 
-    /// One line a choice.
+    /// Writes one line a choice.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for (key, tiling) in &self.0 {
@@ -76,13 +75,12 @@ impl Choices {
         text
     }
 
-    /// What was chosen for this device, if it is still among what can be chosen.
+    /// Returns the choice for this device, if it is still a candidate.
     pub fn get(&self, gpu: &Gpu) -> Option<Tiling> {
         let known = self.0.get(&gpu.facts().key()).copied();
         known.filter(|tiling| candidates(gpu.capabilities()).contains(tiling))
     }
 
-    /// Remembers a choice.
     pub fn set(&mut self, gpu: &Gpu, tiling: Tiling) {
         self.0.insert(gpu.facts().key(), tiling);
     }
@@ -113,7 +111,7 @@ fn fits(tiling: &Tiling, device: Capabilities) -> bool {
     threads && decode * SHARED_BYTES <= device.shared_bytes
 }
 
-/// What is tried.
+/// Returns the tilings that fit a device.
 pub fn candidates(device: Capabilities) -> Vec<Tiling> {
     let mut all = Vec::new();
     for order in [WeightOrder::Interleaved, WeightOrder::ByOutput] {

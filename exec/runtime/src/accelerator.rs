@@ -19,12 +19,10 @@ use crate::weights::Weights;
 pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
 
 impl Progress {
-    /// Calls `report` with the bytes uploaded and their total.
     pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Progress {
         Progress(Some(Arc::new(report)))
     }
 
-    /// Reports `done` of `total` bytes.
     pub fn report(&self, done: u64, total: u64) {
         if let Some(report) = &self.0 {
             report(done, total);
@@ -38,26 +36,24 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// A place in the ring, part of which is on a GPU.
+/// The layers of a device, part of which are on a GPU.
 #[derive(Debug, Clone)]
 pub struct AcceleratedPlace {
-    /// The model.
     pub weights: Arc<Weights>,
-    /// All layers of the place, window by window.
+    /// All layers of the device, window by window.
     pub owned: Vec<Range<u32>>,
-    /// Those of them that are on the GPU, window by window.
+    /// The layers on the GPU, window by window.
     pub accelerated: Vec<Range<u32>>,
-    /// Whether the output matrix is there too.
+    /// Whether the output matrix is on the GPU too.
     pub output: bool,
-    /// What the caches are to hold.
+    /// The size of the caches.
     pub cache: CacheOptions,
-    /// What is done to the hidden rows after every layer; with it layers are asked for one at a time.
+    /// A function applied to the hidden rows after every layer; with it layers run one at a time.
     pub after_layer: Option<fn(&mut [f32])>,
-    /// What computes the others, and goes on with all of them if the GPU fails.
+    /// Computes the other layers, and all of them if the GPU fails.
     pub cpu: Cpu,
-    /// Whether the processors compute the layers of a GPU that cannot be opened: so in a run that has begun.
+    /// Whether the processors compute the layers of a GPU that cannot be opened, as in a run that has begun.
     pub fallback_to_cpu: bool,
-    /// Reports the upload of the GPU's layers.
     pub progress: Progress,
 }
 
@@ -71,7 +67,7 @@ impl AcceleratedPlace {
     }
 }
 
-/// Why a backend cannot be made.
+/// An error of making a backend.
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
 type Make = dyn Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> + Send + Sync;
@@ -81,14 +77,12 @@ type Make = dyn Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> +
 pub struct Accelerator(Arc<Make>);
 
 impl Accelerator {
-    /// An accelerator that calls `make`.
     pub fn new(
         make: impl Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> + Send + Sync + 'static,
     ) -> Accelerator {
         Accelerator(Arc::new(make))
     }
 
-    /// The backend of a place.
     pub fn backend(&self, place: AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> {
         (self.0)(place)
     }

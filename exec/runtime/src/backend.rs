@@ -13,12 +13,10 @@ use hearth_profiles::model::ModelShape;
 use crate::cache::{CacheFormat, CacheShape};
 use crate::cost::ComputeCost;
 
-/// What the caches of a stage are to hold.
+/// The size of the caches of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Positions.
     pub context: u32,
-    /// How numbers are stored.
     pub format: CacheFormat,
     /// Number of sequences, each with `context` positions of its own; at least 1.
     pub sequences: u32,
@@ -38,10 +36,9 @@ impl CacheOptions {
 
 /// Computes layers.
 pub trait Backend: Send {
-    /// Its name in traces.
     fn name(&self) -> &'static str;
 
-    /// Whether it has a GPU that computes what the plan gave to one; not any more when that is lost.
+    /// Whether a GPU computes the layers that the plan gave to one; false after it was lost.
     fn has_gpu(&self) -> bool {
         false
     }
@@ -51,12 +48,11 @@ pub trait Backend: Send {
     /// of those it has caches for, and the positions are inside the context.
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost;
 
-    /// The logits [tokens, vocabulary] of `hidden` [tokens, embedding], if it holds the output matrix.
+    /// Returns the logits [tokens, vocabulary] of `hidden` [tokens, embedding], if the backend holds the output matrix.
     fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
         let _ = hidden;
         None
     }
 
-    /// Bytes of its caches.
     fn cache_bytes(&self) -> u64;
 }

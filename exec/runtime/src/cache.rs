@@ -15,10 +15,8 @@ use hearth_kernels::attention::Rows;
 /// The number format of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheFormat {
-    /// Two bytes a number.
     #[default]
     F16,
-    /// Four bytes a number.
     F32,
 }
 
@@ -36,7 +34,6 @@ enum Store {
     F32(Vec<f32>),
 }
 
-/// One layer's keys and values.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerCache {
     pub(crate) keys: HeadRows,
@@ -53,7 +50,6 @@ pub(crate) fn caches(
     layers.into_iter().flat_map(of_layer).collect()
 }
 
-/// The size of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheShape {
     pub(crate) kv_heads: usize,
@@ -103,7 +99,6 @@ impl HeadRows {
         }
     }
 
-    /// Bytes held.
     pub(crate) fn bytes(&self) -> u64 {
         match &self.store {
             Store::F16(store) => size_of_val(&store[..]) as u64,

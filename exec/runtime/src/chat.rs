@@ -246,7 +246,6 @@ fn literals(source: &str) -> Vec<String> {
 
 const CONVERT: &str = "convert the model again, or use another one";
 
-/// Bytes of all messages.
 fn content_bytes(messages: &[Message]) -> usize {
     messages.iter().map(|message| message.role.len() + message.content.len()).sum()
 }

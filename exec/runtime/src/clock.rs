@@ -62,7 +62,6 @@ struct RunQueue {
 }
 
 impl RunQueue {
-    /// Of the calling thread.
     fn of_this_thread() -> RunQueue {
         RunQueue { schedstat: File::open("/proc/thread-self/schedstat").ok() }
     }

@@ -9,10 +9,9 @@
 
 use crate::clock::TimeSlice;
 
-/// What a stretch of computing cost, in nanoseconds, on its critical path.
+/// The cost of a computation on its critical path, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputeCost {
-    /// From start to end.
     pub wall_ns: u64,
     /// CPU time on the critical path.
     pub cpu_ns: u64,
@@ -23,7 +22,7 @@ pub struct ComputeCost {
 }
 
 impl ComputeCost {
-    /// What is left: the critical path waited, for pages of weights.
+    /// The rest: the time that the critical path waited for pages of weights.
     pub fn demand_disk_ns(&self) -> u64 {
         self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
     }
@@ -65,7 +64,7 @@ impl std::ops::AddAssign for ComputeCost {
     }
 }
 
-/// What the caller knows of a phase when it is over.
+/// The caller's measurements of a phase.
 pub(crate) struct Phase {
     pub(crate) epoch: u64,
     pub(crate) opened: u64,
@@ -77,7 +76,7 @@ pub(crate) struct Phase {
     pub(crate) closed: u64,
 }
 
-/// What a worker knows of the last phase it took part in.
+/// A worker's measurements of its last phase.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Report {
     pub(crate) epoch: u64,

@@ -30,7 +30,7 @@ use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 /// Bytes of weights in a chunk; more where a few rows have more.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Values that are worth a phase of their own; fewer are done by the caller before others would wake.
+/// The number of values from which a phase of its own is faster than the caller alone.
 const MIN_PHASE_VALUES: usize = 16 << 10;
 
 /// Tokens of a batch that pass through a layer together. More gain next to nothing, since a part is bound by
@@ -42,9 +42,8 @@ const MAX_PART_TOKENS: usize = 96;
 pub struct Cpu {
     /// Shared by all that computes in the process.
     pub pool: Arc<Pool>,
-    /// What kernels are dispatched to.
     pub instructions: InstructionSet,
-    /// What lets weights pass.
+    /// Blocks until weights are in memory.
     pub barrier: ResidencyBarrier,
 }
 
@@ -82,12 +81,11 @@ impl<'a> Strip<'a> {
 }
 
 impl Cpu {
-    /// A pool, and the best instructions of this processor.
     pub fn new(pool: Arc<Pool>) -> Cpu {
         Cpu { pool, instructions: InstructionSet::detect(), barrier: ResidencyBarrier::open() }
     }
 
-    /// The same behind a residency barrier.
+    /// Returns the same processors behind a residency barrier.
     #[must_use]
     pub fn behind(self, barrier: ResidencyBarrier) -> Cpu {
         Cpu { barrier, ..self }
@@ -251,7 +249,6 @@ struct Buffers {
 }
 
 impl CpuLayers {
-    /// For the layers given.
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
@@ -322,7 +319,7 @@ impl Buffers {
         self.change.resize(tokens * wide, 0.0);
     }
 
-    /// How far the rotary embedding turns each token of a batch.
+    /// Computes the rotary angles of each token of a batch.
     fn turn(&mut self, weights: &Weights, tokens: usize, first: u32) {
         let rope = &weights.hyperparameters().rope;
         let pairs = rope.frequencies.len();

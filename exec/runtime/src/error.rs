@@ -11,7 +11,7 @@ use hearth_profiles::gguf::GgufError;
 
 use hearth_kernels::KernelFormat;
 
-/// Why the executor cannot do what it was asked to.
+/// An error of opening or running a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     #[error(transparent)]
@@ -100,7 +100,7 @@ fn known_formats() -> String {
     KernelFormat::ALL.map(|format| format.to_string()).join(", ")
 }
 
-/// Text of a file for a line of an error: without line ends, what a terminal obeys, or what begins a hint.
+/// Text of a file for use in an error: without control characters and "; ", which begins a hint.
 pub(crate) fn harmless(text: &str) -> String {
     /// source: assumed, some lines of a terminal
     const LONGEST: usize = 300;

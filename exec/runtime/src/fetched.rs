@@ -20,13 +20,12 @@ use sha2::{Digest, Sha256};
 /// source: assumed
 pub const CHUNK: u64 = 1 << 20;
 
-/// The SHA-256 of a chunk.
 pub type Hash = [u8; 32];
 
-/// Of a chunk that is not here; no chunk is known to have this hash.
+/// The entry of a missing chunk; no chunk is known to have this hash.
 const MISSING_HASH: Hash = [0; 32];
 
-/// A model file of which some chunks are here.
+/// A model file of which some chunks were fetched.
 #[derive(Debug)]
 pub struct FetchedFile {
     file: File,
@@ -35,19 +34,17 @@ pub struct FetchedFile {
     hashes: Vec<Hash>,
 }
 
-/// The hash of a chunk.
 pub fn hash(bytes: &[u8]) -> Hash {
     Sha256::digest(bytes).into()
 }
 
-/// The manifest of a file.
 fn manifest_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".chunks");
     name.into()
 }
 
-/// Whether a file is one of which chunks are missing.
+/// Whether chunks of a file are missing.
 pub fn is_partial(path: &Path) -> bool {
     // A manifest that cannot be read vouches for nothing.
     manifest_of(path).exists()
@@ -60,7 +57,7 @@ pub fn is_partial(path: &Path) -> bool {
 }
 
 impl FetchedFile {
-    /// The file at a path, of this length; made if it is not there.
+    /// Opens the file at a path, or creates it with this length.
     pub fn open(path: &Path, length: u64) -> io::Result<FetchedFile> {
         let open =
             |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
@@ -84,7 +81,7 @@ impl FetchedFile {
         Ok(FetchedFile { file, manifest, length, hashes })
     }
 
-    /// The chunks of these bytes that are not here. What is here and is damaged counts as missing.
+    /// Returns the chunks of these bytes that are missing or damaged.
     pub fn missing(&mut self, ranges: &[Range<u64>]) -> io::Result<Vec<u64>> {
         let wanted: BTreeSet<u64> = ranges
             .iter()
@@ -101,7 +98,7 @@ impl FetchedFile {
         Ok(missing)
     }
 
-    /// Takes a chunk in. False if it is not what its hash says, or does not belong here.
+    /// Writes a chunk. Returns false if it does not have the expected hash or length.
     pub fn write(&mut self, chunk: u64, bytes: &[u8], expected: Hash) -> io::Result<bool> {
         let at = chunk.saturating_mul(CHUNK);
         let length = self.length.saturating_sub(at).min(CHUNK);

@@ -23,12 +23,11 @@ pub struct Head {
 }
 
 impl Head {
-    /// Of the model in `weights`.
     pub fn new(weights: Arc<Weights>, cpu: Cpu) -> Head {
         Head { weights, cpu, input: Activations::default(), cost: ComputeCost::default() }
     }
 
-    /// The hidden rows of `tokens`, [tokens, embedding].
+    /// Returns the hidden rows of `tokens`, [tokens, embedding].
     pub fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let matrix = self.weights.embedding_matrix();
         let mut hidden = vec![0.0; tokens.len() * matrix.length];
@@ -45,7 +44,7 @@ impl Head {
         Ok(hidden)
     }
 
-    /// The logits of every row of `hidden` [tokens, embedding]: [tokens, vocabulary].
+    /// Returns the logits of every row of `hidden` [tokens, embedding]: [tokens, vocabulary].
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let weights = &self.weights;
         let matrix = weights.output_matrix();
@@ -87,7 +86,7 @@ impl Head {
         }
     }
 
-    /// The logits of the last row of `hidden`, `[vocabulary]`.
+    /// Returns the logits of the last row of `hidden`, `[vocabulary]`.
     pub fn logits_of_last(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding as usize;
         let last = hidden.len().checked_sub(embedding).ok_or(ExecError::Hidden {
@@ -98,7 +97,7 @@ impl Head {
         self.logits(&hidden[last..])
     }
 
-    /// What the last logits cost.
+    /// Returns the cost of the last logits.
     pub fn last_cost(&self) -> ComputeCost {
         self.cost
     }

@@ -24,7 +24,7 @@ use hearth_profiles::model::{Architecture, ModelShape};
 use crate::error::ExecError;
 use crate::rope::{Rope, positive};
 
-/// What is done with the gate of the feed-forward block.
+/// The activation of the gate in the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gating {
     /// `x sigmoid(x)`.
@@ -33,24 +33,18 @@ pub enum Gating {
     Gelu,
 }
 
-/// What the forward pass needs besides dimensions and weights.
+/// The numbers of the forward pass besides dimensions and weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
     /// Added to the mean square in RMSNorm.
     pub epsilon: f32,
-    /// How heads are rotated.
     pub rope: Rope,
-    /// Multiplies the rows of the embedding.
     pub embedding_scale: Option<f32>,
-    /// Multiplies attention scores.
     pub attention_scale: f32,
-    /// Soft cap of attention scores.
     pub attention_cap: Option<f32>,
-    /// Soft cap of logits.
     pub logit_cap: Option<f32>,
     /// Positions that the layers of even number see, the token's own among them; the others see all.
     pub window: Option<u32>,
-    /// The feed-forward block's activation.
     pub gating: Gating,
 }
 
@@ -69,7 +63,7 @@ const WINDOW: u32 = 4096;
 const GEMMA2_27B_LAYERS: u32 = 46;
 
 impl Hyperparameters {
-    /// From the metadata; `factors` divide the rotary frequencies.
+    /// Reads the metadata; `factors` divide the rotary frequencies.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
@@ -102,12 +96,12 @@ impl Hyperparameters {
         })
     }
 
-    /// Positions that `layer` sees, the token's own among them; nothing if it sees all.
+    /// Returns the number of positions that `layer` sees, the token's own included; `None` if it sees all.
     pub fn window_of(&self, layer: u32) -> Option<u32> {
         self.window.filter(|_| layer.is_multiple_of(2))
     }
 
-    /// The first position that the token at `position` sees in `layer`.
+    /// Returns the first position that the token at `position` sees in `layer`.
     pub(crate) fn first_visible(&self, layer: u32, position: usize) -> usize {
         self.window_of(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }

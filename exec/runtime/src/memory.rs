@@ -27,12 +27,11 @@ pub struct GroupMemory {
 }
 
 impl GroupMemory {
-    /// The group in a folder.
     pub fn new(version: Version, folder: &Path) -> Self {
         Self { version, folder: folder.into() }
     }
 
-    /// The most it may use, page cache included; `None` without a limit. Version 1 writes a huge number then.
+    /// Returns the most that it may use, page cache included; `None` without a limit. Version 1 writes a huge number then.
     pub fn limit(&self) -> Option<u64> {
         // Above `memory.high` the kernel reclaims and slows the group down, long before it kills.
         let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));
@@ -67,7 +66,7 @@ impl GroupMemory {
         Some(pages.saturating_mul(page_bytes() as u64))
     }
 
-    /// Processes that were killed in it because memory ran out.
+    /// Returns the number of processes that were killed in the group because it was out of memory.
     pub fn oom_kills(&self) -> Option<u64> {
         field(&self.text(self.by_version("memory.oom_control", "memory.events"))?, "oom_kill")
     }
@@ -96,7 +95,7 @@ impl GroupMemory {
     }
 }
 
-/// What the system says of the page cache that a process may hold.
+/// A measurement of the page cache that a process may hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReading {
     /// Bytes that can be held without anything being evicted, if known.
@@ -109,7 +108,7 @@ pub struct MemoryReading {
 /// The memory of this process: its groups, found once, and the machine.
 #[derive(Debug, Clone)]
 pub struct MemoryWatch {
-    /// What stands for `/`.
+    /// The folder used as `/`.
     root: PathBuf,
     /// The process's own group first, then those above it.
     groups: Vec<GroupMemory>,
@@ -118,7 +117,7 @@ pub struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Of this process; the fall of available memory counts from now.
+    /// Watches this process; the fall of available memory counts from now.
     pub fn of_this_process() -> Self {
         Self::under(Path::new("/"))
     }
@@ -129,7 +128,7 @@ impl MemoryWatch {
         SHARED.get_or_init(Self::of_this_process)
     }
 
-    /// The same with another folder in place of `/`.
+    /// Watches with another folder in place of `/`.
     pub fn under(root: &Path) -> Self {
         let groups = folders_under(root, "memory")
             .iter()
@@ -162,7 +161,7 @@ impl MemoryWatch {
         }
     }
 
-    /// The tightest limit, if there is one below what the machine has.
+    /// Returns the tightest limit, if there is one below the memory of the machine.
     pub fn limit(&self) -> Option<u64> {
         self.tightest().map(|(_, limit)| limit)
     }

@@ -32,7 +32,6 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// For the layers given.
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,

@@ -19,7 +19,7 @@ use std::thread::{self, JoinHandle, Thread};
 use crate::clock::{Stopwatch, wall_nanos};
 use crate::cost::{ComputeCost, Phase, Report};
 
-/// How a pool is built.
+/// Options of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolOptions {
     /// Participants, the caller included; at least one.
@@ -37,21 +37,20 @@ impl Default for PoolOptions {
     }
 }
 
-/// Threads that compute together.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<Caller>,
-    /// Held while something is being measured.
+    /// Held during a measurement.
     measuring: Mutex<()>,
 }
 
-/// What only the thread that runs phases touches.
+/// State that only the thread that runs phases uses.
 #[derive(Debug, Default)]
 struct Caller {
     epoch: u64,
-    /// The critical path so far; there is one while a stretch is being measured.
+    /// The cost so far, during a measurement.
     meter: Option<(Stopwatch, ComputeCost)>,
 }
 
@@ -101,7 +100,6 @@ const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 
 impl Pool {
-    /// Starts the workers.
     pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
         let workers = options.threads.max(1) - 1;
         let slot =

@@ -10,17 +10,14 @@ pub struct ReadCounter {
 }
 
 impl ReadCounter {
-    /// Of the whole process.
     pub fn of_this_process() -> Self {
         Self { file: fs::File::open("/proc/self/io").ok() }
     }
 
-    /// Of the calling thread.
     pub fn of_this_thread() -> Self {
         Self { file: fs::File::open("/proc/thread-self/io").ok() }
     }
 
-    /// Bytes so far.
     pub fn bytes(&self) -> u64 {
         self.read().unwrap_or(0)
     }

@@ -17,7 +17,7 @@ use hearth_profiles::model::{Architecture, ModelShape};
 
 use crate::error::ExecError;
 
-/// Which two dimensions of a head turn together.
+/// The dimensions of a head that form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairs {
     /// 2i and 2i + 1.
@@ -26,10 +26,8 @@ pub enum Pairs {
     Halves,
 }
 
-/// The rotary embedding of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Which dimensions are a pair.
     pub pairs: Pairs,
     /// Angle a position of each rotated pair, in radians. [rotated dimensions / 2]
     pub frequencies: Vec<f64>,
@@ -47,14 +45,14 @@ const BETA_SLOW: f32 = 1.0;
 /// source: Peng et al. 2023, section 3.5
 const MAGNITUDE_SLOPE: f64 = 0.1;
 
-/// What the file says of scaling.
+/// The scaling in the file.
 enum Scaling {
     Linear { factor: f64 },
     Yarn { factor: f64, low: f64, high: f64 },
 }
 
 impl Rope {
-    /// From the metadata; `factors` divide the frequencies.
+    /// Reads the metadata; `factors` divide the frequencies.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
@@ -86,7 +84,7 @@ impl Rope {
         Ok(Rope { pairs: pairs(shape.architecture), frequencies, magnitude })
     }
 
-    /// Cosine and sine of every pair's angle at `position`, into `turns` `[pairs]`.
+    /// Writes cosine and sine of every pair's angle at `position` into `turns` `[pairs]`.
     pub fn turns(&self, position: u32, turns: &mut [[f32; 2]]) {
         for (turn, frequency) in turns.iter_mut().zip(&self.frequencies) {
             let angle = f64::from(position) * frequency;
@@ -106,7 +104,6 @@ pub(crate) fn rotated(metadata: &Metadata, shape: &ModelShape) -> Result<u32, Ex
     Ok(dimensions)
 }
 
-/// As llama.cpp's converter leaves the rows of q and k.
 fn pairs(architecture: Architecture) -> Pairs {
     match architecture {
         Architecture::Llama | Architecture::InternLm2 => Pairs::Interleaved,
@@ -185,7 +182,7 @@ fn scaling(
     }
 }
 
-/// Whether YaRN is as published: other weights of its parts are refused, and numbers with which it has no meaning.
+/// Refuses YaRN with weights of its parts other than the published ones, or with invalid numbers.
 fn yarn_can_be_executed(
     metadata: &Metadata,
     shape: &ModelShape,

@@ -10,16 +10,15 @@ use rand_chacha::ChaCha8Rng;
 use crate::error::ExecError;
 use hearth_kernels::exponential;
 
-/// How tokens are chosen.
+/// The options of sampling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplerOptions {
-    /// Zero is greedy.
+    /// The temperature; zero is greedy.
     pub temperature: f32,
-    /// Largest number of candidates; zero keeps all.
+    /// The largest number of candidates; zero keeps all.
     pub top_k: usize,
-    /// The fewest candidates that together are so likely; one is all.
+    /// The threshold of nucleus sampling (top-p); one keeps all.
     pub top_p: f32,
-    /// Of the random stream.
     pub seed: u64,
 }
 
@@ -29,7 +28,6 @@ impl Default for SamplerOptions {
     }
 }
 
-/// Chooses tokens.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplerOptions,
@@ -38,7 +36,6 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// With these options, if they make sense.
     pub fn new(options: SamplerOptions) -> Result<Sampler, ExecError> {
         let SamplerOptions { temperature, top_p, .. } = options;
         if !(temperature.is_finite() && temperature >= 0.0) {
@@ -62,7 +59,7 @@ impl Sampler {
         Sampler { options: self.options, stream, candidates: Vec::new() }
     }
 
-    /// The next token after these logits, `[vocabulary]`.
+    /// Returns the next token after these logits, `[vocabulary]`.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature == 0.0 {
             return greedy(logits);
@@ -107,7 +104,7 @@ impl Sampler {
     }
 }
 
-/// The token with the largest logit, the lowest id of equals.
+/// Returns the token with the largest logit, the lowest id of equals.
 pub fn greedy(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, &logit) in logits.iter().enumerate() {

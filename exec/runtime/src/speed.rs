@@ -19,23 +19,19 @@ use crate::memory::MemoryWatch;
 use crate::sampler::greedy;
 use crate::{CacheOptions, Cpu, Extent, Head, Pool, PoolOptions, Stage, Weights};
 
-/// What is to be measured.
+/// The options of a speed measurement.
 #[derive(Debug, Clone)]
 pub struct SpeedOptions {
-    /// Threads; at least one.
     pub threads: usize,
-    /// Lengths of prompts.
     pub prompts: Vec<u32>,
-    /// Tokens to decode, one by one; at least one.
     pub tokens: u32,
 }
 
-/// What was measured.
+/// The result of a speed measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// Seconds from opening the file to the logits of a first token.
     pub load_s: f64,
-    /// Prompts.
     pub prefill: Vec<Prefill>,
     /// Tokens a second, one by one: the median of all tokens.
     pub decode_tokens_per_s: f64,
@@ -49,24 +45,20 @@ pub struct Speed {
     /// The best rate of reading those weights, all threads at once, in bytes a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_s: Option<f64>,
-    /// Which instructions the kernels use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<String>,
 }
 
-/// A prompt that was read at once.
+/// The speed of reading a prompt at once.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Prefill {
-    /// Its length.
     pub tokens: u32,
-    /// Tokens a second.
     pub tokens_per_s: f64,
 }
 
 /// Passes over the weights when the rate of reading is measured. source: assumed, the best of five is steady
 const READING_PASSES: usize = 5;
 
-/// Measures the model at `path`.
 pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> {
     let start = wall_nanos();
     let weights = Arc::new(Weights::open(path)?);
@@ -120,7 +112,7 @@ fn seconds_since(start: u64) -> f64 {
     (wall_nanos() - start) as f64 * 1e-9
 }
 
-/// All layers and both ends of a model.
+/// A model in this process.
 struct Engine {
     stage: Stage,
     head: Head,
@@ -137,7 +129,7 @@ impl Engine {
     }
 }
 
-/// What is read for every token: all layers and the output head.
+/// Returns the extents that every token reads: all layers and the output head.
 fn read_a_token(weights: &Weights) -> Vec<Extent> {
     let mut extents = weights.layers_extents(0..weights.shape().layers.0);
     extents.extend(weights.head_extents());

@@ -42,13 +42,13 @@ pub struct Stage {
     context: u32,
     /// Positions that the cache of each sequence and layer holds.
     filled: BTreeMap<(u32, u32), u32>,
-    /// What is done to the hidden rows after every layer.
+    /// Applies this function to the hidden rows after every layer: rounding, so that they can be sent in fewer bytes.
     after_layer: Option<fn(&mut [f32])>,
     backend: Box<dyn Backend>,
 }
 
 impl Stage {
-    /// Over the layers in `owned`, computed on the processors of this device.
+    /// Creates a stage of the layers in `owned`, computed on the processors of this device.
     pub fn on_cpu(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
@@ -61,7 +61,7 @@ impl Stage {
         Stage::new(weights, owned, cache, Box::new(backend))
     }
 
-    /// Over the layers in `owned`, computed by `backend`, which has caches as `cache` says.
+    /// Creates a stage of the layers in `owned`, computed by `backend`, which has caches of the size of `cache`.
     pub fn new(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
@@ -149,34 +149,31 @@ impl Stage {
         }
     }
 
-    /// Forgets those of one sequence.
+    /// Forgets cached positions of one sequence from `length` on.
     pub fn roll_back(&mut self, sequence: u32, length: u32) {
         for (_, filled) in self.filled.iter_mut().filter(|((of, _), _)| *of == sequence) {
             *filled = (*filled).min(length);
         }
     }
 
-    /// The ranges of layers it owns.
     pub fn owned(&self) -> &[Range<u32>] {
         &self.owned
     }
 
-    /// The backend's name, for traces.
     pub fn backend_name(&self) -> &'static str {
         self.backend.name()
     }
 
-    /// Whether what the plan gave to a GPU is computed there.
+    /// Whether a GPU computes the layers that the plan gave to one.
     pub fn has_gpu(&self) -> bool {
         self.backend.has_gpu()
     }
 
-    /// Bytes of its KV caches.
     pub fn cache_bytes(&self) -> u64 {
         self.backend.cache_bytes()
     }
 
-    /// First position and end, or nothing to do.
+    /// Returns the first position and the end; `None` if there is nothing to compute.
     fn check_positions(
         &self,
         sequence: u32,

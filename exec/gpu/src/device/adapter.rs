@@ -5,7 +5,7 @@
 
 use super::memory::BUDGET_PERCENT;
 
-/// What kernels can use.
+/// The capabilities of a device that kernels use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// A product of four bytes with four bytes in one instruction, at least of the shading language.
@@ -17,17 +17,15 @@ pub struct Capabilities {
     /// Kernels could be timed on the device. It is told of an adapter and not used: what is timed here is whole
     /// submissions, as a run waits for them.
     pub timestamps: bool,
-    /// Bytes of a buffer as a kernel may see it.
+    /// The largest binding of a buffer.
     pub binding_bytes: u64,
-    /// Bytes of a buffer.
     pub buffer_bytes: u64,
     /// Bytes that threads of a group share.
     pub shared_bytes: u32,
-    /// Threads of a group.
     pub group_threads: u32,
 }
 
-/// What is not used although it is there.
+/// Capabilities that are not used although the device has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mask {
     /// No packed products.
@@ -38,27 +36,23 @@ pub struct Mask {
     pub half: bool,
     /// Largest size of a buffer in bytes; larger weights are split.
     pub binding_bytes: Option<u64>,
-    /// Largest number of bytes in all.
     pub memory_bytes: Option<u64>,
 }
 
-/// What a driver says of an adapter.
+/// A description of an adapter, from its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterFacts {
-    /// Its name.
     pub name: String,
     /// Discrete, integrated, virtual, or the processor itself.
     pub kind: &'static str,
     /// Vulkan, Metal or DX12.
     pub interface: String,
-    /// The driver and its version.
     pub driver: String,
-    /// What kernels can use.
     pub capabilities: Capabilities,
 }
 
 impl Capabilities {
-    /// What is left without what the mask takes away.
+    /// Returns the capabilities that the mask leaves.
     #[must_use]
     pub fn without(self, mask: Mask) -> Capabilities {
         let max = mask.binding_bytes.unwrap_or(u64::MAX);
@@ -72,7 +66,7 @@ impl Capabilities {
         }
     }
 
-    /// What a device is opened with.
+    /// Returns the features to open the device with.
     pub(super) fn features(self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.subgroups.is_some());
@@ -82,12 +76,12 @@ impl Capabilities {
 }
 
 impl AdapterFacts {
-    /// What a choice that was measured on this adapter is kept under.
+    /// Returns the key under which tuning choices for this adapter are stored.
     pub fn key(&self) -> String {
         format!("{} | {} | {}", self.name, self.interface, self.driver)
     }
 
-    /// Whether it is a program on the processor.
+    /// Whether the adapter is a software driver.
     pub fn is_software(&self) -> bool {
         self.kind == "software"
     }
@@ -121,7 +115,7 @@ impl AdapterFacts {
     }
 }
 
-/// All adapters, the one that is opened first.
+/// Returns all adapters, the preferred one first.
 pub fn adapters() -> Vec<AdapterFacts> {
     found().into_iter().map(|(_, facts)| facts).collect()
 }

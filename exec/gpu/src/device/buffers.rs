@@ -10,49 +10,45 @@ use super::memory::Reservation;
 use crate::error::GpuError;
 use crate::virtual_tensor::Storage;
 
-/// Numbers in the GPU's memory.
+/// A buffer in the GPU's memory.
 #[derive(Debug, Clone)]
 pub struct Tensor {
     pub(crate) buffer: wgpu::Buffer,
     bytes: u64,
-    /// Clones are the same memory.
+    /// Clones share the memory.
     _reservation: Arc<Reservation>,
 }
 
 impl Tensor {
-    /// Its size.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-/// What changes from pass to pass.
+/// The parameters that change from pass to pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Params {
-    /// Tokens of the pass.
     pub tokens: u32,
-    /// Position of the first.
     pub first: u32,
-    /// For kernels that work on a part of something.
+    /// The begin of the part that a kernel works on.
     pub offset: u32,
     /// The end of that part.
     pub end: u32,
 }
 
 impl Params {
-    /// As WGSL, with the uniform at binding 0.
+    /// The struct in WGSL, with the uniform at binding 0.
     pub const WGSL: &str = "struct Params { tokens: u32, first: u32, offset: u32, end: u32 }\n\
                             @group(0) @binding(0) var<uniform> params: Params;\n";
 
-    /// Of a pass.
     pub fn pass(tokens: u32, first: u32) -> Params {
         Params { tokens, first, offset: 0, end: 0 }
     }
 }
 
 impl Gpu {
-    /// A texture of halves that kernels write and read: 3-D if it has a depth, else 2-D.
+    /// Allocates a texture of halves that kernels write and read: 3-D for that storage, else 2-D.
     pub fn texture(
         &self,
         what: &str,
@@ -76,12 +72,12 @@ impl Gpu {
         })
     }
 
-    /// Zeros.
+    /// Allocates a tensor of zeros.
     pub fn zeros(&self, what: &str, bytes: u64) -> Result<Tensor, GpuError> {
         self.buffer(what, bytes, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
     }
 
-    /// A place for [`Params`].
+    /// Allocates a buffer for [`Params`].
     pub fn params(&self) -> Result<Tensor, GpuError> {
         let bytes = size_of::<Params>() as u64;
         self.buffer("parameters of a pass", bytes, BufferUsages::UNIFORM | BufferUsages::COPY_DST)
@@ -102,14 +98,14 @@ impl Gpu {
         Ok(Tensor { buffer, bytes: size, _reservation: reservation })
     }
 
-    /// A tensor of these numbers.
+    /// Allocates a tensor with these values.
     pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<Tensor, GpuError> {
         let tensor = self.zeros(what, size_of_val(values) as u64)?;
         self.write(&tensor, values)?;
         Ok(tensor)
     }
 
-    /// Writes numbers to the front of a tensor; they arrive before what is submitted next.
+    /// Writes values to the front of a tensor, before what is submitted next.
     pub fn write<T: Pod>(&self, tensor: &Tensor, values: &[T]) -> Result<(), GpuError> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         // Copies are of whole words.
@@ -124,7 +120,7 @@ impl Gpu {
         })
     }
 
-    /// The first `count` numbers of a tensor, after all that was submitted.
+    /// Reads the first `count` values of a tensor, after all that was submitted.
     pub fn read<T: Pod>(&self, tensor: &Tensor, count: usize) -> Result<Vec<T>, GpuError> {
         let mut values = vec![T::zeroed(); count];
         self.read_into(tensor, &mut values)?;

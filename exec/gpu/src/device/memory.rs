@@ -28,16 +28,16 @@ use crate::error::GpuError;
 /// source: assumed, what is left is for the driver's own buffers and for other programs' changes
 pub(super) const BUDGET_PERCENT: u8 = 95;
 
-/// What is taken, and how much may be.
+/// Counts the bytes taken of a limit.
 #[derive(Debug)]
 pub(super) struct MemoryBudget {
     taken: AtomicU64,
     limit: AtomicU64,
-    /// Whether it is the machine's memory.
+    /// Whether the GPU shares the machine's memory.
     is_shared: bool,
 }
 
-/// Bytes that are taken until this is dropped.
+/// Bytes of a budget that are returned on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     memory_budget: Arc<MemoryBudget>,
@@ -45,7 +45,7 @@ pub(crate) struct Reservation {
 }
 
 impl MemoryBudget {
-    /// For an adapter, with at most `limit` bytes if that is said.
+    /// A budget of at most `limit` bytes for an adapter.
     pub(super) fn new(facts: &AdapterFacts, limit: Option<u64>) -> Arc<MemoryBudget> {
         let is_shared = matches!(facts.kind, "integrated" | "software");
         // A system that does not tell has nothing available.
@@ -54,7 +54,7 @@ impl MemoryBudget {
         Arc::new(MemoryBudget { taken: AtomicU64::new(0), limit: AtomicU64::new(limit), is_shared })
     }
 
-    /// Takes bytes, or says why not.
+    /// Takes bytes, or returns an out-of-memory error.
     pub(super) fn take(self: &Arc<Self>, what: &str, bytes: u64) -> Result<Reservation, GpuError> {
         let limit = self.limit.load(Ordering::Relaxed);
         let added = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= limit);
@@ -74,12 +74,12 @@ impl Drop for Reservation {
 }
 
 impl Gpu {
-    /// Bytes that are taken.
+    /// Returns the bytes taken.
     pub fn memory_taken(&self) -> u64 {
         self.memory_budget.taken.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be taken, as far as that is known.
+    /// Returns the bytes that may be taken, if a limit is known.
     pub fn memory_limit(&self) -> Option<u64> {
         Some(self.memory_budget.limit.load(Ordering::Relaxed)).filter(|&limit| limit < u64::MAX)
     }

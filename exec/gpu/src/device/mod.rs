@@ -27,7 +27,6 @@ use crate::error::GpuError;
 /// source: assumed, far more than a batch takes on the slowest software driver in the tests
 const DEADLINE: Duration = Duration::from_mins(2);
 
-/// An opened GPU.
 pub struct Gpu {
     device: wgpu::Device,
     queue: wgpu::Queue,
@@ -82,28 +81,26 @@ impl Gpu {
         Ok(Gpu { device, queue, facts, capabilities, lost, memory_budget, deadline, pipelines })
     }
 
-    /// What the driver says of it.
     pub fn facts(&self) -> &AdapterFacts {
         &self.facts
     }
 
-    /// What is used of it.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// Gives it up, as if the driver had lost it. What is done with it later fails.
+    /// Destroys the device, as if the driver had lost it: every later call fails.
     pub fn destroy(&self) {
         self.device.destroy();
         lock(&self.lost).get_or_insert_with(|| "it was given up".into());
     }
 
-    /// An error if it is lost.
+    /// Returns an error if the device is lost.
     pub fn alive(&self) -> Result<(), GpuError> {
         lock(&self.lost).clone().map_or(Ok(()), |why| Err(GpuError::Lost { why }))
     }
 
-    /// Does something, and tells what the device says of it.
+    /// Runs `work` and returns the first error that the device reports.
     pub(crate) fn checked<T>(
         &self,
         what: &str,
@@ -126,7 +123,7 @@ impl Gpu {
         }
     }
 
-    /// From now on a submission may take so long; one that takes longer makes the device a lost one.
+    /// Limits the time of a submission; one that takes longer makes the device lost.
     pub fn set_deadline(&self, deadline: Duration) {
         let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
         self.deadline.store(deadline, Ordering::Relaxed);
@@ -137,7 +134,7 @@ impl Gpu {
         self.wait("what was submitted")
     }
 
-    /// The same, said of something.
+    /// The same; errors name the work as `what`.
     pub(crate) fn wait(&self, what: &str) -> Result<(), GpuError> {
         let deadline = Duration::from_nanos(self.deadline.load(Ordering::Relaxed));
         let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(deadline) };

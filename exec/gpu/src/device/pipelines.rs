@@ -8,12 +8,10 @@ use std::sync::Arc;
 use super::{Gpu, Tensor, lock};
 use crate::error::GpuError;
 
-/// What a kernel is given.
+/// A resource that a kernel is bound to.
 #[derive(Debug, Clone, Copy)]
 pub enum Binding<'a> {
-    /// A buffer, whole.
     Buffer(&'a Tensor),
-    /// A texture.
     Texture(&'a wgpu::TextureView),
 }
 
@@ -27,7 +25,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// The same with other groups.
+    /// Returns the launch with another number of groups.
     #[must_use]
     pub fn of(&self, groups: [u32; 3]) -> Launch {
         Launch { groups, ..self.clone() }
@@ -61,7 +59,7 @@ impl Gpu {
         Ok(pipeline)
     }
 
-    /// Kernels that were compiled so far.
+    /// Returns the number of kernels compiled so far.
     pub fn kernels(&self) -> usize {
         lock(&self.pipelines).len()
     }
@@ -107,7 +105,7 @@ impl Gpu {
         Ok(Launch { pipeline, bindings, groups })
     }
 
-    /// Submits launches, which run in their order and see what those before wrote.
+    /// Submits launches; each sees what those before wrote.
     pub fn submit<'a>(&self, launches: impl IntoIterator<Item = &'a Launch>) -> Result<(), GpuError> {
         self.checked("a pass", |device| {
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());

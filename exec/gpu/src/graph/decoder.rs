@@ -9,27 +9,23 @@ use hearth_profiles::model::{Architecture, ModelShape};
 use super::{Graph, Matrix, Norm, Operation, Side};
 use crate::virtual_tensor::SLICE;
 
-/// How large a pass is.
+/// The size of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numbers {
-    /// Layers.
     pub layers: u32,
-    /// Tokens of the pass.
     pub tokens: u64,
     /// Positions that attention looks at.
     pub context: u64,
-    /// Bytes of a number.
     pub element_bytes: u64,
 }
 
-/// A decoder under construction.
 struct Builder<'a> {
     graph: Graph,
     shape: &'a ModelShape,
     numbers: Numbers,
 }
 
-/// The plain graph of a decoder, from the embedding to the norm before the logits, which needs the last token only.
+/// Returns the unfused graph of a decoder, from the embedding to the norm before the logits of the last token.
 pub fn decoder(shape: &ModelShape, numbers: Numbers) -> Graph {
     let mut builder = Builder { graph: Graph::default(), shape, numbers };
     let wide = u64::from(shape.embedding);
@@ -109,7 +105,7 @@ impl Builder<'_> {
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
     }
 
-    /// What a block adds to the hidden rows, after a norm where there is one.
+    /// Adds the output of a block to the hidden rows, after a norm where there is one.
     fn add(&mut self, change: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
         let bytes = self.rows(u64::from(self.shape.embedding));
         let change = if self.is(Architecture::Gemma2) {

@@ -49,7 +49,6 @@ struct Builder {
     kernels: Kernels,
 }
 
-/// The text encoder.
 pub fn text_encoder(kernels: Kernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let (wide, heads) = (768, 12);
@@ -120,7 +119,6 @@ pub fn unet(kernels: Kernels) -> Graph {
     builder.graph
 }
 
-/// The decoder of latents.
 pub fn decoder_of_latents(kernels: Kernels) -> Graph {
     let mut builder = Builder::new(1, kernels);
     let latents = builder.image("lat", &[], 4, LATENTS);
@@ -166,7 +164,6 @@ impl Builder {
         Image { tensor: self.node(name, reads, bytes), channels, side }
     }
 
-    /// GroupNorm and SiLU.
     fn normalised(&mut self, name: &'static str, image: Image) -> usize {
         let bytes = self.bytes(image.side * image.side, image.channels);
         let x = self.node(name, &[image.tensor], bytes);

@@ -8,27 +8,22 @@
 
 use super::{Graph, Node, Norm, Operation};
 
-/// Where residual additions go.
+/// The node that residual additions are fused into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residual {
-    /// They stay launches.
     Alone,
-    /// Into the product before.
     IntoProduct,
-    /// Into the norm after.
     IntoNorm,
 }
 
-/// What is made one launch.
+/// The kinds of fusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fusion {
     /// Operations on single elements, residual additions apart.
     pub pointwise: bool,
-    /// Residual additions.
     pub residual: Residual,
     /// Norms of heads, rotary embedding and layout of queries, keys and values.
     pub rotary_layout: bool,
-    /// Attention.
     pub attention: bool,
 }
 
@@ -36,12 +31,12 @@ impl Fusion {
     /// One operation a launch.
     pub const NONE: Fusion =
         Fusion { pointwise: false, residual: Residual::Alone, rotary_layout: false, attention: false };
-    /// What is executed here.
+    /// The fusion that is executed.
     pub const ALL: Fusion =
         Fusion { pointwise: true, residual: Residual::IntoNorm, rotary_layout: true, attention: true };
 }
 
-/// The same graph in fewer launches.
+/// Returns the same graph in fewer launches.
 pub fn fuse(mut graph: Graph, fusion: Fusion) -> Graph {
     if fusion.pointwise {
         fold(&mut graph, |operation| operation.is_pointwise() && operation != Operation::Add);
@@ -141,7 +136,7 @@ fn into_norms(graph: &mut Graph) {
     }
 }
 
-/// Makes one node of neighbours that do nothing else.
+/// Merges neighbouring nodes whose operations all belong together.
 fn gather(graph: &mut Graph, belongs: impl Fn(Operation) -> bool) {
     let all = |node: &Node| node.operations.iter().all(|&operation| belongs(operation));
     let mut at = 0;

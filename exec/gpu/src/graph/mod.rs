@@ -18,19 +18,12 @@ use crate::memory::Record;
 /// A matrix of a layer, or the one that makes logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Matrix {
-    /// Of queries.
     Query,
-    /// Of keys.
     Key,
-    /// Of values.
     Value,
-    /// After attention.
     AttentionOutput,
-    /// Of the gate.
     Gate,
-    /// Of what the gate lets through.
     Up,
-    /// After the gate.
     Down,
 }
 
@@ -47,31 +40,23 @@ impl Matrix {
     ];
 }
 
-/// Which weights a norm has.
+/// A norm, by its weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Norm {
-    /// Before attention.
     Attention,
-    /// Of each head of queries.
     QueryHeads,
-    /// Of each head of keys.
     KeyHeads,
-    /// Of what attention adds.
+    /// Of the output of attention.
     PostAttention,
-    /// Before the feed-forward block.
     FeedForward,
-    /// Of what that block adds.
+    /// Of the output of the feed-forward block.
     PostFeedForward,
-    /// After the last layer.
     Output,
 }
 
-/// Queries or keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// Queries.
     Query,
-    /// Keys.
     Key,
 }
 
@@ -80,13 +65,11 @@ pub enum Side {
 pub enum Operation {
     /// Rows of the embedding.
     Embed,
-    /// Multiplies by a number.
     Scale,
     /// RMSNorm.
     Norm(Norm),
     /// Rounds a product's input to eight bits.
     Quantise,
-    /// A matrix times the input.
     Product(Matrix),
     /// Adds a vector to each row.
     Bias(Matrix),
@@ -96,15 +79,12 @@ pub enum Operation {
     TransposeValues,
     /// Queries times keys.
     Scores,
-    /// Soft cap.
     Cap,
-    /// Probabilities.
     SoftMax,
     /// Probabilities times values.
     Mix,
     /// The gate's function.
     Activate,
-    /// Element by element.
     Multiply,
     /// A residual connection.
     Add,
@@ -127,10 +107,8 @@ impl Operation {
     }
 }
 
-/// An intermediate tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// What it holds.
     pub name: &'static str,
     /// Bytes, padded to whole slices.
     pub bytes: u64,
@@ -139,11 +117,9 @@ pub struct Tensor {
 /// One launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// What it does, in this order.
     pub operations: Vec<Operation>,
     /// Tensors read; of a pointwise operation the first is what it changes.
     pub reads: Vec<usize>,
-    /// Tensors written.
     pub writes: Vec<usize>,
 }
 
@@ -152,12 +128,11 @@ pub struct Node {
 pub struct Graph {
     /// By number.
     pub tensors: Vec<Tensor>,
-    /// In their order.
     pub nodes: Vec<Node>,
 }
 
 impl Graph {
-    /// A tensor that a node will write.
+    /// Adds a tensor that a node will write.
     pub fn tensor(&mut self, name: &'static str, bytes: u64) -> usize {
         self.tensors.push(Tensor { name, bytes });
         self.tensors.len() - 1
@@ -170,12 +145,11 @@ impl Graph {
         result
     }
 
-    /// Launches.
     pub fn launches(&self) -> usize {
         self.nodes.len()
     }
 
-    /// For each tensor that a node writes: its number, and when it needs memory.
+    /// Returns each tensor that a node writes, with its lifetime.
     pub fn records(&self) -> Vec<(usize, Record)> {
         let mut records = Vec::new();
         for (first, node) in self.nodes.iter().enumerate() {
@@ -189,7 +163,7 @@ impl Graph {
         records
     }
 
-    /// Nodes that read a tensor.
+    /// The number of nodes that read a tensor.
     fn readers(&self, tensor: usize) -> usize {
         self.nodes.iter().filter(|node| node.reads.contains(&tensor)).count()
     }

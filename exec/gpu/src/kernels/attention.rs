@@ -17,20 +17,15 @@ use crate::virtual_tensor::{Accessor, Direction, ShapeError, Storage};
 /// Positions of a tile, and threads of a group.
 const TILE: u32 = 64;
 
-/// One kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionKernel {
-    /// The layer's heads.
     pub heads: Heads,
-    /// Multiplies scores.
     pub scale: f32,
-    /// Soft cap of scores.
     pub cap: Option<f32>,
     /// Positions that a token sees, its own among them.
     pub window: Option<u32>,
     /// Where the result lies.
     pub storage: Storage,
-    /// What of the device is used.
     pub variant: Variant,
 }
 

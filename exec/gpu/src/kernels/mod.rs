@@ -18,25 +18,25 @@ use std::fmt::Write;
 
 use crate::device::Capabilities;
 
-/// Which of a device's abilities a kernel uses.
+/// The capabilities of a device that a kernel uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
     /// Products of four packed bytes in one instruction.
     pub packed_dot: bool,
-    /// Sums over the lanes of a subgroup, of at least so many lanes. No kernel counts on their number.
+    /// Sums over the lanes of a subgroup, whose size no kernel relies on; here its smallest.
     pub lanes: Option<u32>,
-    /// Half precision is converted by the type, not by unpacking.
+    /// Half precision is converted by type instead of by unpacking.
     pub half: bool,
 }
 
 impl Variant {
-    /// All that the device has.
+    /// Uses all that the device has.
     pub fn of(capabilities: Capabilities) -> Variant {
         let Capabilities { packed_dot, subgroups, half, .. } = capabilities;
         Variant { packed_dot, lanes: subgroups.map(|(smallest, _)| smallest), half }
     }
 
-    /// What the shader must say before anything else.
+    /// Returns the directives at the begin of the shader.
     pub(crate) fn enables(self) -> &'static str {
         // Subgroups need no word here: naga 30 does not know one.
         if self.half { "enable f16;\n" } else { "" }

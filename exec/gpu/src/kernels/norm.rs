@@ -12,19 +12,16 @@ use super::{Variant, group_sum, lane_arguments};
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Storage};
 
-/// Threads of a group.
 const THREADS: u32 = 64;
 
-/// One kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormKernel {
-    /// Numbers in a row.
     pub width: u32,
     /// Added to the mean square.
     pub epsilon: f32,
-    /// Whether a change is added first.
+    /// Whether a residual is added first.
     pub adds: bool,
-    /// Whether that change is normalised.
+    /// Whether that residual is normalised.
     pub post: bool,
     /// Whether a norm follows.
     pub normalises: bool,
@@ -32,7 +29,6 @@ pub struct NormKernel {
     pub hidden: Storage,
     /// Where the change and the result lie.
     pub storage: Storage,
-    /// What of the device is used.
     pub variant: Variant,
 }
 

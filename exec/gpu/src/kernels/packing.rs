@@ -24,7 +24,6 @@ use crate::device::Params;
 use crate::error::GpuError;
 use crate::virtual_tensor::{WeightOrder, WeightShape};
 
-/// Threads of the kernels' groups.
 pub const THREADS: u32 = 64;
 
 /// Groups along x; the rest go along y.
@@ -33,22 +32,16 @@ pub const GROUPS_ALONG: u32 = 32_768;
 /// The largest code of an input.
 const LARGEST_INPUT: usize = 127;
 
-/// A format that there are kernels for.
+/// A format of weights on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Packed {
-    /// Single precision.
     F32,
-    /// Half precision.
     F16,
     /// The upper half of single precision.
     Bf16,
-    /// Eight bits in blocks of 32.
     Q8_0,
-    /// Four bits in blocks of 32.
     Q4_0,
-    /// Four bits in blocks of 256.
     Q4K,
-    /// Six bits in blocks of 256.
     Q6K,
     /// Eight bits with a scale a row.
     Row8,
@@ -57,11 +50,11 @@ pub enum Packed {
 }
 
 impl Packed {
-    /// Every one that files have.
+    /// Formats that files have.
     pub const ALL: [Packed; 7] =
         [Packed::F32, Packed::F16, Packed::Bf16, Packed::Q8_0, Packed::Q4_0, Packed::Q4K, Packed::Q6K];
 
-    /// As it is stored in a file, if it is.
+    /// Returns the format in a file, if there is one.
     pub fn stored(self) -> Option<KernelFormat> {
         match self {
             Packed::F32 => Some(KernelFormat::F32),
@@ -80,7 +73,7 @@ impl Packed {
         matches!(self, Packed::Row8 | Packed::Row4)
     }
 
-    /// The kernels for a format, for rows of this length.
+    /// Returns the format on the GPU for a format of a file and rows of this length.
     pub fn of(format: KernelFormat, length: usize) -> Result<Packed, GpuError> {
         let found = Packed::ALL.into_iter().find(|packed| packed.stored() == Some(format));
         let packed = found.ok_or_else(|| {
@@ -91,7 +84,7 @@ impl Packed {
         packed.for_rows(length)
     }
 
-    /// These kernels, for rows of this length.
+    /// Checks the length of rows.
     pub(crate) fn for_rows(self, length: usize) -> Result<Packed, GpuError> {
         let packed = self;
         if !length.is_multiple_of(packed.granule() as usize) {
@@ -110,7 +103,7 @@ impl Packed {
         Ok(packed)
     }
 
-    /// Weights of which a row is a multiple.
+    /// The length of a row is a multiple of this.
     fn granule(self) -> u32 {
         match self {
             Packed::F32 => 4,
@@ -119,7 +112,7 @@ impl Packed {
         }
     }
 
-    /// Weights of the max_length row: sums of integers are those of a block, or of the whole row where that has one scale,
+    /// Weights of the longest row: sums of integers are those of a block, or of the whole row where that has one scale,
     /// and bytes of a row are numbered in 32 bits.
     fn max_length(self) -> usize {
         let largest_sum = |code: usize| i32::MAX as usize / (code * LARGEST_INPUT);
@@ -141,7 +134,7 @@ impl Packed {
         }
     }
 
-    /// How inputs are rounded, if they are.
+    /// Returns how inputs are rounded, if they are.
     pub fn inputs(self) -> Option<Scaled> {
         match self.block() {
             0 => None,
@@ -150,7 +143,6 @@ impl Packed {
         }
     }
 
-    /// Texels of a row.
     pub fn texels(self, length: u32) -> u32 {
         match self {
             Packed::F32 => length / 4,
@@ -210,7 +202,7 @@ impl Packed {
     }
 }
 
-/// What both kernels read the file's bytes with.
+/// Functions that read the file's bytes.
 const BYTES: &str = "\
 @group(0) @binding(1) var<storage, read> raw: array<u32>;
 fn byte(at: u32) -> u32 { return (raw[at / 4u] >> (8u * (at % 4u))) & 255u; }

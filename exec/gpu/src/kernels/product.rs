@@ -27,19 +27,17 @@ use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Storage, WeightOrder, WeightShape};
 use blocks::{DOTS, FACTORS};
 
-/// What a pass is like.
+/// The stage of inference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// One token.
     Decode,
-    /// Several.
     Prefill,
 }
 
-/// How a group's threads share the work.
+/// The distribution of work over a group's threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tiling {
-    /// Which layout of weights.
+    /// The layout of weights.
     pub order: WeightOrder,
     /// Slices of four rows of a group.
     pub slices: u32,
@@ -78,10 +76,8 @@ impl Tiling {
     }
 }
 
-/// One product.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Product {
-    /// How weights are stored.
     pub packed: Packed,
     /// Inputs.
     pub length: u32,
@@ -91,11 +87,8 @@ pub struct Product {
     pub first_row: u32,
     /// Rows of the matrix.
     pub all_rows: u32,
-    /// Decode or prefill.
     pub stage: Stage,
-    /// How threads share the work.
     pub tiling: Tiling,
-    /// What of the device is used.
     pub variant: Variant,
     /// Where inputs and outputs lie.
     pub storage: Storage,

@@ -13,7 +13,6 @@ use crate::virtual_tensor::{Accessor, Direction, Storage};
 /// Values of a unit.
 pub const UNIT: u32 = 32;
 
-/// Threads of the kernel's groups.
 const THREADS: u32 = 64;
 
 /// Which values have one scale.
@@ -21,7 +20,6 @@ const THREADS: u32 = 64;
 pub enum Scaled {
     /// Blocks of this many consecutive inputs.
     Blocks(u32),
-    /// All of a row.
     Row,
 }
 

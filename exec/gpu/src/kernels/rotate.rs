@@ -16,25 +16,19 @@ use super::{Variant, group_sum, lane_arguments};
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Extent, ShapeError, Storage, WeightOrder, WeightShape};
 
-/// Threads of a group.
 const THREADS: u32 = 32;
 
-/// What attention of a layer is like.
+/// The dimensions of attention in a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Heads {
-    /// Of queries.
     pub heads: u32,
-    /// Of keys and values.
     pub kv_heads: u32,
     /// Numbers of a head of queries and keys.
     pub key_length: u32,
     /// Numbers of a head of values.
     pub value_length: u32,
-    /// Positions of the cache.
     pub context: u32,
-    /// How the cache stores numbers.
     pub format: CacheFormat,
-    /// Layout of the cache.
     pub order: WeightOrder,
 }
 
@@ -128,20 +122,17 @@ impl Heads {
     }
 }
 
-/// One kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotateKernel {
-    /// The layer's heads.
     pub heads: Heads,
-    /// Which numbers turn together.
+    /// The dimensions that form a pair.
     pub pairs: Pairs,
-    /// Pairs that turn.
+    /// The number of rotated pairs.
     pub pair_count: u32,
     /// Where q, k and v lie.
     pub storage: Storage,
     /// Whether heads of queries and keys are normalised, with this epsilon.
     pub norms: Option<f32>,
-    /// What of the device is used.
     pub variant: Variant,
 }
 
@@ -186,7 +177,7 @@ impl RotateKernel {
         [self.heads.heads + 2 * self.heads.kv_heads, tokens, 1]
     }
 
-    /// `finish_head` normalises and angles the head in shared memory.
+    /// `finish_head` normalises and rotates the head in shared memory.
     fn rotation(&self) -> String {
         let (length, pairs) = (self.heads.key_length, self.pair_count);
         let mut text = String::from(

@@ -15,7 +15,6 @@ use crate::kernels::rotate::Heads;
 use crate::matrix::GpuMatrix;
 use crate::virtual_tensor::{Storage, WeightOrder};
 
-/// Weights and caches of a layer.
 #[derive(Debug)]
 pub(super) struct GpuLayer {
     /// In the order of `crate::graph::Matrix`.
@@ -31,7 +30,7 @@ pub(super) struct GpuLayer {
     pub(super) caches: Vec<[Tensor; 2]>,
 }
 
-/// Whether kernels can work with a model's dimensions.
+/// Checks that kernels support the dimensions of a model.
 pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(), GpuError> {
     let need = "a multiple of 4";
     for (what, found) in [
@@ -63,7 +62,7 @@ pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(),
     Ok(())
 }
 
-/// What attention of a model is like.
+/// Returns the dimensions of attention of a model.
 pub(super) fn heads(shape: &ModelShape, options: CacheOptions) -> Heads {
     Heads {
         heads: shape.heads,
@@ -76,7 +75,7 @@ pub(super) fn heads(shape: &ModelShape, options: CacheOptions) -> Heads {
     }
 }
 
-/// A norm of hidden rows, with what is open set to nothing.
+/// A norm of hidden rows without options.
 pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
     NormKernel {
         width: model.shape().embedding,
@@ -128,7 +127,7 @@ impl GpuLayer {
         })
     }
 
-    /// The weights of a norm, if it has it.
+    /// Returns the weights of a norm, if the layer has it.
     pub(super) fn norm(&self, norm: Norm) -> Option<&Tensor> {
         match norm {
             Norm::Attention => Some(&self.attention_norm),

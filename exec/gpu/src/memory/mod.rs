@@ -14,19 +14,18 @@ pub mod offsets;
 pub use objects::{Objects, improved, plain};
 pub use offsets::{Arena, arena};
 
-/// When a tensor needs memory, and how much.
+/// The size and lifetime of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Bytes.
     pub size: u64,
-    /// The operation that writes it.
+    /// The operation that writes the tensor.
     pub first: u32,
-    /// The last that reads it.
+    /// The last operation that reads it.
     pub last: u32,
 }
 
 impl Record {
-    /// Whether both need memory at some operation.
+    /// Whether the lifetimes overlap.
     pub fn conflicts(&self, other: &Record) -> bool {
         self.first.max(other.first) <= self.last.min(other.last)
     }

@@ -20,7 +20,6 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Bytes of all objects.
     pub fn total(&self) -> u64 {
         self.sizes.iter().sum()
     }
@@ -72,7 +71,6 @@ impl<'a> Assignment<'a> {
     }
 }
 
-/// Greedy by size.
 pub fn plain(records: &[Record]) -> Objects {
     let mut assignment = Assignment::new(records);
     for index in largest_first(records) {
@@ -83,7 +81,6 @@ pub fn plain(records: &[Record]) -> Objects {
     assignment.finish()
 }
 
-/// Greedy by size, improved.
 pub fn improved(records: &[Record]) -> Objects {
     let maxima = positional_maxima(records);
     let mut stages: Vec<(usize, usize)> =

@@ -10,11 +10,9 @@ use super::{Record, largest_first};
 pub struct Arena {
     /// Of each record, in bytes.
     pub offsets: Vec<u64>,
-    /// Bytes of the block.
     pub total: u64,
 }
 
-/// Plans an arena.
 pub fn arena(records: &[Record]) -> Arena {
     let mut offsets = vec![0; records.len()];
     let mut placed: Vec<usize> = Vec::new();

@@ -21,29 +21,24 @@ pub enum Extent {
     Named(&'static str),
 }
 
-/// What a kernel does with a tensor.
+/// The access of a kernel to a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// It reads texels.
     Read,
-    /// It writes texels.
     Write,
     /// Both; buffers only.
     ReadWrite,
 }
 
-/// A tensor as a kernel sees it.
+/// A tensor as an argument of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Accessor {
-    /// What its functions begin with.
+    /// The prefix of its functions.
     pub name: &'static str,
-    /// The object.
     pub storage: Storage,
     /// Batch, height and width.
     pub places: [Extent; 3],
-    /// Slices of four channels.
     pub slices: Extent,
-    /// What the kernel does with it.
     pub direction: Direction,
 }
 
@@ -96,7 +91,6 @@ impl Accessor {
         }
     }
 
-    /// The declaration of the object at a binding.
     pub fn declaration(&self, binding: u32) -> String {
         let name = self.name;
         let (variable, kind) = match (self.storage, self.direction) {
@@ -114,7 +108,7 @@ impl Accessor {
         format!("@group(0) @binding({binding}) var{variable} {name}_object: {kind};\n")
     }
 
-    /// The functions through which the kernel reaches the tensor.
+    /// Returns the functions that read and write the tensor.
     pub fn functions(&self) -> String {
         let (name, place) = (self.name, self.place());
         let is_buffer = matches!(self.storage, Storage::Buffer | Storage::Linear);

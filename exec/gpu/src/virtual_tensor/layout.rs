@@ -27,13 +27,9 @@ pub struct Shape {
 /// A texel of a logical tensor: four channels of one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Texel {
-    /// Along the batch.
     pub b: u32,
-    /// Along the height.
     pub y: u32,
-    /// Along the width.
     pub x: u32,
-    /// Along the depth.
     pub d: u32,
     /// Slice of channels.
     pub s: u32,
@@ -71,7 +67,6 @@ impl Shape {
         [self.batch, self.height, self.width, self.depth]
     }
 
-    /// Channels.
     pub fn channels(&self) -> u32 {
         self.channels
     }
@@ -81,7 +76,6 @@ impl Shape {
         self.channels.div_ceil(SLICE)
     }
 
-    /// Texels of the object.
     pub fn texels(&self) -> u32 {
         self.batch * self.height * self.width * self.depth * self.slices()
     }
@@ -105,7 +99,6 @@ impl Shape {
 }
 
 impl Storage {
-    /// Every one of them.
     pub const ALL: [Storage; 4] = [Storage::Buffer, Storage::Linear, Storage::Texture2d, Storage::Texture3d];
 
     /// Width, height and depth of the object that holds a tensor, in texels.

@@ -38,13 +38,11 @@ pub enum WeightOrder {
 /// A place among several 2-D objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WeightTexel {
-    /// Which object.
     pub object: u32,
     /// Column of its texel.
     pub u: u32,
     /// Row of its texel.
     pub v: u32,
-    /// Lane of the texel.
     pub lane: u32,
 }
 

@@ -35,7 +35,6 @@ pub struct CpuKernels {
 }
 
 impl CpuKernels {
-    /// On these threads.
     pub fn new(cpu: Cpu) -> CpuKernels {
         let scores = vec![0.0; cpu.pool.threads() * POSITIONS];
         CpuKernels {

@@ -42,62 +42,48 @@ use crate::error::ExecError;
 use crate::pool::{Pool, PoolOptions};
 use crate::synth::SynthError;
 
-/// What to measure.
+/// Options of a measurement.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProfileOptions {
-    /// The device's name in scenarios and plans.
     pub name: String,
     /// The model that is to run here: its formats are measured, and the disk that holds it. Without one, every
     /// format and the disk of the current folder are.
     pub model: Option<PathBuf>,
     /// Threads that compute; 0 takes every core.
     pub threads: usize,
-    /// About fifteen seconds with a model, more without one, instead of a minute or more.
+    /// Measure for about fifteen seconds with a model instead of a minute or more.
     pub quick: bool,
     /// Tokens of the largest pass, for which buffers are counted; 0 for 64.
     pub pass_tokens: u32,
 }
 
-/// Why a machine cannot be profiled.
+/// An error of profiling a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// Something could not be measured.
     #[error(transparent)]
     Measure(#[from] MeasureError),
-    /// The model's header cannot be read.
     #[error(transparent)]
     Model(#[from] GgufError),
-    /// A small model could not be run.
     #[error(transparent)]
     Compute(#[from] ExecError),
-    /// A small model could not be made.
     #[error(transparent)]
     Synth(#[from] SynthError),
-    /// A link could not be measured.
     #[error(transparent)]
     Link(LinkError),
-    /// A temporary folder cannot be had.
     #[error("cannot create `{path}`: {source}; set TMPDIR to a folder that can be written", path = .path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The document contradicts itself.
+    Folder { path: PathBuf, source: io::Error },
     #[error("what was measured makes no valid device: {0}")]
     Document(#[from] DocumentError),
 }
 
-/// Why a link could not be measured.
+/// An error of measuring a link.
 pub type LinkError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The links of a machine, that to itself first, and what a hop costs.
 #[derive(Debug)]
 pub struct Links {
-    /// Seconds from one compute thread to another over the link to itself.
+    /// The time from one compute thread to another over the loopback link, in seconds.
     pub hop: Samples,
-    /// Measured links.
     pub peers: Vec<PeerLink>,
 }
 

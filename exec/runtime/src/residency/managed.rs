@@ -37,9 +37,8 @@ pub struct Shared {
     pub(super) pieces: Pieces,
     max_wait: Duration,
     state: Mutex<State>,
-    /// The helper may have something to do.
+    /// Signals that the helper may have something to do.
     pub(super) work: Condvar,
-    /// A piece has arrived.
     pub(super) arrival: Condvar,
 }
 
@@ -47,9 +46,8 @@ pub struct Shared {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) residency: ManagedResidency,
-    /// Bytes that the computation has waited for.
+    /// The bytes that the computation has waited for.
     awaited: u64,
-    /// Bytes that the helper has read.
     pub(super) read: u64,
     spans: Vec<ReadSpan>,
     /// The span that goes on.
@@ -101,20 +99,20 @@ impl ManagedStream {
         ResidencyBarrier::new(self.shared.clone())
     }
 
-    /// The run is about to use so much memory: the kept set shrinks first.
+    /// Shrinks the kept set before the run uses this much memory.
     pub fn reserve(&self, bytes: u64) {
         self.shared.lock().reserved = bytes;
         self.shared.react(Event::MemoryChanged);
     }
 
-    /// A part will be needed after those that were requested before.
+    /// Requests a part, to be read after those requested before.
     pub fn request(&self, part: &ModelPart, at: At) {
         if let Some(request) = self.shared.part_request(part, at) {
             self.shared.react(Event::Requested(request));
         }
     }
 
-    /// A part is computed from now on.
+    /// Begins the computation of a part.
     pub fn begin(&self, part: &ModelPart, at: At) {
         if let Some(request) = self.shared.part_request(part, at) {
             self.shared.react(Event::PassBegun(at.pass));
@@ -122,7 +120,7 @@ impl ManagedStream {
         }
     }
 
-    /// A part has been computed.
+    /// Ends the computation of a part.
     pub fn finish(&self, part: &ModelPart) {
         let Some(index) = self.shared.index(part) else { return };
         self.shared.react(Event::PartEnded);
@@ -214,7 +212,7 @@ impl Shared {
         self.pieces.parts.iter().position(|(own, _)| own == part)
     }
 
-    /// None for a part that is not in the device's share.
+    /// Returns `None` for a part that is not in the device's share.
     fn part_request(&self, part: &ModelPart, at: At) -> Option<PartRequest> {
         let pieces = self.pieces.parts[self.index(part)?].1.clone();
         let origin = ReadOrigin { pass: at.pass, round: at.round, layers: layers_of(part) };
@@ -226,7 +224,7 @@ impl Shared {
         self.ready_in(&self.lock(), bytes).0
     }
 
-    /// And the piece that is missing next.
+    /// The same, with the piece that is missing next.
     fn ready_in(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());

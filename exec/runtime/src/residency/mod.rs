@@ -32,20 +32,18 @@ use read_ahead::ReadAhead;
 
 /// The policy by which a device's weights are read ahead of their use and evicted after it.
 pub enum WeightResidency {
-    /// The computation faults in what is missing.
+    /// Weights are read when they are touched.
     OnDemand,
-    /// The system decides what stays in memory.
+    /// The operating system decides what stays in memory.
     System(ReadAhead),
-    /// The device decides.
+    /// This process keeps a set of pieces and streams the rest.
     Managed(ManagedStream),
 }
 
 /// The step being recorded: its pass and round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct At {
-    /// Pass index.
     pub pass: u32,
-    /// Round.
     pub round: u32,
 }
 
@@ -107,7 +105,6 @@ impl WeightResidency {
         }
     }
 
-    /// The barrier at which the computation waits.
     pub fn barrier(&self) -> ResidencyBarrier {
         match self {
             WeightResidency::OnDemand | WeightResidency::System(_) => ResidencyBarrier::open(),
@@ -115,7 +112,7 @@ impl WeightResidency {
         }
     }
 
-    /// Reads a part that will be needed, as far as the policy allows.
+    /// Reads a part ahead, as far as the policy allows.
     pub fn prefetch(&self, part: ModelPart, at: At) {
         match self {
             WeightResidency::OnDemand => {}
@@ -124,21 +121,21 @@ impl WeightResidency {
         }
     }
 
-    /// The run is about to use so much memory.
+    /// Reserves memory that the run is about to use.
     pub fn reserve(&self, bytes: u64) {
         if let WeightResidency::Managed(stream) = self {
             stream.reserve(bytes);
         }
     }
 
-    /// A part is computed from now on.
+    /// Begins the computation of a part.
     pub fn begin(&self, part: &ModelPart, at: At) {
         if let WeightResidency::Managed(stream) = self {
             stream.begin(part, at);
         }
     }
 
-    /// A part has been used.
+    /// Releases a part after its use.
     pub fn release(&self, part: ModelPart) {
         match self {
             WeightResidency::OnDemand => {}
@@ -147,7 +144,7 @@ impl WeightResidency {
         }
     }
 
-    /// Embedding rows have been looked up. They are no pieces, so that a managed device evicts their pages at once.
+    /// Evicts the pages of looked-up embedding rows, which are no pieces, on a managed device.
     pub fn embedded(&self, weights: &Weights, tokens: &[u32]) {
         if let WeightResidency::Managed(_) = self {
             let page = page_bytes() as u64;
@@ -158,7 +155,7 @@ impl WeightResidency {
         }
     }
 
-    /// Drops what was requested for the request before.
+    /// Cancels the reads of the request before.
     pub fn reset(&self) {
         match self {
             WeightResidency::OnDemand => {}
@@ -167,7 +164,7 @@ impl WeightResidency {
         }
     }
 
-    /// Returns what was read since the last call.
+    /// Returns the spans of reading since the last call.
     pub fn take_spans(&self) -> Vec<ReadSpan> {
         match self {
             WeightResidency::OnDemand => Vec::new(),
@@ -194,7 +191,6 @@ impl WeightResidency {
     }
 }
 
-/// Evicts the whole pages inside an extent.
 fn evict(weights: &Weights, extent: Extent) {
     if let Some((bytes, file)) = weights.bytes(extent).zip(weights.file(extent)) {
         pages::give_up(bytes, file, extent.offset);

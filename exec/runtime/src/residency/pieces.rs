@@ -26,7 +26,6 @@ pub struct Piece {
     pub pages: u64,
 }
 
-/// All pieces of a device.
 #[derive(Debug)]
 pub struct Pieces {
     /// In the order of use.

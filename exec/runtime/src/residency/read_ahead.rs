@@ -37,7 +37,6 @@ const POLL: Duration = Duration::from_millis(2);
 /// What has not arrived after so many checks was evicted, or dropped by the kernel.
 const MAX_POLLS: usize = 500;
 
-/// A task of the thread.
 enum Task {
     Read(At),
     Evict,
@@ -55,9 +54,7 @@ struct Shared {
     spans: Mutex<Vec<ReadSpan>>,
     /// Requests of an earlier generation are not begun, and given up between two pieces.
     generation: AtomicU64,
-    /// Requests that wait.
     waiting: AtomicU64,
-    /// Bytes that the helper has read.
     read: AtomicU64,
 }
 
@@ -69,7 +66,6 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Starts the helper thread.
     pub fn start(weights: Arc<Weights>, options: ResidencyOptions) -> Self {
         let (requests, inbox) = mpsc::channel::<Request>();
         let shared = Arc::new(Shared::default());
@@ -139,7 +135,6 @@ impl Drop for ReadAhead {
     }
 }
 
-/// The thread's own side.
 struct Helper {
     weights: Arc<Weights>,
     options: ResidencyOptions,

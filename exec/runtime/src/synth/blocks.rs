@@ -22,9 +22,7 @@ const FOUR_UNIFORM_DEVIATION: f32 = 37_837.227;
 /// What the weights of a tensor look like.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Distribution {
-    /// Their mean; quantised formats have zero.
     pub mean: f32,
-    /// Their standard deviation.
     pub deviation: f32,
 }
 
@@ -261,7 +259,6 @@ mod tests {
         out
     }
 
-    /// Mean and standard deviation.
     fn moments(weights: &[f32]) -> (f32, f32) {
         let count = weights.len() as f64;
         let mean = weights.iter().map(|&w| f64::from(w)).sum::<f64>() / count;

@@ -38,113 +38,58 @@ use hearth_profiles::model::{
 pub use vocabulary::TokenizerKind;
 pub use writer::partial_path;
 
-/// What to synthesise.
+/// The options of a synthesis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SynthOptions {
     /// `general.name` of the file.
     pub name: String,
-    /// The model's dimensions.
     pub shape: ModelShape,
-    /// The formats of its tensors.
     pub quant: Quant,
-    /// Decides every weight.
+    /// The seed of all weights.
     pub seed: u64,
     /// Widens the weights; 1 keeps activations of order one.
     pub gain: f32,
-    /// The kind of tokenizer.
     pub tokenizer: TokenizerKind,
-    /// Base of the rotary embedding.
     pub rope_base: f32,
     /// Whether to add `rope_freqs.weight`, factors of about two, as Llama 3.1 has it. Llama only.
     pub rope_frequencies: bool,
-    /// Threads that make weights.
     pub threads: usize,
 }
 
-/// What was synthesised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Synthesised {
-    /// The file.
     pub path: PathBuf,
-    /// Its size.
     pub file_bytes: Bytes,
-    /// Weights in it.
     pub parameters: u64,
-    /// Tensors in it.
     pub tensors: usize,
 }
 
-/// Why a model cannot be synthesised.
+/// An error of synthesising a model.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
-    /// Dimensions that no model has.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// Rows that are not whole blocks.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// Something that the format cannot express.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// Too few tokens for the tokenizer's bytes, or more than letter n-grams can fill.
     #[error("a vocabulary of {found} tokens cannot be synthesised: at least {least}, at most about 900000")]
-    Vocabulary {
-        /// The size asked for.
-        found: u32,
-        /// The least possible.
-        least: u32,
-    },
-    /// Rotated dimensions come in pairs.
+    Vocabulary { found: u32, least: u32 },
     #[error("a key length of {found} cannot be rotated in pairs: use an even one")]
-    KeyLength {
-        /// The length asked for.
-        found: u32,
-    },
-    /// Weights that would overflow or vanish.
+    KeyLength { found: u32 },
     #[error("a gain of {found} gives weights that overflow or vanish: use one from {least} to {most}")]
-    Gain {
-        /// The gain asked for.
-        found: f32,
-        /// The least possible.
-        least: f32,
-        /// The largest possible.
-        most: f32,
-    },
-    /// Gemma has no output head of its own.
+    Gain { found: f32, least: f32, most: f32 },
     #[error("a {architecture} model always ties its head to the embedding: set `tied_embeddings`")]
-    Untied {
-        /// The architecture.
-        architecture: String,
-    },
-    /// Factors that the forward pass of the architecture has no place for.
+    Untied { architecture: String },
     #[error("a {architecture} model has no factors of rotary frequencies: leave them out, or use llama")]
-    RopeFactors {
-        /// The architecture.
-        architecture: String,
-    },
-    /// The disk is too full.
+    RopeFactors { architecture: String },
     #[error(
         "`{path}` needs {need} and its disk has {available} left: free some space or write elsewhere",
         path = .path.display()
     )]
-    Space {
-        /// The file to be written.
-        path: PathBuf,
-        /// Its size.
-        need: Bytes,
-        /// What the disk has.
-        available: Bytes,
-    },
-    /// The operating system refused.
+    Space { path: PathBuf, need: Bytes, available: Bytes },
     #[error("cannot {verb} `{path}`: {source}", path = .path.display())]
-    Io {
-        /// What was tried.
-        verb: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { verb: &'static str, path: PathBuf, source: io::Error },
 }
 
 /// Gains that keep weights and their blocks' scales within f16.

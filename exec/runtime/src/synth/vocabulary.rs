@@ -11,7 +11,6 @@ use hearth_profiles::model::Architecture;
 
 use super::SynthError;
 
-/// The kind of tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenizerKind {
     /// Llama's `SentencePiece`.

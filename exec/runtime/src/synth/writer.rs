@@ -23,14 +23,10 @@ use super::{SynthError, SynthOptions};
 /// Weights of a chunk: whole blocks of every format. Part of what the bytes depend on: never change it.
 const CHUNK_WEIGHTS: u64 = 1 << 20;
 
-/// A piece of one tensor.
 #[derive(Debug, Clone, Copy)]
 struct Chunk {
-    /// Index of the tensor.
     tensor: usize,
-    /// Number within the tensor.
     number: u64,
-    /// Where it starts in the file.
     offset: u64,
     bytes: u64,
 }
@@ -49,7 +45,6 @@ impl Drop for PartialFile {
     }
 }
 
-/// Writes header and weights to `path`.
 pub(super) fn write(
     options: &SynthOptions,
     plan: &SynthPlan,
@@ -116,7 +111,6 @@ fn write_weights(
     })
 }
 
-/// The chunks of all tensors in file order.
 fn chunks(plan: &SynthPlan) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     for (index, tensor) in plan.layout.tensors.iter().enumerate() {

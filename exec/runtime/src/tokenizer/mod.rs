@@ -22,12 +22,11 @@ use hearth_profiles::gguf::Metadata;
 use crate::error::ExecError;
 use special::{Fragment, SpecialTokens};
 
-/// Tokens of one model.
 #[derive(Debug)]
 pub struct Tokenizer {
     kind: Kind,
     tokens: Vec<Token>,
-    /// Tokens that are recognised whole.
+    /// Tokens that are recognised as a whole.
     special: SpecialTokens,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -100,7 +99,7 @@ fn invalid(what: impl Into<String>, hint: &'static str) -> ExecError {
 const CONVERT: &str = "convert the model again with a current converter";
 
 impl Tokenizer {
-    /// From the metadata of a model.
+    /// Reads the metadata of a model.
     pub fn new(metadata: &Metadata) -> Result<Tokenizer, ExecError> {
         let model = metadata.get_str("tokenizer.ggml.model")?;
         let model = model.ok_or_else(|| invalid("key `tokenizer.ggml.model` is missing", CONVERT))?;
@@ -171,27 +170,22 @@ impl Tokenizer {
         })
     }
 
-    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// The token a text begins with.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// The token a text ends with.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
-    /// Whether this token ends a generated text.
     pub fn is_end(&self, token: u32) -> bool {
         self.ends.contains(&token)
     }
@@ -286,7 +280,7 @@ impl Tokenizer {
         self.special.has_control(text) || END_TEXTS.iter().any(|end| !text.is_empty() && end.contains(text))
     }
 
-    /// What a token is called in the file.
+    /// Returns a token's text in the file.
     pub(crate) fn text_of(&self, id: u32) -> String {
         self.special.text_of(id).map_or_else(|| self.decode(&[id]), str::to_owned)
     }
@@ -317,7 +311,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The bytes that a token writes; control tokens and unknown ids write nothing.
+    /// Returns the bytes that a token writes; control tokens and unknown ids write nothing.
     pub fn bytes_of(&self, token: u32) -> &[u8] {
         self.tokens.get(token as usize).filter(|token| !token.control).map_or(&[], |token| &token.bytes)
     }
@@ -356,7 +350,7 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// Takes a token and gives the text that is now certain.
+    /// Takes a token and returns the text that is now certain.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
         self.held.extend_from_slice(tokenizer.bytes_of(token));
         let mut text = String::new();
@@ -382,7 +376,7 @@ impl TextStream {
         }
     }
 
-    /// What is left at the end: an incomplete character.
+    /// Returns the rest: an incomplete character.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.held).into_owned()
     }

@@ -22,18 +22,16 @@ const DEEPSEEK_CJK: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}
 /// DeepSeek LLM: letters of cased scripts.
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{b5}À-ÖØ-öø-ƺƼ-ƿ\x{1c4}-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-\x{3f5}Ϸ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1f7d}ᾀ-ᾴᾶ-ᾼ\x{1fbe}ῂ-ῄῆ-ῌῐ-\x{1fd3}ῖ-\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼ\x{2102}\x{2107}\x{210a}-\x{2113}\x{2115}\x{2119}-\x{211d}\x{2124}\x{2126}\x{2128}\x{212a}-\x{212d}\x{212f}-\x{2134}\x{2139}\x{213c}-\x{213f}\x{2145}-\x{2149}ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ\x{fb00}-\x{fb06}\x{fb13}-\x{fb17}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
-/// How one family cuts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WordSplitter {
-    /// Applied in this order.
     pub(super) patterns: &'static [&'static str],
     /// Whether a word that is a token is taken whole, without merges.
     pub(super) merges_skipped: bool,
-    /// Whether texts begin with a token if the file does not say.
+    /// Whether texts begin with BOS if the file does not say.
     pub(super) begins: bool,
 }
 
-/// Names in files, and what they mean.
+/// Names in files, with the splitter of each.
 const FAMILIES: &[(&[&str], WordSplitter)] = &[
     (&["gpt-2"], plain(&[GPT_2])),
     (
@@ -70,12 +68,11 @@ const fn plain(patterns: &'static [&'static str]) -> WordSplitter {
 }
 
 impl WordSplitter {
-    /// By the name in a file.
+    /// Returns the splitter with the name in the file.
     pub(super) fn named(name: &str) -> Option<WordSplitter> {
         FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, words)| words)
     }
 
-    /// All names.
     pub(super) fn names() -> String {
         FAMILIES.iter().flat_map(|(names, _)| *names).copied().collect::<Vec<_>>().join(", ")
     }

@@ -27,11 +27,9 @@ use hearth_kernels::product::Matrix;
 /// A run of bytes in one of a model's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
-    /// Which file.
+    /// The index of the file.
     pub part: usize,
-    /// First byte.
     pub offset: u64,
-    /// Number of bytes.
     pub length: u64,
 }
 
@@ -46,7 +44,7 @@ pub struct Weights {
     layers: Vec<LayerTensors>,
     embedding: Tensor,
     output: OutputTensors,
-    /// The only layers that are here, where a part of the model was fetched.
+    /// The only layers that are here, if a part of the model was fetched.
     held: Option<BTreeSet<u32>>,
 }
 
@@ -54,7 +52,6 @@ pub struct Weights {
 /// and down, in this order.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerWeights<'a> {
-    /// As they are stored.
     pub matrices: [Matrix<'a>; 7],
     /// What is added to their products, `[rows]` each.
     pub biases: [Option<&'a [f32]>; 7],
@@ -96,7 +93,7 @@ impl Weights {
         }
     }
 
-    /// Maps a model of which these layers were fetched. Nothing else of it can be used.
+    /// Maps a model of which these layers were fetched; nothing else of it can be used.
     pub fn open_fetched(path: &Path, layers: BTreeSet<u32>) -> Result<Weights, ExecError> {
         Weights::of(GgufModel::open(path)?, Some(layers))
     }
@@ -106,7 +103,6 @@ impl Weights {
         self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
     }
 
-    /// Whether the whole model is here.
     pub fn is_whole(&self) -> bool {
         self.held.is_none()
     }
@@ -132,12 +128,10 @@ impl Weights {
         Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, held })
     }
 
-    /// The header.
     pub fn model(&self) -> &GgufModel {
         &self.model
     }
 
-    /// Layers, widths and heads.
     pub fn shape(&self) -> &ModelShape {
         &self.shape
     }
@@ -234,7 +228,6 @@ impl Weights {
         self.maps.get(extent.part)?.get(start..end)
     }
 
-    /// The file of an extent.
     pub fn file(&self, extent: Extent) -> Option<&File> {
         self.files.get(extent.part)
     }
@@ -244,7 +237,6 @@ impl Weights {
         &self.files
     }
 
-    /// The mapped files.
     pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
         self.maps.iter().map(|map| &map[..])
     }

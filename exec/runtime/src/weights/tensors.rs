@@ -26,7 +26,6 @@ pub(crate) struct Tensor {
     pub(crate) extent: Extent,
 }
 
-/// The tensors of one layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerTensors {
     pub(crate) attention_norm: Tensor,
