@@ -1,42 +1,30 @@
 //! The command line: verbs and flags.
 
-mod bench;
-mod execute;
-mod gpu;
 mod init;
 mod lab;
+mod measure;
 mod planning;
-mod profile;
 mod report;
 mod ring;
-mod serve;
 mod shell;
 mod sweep;
 mod synth;
-mod whatif;
-mod worker;
 
 #[cfg(test)]
 mod tests;
 
 use clap::{Parser, Subcommand};
 
-pub use self::bench::BenchArgs;
-pub use self::execute::ExecuteArgs;
-pub use self::gpu::{GpuArgs, GpuWeights, MeasureGpu};
 pub use self::init::InitArgs;
 pub use self::lab::LabArgs;
+pub use self::measure::{BenchArgs, GpuArgs, GpuWeights, MeasureGpu, ProfileArgs};
 use self::planning::PLANNING;
-pub use self::planning::{LintArgs, PlanAndModel, PlanArgs, Planning, SimulateArgs};
-pub use self::profile::ProfileArgs;
+pub use self::planning::{LintArgs, PlanArgs, PlanSource, Planning, SimulateArgs, WhatifArgs};
 pub use self::report::{ReportArgs, ReproduceArgs};
-pub use self::ring::RingArgs;
-pub use self::serve::ServeArgs;
+pub use self::ring::{Announce, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
 pub use self::sweep::{MergeArgs, Shard, SweepArgs, SweepVerb};
 pub use self::synth::SynthArgs;
-pub use self::whatif::WhatifArgs;
-pub use self::worker::{Announce, WorkerArgs};
 use crate::logging::LogFormat;
 
 /// Plan, simulate and run language models across the devices people already own.
@@ -60,10 +48,10 @@ pub struct Cli {
     #[arg(long, global = true)]
     pub json: bool,
     /// Show diagnostics of this level (off, error, warn, info, debug, trace) or of these targets, as `hearth=debug`
-    /// [default: hearth=info, or the environment variable HEARTH_LOG].
+    /// [default: the environment variable HEARTH_LOG, else hearth=info].
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Diagnostics")]
     pub log: Option<String>,
-    /// Print diagnostics in this format.
+    /// Set the format of diagnostics.
     #[arg(long, global = true, value_name = "FORMAT", default_value = "text", help_heading = "Diagnostics")]
     pub log_format: LogFormat,
     #[command(subcommand)]
@@ -86,7 +74,7 @@ pub enum Verb {
     /// Plan and simulate at every value of one or two fields of a scenario.
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
-    /// Check a scenario and a plan for errors and doubtful values.
+    /// Check a scenario and a plan for errors and implausible values.
     ///
     /// Exits with 3 if a finding is an error, with 0 otherwise.
     #[command(after_help = "Example: hearth lint scenarios/home/llama-70b-on-four.yaml --plan plan.yaml")]
@@ -104,17 +92,17 @@ pub enum Verb {
                       Then: curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \
                       \"Once upon\", \"max_tokens\": 20}'")]
     Serve(ServeArgs),
-    /// Compute layers for a head.
+    /// Compute layers of a ring for its head.
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
-    /// Measure this machine, or correct its profile by a run.
+    /// Measure this machine, or correct its profile by a measured run.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\
                       Example: hearth profile --from-trace run.trace --predicted sim.trace --profile this.yaml --name a -o new.yaml")]
     Profile(ProfileArgs),
     /// List the GPUs that can compute layers.
     ///
-    /// Exits with 0 if there is none, too.
+    /// Exits with 0 even if there is none.
     #[command(after_help = "Example: hearth gpu --tune")]
     Gpu(GpuArgs),
     /// Benchmark a model on this machine, and llama.cpp if its Python package is installed.
@@ -136,13 +124,13 @@ pub enum Verb {
         after_help = "Example: hearth reproduce reports/published/prima-table-4.yaml --draws 32 -o out/"
     )]
     Reproduce(ReproduceArgs),
-    /// Write a model with random weights and any shape.
+    /// Write a model of any shape with random weights.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
     /// Rank what another device, disk, network or weight format would gain.
     ///
-    /// Changes one thing at a time, plans again and simulates: leaves out a device, doubles its memory, gives it a faster
-    /// disk, replaces Wi-Fi by cables, or changes the format of the weights.
+    /// Changes one thing at a time, plans again and simulates: removes a device, doubles its memory, gives it a faster
+    /// disk, replaces Wi-Fi by cables, or changes the weight format.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
     Whatif(Box<WhatifArgs>),
     /// Write a first scenario from flags, discovered workers, and questions at a terminal.

@@ -4,36 +4,35 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-/// `hearth init`.
 #[derive(Debug, Args)]
 pub struct InitArgs {
     /// The scenario file to write.
     #[arg(default_value = "scenario.yaml")]
     pub output: PathBuf,
-    /// Set the name of the scenario [default: the file's].
+    /// Set the name of the scenario [default: the name of the file].
     #[arg(long)]
     pub name: Option<String>,
-    /// Use this model: a shipped one, as `llama-8b`, or the path of a GGUF file or of a `model/1` document.
+    /// Set the model: a shipped one, as `llama-8b`, or the path of a GGUF file or of a `model/1` document.
     #[arg(long)]
     pub model: Option<String>,
     /// Add a device: its name, its profile (a shipped device, the path of a `device/1` document, or `measured` for this
     /// machine), and optionally the address of its worker. The first device is the head.
     #[arg(long, value_name = "NAME=PROFILE[@HOST:PORT]")]
     pub device: Vec<String>,
-    /// Find workers by multicast DNS for this many seconds, and add them as devices.
+    /// Add the workers that multicast DNS finds within this many seconds.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
     pub discover: Option<u64>,
     /// Use this profile for discovered devices until they are measured.
     #[arg(long, value_name = "PROFILE", default_value = "d2")]
     pub like: String,
-    /// Connect the devices by this network.
+    /// Set how the devices are connected.
     #[arg(long, value_enum)]
     pub network: Option<Network>,
-    /// Set the positions of the key-value cache.
+    /// Set the context length in tokens, the size of the key-value cache.
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..))]
     pub context: Option<u32>,
-    /// Ask for missing values even if standard input is not a terminal.
+    /// Ask for missing values, even if standard input is not a terminal.
     #[arg(long)]
     pub ask: bool,
     /// Replace an existing file.

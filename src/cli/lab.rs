@@ -6,46 +6,41 @@ use clap::{ArgGroup, Args};
 
 use super::{PLANNING, Planning};
 
-/// `hearth lab`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["scenario", "suite", "random"])))]
 pub struct LabArgs {
     /// The scenario file.
     pub scenario: Option<PathBuf>,
-    /// Use this model file instead of the scenario's.
-    #[arg(long, value_name = "GGUF")]
-    pub model: Option<PathBuf>,
-    /// Use the plan in this file instead of planning.
-    #[arg(long, conflicts_with_all = PLANNING, requires = "scenario")]
+    /// Read the plan from FILE instead of planning.
+    #[arg(long, value_name = "FILE", conflicts_with_all = PLANNING, requires = "scenario")]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
     pub planning: Planning,
     /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Execute the plan this many times; the prediction is made once, before. A suite is run this many times, with new
-    /// predictions each time.
+    /// Execute the plan this many times, after one prediction. A suite makes a new prediction each time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
-    /// Write plan, profiles, traces and report to FOLDER.
+    /// Write the plan, profiles, traces and the report to FOLDER.
     #[arg(long, value_name = "FOLDER", requires = "scenario")]
     pub report: Option<PathBuf>,
-    /// Put the devices' copies of the model into FOLDER, which must be on the disk to be limited.
+    /// Put the copies of the model into FOLDER, which must be on the disk whose speed is limited.
     #[arg(long, value_name = "FOLDER")]
     pub scratch: Option<PathBuf>,
-    /// Run every scenario of FOLDER, and report how accurate the predictions are.
+    /// Run every scenario in FOLDER and report the accuracy of the predictions.
     #[arg(long, value_name = "FOLDER", requires = "output", conflicts_with_all = PLANNING)]
     pub suite: Option<PathBuf>,
-    /// Draw this many scenarios by --seed, write them to the output folder, and run them as a suite.
+    /// Generate this many random scenarios, write them to the output folder, and run them as a suite.
     #[arg(long, value_name = "N", requires = "output", conflicts_with_all = PLANNING, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub random: Option<u32>,
     /// Set the seed of --random.
     #[arg(long, default_value_t = 1, requires = "random")]
     pub seed: u64,
-    /// Write results and report of a suite to FOLDER. Existing results are kept: an interrupted suite continues.
+    /// Write the results and the report of a suite to FOLDER. An interrupted suite continues from its results there.
     #[arg(short, long, value_name = "FOLDER", conflicts_with = "scenario")]
     pub output: Option<PathBuf>,
-    /// Keep the profiles of devices in this folder, and reuse those with the same limits.
+    /// Keep device profiles in this folder, and reuse those with the same limits.
     #[arg(long, hide = true, requires = "scenario")]
     pub profiles: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Flags of `hearth plan`, `hearth simulate` and `hearth lint`, and those that say how to plan.
+//! Flags of `hearth plan`, `hearth simulate`, `hearth lint` and `hearth whatif`, and the planning flags of other verbs.
 
 use std::path::PathBuf;
 
@@ -29,12 +29,12 @@ pub(super) const PLANNING: [&str; 13] = [
     "air_time",
 ];
 
-/// Flags that say how to plan.
+/// The planning flags, which override the scenario.
 #[derive(Debug, Clone, Args)]
 pub struct Planning {
     /// Plan with this strategy: overlap (default), exact, halda, halda-shipped, single, mem, mem-total, perf, edgeshard,
-    /// lingualinked, even, manual, exhaustive; or refine, which improves the plan of overlap (or manual) by simulating
-    /// its neighbours. Plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti, galaxy, airinfer.
+    /// lingualinked, even, manual or exhaustive. `refine` improves the plan of overlap (or manual) by simulating similar
+    /// plans. The plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti, galaxy, airinfer.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Set the number of rounds around the ring for one token.
@@ -43,7 +43,7 @@ pub struct Planning {
     /// Set the layers of each device's window in ring order; implies `--strategy manual`.
     #[arg(long, value_delimiter = ',')]
     pub windows: Option<Vec<u32>>,
-    /// Set how many layers of each window are on the GPU, for `manual`.
+    /// Set the layers of each window that are on the GPU, for `manual`.
     #[arg(long, value_delimiter = ',')]
     pub gpu_layers: Option<Vec<u32>>,
     /// Give every device at least one layer.
@@ -52,29 +52,32 @@ pub struct Planning {
     /// Let `overlap` and `exact` choose the head.
     #[arg(long)]
     pub best_head: bool,
-    /// Order the ring as in the scenario, or let `overlap` and `exact` find the best order.
+    /// Keep the scenario's order of devices, or let `overlap` and `exact` find the best one.
     #[arg(long, value_enum)]
     pub order: Option<Order>,
-    /// Search for at most this many seconds with `refine`. Ctrl-C ends it earlier and keeps the best plan so far.
+    /// Limit the search of `refine` to this many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
     #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub refine_seconds: u64,
-    /// Simulate at most this many plans with `refine`; with enough seconds the result is the same on every machine.
+    /// Limit `refine` to this many simulated plans; the result is then the same on every machine, given enough seconds.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub refine_evaluations: Option<u64>,
-    /// Set the residency policy of every device, instead of the scenario's. By default `overlap` chooses one for each
-    /// device, and other strategies use `os`.
+    /// Set the residency policy of every device. By default `overlap` chooses one for each device, and other strategies
+    /// use `os`.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Set the stream buffer of every `managed` device, as `16 MiB`; at least 512 KiB. By default `overlap` chooses it,
-    /// and other strategies use 8 MiB. At least one device must be `managed`.
+    /// Set the stream buffer of each `managed` device, as `16 MiB`; at least 512 KiB. By default `overlap` chooses it, and
+    /// other strategies use 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
-    /// Set the weight format of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, as `q4_0` [default: f32].
+    /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, as `q4_0` [default: f32].
     #[arg(long)]
     pub weights_as: Option<Format>,
     /// Set the time of one over-the-air all-reduce of `airinfer`, as `2ms`.
     #[arg(long, allow_hyphen_values = true)]
     pub air_time: Option<Seconds>,
+    /// Read the model from this GGUF file instead of the scenario's model.
+    #[arg(long, value_name = "GGUF")]
+    pub model: Option<PathBuf>,
 }
 
 /// The order of the ring.
@@ -89,11 +92,11 @@ pub enum Order {
 /// A residency policy.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Policy {
-    /// The operating system, advised of the next window.
+    /// Page cache of the operating system, with advice about the next window.
     Os,
-    /// The operating system, with the next window populated.
+    /// Page cache of the operating system; the next window is read ahead.
     Windowed,
-    /// hearth: keeps what fits and streams the rest.
+    /// hearth keeps what fits in memory and streams the rest.
     Managed,
 }
 
@@ -127,31 +130,24 @@ impl Planning {
     }
 }
 
-/// Flags that give a plan or say how to make one.
+/// A plan file, or the planning flags.
 #[derive(Debug, Clone, Args)]
-pub struct PlanAndModel {
-    /// Use the plan in this file instead of planning.
-    #[arg(long, conflicts_with_all = PLANNING)]
+pub struct PlanSource {
+    /// Read the plan from FILE instead of planning.
+    #[arg(long, value_name = "FILE", conflicts_with_all = PLANNING)]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
     pub planning: Planning,
-    /// Use this model file instead of the scenario's model.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
 }
 
-/// `hearth plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// The scenario file.
     pub scenario: PathBuf,
     #[command(flatten)]
     pub planning: Planning,
-    /// Use this model file instead of the scenario's model.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
-    /// Plan with every strategy except `exhaustive` and those of other systems, simulate each plan for a few tokens, and
-    /// compare. Writes no plan.
+    /// Compare all strategies by a short simulation of their plans, except `exhaustive` and those of other systems.
+    /// Writes no plan.
     #[arg(long, conflicts_with_all = ["output", "strategy"])]
     pub compare: bool,
     /// Write the plan to FILE instead of standard output.
@@ -159,26 +155,25 @@ pub struct PlanArgs {
     pub output: Option<PathBuf>,
 }
 
-/// `hearth simulate`.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// The scenario file.
     pub scenario: PathBuf,
     #[command(flatten)]
-    pub planned: PlanAndModel,
-    /// Use this seed instead of the scenario's.
+    pub source: PlanSource,
+    /// Set the random seed instead of the scenario's.
     #[arg(long)]
     pub seed: Option<u64>,
     /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Ignore the size of memory, to see how fast a plan would be that does not fit.
+    /// Ignore memory sizes, to see the speed of a plan that does not fit.
     #[arg(long)]
     pub ignore_memory: bool,
-    /// Start with weights in memory, as earlier tokens would have left them.
+    /// Start with the weights in memory, as after earlier tokens.
     #[arg(long)]
     pub warm: bool,
-    /// Draw all parameters this many times to estimate the uncertainty of the time per token; 0 turns it off.
+    /// Estimate the uncertainty of the time per token from this many random draws of all parameters; 0 turns it off.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub draws: u32,
     /// Write the trace to FILE.
@@ -186,11 +181,24 @@ pub struct SimulateArgs {
     pub trace: Option<PathBuf>,
 }
 
-/// `hearth lint`.
 #[derive(Debug, Args)]
 pub struct LintArgs {
     /// The scenario file.
     pub scenario: PathBuf,
     #[command(flatten)]
-    pub planned: PlanAndModel,
+    pub source: PlanSource,
+}
+
+#[derive(Debug, Args)]
+pub struct WhatifArgs {
+    /// The scenario file.
+    pub scenario: PathBuf,
+    #[command(flatten)]
+    pub planning: Planning,
+    /// Generate this many tokens instead of the scenario's.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+    /// Simulate with this many threads; the results are the same [default: all cores].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub jobs: Option<u32>,
 }

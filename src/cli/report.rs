@@ -4,20 +4,19 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// `hearth report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     /// The trace files.
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
-    /// Add published results of the same scenario: a shipped document, as `prima-table-4`, or the path of a document. Can
-    /// be repeated.
+    /// Add published results of the same scenario: a shipped document, as `prima-table-4`, or the path of one. Can be
+    /// repeated.
     #[arg(long, value_name = "DOCUMENT")]
     pub published: Vec<String>,
-    /// Compare with this system of the published document.
+    /// Compare with this system of the published results.
     #[arg(long, requires = "published")]
     pub system: Option<String>,
-    /// Add a chart of this table of a sweep. Can be repeated.
+    /// Add a chart of this table from `hearth sweep`. Can be repeated.
     #[arg(long, value_name = "TABLE")]
     pub sweep: Vec<PathBuf>,
     /// Write the report to FOLDER.
@@ -25,15 +24,14 @@ pub struct ReportArgs {
     pub output: PathBuf,
 }
 
-/// `hearth reproduce`.
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
     /// The documents of published results [default: all in `reports/published`].
     pub documents: Vec<PathBuf>,
-    /// Draw all parameters this many times to estimate the uncertainty of each time; 0 turns it off.
+    /// Estimate the uncertainty of each time from this many random draws of all parameters; 0 turns it off.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub draws: u32,
-    /// Write a report for each document to a folder in FOLDER.
+    /// Write a report for each document to a subfolder of FOLDER.
     #[arg(short, long, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
 }

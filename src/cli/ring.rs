@@ -1,22 +1,165 @@
-//! Flags of every verb that leads a ring.
+//! Flags of `hearth execute`, `hearth serve` and `hearth worker`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgGroup, Args, ValueEnum};
 use hearth_profiles::Seconds;
+use hearth_schema::address;
 
 use super::GpuWeights;
 
-/// Flags of every verb that leads a ring.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("input").required(true).multiple(true)
+    .args(["prompt", "prompts", "messages", "prompt_tokens"])))]
+#[allow(clippy::struct_excessive_bools)] // one a flag
+pub struct ExecuteArgs {
+    /// The plan file.
+    pub plan: PathBuf,
+    /// Read the model from this GGUF file on this device, the head.
+    #[arg(long, value_name = "GGUF")]
+    pub model: PathBuf,
+    /// Continue TEXT; with --chat, answer it. Can be repeated: the prompts run at the same time and share the context of
+    /// the plan. The tokens are the same as for each alone.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+    /// Read prompts from FILE, one a line: plain text, or JSON as "TEXT" or {"prompt": "TEXT"}.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_tokens", "messages"])]
+    pub prompts: Option<PathBuf>,
+    /// Format each prompt with the model's chat template.
+    #[arg(long, conflicts_with = "prompt_tokens")]
+    pub chat: bool,
+    /// Set the system message, with --chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Read a conversation from FILE, a JSON list of `{"role": .., "content": ..}`, and answer it; `-` is standard input.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_tokens", "chat"])]
+    pub messages: Option<PathBuf>,
+    /// Use a fixed text of this many tokens as the prompt, for measurements.
+    #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
+    pub prompt_tokens: Option<u32>,
+    /// Run the fixed text in this many sequences at the same time.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "prompt_tokens",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub sequences: u32,
+    /// Generate this many tokens after each prompt.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: u32,
+    /// Continue after an end-of-text token.
+    #[arg(long)]
+    pub ignore_end: bool,
+    /// Set the sampling temperature; 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Sample from the k most likely tokens (top-k); 0 for all.
+    #[arg(long, default_value_t = 40)]
+    pub top_k: usize,
+    /// Set the nucleus sampling threshold (top-p).
+    #[arg(long, default_value_t = 0.95)]
+    pub top_p: f32,
+    /// Set the seed of sampling; each sequence has its own random stream.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Write the trace to FILE, and new plans of the run beside it.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub ring: RingArgs,
+    /// Print a line for each token immediately, for the lab.
+    #[arg(long, hide = true)]
+    pub mark_tokens: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The plan file.
+    pub plan: PathBuf,
+    /// Read the model from this GGUF file on this device, the head.
+    #[arg(long, value_name = "GGUF")]
+    pub model: PathBuf,
+    /// Listen for HTTP requests at this address; port 0 selects a free port. An address beyond this machine needs a token.
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = own_address)]
+    pub listen: SocketAddr,
+    /// Require the API key in FILE from clients: one line of at least 16 characters [default: the environment variable
+    /// HEARTH_TOKEN].
+    #[arg(long, value_name = "FILE")]
+    pub token: Option<PathBuf>,
+    /// Run at most this many requests at the same time; they share the context of the plan [default: the plan's].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub sequences: Option<u32>,
+    /// Set the model's name in the API [default: the name in the file].
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub ring: RingArgs,
+}
+
+/// Parses an address of this machine.
+fn own_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write IP:PORT, as 127.0.0.1:8080 or 0.0.0.0:8080, without a name".into())
+}
+
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// Listen at this address; port 0 selects a free port. An address beyond this machine needs a key.
+    #[arg(long, value_name = "HOST:PORT", value_parser = address::checked)]
+    pub listen: String,
+    /// Read the model from this GGUF file.
+    #[arg(long, value_name = "GGUF", required_unless_present = "fetch")]
+    pub model: Option<PathBuf>,
+    /// Fetch the layers of this device from the head, and keep them in FOLDER.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "model")]
+    pub fetch: Option<PathBuf>,
+    /// Encrypt every connection with the key in FILE; required beyond this machine. All devices need the same key: 64
+    /// hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read [default: the environment
+    /// variable HEARTH_KEY].
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// Compute with this many threads [default: all cores].
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
+    #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
+    pub gpu_weights: GpuWeights,
+    /// Set this device's name, by which `hearth execute --discover` finds it [default: the host name].
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Announce this worker by multicast DNS: its name, its port and the version of the protocol.
+    #[arg(long, value_enum, default_value_t = Announce::Auto)]
+    pub announce: Announce,
+    /// Delay everything that this device sends, as `5ms`, to emulate a slow network.
+    #[arg(long, value_name = "TIME", value_parser = parse_delay)]
+    pub link_delay: Option<Duration>,
+    /// Emulate the links in FILE, which the lab writes.
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
+    pub emulate_links: Option<PathBuf>,
+    /// Exit when standard input ends, which is when the parent process ends.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// When a worker announces itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Announce {
+    /// If it has a key and other machines can reach it.
+    Auto,
+    /// Always, on this machine too.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// The flags of every verb that is the head of a ring.
 #[derive(Debug, Args)]
 pub struct RingArgs {
-    /// Send a prompt through the ring in batches of at most this many tokens, so that its devices compute at the same
-    /// time [default: the scenario's, else 512].
+    /// Split a prompt into batches of at most this many tokens, which the devices compute at the same time [default: the
+    /// scenario's, else 512].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub micro_batch: Option<u32>,
-    /// Draft tokens with this small model of the same tokenizer on the head; the ring verifies them in one pass. The
-    /// output stays the same.
+    /// Draft tokens on the head with this small model of the same tokenizer; the ring verifies them in one pass. The output
+    /// stays the same.
     #[arg(long, value_name = "GGUF")]
     pub draft_model: Option<PathBuf>,
     /// Draft this many tokens at a time [default: the scenario's, else 4].
@@ -25,12 +168,12 @@ pub struct RingArgs {
     /// Compute with this many threads [default: all cores].
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Convert the weights on this device's GPU. A conversion loses precision and changes the output.
+    /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
     pub gpu_weights: GpuWeights,
     /// Delay everything that this device sends, as `5ms`, to emulate a slow network. Give the workers the same delay.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
-    pub link_delay: Option<std::time::Duration>,
+    pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
     #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
     pub emulate_links: Option<PathBuf>,
@@ -38,32 +181,32 @@ pub struct RingArgs {
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub deadline: u64,
     /// Encrypt every connection with the key in FILE; required beyond this machine. All devices need the same key: 64
-    /// random hexadecimal digits, or at least 16 bytes of any text, in a file that only you can read. Default: the
-    /// text of the environment variable HEARTH_KEY.
+    /// hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read [default: the environment
+    /// variable HEARTH_KEY].
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Plan again with this scenario's planner when a device is lost. Without it, the other devices take over its layers
-    /// in proportion to their own.
+    /// Plan again with the planner of the scenario in FILE when a device is lost. By default the other devices take over
+    /// its layers in proportion to their own.
     #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,
-    /// End the run when a device is lost.
+    /// Stop when a device is lost.
     #[arg(long, conflicts_with = "scenario")]
     pub give_up: bool,
-    /// Find workers without an address in the plan by multicast DNS, within this many seconds. Only workers with the key
-    /// are accepted.
+    /// Find the workers that have no address in the plan by multicast DNS, within this many seconds. Only workers with the
+    /// same key are accepted.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
     pub discover: Option<u64>,
-    /// Exit when standard input ends, so as not to outlive the parent process.
+    /// Exit when standard input ends, which is when the parent process ends.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
 }
 
 /// Parses a delay of at most half a second, as `5ms`.
-pub fn parse_delay(text: &str) -> Result<std::time::Duration, String> {
+fn parse_delay(text: &str) -> Result<Duration, String> {
     let seconds = Seconds::from_str(text).map_err(|error| error.to_string())?.0;
     if (0.0..=0.5).contains(&seconds) {
-        Ok(std::time::Duration::from_secs_f64(seconds))
+        Ok(Duration::from_secs_f64(seconds))
     } else {
         Err("the delay must be 0 to 500 ms, else heartbeats would be late".into())
     }

@@ -7,7 +7,6 @@ use clap::builder::PossibleValuesParser;
 use clap_complete::Shell;
 use hearth_schema::editor;
 
-/// `hearth completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// The shell.
@@ -15,14 +14,12 @@ pub struct CompletionsArgs {
     pub shell: Shell,
 }
 
-/// `hearth man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
     /// The folder to write to; it is created if needed.
     pub folder: PathBuf,
 }
 
-/// `hearth schema`.
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
     /// The kind of document.

@@ -5,14 +5,13 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 
-use super::PlanAndModel;
+use super::PlanSource;
 
 pub(super) const EXAMPLES: &str = "\
 Example: hearth sweep scenarios/paper/llama-70b-on-d1-d4.yaml --vary devices.d2.memory.available=2GiB..8GiB/7 -o out.csv
 Example: hearth sweep SCENARIO --vary links.default.latency=1ms..100ms/5/log --shard 1/2 -o part-1.csv
 Example: hearth sweep merge part-1.csv part-2.csv -o out.csv --chart out.svg";
 
-/// `hearth sweep`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct SweepArgs {
@@ -21,29 +20,29 @@ pub struct SweepArgs {
     /// The scenario file.
     #[arg(required = true)]
     pub scenario: Option<PathBuf>,
-    /// Vary a field: `PATH=FROM..TO/COUNT`, with `/log` at the end for equal ratios, or `PATH=A,B,C`. Give it once or
-    /// twice. A path is that of the scenario's document, with a device's own document under its name, as
+    /// Vary a field, as `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for equal ratios. Can be given
+    /// twice. PATH leads through the scenario, with the profile of a device under its name, as
     /// `devices.d2.memory.available`.
     #[arg(long, required = true, value_name = "PATH=VALUES", allow_hyphen_values = true)]
     pub vary: Vec<String>,
     #[command(flatten)]
-    pub planned: PlanAndModel,
+    pub source: PlanSource,
     /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Simulate each point with this many seeds: the scenario's and those that follow it.
+    /// Simulate each point with this many consecutive seeds, from the scenario's on.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// Use this many threads, which does not change the results [default: all cores].
+    /// Simulate with this many threads; the results are the same [default: all cores].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
-    /// Compute only part I of N: rows I, I + N, I + 2 N and so on, counted from 1.
+    /// Compute only rows I, I + N, I + 2 N and so on, counted from 1.
     #[arg(long, value_name = "I/N", conflicts_with = "chart")]
     pub shard: Option<Shard>,
     /// Write the table to FILE instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Draw the time per token over the first field to FILE (SVG), with a line for each value of the second.
+    /// Write a chart of the time per token over the first field to FILE (SVG), with a line for each value of the second.
     #[arg(long, value_name = "FILE")]
     pub chart: Option<PathBuf>,
 }
@@ -55,7 +54,6 @@ pub enum SweepVerb {
     Merge(MergeArgs),
 }
 
-/// `hearth sweep merge`.
 #[derive(Debug, Args)]
 pub struct MergeArgs {
     /// The table files.
@@ -64,7 +62,7 @@ pub struct MergeArgs {
     /// Write the merged table to FILE instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Draw the merged table to FILE (SVG).
+    /// Write a chart of the merged table to FILE (SVG).
     #[arg(long, value_name = "FILE")]
     pub chart: Option<PathBuf>,
 }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// `hearth synth`.
 #[derive(Debug, Args)]
 pub struct SynthArgs {
     /// Start from this shape: tiny, 120m, 1b, 3b, 8b, 70b, or a shipped model.
@@ -37,13 +36,13 @@ pub struct SynthArgs {
     /// Set the size of the vocabulary.
     #[arg(long)]
     pub vocab: Option<u32>,
-    /// Use the embedding as the output matrix, as gemma and gemma2 always do.
+    /// Use the embedding as the output matrix; gemma and gemma2 always do.
     #[arg(long)]
     pub tied: bool,
-    /// Add factors of rotary frequencies, as in Llama 3.1.
+    /// Add factors to the rotary frequencies, as in Llama 3.1.
     #[arg(long)]
     pub rope_factors: bool,
-    /// Scale the weights; below 1 a layer changes its input less.
+    /// Scale the weights; with less than 1 a layer changes its input less.
     #[arg(long, default_value_t = 1.0)]
     pub gain: f32,
     /// Set the weight format, or a mix such as q4_k_m [default: the preset's].

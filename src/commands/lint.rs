@@ -6,18 +6,19 @@ use hearth_halda::lint::{Finding, Severity};
 use hearth_workflow::lint;
 
 use super::print_json;
-use crate::cli::{LintArgs, PlanAndModel};
+use crate::cli::{LintArgs, PlanSource};
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
 use crate::progress::Terminal;
 
 pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
-    let PlanAndModel { plan, planning, model } = &args.planned;
+    let PlanSource { plan, planning } = &args.source;
     let mut loaded = read_scenario(&args.scenario)?;
     planning.overrides().apply(&mut loaded)?;
     let progress = Terminal::new();
-    let found = lint::findings(&loaded, plan.as_deref(), model.as_deref(), planning.budget(&progress))?;
+    let found =
+        lint::findings(&loaded, plan.as_deref(), planning.model.as_deref(), planning.budget(&progress))?;
     drop(progress);
     if json {
         print_json(&found)?;

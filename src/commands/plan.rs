@@ -36,9 +36,9 @@ struct Row {
 
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = read_scenario(&args.scenario)?;
-    can_write(&args.output, loaded.files().iter().chain(&args.model))?;
+    can_write(&args.output, loaded.files().iter().chain(&args.planning.model))?;
     args.planning.overrides().apply(&mut loaded)?;
-    let cluster = loaded.cluster(args.model.as_deref())?;
+    let cluster = loaded.cluster(args.planning.model.as_deref())?;
     let progress = Terminal::new();
     let budget = args.planning.budget(&progress);
     if args.compare {

@@ -12,7 +12,7 @@ use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with,
 use hearth_workflow::{MidRunPlanner, limits, planning, uncertainty};
 
 use super::print_json;
-use crate::cli::{PlanAndModel, SimulateArgs};
+use crate::cli::{PlanSource, SimulateArgs};
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunOutput};
@@ -28,14 +28,14 @@ const MEMORY_IGNORED: &str =
 const DISAGREE: f64 = 1.5;
 
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
-    let PlanAndModel { plan, planning: flags, model } = &args.planned;
+    let PlanSource { plan, planning: flags } = &args.source;
     let mut loaded = read_scenario(&args.scenario)?;
-    can_write_run(args.trace.as_ref(), loaded.files().iter().chain(plan).chain(model))?;
+    can_write_run(args.trace.as_ref(), loaded.files().iter().chain(plan).chain(&flags.model))?;
     flags.overrides().apply(&mut loaded)?;
     if let Some(tokens) = args.tokens {
         loaded.set_tokens(tokens)?;
     }
-    let mut cluster = loaded.cluster(model.as_deref())?;
+    let mut cluster = loaded.cluster(flags.model.as_deref())?;
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = {
         let progress = Terminal::new();

@@ -11,7 +11,7 @@ use hearth_workflow::workers;
 use serde::Serialize;
 
 use super::print_json;
-use crate::cli::{MergeArgs, PlanAndModel, Shard, SweepArgs, SweepVerb};
+use crate::cli::{MergeArgs, PlanSource, Shard, SweepArgs, SweepVerb};
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
@@ -74,15 +74,15 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
     let Some(path) = &args.scenario else { return Err(Failure::unusable("no scenario is given")) };
-    let PlanAndModel { plan, planning, model } = &args.planned;
+    let PlanSource { plan, planning } = &args.source;
     let loaded = read_scenario(path)?;
     let inputs = loaded.files();
-    can_write(args.output.iter().chain(&args.chart), inputs.iter().chain(plan).chain(model))?;
+    can_write(args.output.iter().chain(&args.chart), inputs.iter().chain(plan).chain(&planning.model))?;
     let options = SweepOptions {
         vary: args.vary.clone(),
         overrides: planning.overrides(),
         plan: plan.clone(),
-        model: model.clone(),
+        model: planning.model.clone(),
         tokens: args.tokens,
         repeat: args.repeat,
         is_shard: args.shard.is_some(),

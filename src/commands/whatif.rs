@@ -34,7 +34,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(tokens) = args.tokens {
         loaded.set_tokens(tokens)?;
     }
-    let model = loaded.model_profile(args.model.as_deref())?;
+    let model = loaded.model_profile(args.planning.model.as_deref())?;
     let progress = Terminal::new();
     let ranking = rank(&loaded, &model, workers::threads(args.jobs), &progress)?;
     drop(progress);

@@ -91,7 +91,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     for folder in [&args.report, &args.profiles].into_iter().flatten() {
         in_a_folder(folder)?;
     }
-    let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
+    let model = args.planning.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::unusable("the lab runs a real model, and the scenario names none")
             .at(scenario.display())
             .hint("give --model GGUF, or make one with `hearth synth`")

@@ -77,7 +77,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         (Some(folder), _) => (folder.clone(), folder.display().to_string()),
         (None, Some(count)) => {
             let folder = output.join("scenarios");
-            draw::write(&folder, count, args.seed, args.model.as_deref())?;
+            draw::write(&folder, count, args.seed, args.planning.model.as_deref())?;
             (folder, format!("{count} scenarios drawn by seed {}", args.seed))
         }
         (None, None) => return Err(Failure::unusable("give a scenario, --suite or --random")),
@@ -171,7 +171,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
                 .at(path.display())
                 .hint(OF_FILES));
         }
-        let model = args.model.clone().or_else(|| loaded.model_file());
+        let model = args.planning.model.clone().or_else(|| loaded.model_file());
         let files = [model.as_deref().map(stamp), loaded.draft_file().as_deref().map(stamp)];
         let key = hearth_schema::digest::of(&format!("{} {files:?} {added}", loaded.origin.digest));
         entries.push(Entry { question: loaded.question, path, name, key });
@@ -212,7 +212,7 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
     let mut command = Command::new(std::env::current_exe().map_err(|error| said(&error))?);
     command.arg("lab").arg(&entry.path).arg("--json");
     command.arg("--report").arg(report).arg("--profiles").arg(output.join("profiles"));
-    for (flag, path) in [("--model", &args.model), ("--scratch", &args.scratch)] {
+    for (flag, path) in [("--model", &args.planning.model), ("--scratch", &args.scratch)] {
         if let Some(path) = path {
             command.arg(flag).arg(path);
         }
