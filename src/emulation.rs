@@ -1,8 +1,7 @@
 //! The emulated links of a lab's processes.
 //!
-//! The lab writes a file for each device: the path to every peer by address, and the path to all others, which connected to
-//! it or have no known address. The file is read whenever a connection is made, because a worker is started before the
-//! addresses of the others are known.
+//! The lab writes a file for each device: the path to every peer by address, and one path to all others. A worker starts
+//! before the addresses of the others are known, so the file is read at each new connection.
 //!
 //! Not here: what a path does to a message (`hearth_ring::Emulated`).
 
@@ -26,9 +25,9 @@ const MAX_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
-    /// To peers that are not named below.
+    /// The path to all other peers.
     pub others: Way,
-    /// To peers by address.
+    /// The paths to peers by address.
     pub peers: BTreeMap<String, Way>,
 }
 
@@ -48,8 +47,8 @@ impl EmulatedLinks {
     }
 }
 
-/// The paths of a file, which is read when one is needed.
-pub fn ways(path: &Path) -> Ways {
+/// The paths in a file, which is read at each connection.
+pub fn paths(path: &Path) -> Ways {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
         let EmulatedLinks { others, peers } = EmulatedLinks::read(&path)?;
@@ -57,12 +56,12 @@ pub fn ways(path: &Path) -> Ways {
     })
 }
 
-/// The longest delay of what was just written.
-pub fn longest(path: &Path) -> Duration {
-    let latency = |way: &Way| way.latency.0 * (3.0 * way.sigma).exp();
-    let told = EmulatedLinks::read(path)
-        .map_or(0.0, |told| told.peers.values().map(latency).fold(latency(&told.others), f64::max));
-    Duration::from_secs_f64(told.clamp(0.0, 1.0))
+/// The largest delay of the paths in a file, at three standard deviations.
+pub fn max_delay(path: &Path) -> Duration {
+    let latency = |path: &Way| path.latency.0 * (3.0 * path.sigma).exp();
+    let max = EmulatedLinks::read(path)
+        .map_or(0.0, |links| links.peers.values().map(latency).fold(latency(&links.others), f64::max));
+    Duration::from_secs_f64(max.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]
@@ -75,18 +74,18 @@ mod tests {
     fn named_peers_have_their_own_path() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("links.json");
-        let ways = ways(&file);
-        assert!(ways(Some("a:1")).is_err(), "there is no file yet");
+        let paths = paths(&file);
+        assert!(paths(Some("a:1")).is_err(), "there is no file yet");
         let (near, far) = (Way::of(Seconds(0.001)), Way { sigma: 0.5, ..Way::of(Seconds(0.02)) });
-        let told =
+        let links =
             EmulatedLinks { others: near.clone(), peers: BTreeMap::from([("a:1".into(), far.clone())]) };
-        fs::write(&file, told.to_json().expect("JSON")).expect("it is written");
-        assert_eq!(ways(Some("a:1")).expect("a way"), far);
-        assert_eq!(ways(Some("b:1")).expect("a way"), near);
-        assert_eq!(ways(None).expect("a way"), near);
-        assert!((longest(&file).as_secs_f64() - 0.02 * 1.5_f64.exp()).abs() < 1e-6);
+        fs::write(&file, links.to_json().expect("JSON")).expect("it is written");
+        assert_eq!(paths(Some("a:1")).expect("a path"), far);
+        assert_eq!(paths(Some("b:1")).expect("a path"), near);
+        assert_eq!(paths(None).expect("a path"), near);
+        assert!((max_delay(&file).as_secs_f64() - 0.02 * 1.5_f64.exp()).abs() < 1e-6);
         fs::write(&file, "{}").expect("it is written");
-        let error = ways(None).expect_err("nothing is told").to_string();
+        let error = paths(None).expect_err("an empty document").to_string();
         assert!(error.contains("links.json") && error.contains("others"), "{error}");
     }
 }

@@ -4,7 +4,7 @@
 //! default tiling is used.
 
 use hearth_profiles::Device;
-use hearth_profiles::device::Gpu as Profile;
+use hearth_profiles::device::Gpu as GpuProfile;
 use hearth_runtime::Accelerator;
 
 use crate::cli::{GpuWeights, ProfileArgs};
@@ -16,7 +16,7 @@ pub fn accelerator(_: GpuWeights) -> Option<Accelerator> {
     None
 }
 
-/// The accelerator for a model's layers. No GPU is opened before a plan asks for one.
+/// The accelerator for a model's layers. A GPU is opened only when a plan needs one.
 #[cfg(feature = "gpu")]
 #[allow(clippy::unnecessary_wraps)] // the other build has none
 pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
@@ -38,7 +38,7 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
                 facts.name
             );
         }
-        Upload { tiling: remembered::choices().get(gpu).unwrap_or(Tiling::USUAL), conversion }
+        Upload { tiling: tuned_kernels::choices().get(gpu).unwrap_or(Tiling::USUAL), conversion }
     };
     Some(hearth_gpu::accelerator(hearth_gpu::Mask::default(), upload, notes))
 }
@@ -48,7 +48,7 @@ pub use hearth_gpu::kernels::product::Tiling;
 
 /// The file of tuned kernels.
 #[cfg(feature = "gpu")]
-pub mod remembered {
+pub mod tuned_kernels {
     use std::path::PathBuf;
 
     use hearth_gpu::tuning::Choices;
@@ -68,9 +68,9 @@ pub mod remembered {
     }
 }
 
-/// The GPU's part of the profile of `hearth profile`.
+/// Measures the GPU for `hearth profile`.
 #[cfg(not(feature = "gpu"))]
-pub fn measured(args: &ProfileArgs, _: &Device) -> Result<Option<Profile>, Failure> {
+pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Failure> {
     match args.gpu {
         crate::cli::MeasureGpu::Always => Err(Failure::unusable(
             "this build computes on processors only: it was made without the feature `gpu`",
@@ -79,32 +79,32 @@ pub fn measured(args: &ProfileArgs, _: &Device) -> Result<Option<Profile>, Failu
     }
 }
 
-/// The GPU's part of the profile of `hearth profile`.
+/// Measures the GPU for `hearth profile`.
 #[cfg(feature = "gpu")]
-pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, Failure> {
-    use hearth_gpu::{Gpu, Mask, adapters, layers, measure};
+pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>, Failure> {
+    use hearth_gpu::{Gpu, Mask, adapters, layers};
     use hearth_profiles::measure::Effort;
     use hearth_profiles::{Bytes, Format, Sourced};
 
     use crate::cli::MeasureGpu;
 
     let found = adapters().into_iter().next();
-    let wanted = match (args.gpu, &found) {
+    let is_requested = match (args.gpu, &found) {
         (MeasureGpu::Never, _) | (MeasureGpu::Auto, None) => false,
         (MeasureGpu::Auto, Some(facts)) => !facts.is_software(),
         (MeasureGpu::Always, _) => true,
     };
-    let Some(facts) = found.filter(|_| wanted) else {
+    let Some(facts) = found.filter(|_| is_requested) else {
         return match args.gpu {
             MeasureGpu::Always => Err(Failure::unusable(hearth_gpu::GpuError::NoAdapter)),
             _ => Ok(None),
         };
     };
-    let shares = matches!(facts.kind, "integrated" | "software");
+    let shares_memory = matches!(facts.kind, "integrated" | "software");
     let memory = match args.gpu_memory {
         Some(memory) => Sourced::new(memory, "given with --gpu-memory"),
-        None if shares => device.memory.available.clone(),
-        // A device is profiled all the same, unless its GPU was asked for.
+        None if shares_memory => device.memory.available.clone(),
+        // Without an explicit request a device is profiled without its GPU.
         None if args.gpu == MeasureGpu::Auto => {
             tracing::info!(
                 "`{}` is not measured: say with --gpu-memory what a run may use of it",
@@ -121,7 +121,7 @@ pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, 
         }
     };
     let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
-    let tiling = remembered::choices().get(&gpu).unwrap_or(Tiling::USUAL);
+    let tiling = tuned_kernels::choices().get(&gpu).unwrap_or(Tiling::USUAL);
     let model = args.model.as_deref().map(hearth_workflow::read_model_profile).transpose()?;
     let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {
         let groups = model.layers.iter().chain([&model.output]);
@@ -135,5 +135,7 @@ pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, 
         None => Sourced::new(Bytes::mib(64), "assumed: a part of a prompt of a model of 8 billion weights"),
     };
     let effort = if args.quick { Effort::quick() } else { Effort::full() };
-    measure::measure(&gpu, tiling, &formats, memory, buffers, &effort).map(Some).map_err(Failure::running)
+    hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort)
+        .map(Some)
+        .map_err(Failure::running)
 }

@@ -1,7 +1,7 @@
 //! Ctrl-C: cancels work that can end early, and ends the program otherwise.
 //!
-//! The first Ctrl-C during cancellable work asks it to stop; any other ends the program. Verbs that must clean up install
-//! their own handler ([`at_each_signal`]).
+//! The first Ctrl-C during cancellable work cancels it; any other ends the program. Verbs that must clean up install their
+//! own handler ([`on_signal`]).
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,37 +11,36 @@ use tokio::signal::unix::{SignalKind, signal};
 /// The exit code after Ctrl-C, by convention 128 and the number of the signal.
 pub const INTERRUPTED: i32 = 130;
 
-static UNDER_WAY: AtomicBool = AtomicBool::new(false);
-static ASKED: AtomicBool = AtomicBool::new(false);
+static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
+static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
 
-/// Makes Ctrl-C cancel the work under way, until this is dropped.
-pub struct Stoppable(());
+/// Makes Ctrl-C cancel the current work, until this is dropped.
+pub struct Cancellation(());
 
-impl Stoppable {
-    pub fn begin() -> Stoppable {
+impl Cancellation {
+    pub fn begin() -> Cancellation {
         LISTENING.call_once(|| {
             std::thread::spawn(listen);
         });
-        ASKED.store(false, Ordering::SeqCst);
-        UNDER_WAY.store(true, Ordering::SeqCst);
-        Stoppable(())
+        IS_CANCELLED.store(false, Ordering::SeqCst);
+        IS_CANCELLABLE.store(true, Ordering::SeqCst);
+        Cancellation(())
     }
 
-    /// Returns whether the work under way shall stop.
-    pub fn asked() -> bool {
-        ASKED.load(Ordering::SeqCst)
+    pub fn is_requested() -> bool {
+        IS_CANCELLED.load(Ordering::SeqCst)
     }
 }
 
-impl Drop for Stoppable {
+impl Drop for Cancellation {
     fn drop(&mut self) {
-        UNDER_WAY.store(false, Ordering::SeqCst);
+        IS_CANCELLABLE.store(false, Ordering::SeqCst);
     }
 }
 
 /// Calls `react` in its own thread at every SIGINT and SIGTERM.
-pub fn at_each_signal(mut react: impl FnMut() + Send + 'static) {
+pub fn on_signal(mut react: impl FnMut() + Send + 'static) {
     std::thread::spawn(move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
@@ -62,7 +61,7 @@ fn listen() {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
     runtime.block_on(async {
         while tokio::signal::ctrl_c().await.is_ok() {
-            if !UNDER_WAY.load(Ordering::SeqCst) || ASKED.swap(true, Ordering::SeqCst) {
+            if !IS_CANCELLABLE.load(Ordering::SeqCst) || IS_CANCELLED.swap(true, Ordering::SeqCst) {
                 std::process::exit(INTERRUPTED);
             }
         }

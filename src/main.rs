@@ -23,9 +23,9 @@ use hearth_lab::{CpuHog, MemoryHog};
 use crate::diagnostics::Failure;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = words().take(5).collect();
-    // In a lab this program also plays the other programs of a device.
-    if MemoryHog::run_if_asked(&arguments) || CpuHog::run_if_asked(&arguments) {
+    let first: Vec<String> = arguments().take(5).collect();
+    // In a lab this program also runs as the background load of a device.
+    if MemoryHog::run_if_asked(&first) || CpuHog::run_if_asked(&first) {
         return ExitCode::SUCCESS;
     }
     let (json, result) = match cli::Cli::try_parse() {
@@ -33,10 +33,9 @@ fn main() -> ExitCode {
             let logging = logging::init(cli.log.as_deref(), cli.log_format);
             (cli.json, logging.and_then(|()| commands::run(cli)))
         }
-        // Help and the version are no errors, and are printed as they are.
         Err(error) if !error.use_stderr() => error.exit(),
-        // The command line was not understood, so that its flags are only words.
-        Err(error) if words().any(|word| word == "--json") => (true, Err(Failure::usage(&error))),
+        // An invalid command line has no parsed flags.
+        Err(error) if arguments().any(|word| word == "--json") => (true, Err(Failure::usage(&error))),
         Err(error) => error.exit(),
     };
     result.unwrap_or_else(|failure| {
@@ -46,7 +45,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// The words behind the program's name. A path may be no text.
-fn words() -> impl Iterator<Item = String> {
+/// The command line after the program's name, as text.
+fn arguments() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }

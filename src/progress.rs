@@ -7,7 +7,7 @@ use std::time::Duration;
 use hearth_workflow::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::interruption::Stoppable;
+use crate::interruption::Cancellation;
 
 const LINE: &str = "{spinner} {msg} {elapsed}";
 const BAR: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
@@ -15,13 +15,13 @@ const BAR: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
 /// Shows the progress of a workflow. Work that can end early is cancelled by Ctrl-C.
 pub struct Terminal {
     bar: ProgressBar,
-    /// Set when work asks whether it is cancelled: from then on Ctrl-C does not end the program.
-    stoppable: OnceLock<Stoppable>,
+    /// Set by the first call of `is_cancelled`: from then on Ctrl-C does not end the program.
+    cancellation: OnceLock<Cancellation>,
 }
 
 impl Terminal {
     pub fn new() -> Self {
-        Self { bar: line(), stoppable: OnceLock::new() }
+        Self { bar: line(), cancellation: OnceLock::new() }
     }
 }
 
@@ -39,8 +39,8 @@ impl Progress for Terminal {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.stoppable.get_or_init(Stoppable::begin);
-        Stoppable::asked()
+        self.cancellation.get_or_init(Cancellation::begin);
+        Cancellation::is_requested()
     }
 }
 
@@ -56,12 +56,12 @@ pub fn bytes(what: &str, total: u64) -> ProgressBar {
         .with_message(what.to_string())
 }
 
-/// A bar over a number of things.
+/// A bar over a count.
 pub fn count(what: &str, total: u64) -> ProgressBar {
     bar(total, BAR).with_message(what.to_string())
 }
 
-/// A line that says what is being done.
+/// A line with the current step.
 pub fn line() -> ProgressBar {
     let line = bar(0, LINE);
     if !line.is_hidden() {

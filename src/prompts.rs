@@ -1,7 +1,7 @@
 //! The prompts of `hearth execute`, and their tokens.
 //!
-//! Prompts are texts of the command line, a file with one a line, a conversation, or a fixed text with a number of tokens.
-//! The model's chat template is applied if wanted.
+//! Prompts are texts of the command line, a file with one prompt a line, a conversation, or a fixed text with a number of
+//! tokens.
 
 use std::io;
 use std::path::Path;
@@ -14,15 +14,15 @@ use serde::Deserialize;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 
-/// The longest file of prompts or messages, in bytes.
+/// The largest file of prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model
-const MAX_TEXT: u64 = 16 << 20;
+const MAX_FILE_LEN: u64 = 16 << 20;
 
 /// The text for measurements, repeated as often as needed.
 const FIXED_TEXT: &str =
     "In the evening the four of them sat around the fire and told each other what they knew. ";
 
-/// Prompts before they are tokens.
+/// The prompts of a command line.
 pub enum Prompts {
     /// Texts to continue.
     Texts(Vec<String>),
@@ -32,7 +32,7 @@ pub enum Prompts {
     Fixed(u32, u32),
 }
 
-/// A line of a file of prompts.
+/// A JSON line of a file of prompts.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -56,8 +56,11 @@ impl Prompts {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
                 return Err(Failure::unusable(what).hint("give the messages in a file"));
             }
-            let text =
-                if standard { text_of(io::stdin(), path, MAX_TEXT)? } else { read_at_most(path, MAX_TEXT)? };
+            let text = if standard {
+                text_of(io::stdin(), path, MAX_FILE_LEN)?
+            } else {
+                read_at_most(path, MAX_FILE_LEN)?
+            };
             return Ok(Prompts::Conversations(vec![conversation(path, &text)?]));
         }
         if let Some(count) = args.prompt_tokens {
@@ -65,15 +68,15 @@ impl Prompts {
         }
         let mut texts = args.prompt.clone();
         if let Some(path) = &args.prompts {
-            let text = read_at_most(path, MAX_TEXT)?;
+            let text = read_at_most(path, MAX_FILE_LEN)?;
             texts.extend(lines(path, &text)?);
         }
         if !args.chat {
             return Ok(Prompts::Texts(texts));
         }
-        let said = |role: &str, content: String| Message { role: role.into(), content };
-        let system = || args.system.iter().map(|text| said("system", text.clone()));
-        let conversation = |text| system().chain([said("user", text)]).collect();
+        let message = |role: &str, content: String| Message { role: role.into(), content };
+        let system = || args.system.iter().map(|text| message("system", text.clone()));
+        let conversation = |text| system().chain([message("user", text)]).collect();
         Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
     }
 
@@ -112,18 +115,18 @@ impl Prompts {
 
 fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
     let mut text = FIXED_TEXT.to_string();
-    let mut before = 0;
+    let mut previous_len = 0;
     loop {
         let mut tokens = tokenizer.encode(&text, false)?;
         if tokens.len() >= count {
             tokens.truncate(count);
             return Ok(tokens);
         }
-        if tokens.len() <= before {
+        if tokens.len() <= previous_len {
             return Err(Failure::unusable("the model's tokenizer gives no tokens for plain English")
                 .hint("give another text with --prompt"));
         }
-        before = tokens.len();
+        previous_len = tokens.len();
         text = text.repeat(2);
     }
 }
@@ -131,10 +134,10 @@ fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
 fn conversation(path: &Path, text: &str) -> Result<Vec<Message>, Failure> {
     serde_json::from_str(text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        let said = error.to_string();
+        let reason = error.to_string();
         let place = format!(" at line {line} column {column}");
-        let said = said.strip_suffix(&place).unwrap_or(&said);
-        Failure::unusable(format!("this is not a list of messages: {said}"))
+        let reason = reason.strip_suffix(&place).unwrap_or(&reason);
+        Failure::unusable(format!("this is not a list of messages: {reason}"))
             .at(format!("{}:{line}:{column}", path.display()))
             .hint(r#"write [{"role": "user", "content": "Hello"}]"#)
     })
@@ -155,8 +158,8 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
                 .hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
         })
     };
-    let filled = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let prompts: Vec<String> = filled.map(prompt).collect::<Result<_, _>>()?;
+    let non_empty = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let prompts: Vec<String> = non_empty.map(prompt).collect::<Result<_, _>>()?;
     if prompts.is_empty() {
         let what = "this file has no prompts";
         return Err(Failure::unusable(what).at(path.display()).hint("write one prompt on each line"));

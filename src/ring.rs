@@ -1,4 +1,4 @@
-//! Connects a ring as the flags of a head say: key, emulated links, draft model, recovery, discovery.
+//! Builds a ring from the flags of a head: key, emulated links, draft model, recovery, discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,29 +21,29 @@ use crate::diagnostics::Failure;
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
 
-/// What a head with `--mark-tokens` prints when the prompt enters the ring.
-pub const BEGINS: &str = "begins";
+/// Printed by a head with `--mark-tokens` when the prompt enters the ring.
+pub const PROMPT_MARK: &str = "begins";
 
-/// Tokens drafted at a time, if nothing says how many.
+/// Tokens drafted at a time by default.
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
 const DRAFT_TOKENS: u32 = 4;
 
-/// Everything that is needed to connect a ring.
+/// The plan, the model and the options of a ring.
 pub struct RingBuilder {
     pub plan: Plan,
     /// The model on this device.
     pub model: Arc<LocalModel>,
     pub options: RingOptions,
-    /// The most tokens of a prompt that enter the ring as one batch.
+    /// The most tokens of a prompt in one batch.
     pub micro_batch: u32,
-    /// Tokens that are drafted at a time.
+    /// Tokens drafted at a time.
     pub drafts: u32,
-    /// How long to search for workers without an address.
+    /// The time to find workers without an address; `None` does not search.
     discover: Option<Duration>,
 }
 
 impl RingBuilder {
-    /// For a plan and a number of sequences, with a model and its path.
+    /// A builder for a plan with a number of sequences, and a model with its path.
     pub fn new(
         args: &RingArgs,
         (plan, sequences): (Plan, u32),
@@ -59,7 +59,7 @@ impl RingBuilder {
         let drafts =
             args.draft_tokens.or_else(|| workload.map(Workload::drafts).filter(|&drafts| drafts > 0));
         let drafts = plan.draft.as_ref().map_or(0, |_| drafts.unwrap_or(DRAFT_TOKENS));
-        let usual = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
+        let default_batch = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
         let options = RingOptions {
             threads: args.threads.unwrap_or(0),
             pass_deadline: Duration::from_secs(args.deadline),
@@ -69,11 +69,11 @@ impl RingBuilder {
             ..RingOptions::default()
         };
         let (micro_batch, discover) =
-            (args.micro_batch.unwrap_or(usual), args.discover.map(Duration::from_secs));
+            (args.micro_batch.unwrap_or(default_batch), args.discover.map(Duration::from_secs));
         Ok(Self { plan, model, options, micro_batch, drafts, discover })
     }
 
-    /// Connects the ring, after finding workers without an address if that was asked for.
+    /// Finds workers without an address, if requested, and connects the ring.
     pub async fn connect<N: Network>(&self, network: &N) -> Result<Ring<N>, RingError> {
         let mut plan = self.plan.clone();
         if let Some(limit) = self.discover {
@@ -100,65 +100,64 @@ pub trait TransportTask {
     async fn run<N: Network>(self, network: N) -> Self::Output;
 }
 
-/// How links are made slower.
+/// The emulation of slower links.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum LinkEmulation<'a> {
-    /// Not at all.
     #[default]
-    No,
-    /// Everything that this device sends is delayed.
-    By(Duration),
-    /// Everything is delayed as the paths in this file say.
-    As(&'a Path),
+    None,
+    /// Delays everything that this device sends.
+    Delay(Duration),
+    /// Delays messages by the paths in a file.
+    Paths(&'a Path),
 }
 
 impl<'a> LinkEmulation<'a> {
-    /// From two flags, of which at most one is given.
+    /// The emulation from two flags, of which at most one is given.
     pub fn of(delay: Option<Duration>, links: Option<&'a Path>) -> Self {
-        links.map(LinkEmulation::As).or(delay.map(LinkEmulation::By)).unwrap_or_default()
+        links.map(LinkEmulation::Paths).or(delay.map(LinkEmulation::Delay)).unwrap_or_default()
     }
 }
 
 /// Runs a task over TCP, encrypted with the key and with emulated links, if those are given.
 pub async fn with_transport<V: TransportTask>(
     key: Option<Key>,
-    slower: LinkEmulation<'_>,
+    emulation: LinkEmulation<'_>,
     task: V,
 ) -> V::Output {
-    let (output, way) = match (slower, key) {
-        (LinkEmulation::No, Some(key)) => return task.run(Sealed::new(Tcp, key)).await,
-        (LinkEmulation::No, None) => return task.run(Tcp).await,
-        (LinkEmulation::By(delay), Some(key)) => {
+    let (output, delay) = match (emulation, key) {
+        (LinkEmulation::None, Some(key)) => return task.run(Sealed::new(Tcp, key)).await,
+        (LinkEmulation::None, None) => return task.run(Tcp).await,
+        (LinkEmulation::Delay(delay), Some(key)) => {
             (task.run(Delayed::new(Sealed::new(Tcp, key), delay)).await, delay)
         }
-        (LinkEmulation::By(delay), None) => (task.run(Delayed::new(Tcp, delay)).await, delay),
-        (LinkEmulation::As(file), key) => {
-            let ways = emulation::ways(file);
+        (LinkEmulation::Delay(delay), None) => (task.run(Delayed::new(Tcp, delay)).await, delay),
+        (LinkEmulation::Paths(file), key) => {
+            let paths = emulation::paths(file);
             let output = match key {
-                Some(key) => task.run(Emulated::new(Sealed::new(Tcp, key), ways)).await,
-                None => task.run(Emulated::new(Tcp, ways)).await,
+                Some(key) => task.run(Emulated::new(Sealed::new(Tcp, key), paths)).await,
+                None => task.run(Emulated::new(Tcp, paths)).await,
             };
-            (output, emulation::longest(file))
+            (output, emulation::max_delay(file))
         }
     };
-    // The last message is still delayed when it has been written.
-    tokio::time::sleep(2 * way).await;
+    // The last message is still in flight after it was written.
+    tokio::time::sleep(2 * delay).await;
     output
 }
 
-/// Reports every tenth of what a worker fetches.
+/// Logs the progress of each worker's fetch in steps of 10 %.
 fn report_fetching() -> OnFetch {
-    let told: Mutex<BTreeMap<String, u64>> = Mutex::default();
+    let logged: Mutex<BTreeMap<String, u64>> = Mutex::default();
     Arc::new(move |name, done, total| {
         let tenth = done.saturating_mul(10) / total.max(1);
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.insert(name.to_owned(), tenth) != Some(tenth) {
+        let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.insert(name.to_owned(), tenth) != Some(tenth) {
             tracing::info!("{name} has fetched {} of {}", Bytes(done), Bytes(total));
         }
     })
 }
 
-/// What a head does when a device is lost.
+/// The reaction of a head to the loss of a device.
 fn renewal(args: &RingArgs, scenario: Option<LoadedScenario>, model: &Path) -> Result<Renewal, Failure> {
     let Some(loaded) = scenario else {
         return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
@@ -168,7 +167,7 @@ fn renewal(args: &RingArgs, scenario: Option<LoadedScenario>, model: &Path) -> R
 }
 
 /// Waits for SIGINT or SIGTERM.
-pub async fn stopped() {
+pub async fn termination_signal() {
     let Ok(mut terminated) = signal(SignalKind::terminate()) else {
         let _ = tokio::signal::ctrl_c().await;
         return;
@@ -180,7 +179,7 @@ pub async fn stopped() {
 }
 
 /// Exits when standard input ends, because the parent process is gone then.
-pub fn end_with_stdin() {
+pub fn exit_with_stdin() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(0);

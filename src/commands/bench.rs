@@ -1,9 +1,9 @@
-//! `hearth bench`: how fast does this machine run a model, and how fast does llama.cpp run it?
+//! `hearth bench`: times a model with hearth and with llama.cpp.
 //!
-//! Each engine runs in a process of its own, in turn with the other, on the same file with the same threads, so that
-//! both see the same machine. Medians and their ratio are printed. A ratio is of speeds: above one, hearth is faster.
+//! The engines run alternately, each in its own process, on the same file with the same threads. A ratio is one of speeds:
+//! above one, hearth is faster.
 //!
-//! Not here: the measurement, which is `hearth_runtime::speed` for hearth and `bench/llama_cpp.py` for llama.cpp.
+//! Not here: the measurement (`hearth_runtime::speed`, `bench/llama_cpp.py`).
 
 use std::io::Read;
 use std::path::Path;
@@ -23,30 +23,28 @@ use crate::diagnostics::Failure;
 use crate::output::say;
 use crate::progress;
 
-/// What times llama.cpp.
-const PEER: &str = include_str!("bench/llama_cpp.py");
-/// The word for llama.cpp in the usual Python, and that.
-const USUAL: (&str, &str) = ("llama.cpp", "python3");
-/// Exit code of [`PEER`] where the package is missing.
-const MISSING: i32 = 77;
-/// How often a running engine is looked at. source: assumed, short beside a run
-const LOOK: Duration = Duration::from_millis(20);
-/// How long to wait for the rest of an ended engine's output. source: assumed, long beside reading a pipe
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Times llama.cpp.
+const PEER_SCRIPT: &str = include_str!("bench/llama_cpp.py");
+/// The default peer, and its Python.
+const DEFAULT_PEER: (&str, &str) = ("llama.cpp", "python3");
+/// The exit code of [`PEER_SCRIPT`] without the package.
+const MISSING_PACKAGE: i32 = 77;
+/// The time between two checks of a running engine. source: assumed, short compared to a run
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The time to read the rest of an ended engine's output. source: assumed, long compared to reading a pipe
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What `--json` gives for one number of threads; for several a list of them.
+/// The result for one number of threads as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Comparison {
     model: String,
     file_bytes: u64,
     threads: u32,
-    /// hearth's tokens a second, one by one.
     decode_tokens_per_s: f64,
-    /// hearth's tokens a second within the longest prompt.
+    /// For the longest prompt.
     prefill_tokens_per_s: Option<f64>,
-    /// hearth's share of the rate at which the same threads read the same weights and do nothing else.
+    /// The rate of reading weights while decoding, as a share of the rate of the same threads that only read.
     bandwidth_share: Option<f64>,
-    /// hearth's speeds over llama.cpp's.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<Ratio>,
     hearth: Speed,
@@ -54,7 +52,7 @@ struct Comparison {
     llama_cpp: Option<Speed>,
 }
 
-/// One engine's speeds over the other's.
+/// The speeds of hearth divided by those of llama.cpp.
 #[derive(Debug, Serialize)]
 struct Ratio {
     decode: f64,
@@ -86,7 +84,7 @@ fn longest(speed: &Speed) -> Option<&Prefill> {
     speed.prefill.iter().max_by_key(|prefill| prefill.tokens)
 }
 
-/// The share of the rate of reading that `hearth` measured which so many tokens a second need.
+/// The read rate of a decode speed, as a share of the read rate that `hearth` measured.
 fn share_of_reading(hearth: &Speed, tokens_per_s: f64) -> Option<f64> {
     let needed = tokens_per_s * hearth.weight_bytes_per_token? as f64;
     Some(needed / hearth.read_bytes_per_s?)
@@ -99,21 +97,21 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         print_json(&measure(&args.model, &options)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    // What cannot be opened is found out here, before others try.
+    // Fails before an engine starts.
     let file_bytes =
         Weights::open(&args.model)?.parts().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
     let bar = progress::count("runs", u64::from(args.repeats) * threads.len() as u64);
-    let (mut comparisons, mut alone) = (Vec::new(), (args.peer == "none").then(String::new));
+    let (mut comparisons, mut no_peer) = (Vec::new(), (args.peer == "none").then(String::new));
     for &threads in &threads {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..args.repeats {
-            ours.push(once(this(args, threads)?, args).map_err(Failure::running)?);
-            if alone.is_none() {
-                match once(llama_cpp(args, threads), args) {
+            ours.push(run_engine(this_program(args, threads)?, args).map_err(Failure::running)?);
+            if no_peer.is_none() {
+                match run_engine(llama_cpp(args, threads), args) {
                     Ok(run) => theirs.push(run),
-                    Err(why) => alone = Some(why),
+                    Err(why) => no_peer = Some(why),
                 }
             }
             bar.inc(1);
@@ -130,8 +128,8 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             Ok::<_, Failure>(())
         })?,
     }
-    if let Some(why) = alone.filter(|why| !why.is_empty()) {
-        tracing::info!("note: hearth is not beside llama.cpp in every run: {why}");
+    if let Some(why) = no_peer.filter(|why| !why.is_empty()) {
+        tracing::info!("note: llama.cpp has no result in every run: {why}");
         tracing::info!(
             "hint:  name a Python that has the package llama-cpp-python with --peer, or `--peer none`"
         );
@@ -143,8 +141,8 @@ fn file_bytes(path: &Path) -> Result<u64, Failure> {
     std::fs::metadata(path).map(|file| file.len()).map_err(|error| Error::file(path, "read", &error).into())
 }
 
-/// This program, timing itself.
-fn this(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
+/// The command that times hearth.
+fn this_program(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     let program = std::env::current_exe().map_err(Failure::running)?;
     let mut command = Command::new(program);
     command.arg("bench").arg(&args.model).arg("--once");
@@ -154,11 +152,11 @@ fn this(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// Python, timing llama.cpp.
+/// The command that times llama.cpp.
 fn llama_cpp(args: &BenchArgs, threads: u32) -> Command {
-    let python = if args.peer == USUAL.0 { USUAL.1 } else { &args.peer };
+    let python = if args.peer == DEFAULT_PEER.0 { DEFAULT_PEER.1 } else { &args.peer };
     let mut command = Command::new(python);
-    command.arg("-c").arg(PEER).arg(&args.model);
+    command.arg("-c").arg(PEER_SCRIPT).arg(&args.model);
     command.arg(threads.to_string()).arg(joined(&args.prompts)).arg(args.tokens.to_string());
     command
 }
@@ -167,22 +165,22 @@ fn joined(numbers: &[u32]) -> String {
     numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Runs an engine, or says why it gave nothing.
-fn once(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
+/// Runs an engine. An error is the reason why there is no result.
+fn run_engine(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.map_err(|error| format!("cannot start `{name}`: {error}"))?;
     // Both pipes are read while it runs, so that it never waits for a reader.
     let output = child.stdout.take().map(reader);
-    let complaints = child.stderr.take().map(reader);
-    let looks = Duration::from_secs(args.deadline).as_nanos() / LOOK.as_nanos();
+    let errors = child.stderr.take().map(reader);
+    let polls = Duration::from_secs(args.deadline).as_nanos() / POLL_INTERVAL.as_nanos();
     let mut status = None;
-    for _ in 0..=looks {
+    for _ in 0..=polls {
         status = child.try_wait().map_err(|error| error.to_string())?;
         if status.is_some() {
             break;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let Some(status) = status else {
         let _ = child.kill();
@@ -192,33 +190,29 @@ fn once(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
             args.deadline
         ));
     };
-    // Something that it started may still hold a pipe, which is then left to itself.
+    // A process that it started may still hold a pipe.
     let text = |reader: Option<Receiver<String>>| {
-        reader.and_then(|reader| reader.recv_timeout(LAST_WORDS).ok()).unwrap_or_default()
+        reader.and_then(|reader| reader.recv_timeout(OUTPUT_TIMEOUT).ok()).unwrap_or_default()
     };
-    let (output, complaints) = (text(output), text(complaints));
-    if status.code() == Some(MISSING) {
+    let (output, errors) = (text(output), text(errors));
+    if status.code() == Some(MISSING_PACKAGE) {
         return Err(format!("`{name}` has no package llama_cpp; `pip install llama-cpp-python`"));
     }
     if !status.success() {
-        let mut lines =
-            complaints.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("hint:"));
-        return Err(format!(
-            "`{name}` ended with {status}: {}",
-            lines.next_back().unwrap_or("it said nothing")
-        ));
+        let mut lines = errors.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("hint:"));
+        return Err(format!("`{name}` ended with {status}: {}", lines.next_back().unwrap_or("no message")));
     }
     serde_json::from_str(&output).map_err(|error| format!("`{name}` printed no result: {error}"))
 }
 
 fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
+    let (text_tx, text_rx) = mpsc::channel();
     std::thread::spawn(move || {
         let mut text = String::new();
         let _ = from.read_to_string(&mut text);
-        let _ = sender.send(text);
+        let _ = text_tx.send(text);
     });
-    receiver
+    text_rx
 }
 
 /// The median of each number.
@@ -233,7 +227,7 @@ fn median(runs: &[Speed]) -> Option<Speed> {
     };
     median.resident_bytes = bytes(|run| run.resident_bytes);
     median.resident_bytes_after_prompts = bytes(|run| run.resident_bytes_after_prompts);
-    // The rate of reading is a bound, so that the best run tells most.
+    // The read rate is a bound, so the best run counts.
     median.read_bytes_per_s = runs.iter().filter_map(|run| run.read_bytes_per_s).max_by(f64::total_cmp);
     for (at, prefill) in median.prefill.iter_mut().enumerate() {
         prefill.tokens_per_s = of(&|run| run.prefill.get(at).map_or(0.0, |prefill| prefill.tokens_per_s));
@@ -241,7 +235,6 @@ fn median(runs: &[Speed]) -> Option<Speed> {
     Some(median)
 }
 
-/// What people read.
 fn table(comparison: &Comparison) -> String {
     let Comparison { hearth, llama_cpp, threads, file_bytes, .. } = comparison;
     let peer = llama_cpp.as_ref();
@@ -305,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_are_taken_number_by_number_and_reading_is_the_best() {
+    fn median_of_speeds_and_maximum_of_the_read_rate() {
         let median = median(&[speed(3.0), speed(1.0), speed(2.0)]).unwrap();
         assert_eq!(median.decode_tokens_per_s, 2.0);
         assert_eq!(median.prefill[0].tokens_per_s, 20.0);
@@ -313,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_of_speeds() {
+    fn ratio_is_one_of_speeds() {
         let Verb::Bench(args) = Cli::parse_from(["hearth", "bench", "m.gguf"]).verb else {
             unreachable!("this is the verb")
         };

@@ -21,12 +21,14 @@ use crate::machine::open_model;
 use crate::output::run::{RunOutput, table};
 use crate::output::{run_events, say};
 use crate::prompts;
-use crate::ring::{BEGINS, LinkEmulation, RingBuilder, TransportTask, stopped, with_transport};
+use crate::ring::{
+    LinkEmulation, PROMPT_MARK, RingBuilder, TransportTask, termination_signal, with_transport,
+};
 
-/// What `--json` gives.
+/// The result as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
-    /// Of the first sequence, which may be the only one.
+    /// Of the first sequence.
     token_ids: Vec<u32>,
     text: String,
     sequences: Vec<Sequence>,
@@ -34,7 +36,7 @@ struct Output {
     run: RunOutput,
 }
 
-/// What came out of one sequence.
+/// The output of one sequence.
 #[derive(Serialize)]
 struct Sequence {
     token_ids: Vec<u32>,
@@ -43,21 +45,20 @@ struct Sequence {
     times: Option<SequenceMetrics>,
 }
 
-/// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
-    let (ring, named) = (&args.ring, [&args.prompts, &args.messages]);
-    let named = named.into_iter().chain([&ring.draft_model, &ring.key, &ring.scenario]).flatten();
-    can_write_run(args.trace.as_ref(), named.chain([&args.plan, &args.model]))?;
+    let ring = &args.ring;
+    let inputs = [&args.prompts, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
+    can_write_run(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
     let key = Key::given(args.ring.key.as_deref())?;
-    let asked = prompts::Prompts::read(args)?;
+    let inputs = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
     let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
     if args.ring.exit_with_stdin {
-        crate::ring::end_with_stdin();
+        crate::ring::exit_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
-    let prompts = asked.tokens(&model, &tokenizer, plan.context)?;
+    let prompts = inputs.tokens(&model, &tokenizer, plan.context)?;
     let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
     let builder = RingBuilder::new(&args.ring, (plan, sequences), (model, &args.model))?;
     let request = request(args, &builder, prompts, &tokenizer)?;
@@ -67,7 +68,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         builder,
         request,
         tokenizer: tokenizer.clone(),
-        print: !json && asked.count() == 1,
+        print: !json && inputs.count() == 1,
         mark: args.mark_tokens,
     };
     let ended = runtime.block_on(with_transport(
@@ -75,35 +76,35 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
         run,
     ));
-    // After an interruption the head's node may still be in a step; the process does not wait for it.
+    // After an interruption the head may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     let (generated, error) = match ended {
         Ok(generated) => (Some(generated), None),
         Err(Unfinished { error, so_far }) => (so_far.map(|generated| *generated), Some(error)),
     };
-    // What was generated is shown even where its trace cannot be written.
+    // The output is shown even if the trace cannot be written.
     let written = generated.as_ref().zip(args.trace.as_ref());
-    let written = written.map_or(Ok(()), |(made, path)| write_run(path, &made.trace, &made.plans));
-    let any = |generated: &Generated| generated.sequences.iter().any(|tokens| !tokens.is_empty());
-    if error.is_some() && !json && generated.as_ref().is_some_and(any) {
-        // What was generated so far stands on a line of its own.
+    let written = written.map_or(Ok(()), |(output, path)| write_run(path, &output.trace, &output.plans));
+    let has_tokens = |generated: &Generated| generated.sequences.iter().any(|tokens| !tokens.is_empty());
+    if error.is_some() && !json && generated.as_ref().is_some_and(has_tokens) {
+        // Ends the line of the streamed tokens.
         say!("\n");
     }
-    // Of several sequences nothing was said while they ran.
-    let is_to_be_told = |generated: &Generated| error.is_none() || json || generated.sequences.len() > 1;
-    if let Some(generated) = generated.as_ref().filter(|generated| is_to_be_told(generated)) {
+    // Only the tokens of a single sequence were streamed.
+    let must_show = |generated: &Generated| error.is_none() || json || generated.sequences.len() > 1;
+    if let Some(generated) = generated.as_ref().filter(|generated| must_show(generated)) {
         show(generated, &tokenizer, json)?;
     }
     written?;
     let Some(error) = error else { return Ok(ExitCode::SUCCESS) };
     let failure = Failure::from(error);
     Err(match &generated {
-        Some(generated) => failure.at(reached(args, generated)),
+        Some(generated) => failure.at(progress(args, generated)),
         None => failure,
     })
 }
 
-/// What is asked of the ring: the prompts, and how they run.
+/// The request to the ring.
 fn request(
     args: &ExecuteArgs,
     builder: &RingBuilder,
@@ -128,13 +129,13 @@ fn request(
     })
 }
 
-/// How far a run came that ended early.
-fn reached(args: &ExecuteArgs, generated: &Generated) -> String {
+/// The progress of a run that ended early.
+fn progress(args: &ExecuteArgs, generated: &Generated) -> String {
     let trace =
         args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
     let tokens: usize = generated.sequences.iter().map(Vec::len).sum();
-    let wanted = args.tokens as usize * generated.sequences.len().max(1);
-    format!("after token {tokens} of {wanted}{trace}")
+    let requested = args.tokens as usize * generated.sequences.len().max(1);
+    format!("after token {tokens} of {requested}{trace}")
 }
 
 fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
@@ -157,17 +158,17 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
         }
     }
     let outputs = TokenTimes::of(&generated.trace);
-    let made: usize = generated.sequences.iter().map(Vec::len).sum();
+    let count: usize = generated.sequences.iter().map(Vec::len).sum();
     let prompts = outputs.prompts(&generated.trace);
     say!(
-        "\n\n{prompts} tokens read, {made} generated\n{}{}\n",
+        "\n\n{prompts} tokens read, {count} generated\n{}{}\n",
         table(&run.metrics),
         run_events::lines(&generated.trace)
     );
     Ok(())
 }
 
-/// A request and where it runs.
+/// A request and its ring.
 struct Run {
     builder: RingBuilder,
     request: Request,
@@ -182,19 +183,19 @@ impl TransportTask for Run {
     async fn run<N: Network>(self, network: N) -> Self::Output {
         let Run { builder, request, tokenizer, print, mark } = self;
         let interrupted = || async {
-            stopped().await;
+            termination_signal().await;
             Err(RingError::Interrupted)
         };
         let mut ring = tokio::select! {
             ring = builder.connect(&network) => ring,
             interrupted = interrupted() => interrupted,
         }?;
-        let (sender, mut tokens) = mpsc::unbounded_channel();
-        // Printing beside the ring, so that a slow terminal does not slow the tokens.
+        let (token_tx, mut token_rx) = mpsc::unbounded_channel();
+        // In its own thread, so that a slow terminal does not delay the ring.
         let printer = tokio::task::spawn_blocking(move || {
             let mut stream = TextStream::default();
             let mut out = io::stdout();
-            while let Some(token) = tokens.blocking_recv() {
+            while let Some(token) = token_rx.blocking_recv() {
                 if mark {
                     let _ = writeln!(out, "token {token}").and_then(|()| out.flush());
                 }
@@ -207,20 +208,20 @@ impl TransportTask for Run {
             }
         });
         if mark {
-            // Whoever reads it makes things happen from here on.
+            // The lab counts the time of its events from here.
             let mut out = io::stdout();
-            let _ = writeln!(out, "{BEGINS}").and_then(|()| out.flush());
+            let _ = writeln!(out, "{PROMPT_MARK}").and_then(|()| out.flush());
         }
         let stopper = ring.stopper();
         let watch = tokio::spawn(async move {
-            stopped().await;
+            termination_signal().await;
             stopper.stop();
-            // Whoever asks twice does not want to wait for the workers' traces.
-            stopped().await;
+            // A second signal does not wait for the traces of the workers.
+            termination_signal().await;
             std::process::exit(INTERRUPTED);
         });
         let generated = ring.generate(request, move |_, token| {
-            let _ = sender.send(token);
+            let _ = token_tx.send(token);
         });
         let generated = generated.await;
         watch.abort();

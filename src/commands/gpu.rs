@@ -1,11 +1,10 @@
-//! `hearth gpu`: which GPUs can layers be computed on, and with which kernels?
+//! `hearth gpu`: lists the GPUs that can compute layers, and tunes their kernels.
 
 use std::process::ExitCode;
 
 use crate::cli::GpuArgs;
 use crate::diagnostics::Failure;
 
-/// Runs the verb.
 #[cfg(not(feature = "gpu"))]
 pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
     if json {
@@ -18,7 +17,6 @@ pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the verb.
 #[cfg(feature = "gpu")]
 pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
     listing::run(args, json)
@@ -40,10 +38,10 @@ mod listing {
     use crate::cli::GpuArgs;
     use crate::commands::print_json;
     use crate::diagnostics::Failure;
-    use crate::gpu::{Tiling, remembered};
+    use crate::gpu::{Tiling, tuned_kernels};
     use crate::output::say;
 
-    /// What `--json` gives of an adapter. The first is the one that is used.
+    /// An adapter as `--json` prints it. The first one is used.
     #[derive(Serialize)]
     struct Adapter {
         name: String,
@@ -58,27 +56,27 @@ mod listing {
         binding_bytes: u64,
         shared_bytes: u32,
         group_threads: u32,
-        /// What may be taken of the memory of the one that is used, where that is known: of one that shares the machine's.
+        /// Usable memory of the first adapter, if it shares the memory of the machine.
         memory_bytes: Option<u64>,
-        /// Of the one that is used.
+        /// Of the first adapter.
         kernels: Option<Kernels>,
-        /// Why the one that would be used cannot be.
+        /// Why the first adapter cannot be used.
         #[serde(skip_serializing_if = "Option::is_none")]
         cannot_open: Option<String>,
     }
 
-    /// How kernels share their work.
+    /// The tiling of the kernels.
     #[derive(Serialize, Clone)]
     struct Kernels {
-        /// `measured`, or `usual` where nobody has.
+        /// `measured`, or `usual` without tuning.
         choice: &'static str,
         layout: &'static str,
         slices: u32,
         splits: u32,
-        /// Of a product of 2048 rows and inputs: the geometric mean over formats, a token and a batch.
+        /// The time of a product of 2048 rows and inputs: the geometric mean over formats, a token and a batch.
         #[serde(skip_serializing_if = "Option::is_none")]
         product_us: Option<f64>,
-        /// The same in the naive layout, at its best.
+        /// The best time of the same in the naive layout.
         #[serde(skip_serializing_if = "Option::is_none")]
         naive_product_us: Option<f64>,
     }
@@ -88,7 +86,6 @@ mod listing {
         let (opened, cannot_open) = match found.first().map(|_| Gpu::open(Mask::default())) {
             None => (None, None),
             Some(Ok(gpu)) => (Some(gpu), None),
-            // There is nothing to time.
             Some(Err(error)) if args.tune => return Err(Failure::running(error)),
             Some(Err(error)) => (None, Some(error.to_string())),
         };
@@ -141,7 +138,7 @@ mod listing {
     }
 
     fn chosen(gpu: &Gpu) -> Kernels {
-        let measured = remembered::choices().get(gpu);
+        let measured = tuned_kernels::choices().get(gpu);
         measured.map_or(kernels(Tiling::USUAL, "usual"), |tiling| kernels(tiling, "measured"))
     }
 
@@ -153,9 +150,9 @@ mod listing {
             return Err(Failure::running("the GPU has too few threads for any candidate")
                 .hint("leave --tune out: the layout for GPUs that are not tuned needs fewer"));
         };
-        let mut choices = remembered::choices();
+        let mut choices = tuned_kernels::choices();
         choices.set(gpu, best.tiling);
-        if let Some(path) = remembered::path() {
+        if let Some(path) = tuned_kernels::path() {
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder).map_err(|error| Error::file(folder, "make", &error))?;
             }
@@ -230,7 +227,7 @@ mod listing {
         use super::*;
 
         #[test]
-        fn an_adapter_that_cannot_be_opened_is_listed_with_the_reason_beside_the_others() {
+        fn adapter_that_cannot_be_opened_is_listed_with_the_reason() {
             let capabilities = Capabilities {
                 packed_dot: true,
                 subgroups: Some((8, 32)),
@@ -246,10 +243,10 @@ mod listing {
                 adapter(AdapterFacts { name: name.into(), kind: "discrete", interface, driver, capabilities })
             };
             let broken = Adapter { cannot_open: Some("the driver is too old".into()), ..named("one") };
-            let said = text(&[broken, named("other")]);
-            assert!(said.contains("one (discrete)\n") && said.contains("other (discrete)\n"), "{said}");
-            assert!(said.contains("not usable      the driver is too old"), "{said}");
-            assert!(!said.contains("used") && !said.contains("memory  "), "{said}");
+            let text = text(&[broken, named("other")]);
+            assert!(text.contains("one (discrete)\n") && text.contains("other (discrete)\n"), "{text}");
+            assert!(text.contains("not usable      the driver is too old"), "{text}");
+            assert!(!text.contains("used") && !text.contains("memory  "), "{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `hearth lint`: lists what is wrong or doubtful about a scenario and a plan for it.
+//! `hearth lint`: lists errors and implausible values of a scenario and its plan.
 
 use std::process::ExitCode;
 
@@ -17,22 +17,22 @@ pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = read_scenario(&args.scenario)?;
     planning.overrides().apply(&mut loaded)?;
     let progress = Terminal::new();
-    let found =
+    let findings =
         lint::findings(&loaded, plan.as_deref(), planning.model.as_deref(), planning.budget(&progress))?;
     drop(progress);
     if json {
-        print_json(&found)?;
+        print_json(&findings)?;
     } else {
-        say!("{}", table(&found));
+        say!("{}", table(&findings));
     }
-    let is_wrong = found.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if is_wrong { ExitCode::from(ENDED_BADLY) } else { ExitCode::SUCCESS })
+    let has_errors = findings.iter().any(|finding| finding.severity == Severity::Error);
+    Ok(if has_errors { ExitCode::from(ENDED_BADLY) } else { ExitCode::SUCCESS })
 }
 
-fn table(found: &[Finding]) -> String {
+fn table(findings: &[Finding]) -> String {
     use std::fmt::Write;
     let mut text = String::new();
-    for finding in found {
+    for finding in findings {
         let Finding { severity, code, what, place, fix } = finding;
         let _ = writeln!(text, "{severity}[{code}]: {what}\n  where: {place}\n  hint:  {fix}");
     }
@@ -42,7 +42,7 @@ fn table(found: &[Finding]) -> String {
         (Severity::Note, "note", "notes"),
     ]
     .map(|(severity, one, more)| {
-        match found.iter().filter(|finding| finding.severity == severity).count() {
+        match findings.iter().filter(|finding| finding.severity == severity).count() {
             1 => format!("1 {one}"),
             count => format!("{count} {more}"),
         }

@@ -26,7 +26,6 @@ use crate::cli::{Cli, Verb};
 use crate::diagnostics::Failure;
 use crate::output::say;
 
-/// Runs the verb.
 pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let json = cli.json;
     match cli.verb {

@@ -1,4 +1,4 @@
-//! `hearth plan`: finds out which device runs which layers.
+//! `hearth plan`: assigns the layers of a model to devices.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ use crate::progress::Terminal;
 /// A strategy of `--compare` as `--json` prints it.
 #[derive(Serialize)]
 struct Row {
-    /// The name where there is no plan that has it.
+    /// Only without a plan, which has it too.
     #[serde(skip_serializing_if = "Option::is_none")]
     strategy: Option<&'static str>,
     #[serde(flatten)]
@@ -97,13 +97,13 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
         };
         let predicted = plan.predicted.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
         let simulated = row.score.map_or("-".into(), simulated);
-        let parts: Vec<String> = plan.devices.iter().map(Device::words).collect();
+        let windows: Vec<String> = plan.devices.iter().map(Device::window).collect();
         let _ = writeln!(
             text,
             "{mark} {:<13} {predicted:>13} {simulated:>13} {:>6}  {}",
             row.strategy,
             plan.rounds,
-            parts.join(", ")
+            windows.join(", ")
         );
         if let Some(reason) = &row.refused {
             let _ = writeln!(text, "  {:<13} not simulated: {reason}", "");

@@ -36,7 +36,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
             tracing::info!("`{}` computed for {factor:.3} times as long as predicted", device.name);
             device
         }
-        _ => measured(args)?,
+        _ => measure(args)?,
     };
     if let Some(path) = &args.output {
         write(path, device.to_yaml().as_bytes())?;
@@ -50,7 +50,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
+fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
     let options = ProfileOptions {
         name: args.name.clone(),
         model: args.model.clone(),
@@ -59,7 +59,7 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
         pass_tokens: args.pass_tokens,
     };
     if args.exit_with_stdin {
-        crate::ring::end_with_stdin();
+        crate::ring::exit_with_stdin();
     }
     let key = Key::given(args.key.as_deref())?;
     let links = || Ok(probe::links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
@@ -67,14 +67,14 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
     let mut device =
         profile(&options, links, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
     line.set_message("GPU");
-    device.gpu = gpu::measured(args, &device)?;
+    device.gpu = gpu::measure(args, &device)?;
     device.validate().map_err(Failure::running)?;
     line.finish_and_clear();
-    let wide = lint::spread_widely(&device, |_| true);
-    if !wide.is_empty() {
+    let uncertain = lint::spread_widely(&device, |_| true);
+    if !uncertain.is_empty() {
         tracing::warn!(
             "repeats spread widely around their medians; measure again with nothing else running\n  {}",
-            wide.join("\n  ")
+            uncertain.join("\n  ")
         );
     }
     Ok(device)

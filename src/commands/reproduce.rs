@@ -1,4 +1,4 @@
-//! `hearth reproduce`: simulates what others have published, and compares.
+//! `hearth reproduce`: simulates published experiments and compares the results.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
-//! `hearth serve`: serve a ring over HTTP.
+//! `hearth serve`: serves a ring over HTTP.
 //!
-//! When the ring fails, its requests fail with it, and the server brings up another as soon as the devices are reachable.
+//! When the ring fails, its requests fail with it. The server connects a new ring as soon as the devices are reachable.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -27,7 +27,9 @@ use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::machine::open_model;
 use crate::output::print;
-use crate::ring::{LinkEmulation, RingBuilder, TransportTask, end_with_stdin, stopped, with_transport};
+use crate::ring::{
+    LinkEmulation, RingBuilder, TransportTask, exit_with_stdin, termination_signal, with_transport,
+};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// source: assumed; 16 random characters cannot be guessed over a network
@@ -38,7 +40,6 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// The time for active requests to receive their error when the server stops. source: assumed
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// Runs the verb, until it is stopped.
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::given(args.ring.key.as_deref())?;
     let token = token(args.token.as_deref())?;
@@ -51,7 +52,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
     let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
     if args.ring.exit_with_stdin {
-        end_with_stdin();
+        exit_with_stdin();
     }
     let sequences = args.sequences.unwrap_or(plan.sequences);
     let metadata = &model.weights.model().metadata;
@@ -84,7 +85,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
         serving,
     ));
-    // The head's node may still be in a step; the process does not wait for it.
+    // The head may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
@@ -153,27 +154,27 @@ impl TransportTask for Serving<'_> {
         let address = listener.local_addr().map_err(Failure::running)?;
         let ring = tokio::select! {
             ring = builder.connect(&network) => ring?,
-            () = stopped() => return Ok(()),
+            () = termination_signal() => return Ok(()),
         };
         let supervisor = RingSupervisor { builder: &builder, state: &state, stopper: RefCell::default() };
         // Before the announcement: a client may send a request as soon as it reads it.
         supervisor.set_up(&ring);
         if json {
-            let said = Ready {
+            let ready = Ready {
                 listening: &address.to_string(),
                 model: &state.model,
                 sequences: builder.plan.sequences,
                 devices: builder.plan.devices.len(),
                 can_chat: state.template.is_ok(),
             };
-            print(format_args!("{}\n", serde_json::to_string(&said).map_err(Failure::running)?))?;
+            print(format_args!("{}\n", serde_json::to_string(&ready).map_err(Failure::running)?))?;
         } else {
             announce(&state, &builder.plan, address)?;
         }
         let ended_by = tokio::select! {
             () = serve(listener, router(state.clone())) => Failure::running("the HTTP server stopped"),
             failure = supervisor.run(&network, ring, request_rx) => failure,
-            () = stopped() => {
+            () = termination_signal() => {
                 supervisor.shut_down().await;
                 return Ok(());
             }

@@ -66,7 +66,7 @@ pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of a command, and those of its own commands.
+/// Adds the names of the pages of a command and its subcommands.
 fn names(command: &clap::Command, name: &str, pages: &mut Vec<String>) {
     for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
         names(one, &format!("{name}-{}", one.get_name()), pages);

@@ -1,4 +1,4 @@
-//! `hearth simulate`: predicts how fast a plan is, and why.
+//! `hearth simulate`: predicts the speed of a plan.
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ use crate::progress::{self, Terminal};
 
 /// Printed before the numbers of a run with `--ignore-memory`.
 const MEMORY_IGNORED: &str =
-    "memory ignored: every device holds what the plan gives it, whether it fits or not\n";
+    "memory ignored: every device holds its part of the plan, even if it does not fit\n";
 
 /// The factor between planner and simulator from which a note is printed.
 /// source: assumed; over random homes half of all plans are within 1.1 and nine of ten within 1.4
@@ -43,8 +43,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.origin.digest {
         tracing::warn!(
-            "the plan was made from another scenario, `{}`: its times and its reasons for dropped devices are about \
-             that one",
+            "the plan was made from another scenario, `{}`: its times and its dropped devices belong to that one",
             plan.scenario.name
         );
     }

@@ -1,4 +1,4 @@
-//! `hearth synth`: write a model of random weights, of any shape.
+//! `hearth synth`: writes a model of any shape with random weights.
 
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ use crate::interruption::{self, INTERRUPTED};
 use crate::output::say;
 use crate::progress;
 
-/// What `--json` gives.
+/// The written model as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
     path: String,
@@ -24,30 +24,28 @@ struct Output {
     tensors: usize,
 }
 
-/// Runs the verb.
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     can_write([&args.output], [])?;
     let options = options(args)?;
     let partial_path = partial_path(&args.output);
-    interruption::at_each_signal(move || {
-        // Nobody else knows what it is.
+    interruption::on_signal(move || {
         let _ = std::fs::remove_file(&partial_path);
         std::process::exit(INTERRUPTED);
     });
     let bar = progress::bytes("weights", 0);
-    let made = synthesise(&options, &args.output, &mut |written, total| {
+    let model = synthesise(&options, &args.output, &mut |written, total| {
         bar.set_length(total);
         bar.set_position(written);
     })
-    .map_err(|error| refused(&error))?;
+    .map_err(|error| with_flag(&error))?;
     bar.finish_and_clear();
-    let path = made.path.display().to_string();
+    let path = model.path.display().to_string();
     if json {
-        let (file_bytes, parameters) = (made.file_bytes.0, made.parameters);
-        return print_json(&Output { path, file_bytes, parameters, tensors: made.tensors })
+        let (file_bytes, parameters) = (model.file_bytes.0, model.parameters);
+        return print_json(&Output { path, file_bytes, parameters, tensors: model.tensors })
             .map(|()| ExitCode::SUCCESS);
     }
-    say!("wrote {path}: {}, {:.1} million weights\n", made.file_bytes, made.parameters as f64 / 1e6);
+    say!("wrote {path}: {}, {:.1} million weights\n", model.file_bytes, model.parameters as f64 / 1e6);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -91,8 +89,8 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     Ok(options)
 }
 
-/// A model that cannot be made, by the flag that asked for it.
-fn refused(error: &SynthError) -> Failure {
+/// The error with the flag that causes it.
+fn with_flag(error: &SynthError) -> Failure {
     let (flag, hint) = match error {
         SynthError::KeyLength { .. } => {
             ("--head-length", "give an even length, or other `--dim` and `--heads`")
@@ -118,18 +116,18 @@ mod tests {
         args: SynthArgs,
     }
 
-    fn given(more: &[&str]) -> SynthOptions {
+    fn parsed(more: &[&str]) -> SynthOptions {
         let verb = Verb::parse_from([&["synth", "--output", "x"], more].concat());
         options(&verb.args).expect("options")
     }
 
     #[test]
-    fn only_the_presets_own_model_has_its_name() {
-        assert_eq!(given(&[]).name, "tiny");
-        assert_eq!(given(&["--gain", "1", "--seed", "1"]).name, "tiny");
+    fn changed_preset_has_another_name() {
+        assert_eq!(parsed(&[]).name, "tiny");
+        assert_eq!(parsed(&["--gain", "1", "--seed", "1"]).name, "tiny");
         let others = ["--gain=2", "--rope-factors", "--quant=f16", "--seed=2", "--layers=3", "--arch=qwen3"];
         for other in others {
-            assert_eq!(given(&[other]).name, "tiny-custom", "{other}");
+            assert_eq!(parsed(&[other]).name, "tiny-custom", "{other}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `hearth whatif`: ranks what would be gained by another device, disk, network or model.
+//! `hearth whatif`: ranks variants of a scenario by the time per token that they save.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -20,11 +20,11 @@ use crate::progress::Terminal;
 struct Output<'o> {
     scenario: &'o str,
     seed: u64,
-    /// The scenario as it is.
+    /// The unchanged scenario.
     base: &'o Evaluation,
-    /// Those that save most first, then those without a time.
+    /// By saved time, those without a time last.
     variants: &'o [RankedVariant],
-    /// Whether Ctrl-C ended it before all were simulated.
+    /// Ctrl-C ended it early.
     stopped: bool,
 }
 
@@ -39,7 +39,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
     let ranking = rank(&loaded, &model, workers::threads(args.jobs), &progress)?;
     drop(progress);
     let Ranking { base: Some(base), variants, count } = ranking else {
-        tracing::info!("stopped before the scenario as it is was simulated");
+        tracing::info!("stopped before the unchanged scenario was simulated");
         return Ok(ExitCode::from(ENDED_BADLY));
     };
     let stopped = variants.len() < count;

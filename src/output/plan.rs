@@ -1,8 +1,7 @@
 //! A plan as a table and as JSON.
 
 use hearth_schema::Plan;
-use hearth_schema::plan::Parallelism;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{Parallelism, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::tensor::Slice;
 use serde::Serialize;
@@ -35,16 +34,16 @@ pub struct Device {
     window: u32,
     gpu_layers: u32,
     residency: ResidencyOptions,
-    /// How many bytes it reads ahead of its turn at most; null is a whole window.
+    /// The most bytes that it reads ahead; null is a whole window.
     budget: Option<u64>,
-    /// Its part of every layer, if layers are sliced.
+    /// Only if layers are sliced.
     #[serde(skip_serializing_if = "Option::is_none")]
     slice: Option<Slice>,
 }
 
 impl Device {
-    /// Its window, with the layers on the GPU in brackets.
-    pub fn words(&self) -> String {
+    /// The name and the window, with the layers on the GPU in brackets.
+    pub fn window(&self) -> String {
         match self.gpu_layers {
             0 => format!("{} {}", self.name, self.window),
             gpu => format!("{} {} ({gpu})", self.name, self.window),

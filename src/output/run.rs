@@ -6,13 +6,12 @@ use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
 use hearth_reports::published::results::Spread;
 use hearth_schema::Trace;
-use hearth_schema::trace::MemoryKind;
-use hearth_schema::trace::Outcome;
+use hearth_schema::trace::{MemoryKind, Outcome};
 use serde::Serialize;
 
 use super::run_events::{self, EventSummary};
 
-/// More sequences than these are counted, not listed.
+/// The most sequences that are listed.
 const MAX_SEQUENCES: usize = 16;
 
 /// A run as `--json` prints it.
@@ -50,8 +49,8 @@ fn number(value: Option<f64>) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.1}"))
 }
 
-/// A line for each sequence, and one for speculative decoding.
-fn several(text: &mut String, metrics: &Metrics) {
+/// Adds a line for each sequence, and one for speculative decoding.
+fn sequences(text: &mut String, metrics: &Metrics) {
     use std::fmt::Write;
     for sequence in metrics.sequences.iter().take(MAX_SEQUENCES) {
         let _ = writeln!(
@@ -69,7 +68,7 @@ fn several(text: &mut String, metrics: &Metrics) {
     if let Some(drafting) = &metrics.speculation {
         let _ = writeln!(
             text,
-            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
+            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the verified drafts accepted; of a token, \
              {:.2} ms drafting and {:.2} ms verifying",
             drafting.tokens_per_step,
             drafting.steps,
@@ -83,9 +82,9 @@ fn several(text: &mut String, metrics: &Metrics) {
 /// The first line: the outcome and the times, or why there are none.
 fn headline(metrics: &Metrics) -> String {
     let outcome = metrics.outcome.word();
-    let ended_badly = metrics.outcome != Outcome::Ok;
+    let has_failed = metrics.outcome != Outcome::Ok;
     let Some(tpot) = metrics.tpot_ms.as_ref() else {
-        if let (true, None) = (ended_badly, metrics.ttft_ms) {
+        if let (true, None) = (has_failed, metrics.ttft_ms) {
             let why = shortages(metrics);
             let first = why.lines().next().map_or("the run ended before a token was out", str::trim);
             return format!("{outcome}: {first}, so there are no times");
@@ -120,12 +119,12 @@ pub fn table(metrics: &Metrics) -> String {
     if !terms.is_empty() {
         let _ = writeln!(
             text,
-            "  of a token, in ms: {}; hidden disk beside it {:.2}",
+            "  of a token, in ms: {}; hidden disk {:.2}",
             terms.join(", "),
             metrics.terms_ms.hidden_disk
         );
     }
-    several(&mut text, metrics);
+    sequences(&mut text, metrics);
     text.push_str(&devices(metrics));
     text
 }

@@ -1,14 +1,11 @@
-//! The events of a run as text and as JSON: what happened, when, and the time per token meanwhile.
+//! The events of a run as text and as JSON, with the time per token before, during and after each.
 //!
 //! Not here: the numbers (`hearth_core::metrics::event_impact`).
 
-use hearth_core::metrics::event_impact::EventImpact;
-use hearth_core::metrics::event_impact::Phases;
-use hearth_core::metrics::event_impact::event_impact;
+use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
 use hearth_profiles::Seconds;
 use hearth_schema::Trace;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
 use serde::Serialize;
 
 /// An event as `--json` prints it.
@@ -36,10 +33,10 @@ pub fn lines(trace: &Trace) -> String {
     for EventSummary { run_event, impact } in summaries(trace) {
         let RunEvent { kind, device, start, end, what, .. } = &run_event;
         let time = |nanos: u64| Seconds::from_nanos(nanos).to_string();
-        let whom = device.as_ref().map_or(String::new(), |name| format!("{name}: "));
+        let name = device.as_ref().map_or(String::new(), |name| format!("{name}: "));
         let what = if what.is_empty() { String::new() } else { format!(" ({what})") };
         let until = end.map_or("the end".into(), time);
-        let _ = writeln!(text, "  {} to {until}  {whom}{}{what}", time(*start), kind.phrase());
+        let _ = writeln!(text, "  {} to {until}  {name}{}{what}", time(*start), kind.phrase());
         if matches!(kind, RunEventKind::Silent | RunEventKind::NotReplanned | RunEventKind::OutOfMemory) {
             continue;
         }
@@ -53,11 +50,11 @@ pub fn lines(trace: &Trace) -> String {
             let _ = writeln!(text, "    memory pressure in %: {}", phases(&impact.pressure, 100.0));
         }
     }
-    if text.is_empty() { text } else { format!("what happened\n{text}") }
+    if text.is_empty() { text } else { format!("events\n{text}") }
 }
 
 fn phases(phases: &Phases, factor: f64) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{:.1}", value * factor));
     let Phases { before, during, after } = phases;
-    format!("{} before, {} meanwhile, {} after", number(*before), number(*during), number(*after))
+    format!("{} before, {} during, {} after", number(*before), number(*during), number(*after))
 }

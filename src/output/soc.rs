@@ -3,11 +3,10 @@
 use std::fmt::Write;
 
 use hearth_core::soc::SocMetrics;
-use hearth_core::soc::metrics::FRAME;
-use hearth_core::soc::metrics::Queue;
+use hearth_core::soc::metrics::{FRAME, Queue};
 
-/// A note about a phone whose weights come from its disk.
-pub const COLD: &str = "note: the times contain reading the weights from disk. Add --warm to see the times of GPU and NPU \
+/// The note for a phone that reads its weights from disk.
+pub const COLD: &str = "note: the times include reading the weights from disk. Add --warm to see the times of GPU and NPU \
                         with the model in memory.";
 
 pub fn lines(numbers: &SocMetrics) -> String {
@@ -15,7 +14,7 @@ pub fn lines(numbers: &SocMetrics) -> String {
     let rate = |speed: Option<f64>| speed.map_or("-".to_owned(), |speed| format!("{speed:.2}"));
     let _ = writeln!(
         text,
-        "  GPU and NPU, `{}`: the prompt at {} tokens/s, then {} tokens/s",
+        "  GPU and NPU, `{}`: prefill at {} tokens/s, decode at {} tokens/s",
         numbers.strategy,
         rate(numbers.prefill_tokens_per_s),
         rate(numbers.decode_tokens_per_s)
@@ -23,7 +22,7 @@ pub fn lines(numbers: &SocMetrics) -> String {
     if numbers.graph_preparation_s > 0.0 {
         let _ = writeln!(
             text,
-            "  graphs made at run time: {:.3} s, with which the prompt comes to {} tokens/s",
+            "  graphs built at run time: {:.3} s; with them prefill at {} tokens/s",
             numbers.graph_preparation_s,
             rate(numbers.prefill_with_preparation_tokens_per_s)
         );
@@ -31,22 +30,22 @@ pub fn lines(numbers: &SocMetrics) -> String {
     if let (Some(power), Some(energy)) = (numbers.prefill_power_w, numbers.prefill_energy_j) {
         let _ = writeln!(text, "  energy of the prompt: {energy:.2} J at {power:.2} W");
     }
-    queue(&mut text, "the prompt is read", &numbers.prefill_queue);
-    queue(&mut text, "tokens are generated", &numbers.decode_queue);
+    queue(&mut text, "prefill", &numbers.prefill_queue);
+    queue(&mut text, "decode", &numbers.decode_queue);
     let waiting = &numbers.waiting;
     let _ = writeln!(
         text,
-        "  waiting for one another: {} times, {:.1} ms for the events, {:.1} ms of a core that watches",
+        "  synchronisation: {} times, {:.1} ms for the events, {:.1} ms of a polling core",
         waiting.stages, waiting.events_ms, waiting.polled_ms
     );
     text
 }
 
-fn queue(text: &mut String, while_what: &str, queue: &Queue) {
-    let verdict = if queue.leaves_frames { "within" } else { "longer than" };
+fn queue(text: &mut String, phase: &str, queue: &Queue) {
+    let relation = if queue.leaves_frames { "within" } else { "longer than" };
     let _ = writeln!(
         text,
-        "  the GPU's queue while {while_what}: held for {:.1} ms at a time, {verdict} a frame of {:.1} ms; longest kernel \
+        "  GPU queue in {phase}: busy for {:.1} ms at a time, {relation} a frame of {:.1} ms; longest kernel \
          {:.1} ms, busy {:.0} %",
         queue.max_ms,
         FRAME.as_millis(),

@@ -1,6 +1,6 @@
 //! `hearth init`: writes a first scenario.
 //!
-//! The answers are flags; missing ones are asked for at a terminal and have defaults elsewhere.
+//! The values come from flags. At a terminal the user is asked for missing ones; elsewhere they have defaults.
 
 mod questions;
 
@@ -54,16 +54,16 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     // The first file is the scenario itself.
     can_write([path], loaded.files().iter().skip(1))?;
     write(path, text.as_bytes())?;
-    let of = |devices: &mut dyn Iterator<Item = &NewDevice>| devices.map(|it| it.name.clone()).collect();
-    let stand_ins: Vec<String> = of(&mut answers.devices.iter().filter(|device| device.placeholder));
+    let names = |devices: &mut dyn Iterator<Item = &NewDevice>| devices.map(|it| it.name.clone()).collect();
+    let stand_ins: Vec<String> = names(&mut answers.devices.iter().filter(|device| device.placeholder));
     if json {
         let (name, model) = (answers.name.clone(), answers.model.clone());
-        let devices = of(&mut answers.devices.iter());
+        let devices = names(&mut answers.devices.iter());
         print_json(&Output { path: path.display().to_string(), name, model, devices, stand_ins })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let shown = path.display();
-    say!("wrote {shown}\nnext: hearth lint {shown}\n      hearth simulate {shown}\n");
+    let file = path.display();
+    say!("wrote {file}\nnext: hearth lint {file}\n      hearth simulate {file}\n");
     if !stand_ins.is_empty() {
         say!(
             "{}: uses the profile `{}` until it is measured; see the comments in the file\n",
@@ -79,10 +79,10 @@ fn answers(args: &InitArgs) -> Result<NewScenario, Failure> {
     let mut devices: Vec<NewDevice> =
         args.device.iter().map(|text| NewDevice::parse(text)).collect::<Result<_, _>>()?;
     if let Some(seconds) = args.discover {
-        discovered(&mut devices, seconds, &args.like)?;
+        add_discovered(&mut devices, seconds, &args.like)?;
     }
-    let asks = args.ask || (stdin().is_terminal() && std::io::stderr().is_terminal());
-    let mut questions = asks.then(|| Questions::new(stdin().lock()));
+    let is_interactive = args.ask || (stdin().is_terminal() && std::io::stderr().is_terminal());
+    let mut questions = is_interactive.then(|| Questions::new(stdin().lock()));
     let model = match (&args.model, &mut questions) {
         (Some(model), _) => model.clone(),
         (None, Some(questions)) => questions.model()?,
@@ -107,24 +107,24 @@ fn answers(args: &InitArgs) -> Result<NewScenario, Failure> {
     Ok(NewScenario { name, model, devices, network, context: args.context.unwrap_or(DEFAULT_CONTEXT) })
 }
 
-/// Adds workers that announce themselves, after this machine.
-fn discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<(), Failure> {
+/// Adds this machine and the workers that announce themselves.
+fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<(), Failure> {
     let line = progress::line();
     line.set_message(format!("listening for workers, {seconds} s"));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let heard = runtime.block_on(discovery::listen(Duration::from_secs(seconds), Medium::default()));
+    let found = runtime.block_on(discovery::listen(Duration::from_secs(seconds), Medium::default()));
     line.finish_and_clear();
-    let heard = heard.map_err(Failure::running)?;
-    if heard.is_empty() {
+    let found = found.map_err(Failure::running)?;
+    if found.is_empty() {
         tracing::info!(
             "no worker was found; start them with `hearth worker --listen 0.0.0.0:9001 --key FILE ..`"
         );
     }
-    if devices.is_empty() && !heard.is_empty() {
+    if devices.is_empty() && !found.is_empty() {
         let profile = "measured".to_owned();
         devices.push(NewDevice { name: HEAD.into(), profile, address: None, placeholder: false });
     }
-    for (name, address) in heard {
+    for (name, address) in found {
         tracing::info!("found `{}` at {address}", name.escape_debug());
         match devices.iter_mut().find(|device| device.name == name) {
             Some(device) => device.address = device.address.take().or(Some(address.to_string())),
@@ -139,7 +139,7 @@ fn discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<
     Ok(())
 }
 
-/// Checks that the document can be read, with every device and model that it names.
+/// Checks that the document, its devices and its model can be read.
 fn check(text: &str, path: &Path) -> Result<LoadedScenario, Failure> {
     let loaded = LoadedScenario::parse(text, path, &ThisMachine)?;
     for entry in loaded.scenario.devices.iter().filter(|entry| entry.profile != "measured") {

@@ -68,7 +68,6 @@ impl From<LabError> for Failure {
     }
 }
 
-/// Runs the verb.
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let Some(scenario) = &args.scenario else { return suite::run(args, json) };
     let result = run_through(args, scenario, json);

@@ -38,7 +38,7 @@ use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
 use crate::interruption;
 use crate::machine::open_model;
-use crate::ring::BEGINS;
+use crate::ring::PROMPT_MARK;
 
 /// For a profile under a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
@@ -351,7 +351,7 @@ impl Lab {
                 let word = if line.starts_with("token ") {
                     token();
                     HeadReport::Token
-                } else if line == BEGINS {
+                } else if line == PROMPT_MARK {
                     HeadReport::Begins
                 } else {
                     return;
@@ -450,7 +450,7 @@ fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure
 
 /// Undoes what the lab has set up when a person or the system stops it; destructors do not run then.
 fn undo_when_interrupted(groups: Option<Groups>, folder: PathBuf) {
-    interruption::at_each_signal(move || {
+    interruption::on_signal(move || {
         INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {
             groups.remove_own();

@@ -275,7 +275,7 @@ static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// A signal ends the lab that runs, which undoes what it did, and the suite after it.
 fn forward_interruptions() {
-    interruption::at_each_signal(|| {
+    interruption::on_signal(|| {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);
         let child = CHILD.load(Ordering::SeqCst);
         if child != 0 {
