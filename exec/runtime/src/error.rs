@@ -71,8 +71,8 @@ pub enum ExecError {
     Metadata { key: String, found: String, hint: &'static str },
     #[error("cannot start compute threads: {source}: use fewer threads")]
     Threads { source: std::io::Error },
-    #[error("layers {asked:?} are not all in this stage, which owns {owned:?}: send them to their owner")]
-    Layers { asked: Range<u32>, owned: Vec<Range<u32>> },
+    #[error("layers {requested:?} are not all in this stage, which owns {owned:?}: send them to their owner")]
+    Layers { requested: Range<u32>, owned: Vec<Range<u32>> },
     #[error("{found} activations are not {tokens} rows of {embedding}")]
     Hidden { found: usize, tokens: usize, embedding: usize },
     #[error(
@@ -103,12 +103,12 @@ fn known_formats() -> String {
 /// Text of a file for use in an error: without control characters and "; ", which begins a hint.
 pub(crate) fn harmless(text: &str) -> String {
     /// source: assumed, some lines of a terminal
-    const LONGEST: usize = 300;
+    const MAX_CHARS: usize = 300;
     // Marks of direction change how the rest of a line looks.
     let obeyed = |c: char| {
         c.is_control()
             || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    let plain: String = text.chars().take(LONGEST).map(|c| if obeyed(c) { ' ' } else { c }).collect();
+    let plain: String = text.chars().take(MAX_CHARS).map(|c| if obeyed(c) { ' ' } else { c }).collect();
     plain.replace("; ", ", ")
 }

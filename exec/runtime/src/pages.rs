@@ -55,7 +55,7 @@ pub fn resident(_region: &[u8]) -> u64 {
 }
 
 /// Whether [`resident`] is reliable for a mapped file: since Linux 5.0 only the file's owner gets true answers.
-pub fn is_told(file: &File) -> bool {
+pub fn is_residency_reported(file: &File) -> bool {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::unix::fs::MetadataExt;
@@ -87,12 +87,12 @@ pub fn populate(region: &[u8]) -> u64 {
 }
 
 /// Advises the kernel that a whole mapping is accessed at random: a touched page is read alone, without read-ahead.
-pub fn expect_no_order(mapping: &[u8]) {
+pub fn advise_random(mapping: &[u8]) {
     advise(mapping, usize::MAX, Advice::Random);
 }
 
-/// Reverts [`expect_no_order`].
-pub fn expect_order(mapping: &[u8]) {
+/// Reverts [`advise_random`].
+pub fn advise_normal(mapping: &[u8]) {
     advise(mapping, usize::MAX, Advice::Normal);
 }
 
@@ -111,7 +111,7 @@ pub fn processors() -> u32 {
 /// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim others. The region is unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but
 /// at more than twice the cost, not for a file of another owner, and it leaves traces that count as refaults
 /// when the pages come back.
-pub fn give_up(region: &[u8], file: &File, offset: u64) {
+pub fn evict(region: &[u8], file: &File, offset: u64) {
     let page = page_bytes() as u64;
     let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
     let Some(inside) = region.get((begin - offset) as usize..).filter(|_| begin < end) else { return };

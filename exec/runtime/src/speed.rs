@@ -66,8 +66,8 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     let pool = Arc::new(Pool::new(pool).map_err(|source| ExecError::Threads { source })?);
     let cpu = Cpu::new(Arc::clone(&pool));
     let layers = weights.shape().layers.0;
-    let longest = options.prompts.iter().copied().max().unwrap_or(0);
-    let context = longest.max(options.tokens + 1);
+    let max_prompt = options.prompts.iter().copied().max().unwrap_or(0);
+    let context = max_prompt.max(options.tokens + 1);
     let cache = CacheOptions { context, format: CacheFormat::F16, sequences: 1 };
     let mut engine = Engine {
         stage: Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?,

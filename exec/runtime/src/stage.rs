@@ -111,7 +111,7 @@ impl Stage {
         positions: &[u32],
     ) -> Result<ComputeCost, ExecError> {
         if !self.owned.iter().any(|own| own.start <= layers.start && layers.end <= own.end) {
-            return Err(ExecError::Layers { asked: layers, owned: self.owned.clone() });
+            return Err(ExecError::Layers { requested: layers, owned: self.owned.clone() });
         }
         let embedding = self.weights.shape().embedding as usize;
         if hidden.len() != positions.len() * embedding {
@@ -188,7 +188,7 @@ impl Stage {
         };
         let end = u64::from(first) + positions.len() as u64;
         let consecutive =
-            positions.iter().zip(u64::from(first)..).all(|(&at, wanted)| u64::from(at) == wanted);
+            positions.iter().zip(u64::from(first)..).all(|(&at, expected)| u64::from(at) == expected);
         if !consecutive || first > filled || end > u64::from(self.context) {
             let (end, count) = (u32::try_from(end).unwrap_or(u32::MAX), positions.len());
             return Err(ExecError::Positions { first, end, count, filled, context: self.context });
@@ -202,7 +202,7 @@ fn check_owned(weights: &Weights, owned: &[Range<u32>]) -> Result<(), ExecError>
     for (index, range) in owned.iter().enumerate() {
         let overlaps = owned[..index].iter().any(|other| range.start < other.end && other.start < range.end);
         if range.start >= range.end || range.end > all.end || overlaps || !weights.holds(range.clone()) {
-            return Err(ExecError::Layers { asked: range.clone(), owned: vec![all] });
+            return Err(ExecError::Layers { requested: range.clone(), owned: vec![all] });
         }
     }
     Ok(())

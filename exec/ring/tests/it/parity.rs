@@ -260,7 +260,7 @@ async fn what_is_not_kept_is_read_again_for_every_token() {
     let (model, prompt) = (Arc::new(LocalModel::open(&copy).expect("a model")), prompt());
     // Writing leaves folios of many pages in memory, which can only be given up as a whole.
     let (mapping, file) = (model.weights.mappings().next().expect("a file"), &model.weights.files()[0]);
-    hearth_runtime::pages::give_up(mapping, file, 0);
+    hearth_runtime::pages::evict(mapping, file, 0);
     let whole: u64 = model.weights.part_bytes(&ModelPart::Layers(0..LAYERS))
         + model.weights.part_bytes(&ModelPart::Output);
     let network = Memory::default();
@@ -297,7 +297,7 @@ fn is_on_disk(model: &LocalModel) -> bool {
         return false;
     };
     hearth_runtime::pages::populate(bytes);
-    hearth_runtime::pages::give_up(bytes, file, extent.offset);
+    hearth_runtime::pages::evict(bytes, file, extent.offset);
     hearth_runtime::pages::resident(bytes) < bytes.len() as u64 / 2
 }
 

@@ -27,7 +27,7 @@ use crate::weights::Weights;
 const CONTEXT: u32 = 32;
 
 /// No cost is given as less: a clock and a branch take this long.
-const LEAST: Seconds = Seconds(1e-7);
+const MIN_COST: Seconds = Seconds(1e-7);
 
 /// Fixed costs.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,7 +116,7 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
 
     let layer_cost = |all: f64| Seconds(all / f64::from(layers) - arithmetic(layer_weights));
     let token_cost = |all: f64| Seconds(all - arithmetic(wide * u64::from(shape.vocabulary)));
-    let least = |cost: Seconds| Seconds(cost.0.max(LEAST.0));
+    let least = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
     let what = |part: &str| format!("{part} of a model of width 256, less its products at `matvec`");
     Ok(Overheads {
         layer: layer.sourced(|all| least(layer_cost(all)), &what("a layer")),

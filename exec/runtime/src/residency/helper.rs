@@ -16,7 +16,7 @@ use super::managed::Shared;
 use super::{ReadSpan, evict, is_residency_known};
 use crate::clock::wall_nanos;
 use crate::memory::MemoryReading;
-use crate::pages::{expect_no_order, expect_order, populate, resident, will_need};
+use crate::pages::{advise_normal, advise_random, populate, resident, will_need};
 use crate::read_counter::ReadCounter;
 
 /// The state that only the helper thread has.
@@ -40,7 +40,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     pub(super) fn run(mut self) {
-        self.shared.weights.mappings().for_each(expect_no_order);
+        self.shared.weights.mappings().for_each(advise_random);
         let mut state = self.shared.lock();
         while !state.ended {
             match state.residency.next_step() {
@@ -55,17 +55,17 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
                 }
                 step => {
                     drop(state);
-                    self.carry_out(step);
+                    self.execute(step);
                     state = self.shared.lock();
                 }
             }
         }
         drop(state);
-        self.shared.weights.mappings().for_each(expect_order);
+        self.shared.weights.mappings().for_each(advise_normal);
     }
 
     /// Carries out a step that makes system calls, for which the lock is not held.
-    fn carry_out(&mut self, step: Step) {
+    fn execute(&mut self, step: Step) {
         match step {
             Step::Measure => self.measure(),
             Step::Read(piece, origin) => self.read(piece, origin),

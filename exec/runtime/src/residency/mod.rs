@@ -85,7 +85,7 @@ impl WeightResidency {
     ) -> Self {
         let options = plan.devices[place].residency;
         if let Some(table) = weights.embedding_alone().and_then(|table| weights.bytes(table)) {
-            pages::expect_no_order(table);
+            pages::advise_random(table);
         }
         match options.policy {
             // Other systems neither tell what is in memory nor read on request.
@@ -193,13 +193,13 @@ impl WeightResidency {
 
 fn evict(weights: &Weights, extent: Extent) {
     if let Some((bytes, file)) = weights.bytes(extent).zip(weights.file(extent)) {
-        pages::give_up(bytes, file, extent.offset);
+        pages::evict(bytes, file, extent.offset);
     }
 }
 
 /// Whether the system tells what of a model's files is in memory.
 pub fn is_residency_known(weights: &Weights) -> bool {
-    weights.files().iter().all(pages::is_told)
+    weights.files().iter().all(pages::is_residency_reported)
 }
 
 /// Bytes of a part's weights that are in memory, in whole pages.

@@ -43,18 +43,32 @@ pub(super) fn fill(
         Format::Bf16 => {
             numbers::<2>(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes());
         }
-        Format::Q4_0 => quants::<18>(rng, out, |block| q4_0(block, deviation)),
-        Format::Q4_1 => quants::<20>(rng, out, |block| q4_1(block, deviation)),
-        Format::Q5_0 => quants::<22>(rng, out, |block| q5_0(block, deviation)),
-        Format::Q5_1 => quants::<24>(rng, out, |block| q5_1(block, deviation)),
+        // `[d: f16][two 4-bit q a byte; 16]`, weight `d (q - 8)`, q uniform with the mean 7.5 (standard deviation 4.61,
+        // with the mean of q - 8 4.64), so that d has a random sign.
+        Format::Q4_0 => quants::<18>(rng, out, |block| signed_scale(block, 0, deviation / 4.64)),
+        // `[d: f16][m: f16][two 4-bit q a byte; 16]`, weight `d q + m`.
+        Format::Q4_1 => quants::<20>(rng, out, |block| scale_and_minimum(block, deviation / 4.61, 7.5)),
+        // `[d: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d (q - 16)` (standard deviation with its mean 9.25).
+        Format::Q5_0 => quants::<22>(rng, out, |block| signed_scale(block, 0, deviation / 9.25)),
+        // `[d: f16][m: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d q + m`.
+        Format::Q5_1 => quants::<24>(rng, out, |block| scale_and_minimum(block, deviation / 9.23, 15.5)),
         Format::Q8_0 => quants::<34>(rng, out, |block| q8_0(block, deviation)),
         Format::Q2K => quants::<84>(rng, out, |block| q2_k(block, deviation)),
         Format::Q3K => quants::<110>(rng, out, |block| q3_k(block, deviation)),
-        Format::Q4K => quants::<144>(rng, out, |block| q4_k(block, deviation)),
-        Format::Q5K => quants::<176>(rng, out, |block| q5_k(block, deviation)),
+        // `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][two 4-bit q a byte; 128]`, weight
+        // `d scale q - dmin minimum`. Scales from 16 to 47, root mean square 33.
+        Format::Q4K => quants::<144>(rng, out, |block| {
+            scales_and_minima(block, deviation / (33.0 * 4.61), 7.5, |bits| 16 + (bits & 31));
+        }),
+        // `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][fifth bits: 32][two 4-bit q a byte; 128]`, as Q4_K.
+        // Scales from 8 to 23, root mean square 16.2; smaller than those of Q4_K, so that d stays a normal number.
+        Format::Q5K => quants::<176>(rng, out, |block| {
+            scales_and_minima(block, deviation / (16.2 * 9.23), 15.5, |bits| 8 + (bits & 15));
+        }),
         Format::Q6K => quants::<210>(rng, out, |block| q6_k(block, deviation)),
         Format::Iq1S => quants::<50>(rng, out, |block| iq1_s(block, deviation)),
-        Format::Iq4Nl => quants::<18>(rng, out, |block| iq4_nl(block, deviation)),
+        // `[d: f16][two 4-bit q a byte; 16]`, weight `d value[q]`; the 16 values have the root mean square 67.4.
+        Format::Iq4Nl => quants::<18>(rng, out, |block| signed_scale(block, 0, deviation / 67.4)),
         Format::Iq4Xs => quants::<136>(rng, out, |block| iq4_xs(block, deviation)),
     }
 }
@@ -85,9 +99,9 @@ fn normal(bits: [u8; 8], distribution: Distribution) -> f32 {
     distribution.mean + (sum as f32 - 131_070.0) * (distribution.deviation / FOUR_UNIFORM_DEVIATION)
 }
 
-/// A factor from `least` to `most` made from 15 random bits.
-fn between(bits: u16, least: f32, most: f32) -> f32 {
-    least + f32::from(bits & 0x7fff) * ((most - least) / 32_768.0)
+/// A factor from `min` to `max` made from 15 random bits.
+fn between(bits: u16, min: f32, max: f32) -> f32 {
+    min + f32::from(bits & 0x7fff) * ((max - min) / 32_768.0)
 }
 
 fn bits16(block: &[u8], at: usize) -> u16 {
@@ -115,34 +129,11 @@ fn signed_scale(block: &mut [u8], at: usize, scale: f32) {
     put_f16(block, at, sign * scale * between(bits, 0.8, 1.25));
 }
 
-/// `[d: f16][two 4-bit q a byte; 16]`, weight `d (q - 8)`, q uniform (standard deviation 4.61, with its mean 4.64). q
-/// has the mean 7.5, so d has a random sign.
-fn q4_0(block: &mut [u8; 18], deviation: f32) {
-    signed_scale(block, 0, deviation / 4.64);
-}
-
-/// `[d: f16][m: f16][two 4-bit q a byte; 16]`, weight `d q + m`. With m = -7.5 d the mean is zero.
-fn q4_1(block: &mut [u8; 20], deviation: f32) {
-    let scale = deviation / 4.61 * between(bits16(block, 0), 0.8, 1.25);
+/// A scale, and a minimum with which weights have the mean zero if q has the mean `mean`.
+fn scale_and_minimum(block: &mut [u8], scale: f32, mean: f32) {
+    let scale = scale * between(bits16(block, 0), 0.8, 1.25);
     put_f16(block, 0, scale);
-    put_f16(block, 2, -7.5 * scale);
-}
-
-/// `[d: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d (q - 16)` (standard deviation with its mean 9.25).
-fn q5_0(block: &mut [u8; 22], deviation: f32) {
-    signed_scale(block, 0, deviation / 9.25);
-}
-
-/// `[d: f16][m: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d q + m`, as `q4_1`.
-fn q5_1(block: &mut [u8; 24], deviation: f32) {
-    let scale = deviation / 9.23 * between(bits16(block, 0), 0.8, 1.25);
-    put_f16(block, 0, scale);
-    put_f16(block, 2, -15.5 * scale);
-}
-
-/// `[d: f16][two 4-bit q a byte; 16]`, weight `d value[q]`; the 16 values have the root mean square 67.4.
-fn iq4_nl(block: &mut [u8; 18], deviation: f32) {
-    signed_scale(block, 0, deviation / 67.4);
+    put_f16(block, 2, -mean * scale);
 }
 
 /// `[d: f16][upper bits of eight scales: 2][lower bits: 4][two 4-bit q a byte; 128]`, weight `d (scale - 32) value[q]`,
@@ -162,8 +153,8 @@ fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     put_f16(block, 0, scale);
 }
 
-/// `[d: f16][rows of the book: 32][scales, signs and upper bits of rows: 16]`, weight `d scale (g +- 1/8)`, scale odd
-/// from 1 to 15 (root mean square 9.22), g from the book (with the eighth 0.781).
+/// `[d: f16][rows of the codebook: 32][scales, signs and upper bits of rows: 16]`, weight `d scale (g +- 1/8)`, scale odd
+/// from 1 to 15 (root mean square 9.22), g from the codebook (with the eighth 0.781).
 fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
@@ -203,24 +194,12 @@ fn q3_k(block: &mut [u8; 110], deviation: f32) {
     put_f16(block, 108, scale);
 }
 
-/// `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][two 4-bit q a byte; 128]`, weight
-/// `d scale q - dmin minimum`. With minimum = scale and dmin = 7.5 d the mean is zero.
-fn q4_k(block: &mut [u8; 144], deviation: f32) {
-    // Scales from 16 to 47, root mean square 33.
-    let scale = k_scale(bits16(block, 0), deviation / (33.0 * 4.61));
+/// Scales made of random bytes, and minima with which weights have the mean zero: minimum = scale, dmin = `mean` d.
+fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(u8) -> u8) {
+    let scale = k_scale(bits16(block, 0), scale);
     put_f16(block, 0, scale);
-    put_f16(block, 2, 7.5 * scale);
-    let scales = std::array::from_fn(|at| 16 + (block[4 + at] & 31));
-    put_scales(block, scales);
-}
-
-/// `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][fifth bits: 32][two 4-bit q a byte; 128]`, as `q4_k`.
-fn q5_k(block: &mut [u8; 176], deviation: f32) {
-    // Scales from 8 to 23, root mean square 16.2; smaller than those of q4_k, so that d stays a normal number.
-    let scale = k_scale(bits16(block, 0), deviation / (16.2 * 9.23));
-    put_f16(block, 0, scale);
-    put_f16(block, 2, 15.5 * scale);
-    let scales = std::array::from_fn(|at| 8 + (block[4 + at] & 15));
+    put_f16(block, 2, mean * scale);
+    let scales = std::array::from_fn(|at| scale_of(block[4 + at]));
     put_scales(block, scales);
 }
 

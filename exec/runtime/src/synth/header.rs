@@ -27,8 +27,8 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     if !GAIN_RANGE.contains(&options.gain) {
         return Err(SynthError::Gain {
             found: options.gain,
-            least: *GAIN_RANGE.start(),
-            most: *GAIN_RANGE.end(),
+            min: *GAIN_RANGE.start(),
+            max: *GAIN_RANGE.end(),
         });
     }
     let always_tied = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);

@@ -73,12 +73,12 @@ pub enum SynthError {
     Block(#[from] BlockError),
     #[error(transparent)]
     Header(#[from] HeaderError),
-    #[error("a vocabulary of {found} tokens cannot be synthesised: at least {least}, at most about 900000")]
-    Vocabulary { found: u32, least: u32 },
+    #[error("a vocabulary of {found} tokens cannot be synthesised: at least {min}, at most about 900000")]
+    Vocabulary { found: u32, min: u32 },
     #[error("a key length of {found} cannot be rotated in pairs: use an even one")]
     KeyLength { found: u32 },
-    #[error("a gain of {found} gives weights that overflow or vanish: use one from {least} to {most}")]
-    Gain { found: f32, least: f32, most: f32 },
+    #[error("a gain of {found} gives weights that overflow or vanish: use one from {min} to {max}")]
+    Gain { found: f32, min: f32, max: f32 },
     #[error("a {architecture} model always ties its head to the embedding: set `tied_embeddings`")]
     Untied { architecture: String },
     #[error("a {architecture} model has no factors of rotary frequencies: leave them out, or use llama")]

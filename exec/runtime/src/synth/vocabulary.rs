@@ -10,6 +10,7 @@ use hearth_profiles::gguf::{Array, Value};
 use hearth_profiles::model::Architecture;
 
 use super::SynthError;
+use crate::tokenizer::visible;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenizerKind {
@@ -48,7 +49,7 @@ impl TokenizerKind {
         vocabulary: u32,
         architecture: Architecture,
     ) -> Result<Vec<(&'static str, Value)>, SynthError> {
-        let wrong = SynthError::Vocabulary { found: vocabulary, least: MIN_VOCABULARY };
+        let wrong = SynthError::Vocabulary { found: vocabulary, min: MIN_VOCABULARY };
         if vocabulary < MIN_VOCABULARY {
             return Err(wrong);
         }
@@ -115,26 +116,9 @@ fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
     ])
 }
 
-/// GPT-2's stand-in for each byte: itself where it is visible, else a character from U+0100 on.
-fn byte_characters() -> Vec<String> {
-    let mut next = 256;
-    (0..256u32)
-        .map(|byte| {
-            let visible = matches!(byte, 33..=126 | 161..=172 | 174..=255);
-            let code = if visible {
-                byte
-            } else {
-                next += 1;
-                next - 1
-            };
-            char::from_u32(code).map(String::from).unwrap_or_default()
-        })
-        .collect()
-}
-
 /// `None` if the n-grams do not suffice.
 fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static str, Value)>> {
-    let mut tokens = byte_characters();
+    let mut tokens: Vec<String> = (0..=255).map(|byte| visible(byte).to_string()).collect();
     let space = tokens[32].clone();
     let mut seen: BTreeSet<String> = tokens.iter().cloned().collect();
     let mut merges = Vec::new();

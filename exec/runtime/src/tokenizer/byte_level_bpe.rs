@@ -87,7 +87,7 @@ impl ByteLevelBpe {
 
 /// GPT-2's visible character for a byte: printable Latin-1 characters stand for themselves, the others are
 /// counted up from U+0100.
-fn visible(byte: u8) -> char {
+pub(crate) fn visible(byte: u8) -> char {
     let itself = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     if itself(byte) {
         return char::from(byte);

@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 use hearth_profiles::gguf::Metadata;
 
 use crate::error::ExecError;
+pub(crate) use byte_level_bpe::visible;
 use special::{Fragment, SpecialTokens};
 
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 //! than by llama.cpp, which looks for Chinese characters in a text whose spaces it has replaced. Here it is cut as by
 //! the published tokenizers.
 //!
-//! Not here: merging. That is [`super::bytes`].
+//! Not here: merging. That is [`super::byte_level_bpe`].
 
 /// GPT-2's, by Radford et al. 2019; what is left at the end of a text is a word too.
 const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";

@@ -90,7 +90,7 @@ impl SpecialTokens {
         self.all.iter().filter(|special| !special.anywhere).map(|special| special.text.as_str())
     }
 
-    /// Calls `found` with the number of each token whose text `byte_level_bpe` begin with.
+    /// Calls `found` with the number of each token whose text `bytes` begin with.
     fn beginning(&self, bytes: &[u8], found: &mut impl FnMut(usize)) {
         let mut range = self.sorted.as_slice();
         let text = |&at: &usize| self.all[at].text.as_bytes();

@@ -143,15 +143,7 @@ fn an_unknown_pre_tokenizer_is_an_error() {
 
 /// All bytes and the runs of digits, merged from the left.
 fn byte_level(pre: &str) -> Tokenizer {
-    // Printable bytes are themselves and the others counted up from U+0100, in byte order.
-    let mut hidden = 256u32..;
-    let mut texts: Vec<String> = (0..=255u32)
-        .map(|byte| match byte {
-            33..=126 | 161..=172 | 174..=255 => byte,
-            _ => hidden.next().unwrap(),
-        })
-        .map(|code| char::from_u32(code).unwrap().to_string())
-        .collect();
+    let mut texts: Vec<String> = (0..=255).map(|byte| visible(byte).to_string()).collect();
     texts.extend(["12", "123", "1234", "<|eot|>"].map(String::from));
     let types = (0..texts.len()).map(|id| if id == 259 { 3 } else { 1 });
     let merges = ["1 2", "12 3", "123 4"].map(String::from).to_vec();

@@ -101,7 +101,7 @@ impl<'a> Table<'a> {
         let name = |name: &str| format!("blk.{layer}.{name}.weight");
         let matrix = |at: &str, length, rows| self.matrix(&name(at), length, rows);
         let norm = |at: &str, length| self.vector(&name(at), length);
-        let norm_if = |wanted: bool, at: &str, length| wanted.then(|| norm(at, length)).transpose();
+        let norm_if = |expected: bool, at: &str, length| expected.then(|| norm(at, length)).transpose();
         let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
         let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
         let mixed = u64::from(shape.heads) * u64::from(shape.value_length);

@@ -6,15 +6,16 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use hearth_profiles::Layers;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
-use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+use hearth_runtime::{CacheFormat, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+
+use crate::models::Model;
 
 #[derive(Deserialize)]
 struct Fixture {
@@ -43,7 +44,7 @@ fn fixture() -> Fixture {
     serde_json::from_str(&std::fs::read_to_string(folder().join("cases.json")).unwrap()).unwrap()
 }
 
-/// Whether activations are rounded to meet these weights.
+/// Whether activations are rounded for these weights.
 fn is_rounded(quant: &str) -> bool {
     !matches!(quant, "f16" | "f32")
 }
@@ -74,21 +75,12 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
 
 /// Logits of all tokens, in passes of 16. [tokens, vocabulary]
 fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
-    let weights = Arc::new(Weights::open(path).unwrap());
-    let pool = Pool::new(PoolOptions { threads: 2, pin: false, ..PoolOptions::default() }).unwrap();
-    let cpu = Cpu::new(Arc::new(pool));
-    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32, sequences: 1 };
-    let whole = std::slice::from_ref(&(0..4));
-    let mut stage = Stage::on_cpu(Arc::clone(&weights), whole, cache, cpu.clone()).unwrap();
-    let mut head = Head::new(weights, cpu);
-    let mut logits = Vec::new();
-    for (pass, tokens) in tokens.chunks(16).enumerate() {
-        let mut hidden = head.embed(tokens).unwrap();
-        let positions: Vec<u32> = (pass as u32 * 16..).take(tokens.len()).collect();
-        stage.forward(0..4, &mut hidden, &positions).unwrap();
-        logits.extend(head.logits(&hidden).unwrap());
-    }
-    logits
+    let mut model = Model::open(path, CacheFormat::F32);
+    let pass = |tokens| {
+        let hidden = model.pass(tokens);
+        model.head.logits(&hidden).unwrap()
+    };
+    tokens.chunks(16).flat_map(pass).collect()
 }
 
 fn rms(values: impl Iterator<Item = f64> + Clone) -> f64 {
@@ -108,16 +100,17 @@ fn logits_are_those_of_llama_cpp() {
         let digest = format!("{:x}", Sha256::digest(std::fs::read(&path).unwrap()));
         assert_eq!(digest, case.sha256, "{name}: the model is another one; make the fixtures again");
         let own = logits(&path, &fixture.tokens);
-        let kept = std::fs::read(folder().join(&case.logits)).unwrap();
-        let kept: Vec<f32> = kept.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let reference = std::fs::read(folder().join(&case.logits)).unwrap();
+        let reference: Vec<f32> =
+            reference.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         let width = fixture.vocabulary as usize;
         let own: Vec<f32> =
             fixture.rows.iter().flat_map(|&row| own[row * width..][..width].to_vec()).collect();
-        assert_eq!(own.len(), kept.len(), "{name}");
-        let difference = own.iter().zip(&kept).map(|(own, kept)| f64::from(own - kept));
-        let relative = rms(difference) / rms(kept.iter().map(|&logit| f64::from(logit)));
+        assert_eq!(own.len(), reference.len(), "{name}");
+        let difference = own.iter().zip(&reference).map(|(own, reference)| f64::from(own - reference));
+        let relative = rms(difference) / rms(reference.iter().map(|&logit| f64::from(logit)));
         let bound = if is_rounded(&case.quant) { 1e-2 } else { 1e-3 };
-        println!("{name}: relative RMS {relative:.1e}, {:.1e} when it was kept", case.relative_rms);
+        println!("{name}: relative RMS {relative:.1e}, {:.1e} when the fixture was made", case.relative_rms);
         assert!(relative <= bound, "{name}: relative RMS {relative}");
         seen.insert(case.architecture);
     }

@@ -1,22 +1,21 @@
-//! Files that cannot be executed are refused before any weight is used.
+//! Refusal of files that cannot be executed, before any weight is used.
 //!
 //! Each test patches bytes of equal length into the header of a good file.
 
 use std::io::Write;
-use std::path::PathBuf;
-use std::sync::Arc;
 
 use hearth_profiles::gguf::GgufModel;
-use hearth_runtime::synth::{SynthOptions, synthesise};
-use hearth_runtime::{CacheFormat, CacheOptions, Cpu, ExecError, Head, Pool, PoolOptions, Stage, Weights};
+use hearth_runtime::synth::SynthOptions;
+use hearth_runtime::{CacheFormat, ExecError, Weights};
+
+use crate::models::{self, Model};
 
 fn good() -> Vec<u8> {
-    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models");
-    std::fs::read(models.join("psalm-7m-f16.gguf")).unwrap()
+    std::fs::read(models::folder().join("psalm-7m-f16.gguf")).unwrap()
 }
 
-fn find(file: &[u8], text: &[u8]) -> usize {
-    file.windows(text.len()).position(|window| window == text).expect("the text is in the header")
+fn find(file: &[u8], text: &str) -> usize {
+    file.windows(text.len()).position(|window| window == text.as_bytes()).expect("the text is in the header")
 }
 
 fn open(file: &[u8]) -> ExecError {
@@ -25,116 +24,91 @@ fn open(file: &[u8]) -> ExecError {
     Weights::open(named.path()).expect_err("the file is bad")
 }
 
+/// The file with other bytes at `skip` bytes after the begin of a text in its header.
+fn patched(mut file: Vec<u8>, text: &str, skip: usize, old: &[u8], new: &[u8]) -> Vec<u8> {
+    let at = find(&file, text) + skip;
+    assert_eq!(file[at..][..old.len()], *old);
+    file[at..][..new.len()].copy_from_slice(new);
+    file
+}
+
 /// The good file as one of another architecture with a name as long.
-fn as_architecture(name: [u8; 5]) -> Vec<u8> {
+fn as_architecture(name: &[u8]) -> Vec<u8> {
     let mut file = good();
     for at in 0..20_000 {
         if file[at..].starts_with(b"llama") {
-            file[at..at + 5].copy_from_slice(&name);
+            file[at..at + 5].copy_from_slice(name);
         }
     }
     file
 }
 
-#[test]
-fn an_architecture_without_a_forward_pass() {
-    assert_eq!(
-        open(&as_architecture(*b"klama")).to_string(),
-        "architecture `klama` is not supported: use a model of one of llama, qwen2, qwen3, gemma, gemma2, internlm2"
-    );
+fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
+    patched(file, old, 0, old.as_bytes(), new.as_bytes())
+}
+
+/// A model with factors of the rotary frequencies.
+fn with_rope_factors() -> (SynthOptions, tempfile::NamedTempFile) {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    options.shape.vocabulary = 400;
+    options.rope_frequencies = true;
+    let file = models::synthetic(&options);
+    (options, file)
 }
 
 #[test]
-fn an_architecture_whose_tensors_are_not_there() {
-    let error = open(&as_architecture(*b"qwen2"));
-    assert!(
-        matches!(&error, ExecError::MissingTensor { tensor } if tensor == "blk.0.attn_q.bias"),
-        "{error}"
-    );
-    let error = open(&as_architecture(*b"qwen3"));
-    assert!(
-        matches!(&error, ExecError::MissingTensor { tensor } if tensor == "blk.0.attn_q_norm.weight"),
-        "{error}"
-    );
+fn invalid_headers_are_refused() {
+    let (key, gate) = ("llama.block_count", "blk.0.ffn_gate.weight");
+    let [wide, tall] = [[256u64, 768], [768, 256]].map(|sides| sides.map(u64::to_le_bytes).concat());
+    let factors = std::fs::read(with_rope_factors().1.path()).unwrap();
+    for (file, message) in [
+        (
+            as_architecture(b"klama"),
+            "architecture `klama` is not supported: use a model of one of llama, qwen2, qwen3, gemma, gemma2, internlm2",
+        ),
+        (as_architecture(b"qwen2"), "tensor `blk.0.attn_q.bias` is missing"),
+        (as_architecture(b"qwen3"), "tensor `blk.0.attn_q_norm.weight` is missing"),
+        (
+            renamed(good(), "blk.2.attn_k.weight", "blk.2.attn_?.weight"),
+            "tensor `blk.2.attn_k.weight` is missing",
+        ),
+        // The file says that it has one layer less; the last one's tensors remain.
+        (
+            patched(good(), key, key.len() + 4, &8u32.to_le_bytes(), &7u32.to_le_bytes()),
+            "has no place in the forward pass of llama",
+        ),
+        (
+            patched(good(), gate, gate.len() + 4, &wide, &tall),
+            "tensor `blk.0.ffn_gate.weight` has dimensions [768, 256], but the metadata imply [256, 768]",
+        ),
+        (
+            renamed(factors, "rope_freqs.weight", "rope_fraqs.weight"),
+            "tensor `rope_fraqs.weight` has no place in the forward pass of llama: \
+             the model is a variant (experts, adapters) that cannot be executed; use one without it",
+        ),
+    ] {
+        let error = open(&file).to_string();
+        assert!(error.contains(message), "{error}");
+        assert!(
+            message != "has no place in the forward pass of llama" || error.contains("`blk.7."),
+            "{error}"
+        );
+    }
 }
 
 #[test]
-fn a_tensor_type_without_a_kernel() {
-    let mut file = good();
-    let name = b"blk.3.ffn_up.weight";
+fn tensor_types_without_a_kernel_are_refused() {
+    let name = "blk.3.ffn_up.weight";
     // After the name: u32 dimensions (2), two u64, and the type: from 1 (f16) to 35, which has three values a weight.
-    let at = find(&file, name) + name.len() + 4 + 16;
-    assert_eq!(file[at..at + 4], 1u32.to_le_bytes());
-    file[at..at + 4].copy_from_slice(&35u32.to_le_bytes());
-    let error = open(&file).to_string();
+    let skip = name.len() + 4 + 16;
+    let error = open(&patched(good(), name, skip, &1u32.to_le_bytes(), &35u32.to_le_bytes())).to_string();
     assert!(error.contains("`blk.3.ffn_up.weight`") && error.contains("35"), "{error}");
-    assert!(error.contains("iq1_s"), "what would do is named: {error}");
+    assert!(error.contains("iq1_s"), "the known types are named: {error}");
 }
 
 #[test]
-fn a_missing_tensor() {
-    let mut file = good();
-    let at = find(&file, b"blk.2.attn_k.weight");
-    file[at..at + 19].copy_from_slice(b"blk.2.attn_?.weight");
-    let error = open(&file);
-    assert!(
-        matches!(&error, ExecError::MissingTensor { tensor } if tensor == "blk.2.attn_k.weight"),
-        "{error}"
-    );
-}
-
-#[test]
-fn a_tensor_that_would_be_left_out() {
-    let mut file = good();
-    // The file now says that it has one layer less; the last one's tensors remain.
-    let key = b"llama.block_count";
-    let at = find(&file, key) + key.len() + 4;
-    assert_eq!(file[at..at + 4], 8u32.to_le_bytes());
-    file[at..at + 4].copy_from_slice(&7u32.to_le_bytes());
-    let error = open(&file);
-    assert!(
-        matches!(&error, ExecError::UnexpectedTensor { tensor, .. } if tensor.starts_with("blk.7.")),
-        "{error}"
-    );
-}
-
-#[test]
-fn a_matrix_lying_on_its_side() {
-    let mut file = good();
-    let name = b"blk.0.ffn_gate.weight";
-    let at = find(&file, name) + name.len() + 4;
-    let (first, second) = (768u64.to_le_bytes(), 256u64.to_le_bytes());
-    file[at..at + 8].copy_from_slice(&first);
-    file[at + 8..at + 16].copy_from_slice(&second);
-    let error = open(&file);
-    let expected = matches!(&error, ExecError::Dimensions { found, expected, .. } if *found == [768, 256] && *expected == [256, 768]);
-    assert!(expected, "{error}");
-}
-
-#[test]
-fn a_global_tensor_that_would_be_left_out() {
-    let mut options = SynthOptions::preset("tiny").unwrap();
-    options.shape.vocabulary = 400;
-    options.rope_frequencies = true;
-    let named = tempfile::NamedTempFile::new().unwrap();
-    synthesise(&options, named.path(), &mut |_, _| ()).unwrap();
-    let mut file = std::fs::read(named.path()).unwrap();
-    let at = find(&file, b"rope_freqs.weight");
-    file[at..at + 17].copy_from_slice(b"rope_fraqs.weight");
-    assert_eq!(
-        open(&file).to_string(),
-        "tensor `rope_fraqs.weight` has no place in the forward pass of llama: \
-         the model is a variant (experts, adapters) that cannot be executed; use one without it"
-    );
-}
-
-#[test]
-fn factors_of_rotary_frequencies_that_are_none() {
-    let mut options = SynthOptions::preset("tiny").unwrap();
-    options.shape.vocabulary = 400;
-    options.rope_frequencies = true;
-    let named = tempfile::NamedTempFile::new().unwrap();
-    synthesise(&options, named.path(), &mut |_, _| ()).unwrap();
+fn invalid_rope_factors_are_refused() {
+    let (options, named) = with_rope_factors();
     let tensor = GgufModel::open(named.path()).unwrap().tensor("rope_freqs.weight").unwrap().clone();
     let good = std::fs::read(named.path()).unwrap();
     for value in [0.0f32, -1.0, f32::NAN, f32::INFINITY] {
@@ -144,38 +118,27 @@ fn factors_of_rotary_frequencies_that_are_none() {
         assert!(error.contains("`rope_freqs.weight`") && error.contains("as factor 1"), "{error}");
     }
     // One factor less than there are pairs.
-    let mut file = good;
-    let at = find(&file, b"rope_freqs.weight") + 17 + 4;
     let pairs = u64::from(options.shape.key_length / 2);
-    assert_eq!(file[at..at + 8], pairs.to_le_bytes());
-    file[at..at + 8].copy_from_slice(&(pairs - 1).to_le_bytes());
-    let error = open(&file).to_string();
+    let less = (pairs - 1).to_le_bytes();
+    let error = open(&patched(good, "rope_freqs.weight", 17 + 4, &pairs.to_le_bytes(), &less)).to_string();
     assert!(error.contains(&format!("[{}]", pairs - 1)) && error.contains(&format!("[{pairs}]")), "{error}");
 }
 
 /// A token's logits, with `damage` done to the bytes of the tensor called `name`.
 fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecError> {
-    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models");
-    let path = models.join("psalm-7m-q4_k.gguf");
+    let path = models::folder().join("psalm-7m-q4_k.gguf");
     let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
     let mut file = std::fs::read(path).unwrap();
     damage(&mut file[tensor.offset as usize..][..tensor.bytes.0 as usize]);
     let mut named = tempfile::NamedTempFile::new().unwrap();
     named.write_all(&file).unwrap();
-    let weights = Arc::new(Weights::open(named.path()).unwrap());
-    let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 }).unwrap();
-    let cpu = Cpu::new(Arc::new(pool));
-    let cache = CacheOptions { context: 4, format: CacheFormat::F16, sequences: 1 };
-    let whole = std::slice::from_ref(&(0..8));
-    let mut stage = Stage::on_cpu(Arc::clone(&weights), whole, cache, cpu.clone()).unwrap();
-    let mut head = Head::new(weights, cpu);
-    let mut hidden = head.embed(&[5, 6]).unwrap();
-    stage.forward(0..8, &mut hidden, &[0, 1]).unwrap();
-    head.logits_of_last(&hidden)
+    let mut model = Model::open(named.path(), CacheFormat::F16);
+    let hidden = model.pass(&[5, 6]);
+    model.head.logits_of_last(&hidden)
 }
 
 #[test]
-fn weights_that_are_no_numbers_give_an_error_and_no_token() {
+fn nan_weights_give_an_error_instead_of_tokens() {
     assert!(logits_with("blk.3.ffn_up.weight", |_| ()).is_ok());
     // Infinity and NaN in f16: the scale of a block; in f32: a norm.
     for (name, bytes) in [
@@ -198,7 +161,7 @@ fn weights_that_are_no_numbers_give_an_error_and_no_token() {
 }
 
 #[test]
-fn a_file_cut_short() {
+fn truncated_files_are_refused() {
     let mut file = good();
     file.truncate(file.len() - 1000);
     open(&file);
@@ -206,8 +169,7 @@ fn a_file_cut_short() {
 
 #[test]
 fn extents_cover_the_file_once() {
-    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models");
-    let weights = Weights::open(models.join("psalm-7m-q4_k.gguf")).unwrap();
+    let weights = Weights::open(models::folder().join("psalm-7m-q4_k.gguf")).unwrap();
     let layers = weights.shape().layers.0;
     let all = weights.layers_extents(0..layers);
     assert_eq!(all.len(), 1, "layers lie one after another: {all:?}");

@@ -6,14 +6,12 @@
 //! larger than what that can change, the choice must be the same.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 
 use hearth_runtime::sampler::greedy;
-use hearth_runtime::{
-    CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, TextStream, Tokenizer, Weights,
-};
+use hearth_runtime::{CacheFormat, TextStream, Tokenizer, Weights};
 use serde::Deserialize;
+
+use crate::models::{self, Model};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -30,67 +28,43 @@ struct Run {
     margins: Vec<f32>,
 }
 
-fn models() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
-}
-
 fn golden(file: &str) -> Vec<Run> {
-    let text = std::fs::read_to_string(models().join("golden.json")).unwrap();
+    let text = std::fs::read_to_string(models::folder().join("golden.json")).unwrap();
     let mut golden: Golden = serde_json::from_str(&text).unwrap();
     golden.files.remove(file).unwrap()
 }
 
-/// A whole model in one stage.
-struct Model {
-    head: Head,
-    stage: Stage,
-    layers: u32,
-    length: u32,
+fn open(file: &str) -> Model {
+    Model::open(&models::folder().join(file), CacheFormat::F32)
 }
 
-impl Model {
-    fn open(file: &str, threads: usize) -> Model {
-        let weights = Arc::new(Weights::open(models().join(file)).unwrap());
-        let pool = Pool::new(PoolOptions { threads, pin: false, ..PoolOptions::default() }).unwrap();
-        let cpu = Cpu::new(Arc::new(pool));
-        let layers = weights.shape().layers.0;
-        let cache = CacheOptions { context: 256, format: CacheFormat::F32, sequences: 1 };
-        let stage =
-            Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())
-                .unwrap();
-        Model { head: Head::new(weights, cpu), stage, layers, length: 0 }
-    }
+/// Logits after `tokens`, which follow those before.
+fn next_logits(model: &mut Model, tokens: &[u32]) -> Vec<f32> {
+    let hidden = model.pass(tokens);
+    model.head.logits_of_last(&hidden).unwrap()
+}
 
-    fn restart(&mut self) {
-        self.stage.truncate(0);
-        self.length = 0;
-    }
-
-    /// Logits after `tokens`, which follow those before.
-    fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let mut hidden = self.head.embed(tokens).unwrap();
-        let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
-        self.stage.forward(0..self.layers, &mut hidden, &positions).unwrap();
-        self.length += tokens.len() as u32;
-        self.head.logits_of_last(&hidden).unwrap()
-    }
+/// Logits after a prompt, and their largest difference from the golden ones.
+fn prefill(model: &mut Model, run: &Run) -> (Vec<f32>, f32) {
+    model.restart();
+    let logits = next_logits(model, &run.prompt_ids);
+    let difference = |&(token, logit): &(u32, f32)| (logits[token as usize] - logit).abs();
+    let off = run.first_step_top5.iter().map(difference).fold(0.0, f32::max);
+    (logits, off)
 }
 
 #[test]
 fn f16_runs_freely_through_every_golden_token() {
     let file = "psalm-7m-f16.gguf";
-    let mut model = Model::open(file, 2);
+    let mut model = open(file);
     let (mut steps, mut off) = (0, 0.0f32);
     for run in golden(file) {
-        model.restart();
-        let mut logits = model.step(&run.prompt_ids);
-        for &(token, logit) in &run.first_step_top5 {
-            off = off.max((logits[token as usize] - logit).abs());
-        }
-        for (step, &wanted) in run.greedy_ids.iter().enumerate() {
+        let (mut logits, difference) = prefill(&mut model, &run);
+        off = off.max(difference);
+        for (step, &expected) in run.greedy_ids.iter().enumerate() {
             let token = greedy(&logits);
-            assert_eq!(token, wanted, "`{}`, token {step} of `{}`", run.prompt, run.text);
-            logits = model.step(&[token]);
+            assert_eq!(token, expected, "`{}`, token {step} of `{}`", run.prompt, run.text);
+            logits = next_logits(&mut model, &[token]);
             steps += 1;
         }
     }
@@ -104,24 +78,21 @@ fn f16_runs_freely_through_every_golden_token() {
 const NEAR_TIE: f32 = 0.05;
 
 fn teacher_forced(file: &str) {
-    let mut model = Model::open(file, 2);
+    let mut model = open(file);
     let (mut checked, mut skipped, mut equal, mut off) = (0, 0, 0, 0.0f32);
     for run in golden(file) {
-        model.restart();
-        let mut logits = model.step(&run.prompt_ids);
-        for &(token, logit) in &run.first_step_top5 {
-            off = off.max((logits[token as usize] - logit).abs());
-        }
-        for (step, (&wanted, &margin)) in run.greedy_ids.iter().zip(&run.margins).enumerate() {
+        let (mut logits, difference) = prefill(&mut model, &run);
+        off = off.max(difference);
+        for (step, (&expected, &margin)) in run.greedy_ids.iter().zip(&run.margins).enumerate() {
             let token = greedy(&logits);
-            equal += usize::from(token == wanted);
+            equal += usize::from(token == expected);
             if margin > NEAR_TIE {
-                assert_eq!(token, wanted, "`{}`, token {step}, margin {margin}", run.prompt);
+                assert_eq!(token, expected, "`{}`, token {step}, margin {margin}", run.prompt);
                 checked += 1;
             } else {
                 skipped += 1;
             }
-            logits = model.step(&[wanted]);
+            logits = next_logits(&mut model, &[expected]);
         }
     }
     println!(
@@ -151,7 +122,7 @@ fn the_draft_chooses_as_llama_cpp_does() {
 fn prompts_become_the_golden_tokens_and_tokens_the_golden_text() {
     for file in ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf", "psalm-draft-1m-q8_0.gguf"]
     {
-        let weights = Weights::open(models().join(file)).unwrap();
+        let weights = Weights::open(models::folder().join(file)).unwrap();
         let tokenizer = Tokenizer::new(&weights.model().metadata).unwrap();
         for run in golden(file) {
             assert_eq!(tokenizer.encode(&run.prompt, false).unwrap(), run.prompt_ids, "{file}");

@@ -3,6 +3,7 @@
 mod architectures;
 mod bad_files;
 mod golden;
+mod models;
 mod same_bits;
 mod synth;
 mod tokens;

@@ -4,23 +4,24 @@
 //! architecture, the hidden rows after all layers must be equal bit for bit.
 
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
-use hearth_runtime::synth::{SynthOptions, synthesise};
+use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{
     CacheFormat, CacheOptions, Cpu, ExecError, Head, Oracle, Pool, PoolOptions, Stage, Weights,
 };
 use proptest::prelude::*;
 
+use crate::models;
+
 const FILES: [&str; 3] = ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf"];
 
 fn weights(file: usize) -> Arc<Weights> {
     static OPEN: [OnceLock<Arc<Weights>>; 3] = [const { OnceLock::new() }; 3];
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(FILES[file]);
-    Arc::clone(OPEN[file].get_or_init(|| Arc::new(Weights::open(path).unwrap())))
+    let open = || Arc::new(Weights::open(models::folder().join(FILES[file])).unwrap());
+    Arc::clone(OPEN[file].get_or_init(open))
 }
 
 fn cpu(threads: usize) -> Cpu {
@@ -69,30 +70,36 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn threads_batches_and_windows_do_not_matter(
+    fn bits_do_not_depend_on_threads_batches_and_windows(
         file in 0usize..3,
         f32_cache: bool,
         tokens in prop::collection::vec(0u32..2048, 1..40),
-        // From twelve tokens on a batch meets weights panel by panel.
+        // From twelve tokens on a batch is multiplied panel by panel.
         batches in prop::collection::vec(1usize..30, 1..4),
         cuts in (1u32..4, 4u32..6, 6u32..8),
     ) {
         let weights = weights(file);
         let options = cache(if f32_cache { CacheFormat::F32 } else { CacheFormat::F16 });
         let head = Head::new(Arc::clone(&weights), cpu(1));
-        let oracle = Oracle::new(Arc::clone(&weights), 0..8, options).unwrap();
-        let oracle = Stage::new(Arc::clone(&weights), WHOLE, options, Box::new(oracle)).unwrap();
-        let wanted = run(&head, &mut [oracle], &tokens, &[1]);
+        let expected = oracle(&weights, options, &tokens);
         for threads in [1, 2, 3] {
             let whole = stage(&weights, WHOLE, options, cpu(threads));
-            prop_assert_eq!(&wanted, &run(&head, &mut [whole], &tokens, &batches), "{} threads", threads);
+            prop_assert_eq!(&expected, &run(&head, &mut [whole], &tokens, &batches), "{} threads", threads);
         }
         // Two devices and two rounds: windows a, c on one and b, d on the other.
         let (a, b, c) = cuts;
         let first = stage(&weights, &[0..a, b..c], options, cpu(2));
         let second = stage(&weights, &[a..b, c..8], options, cpu(1));
-        prop_assert_eq!(&wanted, &run(&head, &mut [first, second], &tokens, &batches), "windows");
+        prop_assert_eq!(&expected, &run(&head, &mut [first, second], &tokens, &batches), "windows");
     }
+}
+
+/// The bits of the oracle, token by token.
+fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<u32> {
+    let layers = 0..weights.shape().layers.0;
+    let oracle = Oracle::new(Arc::clone(weights), layers.clone(), options).unwrap();
+    let stage = Stage::new(Arc::clone(weights), std::slice::from_ref(&layers), options, Box::new(oracle));
+    run(&Head::new(Arc::clone(weights), cpu(1)), &mut [stage.unwrap()], tokens, &[1])
 }
 
 /// A small model of random weights.
@@ -116,9 +123,7 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         tied_embeddings: gemma,
     };
     // The products' rows must be whole blocks: 6 values of 128 are 768.
-    let file = tempfile::NamedTempFile::new().unwrap();
-    synthesise(&options, file.path(), &mut |_, _| ()).unwrap();
-    Arc::new(Weights::open(file.path()).unwrap())
+    Arc::new(Weights::open(models::synthetic(&options).path()).unwrap())
 }
 
 #[test]
@@ -130,15 +135,13 @@ fn every_architecture_has_the_bits_of_the_oracle() {
         let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
         for format in [CacheFormat::F16, CacheFormat::F32] {
             let options = cache(format);
-            let oracle = Oracle::new(Arc::clone(&weights), 0..4, options).unwrap();
-            let oracle = Stage::new(Arc::clone(&weights), whole, options, Box::new(oracle)).unwrap();
-            let wanted = run(&head, &mut [oracle], &tokens, &[1]);
+            let expected = oracle(&weights, options, &tokens);
             let own = stage(&weights, whole, options, cpu(2));
-            assert!(wanted == run(&head, &mut [own], &tokens, &[7, 1, 9]), "{architecture} {quant}");
+            assert!(expected == run(&head, &mut [own], &tokens, &[7, 1, 9]), "{architecture} {quant}");
             let first = stage(&weights, &[0..1, 2..3], options, cpu(3));
             let second = stage(&weights, &[1..2, 3..4], options, cpu(1));
             assert!(
-                wanted == run(&head, &mut [first, second], &tokens, &[33]),
+                expected == run(&head, &mut [first, second], &tokens, &[33]),
                 "{architecture} {quant}: windows"
             );
         }
@@ -146,7 +149,7 @@ fn every_architecture_has_the_bits_of_the_oracle() {
 }
 
 #[test]
-fn going_back_forgets_a_rejected_draft() {
+fn rolling_back_forgets_a_rejected_draft() {
     let weights = weights(1);
     let head = Head::new(Arc::clone(&weights), cpu(2));
     let mut stage = stage(&weights, WHOLE, cache(CacheFormat::F16), cpu(2));

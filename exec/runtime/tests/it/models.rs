@@ -1,0 +1,55 @@
+//! Models that tests run in one process.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hearth_runtime::synth::{SynthOptions, synthesise};
+use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+use tempfile::NamedTempFile;
+
+/// The folder of the trained models.
+pub fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
+}
+
+/// A model of random weights.
+pub fn synthetic(options: &SynthOptions) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    synthesise(options, file.path(), &mut |_, _| ()).unwrap();
+    file
+}
+
+/// A whole model in one stage.
+pub struct Model {
+    pub head: Head,
+    stage: Stage,
+    layers: u32,
+    length: u32,
+}
+
+impl Model {
+    pub fn open(path: &Path, format: CacheFormat) -> Model {
+        let weights = Arc::new(Weights::open(path).unwrap());
+        let pool = Pool::new(PoolOptions { threads: 2, pin: false, ..PoolOptions::default() }).unwrap();
+        let cpu = Cpu::new(Arc::new(pool));
+        let layers = weights.shape().layers.0;
+        let cache = CacheOptions { context: 256, format, sequences: 1 };
+        let whole = std::iter::once(0..layers).collect::<Vec<_>>();
+        let stage = Stage::on_cpu(Arc::clone(&weights), &whole, cache, cpu.clone()).unwrap();
+        Model { head: Head::new(weights, cpu), stage, layers, length: 0 }
+    }
+
+    pub fn restart(&mut self) {
+        self.stage.truncate(0);
+        self.length = 0;
+    }
+
+    /// Hidden rows of `tokens`, which follow those before.
+    pub fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let mut hidden = self.head.embed(tokens).unwrap();
+        let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
+        self.stage.forward(0..self.layers, &mut hidden, &positions).unwrap();
+        self.length += tokens.len() as u32;
+        hidden
+    }
+}
