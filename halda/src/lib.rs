@@ -45,7 +45,7 @@ pub use latency::coefficients::MemoryCase;
 pub use latency::constraints::{Rules, Violation, violations};
 pub use latency::steady_state::DeviceTiming;
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
-pub use plan_document::{DraftError, PlanError, draft, plan};
+pub use plan_document::{DraftError, PlanError, draft, empty_plan, plan};
 pub use practice::{Practice, ReadRates, Rereads, WorkTimes};
 pub use problem::assignment::{Assignment, Share, valid_rounds};
 pub use problem::instance::{Device, Gpu, Instance, Model, OperatingSystem};

@@ -59,10 +59,9 @@ impl Strategy for Exhaustive {
         for ring_layers in rings {
             let rounds = model.model_layers().div_ceil(ring_layers);
             let devices = model.device_count();
-            let plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
-            let mut search =
-                Search { model, exhaustive: *self, with_relays, orders: &orders, plan, best: None };
-            search.place(0, ring_layers);
+            let mut plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
+            let mut search = Search { model, exhaustive: *self, with_relays, orders: &orders, best: None };
+            for_each_split(&mut plan, 0, ring_layers, &mut |plan| search.connect(plan));
             let outcome = match search.best {
                 None => Err(Infeasible::NothingAllowed { ring_layers }),
                 Some((seconds, plan)) => {
@@ -117,37 +116,40 @@ fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
     orders
 }
 
+/// Calls `visit` for every distribution of `left` layers of a round over `device` and those after it.
+pub fn for_each_split(
+    plan: &mut Assignment,
+    device: usize,
+    left: u32,
+    visit: &mut impl FnMut(&mut Assignment),
+) {
+    if device == plan.window_layers.len() {
+        if left == 0 {
+            visit(plan);
+        }
+        return;
+    }
+    for window in 0..=left {
+        for gpu in 0..=window {
+            (plan.window_layers[device], plan.gpu_layers[device]) = (window, gpu);
+            for_each_split(plan, device + 1, left - window, visit);
+        }
+    }
+}
+
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     exhaustive: Exhaustive,
     with_relays: bool,
     orders: &'a [Vec<usize>],
-    plan: Assignment,
     best: Option<(f64, Proposal)>,
 }
 
 impl Search<'_, '_> {
-    /// Distributes `left` layers of a round over `device` and those after it in every way.
-    fn place(&mut self, device: usize, left: u32) {
-        if device == self.plan.window_layers.len() {
-            if left == 0 {
-                self.connect();
-            }
-            return;
-        }
-        for window in 0..=left {
-            for gpu in 0..=window {
-                self.plan.window_layers[device] = window;
-                self.plan.gpu_layers[device] = gpu;
-                self.place(device + 1, left - window);
-            }
-        }
-    }
-
     /// Tries every ring of the devices with layers and any of the others as relays.
-    fn connect(&mut self) {
-        let devices = self.plan.window_layers.len();
-        let idle: Vec<usize> = (0..devices).filter(|device| self.plan.window_layers[*device] == 0).collect();
+    fn connect(&mut self, plan: &mut Assignment) {
+        let devices = plan.window_layers.len();
+        let idle: Vec<usize> = (0..devices).filter(|device| plan.window_layers[*device] == 0).collect();
         let choices = if self.with_relays { 1_usize << idle.len() } else { 1 };
         for order in self.orders {
             for choice in 0..choices {
@@ -156,21 +158,19 @@ impl Search<'_, '_> {
                     place.is_some_and(|place| choice >> place & 1 == 0)
                 };
                 let ring = order.iter().copied().filter(|device| !is_out(device)).collect();
-                self.plan.order = Some(ring);
-                self.evaluate_plan();
+                plan.order = Some(ring);
+                self.evaluate_plan(plan);
             }
         }
     }
 
-    fn evaluate_plan(&mut self) {
+    fn evaluate_plan(&mut self, plan: &Assignment) {
         let Exhaustive { rules, objective, .. } = self.exhaustive;
-        let mut proposal = Proposal::of(self.plan.clone());
+        let mut proposal = Proposal::of(plan.clone());
         let seconds = match objective {
-            Objective::Paper if violations(self.model, &self.plan, rules).is_empty() => {
-                self.model.seconds(&self.plan)
-            }
-            Objective::SteadyState if ring_violations(self.model, &self.plan, rules).is_empty() => {
-                let Some(residencies) = best_residencies(self.model, &self.plan) else { return };
+            Objective::Paper if violations(self.model, plan, rules).is_empty() => self.model.seconds(plan),
+            Objective::SteadyState if ring_violations(self.model, plan, rules).is_empty() => {
+                let Some(residencies) = best_residencies(self.model, plan) else { return };
                 proposal.residencies = residencies;
                 self.model.steady_seconds(&proposal.assignment, &proposal.residencies)
             }

@@ -61,27 +61,41 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
             predicted: Some(predicted(&solution.breakdown.devices[index])),
         });
     }
+    let planner = PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() };
     let mut plan = Plan {
-        schema: Plan::SCHEMA.to_owned(),
-        scenario: scenario.clone(),
-        model: PlannedModel::of(&cluster.model),
-        planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
-        kind: PlanKind::Ring,
         rounds: solution.assignment.rounds,
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        activations: cluster.activations,
-        output: Processor::Cpu,
-        sequences: cluster.workload.sequences,
         draft: draft::planned(cluster),
         devices,
         dropped,
         predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
         explanation: sentences(solution),
+        ..empty_plan(cluster, scenario, planner)
     };
     plan.output = output_processor(&plan, cluster);
     plan.validate()?;
     Ok(plan)
+}
+
+/// Returns a plan of one round without devices.
+pub fn empty_plan(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
+    Plan {
+        schema: Plan::SCHEMA.to_owned(),
+        scenario: scenario.clone(),
+        model: PlannedModel::of(&cluster.model),
+        planner,
+        kind: PlanKind::Ring,
+        rounds: 1,
+        context: cluster.context,
+        kv_cache: cluster.kv_cache,
+        activations: cluster.activations,
+        output: Processor::Cpu,
+        sequences: cluster.workload.sequences,
+        draft: None,
+        devices: Vec::new(),
+        dropped: Vec::new(),
+        predicted: None,
+        explanation: Vec::new(),
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

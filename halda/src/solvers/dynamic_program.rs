@@ -103,7 +103,7 @@ impl RingSizeProblem<'_, '_> {
     /// Returns the ring with the least sum of times, `None` if there is none.
     pub(crate) fn fastest(&self, times: &impl WindowTimes) -> Option<Ring> {
         let linked = self.model.hops.neighbour_matters;
-        let found = if linked { self.linked_times(times) } else { self.plain_times(times) };
+        let found = self.run(times, linked);
         let last = if linked { self.best_end(&found) } else { self.plain_end(&found) };
         let (seconds, last) = last?;
         let ring = Ring { seconds, members: self.reconstruct(times, &found, last, linked) };
@@ -159,46 +159,49 @@ impl RingSizeProblem<'_, '_> {
         self.model.model_layers() / self.ring_layers
     }
 
-    /// Runs the program for hops that do not depend on the next device.
-    fn plain_times(&self, times: &impl WindowTimes) -> Times {
+    /// Runs the program; with `linked` the last device of the ring is part of its state.
+    fn run(&self, times: &impl WindowTimes, linked: bool) -> Times {
         let columns = self.columns();
         let mut found = self.times();
         let mut table = Vec::new();
         found.arrive[0] = 0.0;
         for (position, &device) in self.order.iter().enumerate() {
-            if position > 0 {
+            if linked {
+                self.arrive(position, &mut found);
+            } else if position > 0 {
                 let before = (position - 1) * columns..position * columns;
                 found.arrive[position * columns..][..columns].copy_from_slice(&found.cost[before]);
             }
             self.fill(times, device, &mut table);
-            self.place(position, &table, 0, 0.0, &mut found);
+            let (smallest, home) = self.smallest_and_home(position, linked);
+            self.place(position, &table, smallest, home, &mut found);
         }
         found
     }
 
-    /// Runs the program with the last device of the ring as part of its state.
-    fn linked_times(&self, times: &impl WindowTimes) -> Times {
+    /// Computes the arrival times at a position over the hops from every predecessor.
+    fn arrive(&self, position: usize, found: &mut Times) {
         let columns = self.columns();
-        let mut found = self.times();
-        let mut table = Vec::new();
-        found.arrive[0] = 0.0;
-        for (position, &device) in self.order.iter().enumerate() {
-            for before in self.predecessors(position) {
-                let hop = self.model.hops.seconds(self.order[before], device);
-                if hop == f64::INFINITY {
-                    continue;
-                }
-                for placed in 0..columns {
-                    let total = found.cost[before * columns + placed] + self.hops_into(placed) * hop;
-                    let arrived = &mut found.arrive[position * columns + placed];
-                    *arrived = arrived.min(total);
-                }
+        for before in self.predecessors(position) {
+            let hop = self.model.hops.seconds(self.order[before], self.order[position]);
+            if hop == f64::INFINITY {
+                continue;
             }
-            self.fill(times, device, &mut table);
-            let home = self.model.hops.seconds(device, self.head());
-            self.place(position, &table, self.smallest(position), home, &mut found);
+            for placed in 0..columns {
+                let total = found.cost[before * columns + placed] + self.hops_into(placed) * hop;
+                let arrived = &mut found.arrive[position * columns + placed];
+                *arrived = arrived.min(total);
+            }
         }
-        found
+    }
+
+    /// Returns the smallest window at a position, and its hop back to the head, which the program without neighbours
+    /// does not count.
+    fn smallest_and_home(&self, position: usize, linked: bool) -> (usize, f64) {
+        if !linked {
+            return (0, 0.0);
+        }
+        (self.smallest(position), self.model.hops.seconds(self.order[position], self.head()))
     }
 
     fn times(&self) -> Times {
@@ -314,8 +317,7 @@ impl RingSizeProblem<'_, '_> {
         let (mut position, mut after) = (last, self.ring_layers as usize);
         loop {
             let device = self.order[position];
-            let home = if linked { self.model.hops.seconds(device, self.head()) } else { 0.0 };
-            let smallest = if linked { self.smallest(position) } else { 0 };
+            let (smallest, home) = self.smallest_and_home(position, linked);
             let goal = found.cost[position * columns + after];
             let before = (0..=after.saturating_sub(smallest)).find(|&placed| {
                 let arrived = found.arrive[position * columns + placed];
@@ -377,7 +379,7 @@ impl RingSizeProblem<'_, '_> {
             return Infeasible::TooLittleMemory { ring_layers, held };
         }
         // Without regard to links, is there a way?
-        if self.model.hops.neighbour_matters && self.plain_end(&self.plain_times(times)).is_some() {
+        if self.model.hops.neighbour_matters && self.plain_end(&self.run(times, false)).is_some() {
             return Infeasible::NoRoute { ring_layers };
         }
         // Enough for a whole round, and too little for what a partial last one adds.

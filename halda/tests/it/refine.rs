@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::latency::constraints::ring_violations;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::solvers::refine::{Progress, RefineResult, StopReason};
@@ -60,23 +61,8 @@ fn best_of_all(model: &LatencyModel, head: usize, score: impl Fn(&Assignment) ->
             best = best.min(score(at));
         }
     };
-    every(&mut at, 0, model.model_layers(), &mut place);
+    for_each_split(&mut at, 0, model.model_layers(), &mut place);
     best
-}
-
-fn every(at: &mut Assignment, device: usize, left: u32, place: &mut impl FnMut(&mut Assignment)) {
-    if device == at.window_layers.len() {
-        if left == 0 {
-            place(at);
-        }
-        return;
-    }
-    for window in 0..=left {
-        for gpu in 0..=window {
-            (at.window_layers[device], at.gpu_layers[device]) = (window, gpu);
-            every(at, device + 1, left - window, place);
-        }
-    }
 }
 
 proptest! {

@@ -18,8 +18,9 @@ use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlannedDevice, PlannerRec
 use hearth_schema::residency::ResidencyOptions;
 
 use super::SystemError;
-use super::slices::{members, unassigned};
+use super::slices::members;
 use crate::baselines::proportional::{cumulative_rounding, keep_head};
+use crate::plan_document::empty_plan;
 use crate::problem::total_memory;
 
 pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemError> {
@@ -63,7 +64,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemE
         });
     }
     let planner = PlannerRecord { strategy: "exo".into(), options: vec!["memory=total".into()] };
-    Ok(Plan { devices, dropped, explanation, ..unassigned(cluster, scenario, planner) })
+    Ok(Plan { devices, dropped, explanation, ..empty_plan(cluster, scenario, planner) })
 }
 
 /// Returns the residency of a device's weights, and whether its GPU computes.

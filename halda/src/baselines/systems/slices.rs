@@ -5,12 +5,11 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
-use hearth_schema::plan::{
-    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
-};
+use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
 
+use crate::plan_document::empty_plan;
 use crate::problem::assignment::ring_order;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,27 +80,5 @@ pub(super) fn plan(
     }
     let planner = PlannerRecord { strategy: made.strategy.to_owned(), options: made.options };
     let kind = PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() });
-    Plan { kind, devices, dropped, explanation: made.explanation, ..unassigned(cluster, scenario, planner) }
-}
-
-/// Returns a plan of one round without devices.
-pub(super) fn unassigned(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
-    Plan {
-        schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),
-        scenario: scenario.clone(),
-        model: PlannedModel::of(&cluster.model),
-        planner,
-        kind: PlanKind::Ring,
-        rounds: 1,
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        activations: cluster.activations,
-        output: Processor::Cpu,
-        sequences: cluster.workload.sequences,
-        draft: None,
-        devices: Vec::new(),
-        dropped: Vec::new(),
-        predicted: None,
-        explanation: Vec::new(),
-    }
+    Plan { kind, devices, dropped, explanation: made.explanation, ..empty_plan(cluster, scenario, planner) }
 }
