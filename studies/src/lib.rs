@@ -1,9 +1,24 @@
 //! Code of several studies: cgroups around a process, processor time, and instances for the planners.
 
+use std::fmt::Display;
+use std::process::ExitCode;
+
 use hearth_halda::{Device, Instance, Model};
 
 #[cfg(target_os = "linux")]
 pub mod cgroups;
+
+/// Runs a study with the arguments of the command line; prints its error.
+pub fn run_study<E: Display>(study: impl FnOnce(&[String]) -> Result<(), E>) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match study(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// Returns the processor time of this thread in seconds, which other programs disturb less than wall-clock time.
 pub fn processor_seconds() -> f64 {

@@ -29,6 +29,7 @@ use hearth_sim::resource::{Cpu, Disk, DiskSpeed, Flow};
 use hearth_studies::cgroups::{
     Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
 };
+use hearth_studies::run_study;
 
 /// Half a processor.
 const SHARE: f64 = 0.5;
@@ -38,14 +39,7 @@ const FILE_MIB: usize = 640;
 const PIECE: usize = MIB;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("limits: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    run_study(run)
 }
 
 fn run(arguments: &[String]) -> Result<(), Failure> {

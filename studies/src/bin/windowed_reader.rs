@@ -25,6 +25,7 @@ use hearth_studies::cgroups::{
     Cgroups, Counters, Failure, Limits, MIB, PAGE, ShareFile, advise, checksum, map_cold, median, number,
     require_root, resident,
 };
+use hearth_studies::run_study;
 
 /// The largest read-ahead of the default kernel settings; `WILLNEED` in these pieces is always honoured.
 const CHUNK: usize = 128 << 10;
@@ -70,14 +71,7 @@ struct Experiment {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("windowed_reader: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    run_study(run)
 }
 
 fn run(arguments: &[String]) -> Result<(), Failure> {

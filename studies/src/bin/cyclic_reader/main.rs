@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, ShareFile, median, number, require_root};
+use hearth_studies::run_study;
 use passes::{DropMethod, Mode, Passes};
 
 mod passes;
@@ -29,14 +30,7 @@ mod probes;
 const PROCESS_MIB: usize = 5;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("cyclic_reader: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    run_study(run)
 }
 
 fn run(arguments: &[String]) -> Result<(), Failure> {

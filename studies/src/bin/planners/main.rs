@@ -29,6 +29,7 @@ mod tables;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use hearth_studies::run_study;
 use regret::Searched;
 
 const USAGE: &str = "usage: planners [--instances N] [--small N] [--seed S] [-o FOLDER]\n       \
@@ -51,22 +52,18 @@ impl Default for Arguments {
 }
 
 fn main() -> ExitCode {
-    let done = parse(std::env::args().skip(1))
-        .and_then(|arguments| if arguments.paper { testbeds(&arguments) } else { homes(&arguments) });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("error: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    run_study(|words| {
+        let arguments = parse(words)?;
+        if arguments.paper { testbeds(&arguments) } else { homes(&arguments) }
+    })
 }
 
-fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
+fn parse(words: &[String]) -> Result<Arguments, String> {
+    let mut words = words.iter();
     let mut arguments = Arguments::default();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("`{word}` needs a value\n{USAGE}"));
-        let number = |text: String| text.parse().map_err(|_| format!("`{text}` is no number\n{USAGE}"));
+        let number = |text: &String| text.parse().map_err(|_| format!("`{text}` is no number\n{USAGE}"));
         match word.as_str() {
             "--paper" => arguments.paper = true,
             "--instances" => arguments.instances = number(value()?)?,

@@ -8,9 +8,10 @@
 //! Not here: whether the simulator is right.
 
 use hearth_core::Cluster;
-use hearth_halda::{Assignment, Instance, LatencyModel, valid_rounds, violations};
+use hearth_halda::baselines::exhaustive::for_each_split;
+use hearth_halda::{Assignment, Instance, LatencyModel, empty_plan, valid_rounds, violations};
 use hearth_schema::Plan;
-use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role};
+use hearth_schema::plan::{Origin, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::Residency;
 
 use crate::clusters::{memory_ratio, small, under};
@@ -94,26 +95,13 @@ fn assignments(model: &LatencyModel) -> Vec<Assignment> {
     let mut found = Vec::new();
     for rounds in valid_rounds(model.model_layers()) {
         let mut plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
-        place(model, &mut plan, 0, model.model_layers() / rounds, &mut found);
+        for_each_split(&mut plan, 0, model.model_layers() / rounds, &mut |plan| {
+            if violations(model, plan, SELECTION).is_empty() {
+                found.push(plan.clone());
+            }
+        });
     }
     found
-}
-
-/// Distributes `left` layers of a round over `device` and those after it in every way.
-fn place(model: &LatencyModel, plan: &mut Assignment, device: usize, left: u32, found: &mut Vec<Assignment>) {
-    if device == plan.window_layers.len() {
-        if left == 0 && violations(model, plan, SELECTION).is_empty() {
-            found.push(plan.clone());
-        }
-        return;
-    }
-    for window in 0..=left {
-        for gpu in 0..=window {
-            plan.window_layers[device] = window;
-            plan.gpu_layers[device] = gpu;
-            place(model, plan, device + 1, left - window, found);
-        }
-    }
 }
 
 /// The plan document of an assignment.
@@ -128,27 +116,11 @@ fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
         predicted: None,
     };
     let kept = |place: &usize| assignment.window_layers[*place] > 0;
+    let scenario = Origin { name: "study".into(), digest: String::new() };
+    let planner = PlannerRecord { strategy: "every plan".into(), options: vec![] };
     Plan {
-        schema: "plan/1".into(),
-        scenario: Origin { name: "study".into(), digest: String::new() },
-        model: PlannedModel {
-            name: cluster.model.name.clone(),
-            digest: None,
-            shape_digest: cluster.model.shape_digest(),
-            layers: cluster.model.shape.layers.0,
-        },
-        planner: PlannerRecord { strategy: "every plan".into(), options: vec![] },
-        kind: PlanKind::Ring,
         rounds: assignment.rounds,
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        activations: cluster.activations,
-        output: Processor::Cpu,
-        sequences: 1,
-        draft: None,
         devices: (0..cluster.members.len()).filter(kept).map(device).collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
+        ..empty_plan(cluster, &scenario, planner)
     }
 }

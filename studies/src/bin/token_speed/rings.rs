@@ -5,13 +5,12 @@
 //! token.
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
+use hearth_halda::empty_plan;
 use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
-use hearth_schema::plan::{
-    Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
-};
+use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, SimError, simulate};
@@ -135,27 +134,11 @@ fn plan(cluster: &Cluster, size: &Size) -> Plan {
         residency: size.residency,
         predicted: None,
     };
+    let scenario = Origin { name: "speed".into(), digest: String::new() };
+    let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
-        schema: "plan/1".into(),
-        scenario: Origin { name: "speed".into(), digest: String::new() },
-        model: PlannedModel {
-            name: cluster.model.name.clone(),
-            digest: None,
-            shape_digest: cluster.model.shape_digest(),
-            layers: size.layers,
-        },
-        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-        kind: PlanKind::Ring,
         rounds: size.layers.div_ceil(size.windows.iter().sum()),
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        activations: cluster.activations,
-        output: Processor::Cpu,
-        sequences: 1,
-        draft: None,
         devices: size.windows.iter().enumerate().map(device).collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
+        ..empty_plan(cluster, &scenario, planner)
     }
 }
