@@ -118,24 +118,33 @@ impl From<Error> for Failure {
 impl From<RingError> for Failure {
     fn from(error: RingError) -> Self {
         let code = match &error {
-            RingError::Gone { .. }
+            RingError::Disconnected { .. }
             | RingError::Deadline { .. }
-            | RingError::CannotGoOn { .. }
+            | RingError::CannotRecover { .. }
             | RingError::Interrupted => ENDED_BADLY,
-            RingError::AnotherModel { .. }
+            RingError::ModelMismatch { .. }
             | RingError::NoAddress { .. }
-            | RingError::NotLoopback { .. }
-            | RingError::Key { .. }
-            | RingError::Plan(_) => UNUSABLE,
+            | RingError::KeyRequired { .. }
+            | RingError::KeyMismatch { .. }
+            | RingError::Plan { .. } => UNUSABLE,
             _ => FAILED,
         };
-        Failure::running(error).code(code)
+        let failure = Failure::running(error.what()).code(code);
+        let failure = match error.place() {
+            Some(place) => failure.at(place),
+            None => failure,
+        };
+        match error.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
     }
 }
 
 impl From<KeyError> for Failure {
     fn from(error: KeyError) -> Self {
-        Failure::unusable(error)
+        let (place, hint) = (error.place(), error.hint());
+        Failure::unusable(error).at(place).hint(hint)
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_ring::{Way, Ways};
+use hearth_ring::{EmulatedPath, EmulatedPaths};
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
@@ -26,9 +26,9 @@ const MAX_BYTES: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
     /// The path to all other peers.
-    pub others: Way,
+    pub others: EmulatedPath,
     /// The paths to peers by address.
-    pub peers: BTreeMap<String, Way>,
+    pub peers: BTreeMap<String, EmulatedPath>,
 }
 
 impl EmulatedLinks {
@@ -48,7 +48,7 @@ impl EmulatedLinks {
 }
 
 /// The paths in a file, which is read at each connection.
-pub fn paths(path: &Path) -> Ways {
+pub fn paths(path: &Path) -> EmulatedPaths {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
         let EmulatedLinks { others, peers } = EmulatedLinks::read(&path)?;
@@ -58,7 +58,7 @@ pub fn paths(path: &Path) -> Ways {
 
 /// The largest delay of the paths in a file, at three standard deviations.
 pub fn max_delay(path: &Path) -> Duration {
-    let latency = |path: &Way| path.latency.0 * (3.0 * path.sigma).exp();
+    let latency = |path: &EmulatedPath| path.latency.0 * (3.0 * path.sigma).exp();
     let max = EmulatedLinks::read(path)
         .map_or(0.0, |links| links.peers.values().map(latency).fold(latency(&links.others), f64::max));
     Duration::from_secs_f64(max.clamp(0.0, 1.0))
@@ -76,7 +76,10 @@ mod tests {
         let file = folder.path().join("links.json");
         let paths = paths(&file);
         assert!(paths(Some("a:1")).is_err(), "there is no file yet");
-        let (near, far) = (Way::of(Seconds(0.001)), Way { sigma: 0.5, ..Way::of(Seconds(0.02)) });
+        let (near, far) = (
+            EmulatedPath::of(Seconds(0.001)),
+            EmulatedPath { sigma: 0.5, ..EmulatedPath::of(Seconds(0.02)) },
+        );
         let links =
             EmulatedLinks { others: near.clone(), peers: BTreeMap::from([("a:1".into(), far.clone())]) };
         fs::write(&file, links.to_json().expect("JSON")).expect("it is written");

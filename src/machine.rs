@@ -49,5 +49,5 @@ pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
 pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
     model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
-    Ok(model.accelerated_by(gpu::accelerator(GpuWeights::AsStored)))
+    Ok(model.with_accelerator(gpu::accelerator(GpuWeights::AsStored)))
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use hearth_profiles::Bytes;
 use hearth_ring::{
-    Delayed, Emulated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions,
-    Sealed, Tcp, discovery, for_sequences, with_draft,
+    DelayedTransport, EmulatedTransport, EncryptedTransport, Key, LocalModel, MdnsScope, OnFetch,
+    RecoveryPolicy, Ring, RingError, RingOptions, TcpTransport, Transport, discovery, for_sequences,
+    with_draft,
 };
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -64,7 +65,7 @@ impl RingBuilder {
             threads: args.threads.unwrap_or(0),
             pass_deadline: Duration::from_secs(args.deadline),
             draft,
-            renewal: renewal(args, scenario, path)?,
+            recovery: recovery_policy(args, scenario, path)?,
             on_fetch: Some(report_fetching()),
             ..RingOptions::default()
         };
@@ -74,13 +75,13 @@ impl RingBuilder {
     }
 
     /// Finds workers without an address, if requested, and connects the ring.
-    pub async fn connect<N: Network>(&self, network: &N) -> Result<Ring<N>, RingError> {
+    pub async fn connect<T: Transport>(&self, transport: &T) -> Result<Ring<T>, RingError> {
         let mut plan = self.plan.clone();
         if let Some(limit) = self.discover {
             let unknown = plan.devices.iter().skip(1).filter(|device| device.address.is_none());
             let names: BTreeSet<String> = unknown.map(|device| device.name.clone()).collect();
             if !names.is_empty() {
-                let found = discovery::find(network, &names, limit, Medium::default()).await?;
+                let found = discovery::find(transport, &names, limit, MdnsScope::default()).await?;
                 for (name, address) in &found {
                     tracing::info!("found {name} at {address}");
                 }
@@ -89,7 +90,7 @@ impl RingBuilder {
                 }
             }
         }
-        Ring::connect(network, plan, self.model.clone(), self.options.clone()).await
+        Ring::connect(transport, plan, self.model.clone(), self.options.clone()).await
     }
 }
 
@@ -97,7 +98,7 @@ impl RingBuilder {
 pub trait TransportTask {
     type Output;
 
-    async fn run<N: Network>(self, network: N) -> Self::Output;
+    async fn run<T: Transport>(self, transport: T) -> Self::Output;
 }
 
 /// The emulation of slower links.
@@ -125,17 +126,23 @@ pub async fn with_transport<V: TransportTask>(
     task: V,
 ) -> V::Output {
     let (output, delay) = match (emulation, key) {
-        (LinkEmulation::None, Some(key)) => return task.run(Sealed::new(Tcp, key)).await,
-        (LinkEmulation::None, None) => return task.run(Tcp).await,
-        (LinkEmulation::Delay(delay), Some(key)) => {
-            (task.run(Delayed::new(Sealed::new(Tcp, key), delay)).await, delay)
+        (LinkEmulation::None, Some(key)) => {
+            return task.run(EncryptedTransport::new(TcpTransport, key)).await;
         }
-        (LinkEmulation::Delay(delay), None) => (task.run(Delayed::new(Tcp, delay)).await, delay),
+        (LinkEmulation::None, None) => return task.run(TcpTransport).await,
+        (LinkEmulation::Delay(delay), Some(key)) => {
+            (task.run(DelayedTransport::new(EncryptedTransport::new(TcpTransport, key), delay)).await, delay)
+        }
+        (LinkEmulation::Delay(delay), None) => {
+            (task.run(DelayedTransport::new(TcpTransport, delay)).await, delay)
+        }
         (LinkEmulation::Paths(file), key) => {
             let paths = emulation::paths(file);
             let output = match key {
-                Some(key) => task.run(Emulated::new(Sealed::new(Tcp, key), paths)).await,
-                None => task.run(Emulated::new(Tcp, paths)).await,
+                Some(key) => {
+                    task.run(EmulatedTransport::new(EncryptedTransport::new(TcpTransport, key), paths)).await
+                }
+                None => task.run(EmulatedTransport::new(TcpTransport, paths)).await,
             };
             (output, emulation::max_delay(file))
         }
@@ -158,12 +165,16 @@ fn report_fetching() -> OnFetch {
 }
 
 /// The reaction of a head to the loss of a device.
-fn renewal(args: &RingArgs, scenario: Option<LoadedScenario>, model: &Path) -> Result<Renewal, Failure> {
+fn recovery_policy(
+    args: &RingArgs,
+    scenario: Option<LoadedScenario>,
+    model: &Path,
+) -> Result<RecoveryPolicy, Failure> {
     let Some(loaded) = scenario else {
-        return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
+        return Ok(if args.give_up { RecoveryPolicy::Never } else { RecoveryPolicy::Spread });
     };
     let cluster = Arc::new(loaded.cluster(Some(model))?);
-    Ok(Renewal::Planner { cluster, replanner: Arc::new(MidRunPlanner::new(loaded)) })
+    Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(MidRunPlanner::new(loaded)) })
 }
 
 /// Waits for SIGINT or SIGTERM.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use hearth_ring::Said;
+use hearth_ring::ResponseEvent;
 use hearth_runtime::{TextStream, Tokenizer};
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -50,7 +50,7 @@ impl std::iter::Sum for Usage {
 
 /// A running generation. Dropping it cancels the request.
 pub struct Generation {
-    events: mpsc::UnboundedReceiver<Said>,
+    events: mpsc::UnboundedReceiver<ResponseEvent>,
     tokenizer: Arc<Tokenizer>,
     text: TextStream,
     stop: StopMatcher,
@@ -63,7 +63,7 @@ pub struct Generation {
 impl Generation {
     /// A generation for a prompt of `prompt` tokens.
     pub fn new(
-        events: mpsc::UnboundedReceiver<Said>,
+        events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
         prompt: u32,
         stop: Vec<String>,
@@ -95,12 +95,12 @@ impl Generation {
                 return Some(Chunk::End(reason));
             }
             let text = match self.events.recv().await {
-                Some(Said::Begun { held }) => {
-                    self.usage.cached = held;
+                Some(ResponseEvent::Started { cached_tokens }) => {
+                    self.usage.cached = cached_tokens;
                     continue;
                 }
-                Some(Said::Token(token)) => self.decode(token),
-                Some(Said::Failed(message)) => {
+                Some(ResponseEvent::Token(token)) => self.decode(token),
+                Some(ResponseEvent::Failed(message)) => {
                     self.is_done = true;
                     return Some(Chunk::Failed(message));
                 }

@@ -25,7 +25,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
-use hearth_ring::{Guest, Said};
+use hearth_ring::{Request as RingRequest, ResponseEvent};
 use hearth_runtime::{ChatTemplate, ExecError, Sampler, Tokenizer};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ const CHAT_PAGE: &str = include_str!("page.html");
 /// The state that all handlers share.
 pub struct AppState {
     /// Sends requests to the ring.
-    pub request_tx: mpsc::UnboundedSender<Guest>,
+    pub request_tx: mpsc::UnboundedSender<RingRequest>,
     pub tokenizer: Arc<Tokenizer>,
     /// The model's chat template, or why it has none.
     pub template: Result<ChatTemplate, String>,
@@ -342,17 +342,20 @@ impl AppState {
         let mut started = Vec::new();
         for (index, prompt) in (0..).zip(prompts) {
             let generate = self.tokens_to_generate(prompt.len() as u64, params)?;
-            let (said, events) = mpsc::unbounded_channel();
+            let (response_tx, events) = mpsc::unbounded_channel();
             let generation =
                 Generation::new(events, self.tokenizer.clone(), prompt.len() as u32, params.stop.clone());
             let mut sampler = sampler.for_sequence(index);
             let sample = Box::new(move |logits: &[f32]| sampler.sample(logits));
-            started.push((Guest { prompt, generate, sample, said }, generation));
+            started.push((
+                RingRequest { prompt, max_new_tokens: generate, sampler: sample, response_tx },
+                generation,
+            ));
         }
         let send = |(request, generation)| {
             // The ring's side is closed only while the server shuts down.
             if let Err(mpsc::error::SendError(request)) = self.request_tx.send(request) {
-                let _ = request.said.send(Said::Failed("the server is stopping".into()));
+                let _ = request.response_tx.send(ResponseEvent::Failed("the server is stopping".into()));
             }
             (generation, self.metrics.start_request())
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hearth_core::metrics::sequences::SequenceMetrics;
 use hearth_core::metrics::token_times::TokenTimes;
-use hearth_ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
+use hearth_ring::{FailedRequest, Generated, GenerationRequest, Key, RingError, SequenceRequest, Transport};
 use hearth_runtime::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_workflow::documents::{can_write_run, read_plan, write_run};
 use serde::Serialize;
@@ -53,7 +53,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let inputs = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
-    let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
+    let model = Arc::new(open_model(&args.model)?.with_accelerator(accelerator));
     if args.ring.exit_with_stdin {
         crate::ring::exit_with_stdin();
     }
@@ -80,7 +80,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     runtime.shutdown_background();
     let (generated, error) = match ended {
         Ok(generated) => (Some(generated), None),
-        Err(Unfinished { error, so_far }) => (so_far.map(|generated| *generated), Some(error)),
+        Err(FailedRequest { error, partial }) => (partial.map(|generated| *generated), Some(error)),
     };
     // The output is shown even if the trace cannot be written.
     let written = generated.as_ref().zip(args.trace.as_ref());
@@ -110,20 +110,20 @@ fn request(
     builder: &RingBuilder,
     prompts: Vec<Vec<u32>>,
     tokenizer: &Tokenizer,
-) -> Result<Request, Failure> {
+) -> Result<GenerationRequest, Failure> {
     let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
     let sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
     let asked = |(prompt, number)| {
         let mut sampler = sampler.for_sequence(number);
-        Asked { prompt, sample: Box::new(move |logits| sampler.sample(logits)) }
+        SequenceRequest { prompt, sampler: Box::new(move |logits| sampler.sample(logits)) }
     };
     let vocabulary = builder.model.weights.shape().vocabulary;
-    Ok(Request {
+    Ok(GenerationRequest {
         sequences: prompts.into_iter().zip(0..).map(asked).collect(),
-        generate: args.tokens,
+        max_new_tokens: args.tokens,
         micro_batch: builder.micro_batch,
-        drafts: builder.drafts,
-        stop: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect(),
+        draft_tokens: builder.drafts,
+        stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect(),
         scenario: builder.plan.scenario.name.clone(),
         seed,
     })
@@ -171,23 +171,23 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
 /// A request and its ring.
 struct Run {
     builder: RingBuilder,
-    request: Request,
+    request: GenerationRequest,
     tokenizer: Arc<Tokenizer>,
     print: bool,
     mark: bool,
 }
 
 impl TransportTask for Run {
-    type Output = Result<Generated, Unfinished>;
+    type Output = Result<Generated, FailedRequest>;
 
-    async fn run<N: Network>(self, network: N) -> Self::Output {
+    async fn run<T: Transport>(self, transport: T) -> Self::Output {
         let Run { builder, request, tokenizer, print, mark } = self;
         let interrupted = || async {
             termination_signal().await;
             Err(RingError::Interrupted)
         };
         let mut ring = tokio::select! {
-            ring = builder.connect(&network) => ring,
+            ring = builder.connect(&transport) => ring,
             interrupted = interrupted() => interrupted,
         }?;
         let (token_tx, mut token_rx) = mpsc::unbounded_channel();
@@ -212,10 +212,10 @@ impl TransportTask for Run {
             let mut out = io::stdout();
             let _ = writeln!(out, "{PROMPT_MARK}").and_then(|()| out.flush());
         }
-        let stopper = ring.stopper();
+        let cancel_handle = ring.cancel_handle();
         let watch = tokio::spawn(async move {
             termination_signal().await;
-            stopper.stop();
+            cancel_handle.cancel();
             // A second signal does not wait for the traces of the workers.
             termination_signal().await;
             std::process::exit(INTERRUPTED);

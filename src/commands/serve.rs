@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hearth_ring::{Guest, Key, Network, Ring, Said, Service, Stopper};
+use hearth_ring::{CancelHandle, Key, Request, ResponseEvent, Ring, ServeOptions, Transport};
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::RunEvent;
@@ -50,7 +50,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     let plan = read_plan(&args.plan)?;
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
-    let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
+    let model = Arc::new(open_model(&args.model)?.with_accelerator(accelerator));
     if args.ring.exit_with_stdin {
         exit_with_stdin();
     }
@@ -76,7 +76,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         request_count: AtomicU64::new(0),
     });
     let shared = state.clone();
-    builder.options.on_happening =
+    builder.options.on_run_event =
         Some(Arc::new(move |run_event, plan| report_event(&shared, run_event, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let serving = Serving { args, builder, state, request_rx, json };
@@ -128,7 +128,7 @@ struct Serving<'a> {
     args: &'a ServeArgs,
     builder: RingBuilder,
     state: Arc<AppState>,
-    request_rx: mpsc::UnboundedReceiver<Guest>,
+    request_rx: mpsc::UnboundedReceiver<Request>,
     json: bool,
 }
 
@@ -145,7 +145,7 @@ struct Ready<'a> {
 impl TransportTask for Serving<'_> {
     type Output = Result<(), Failure>;
 
-    async fn run<N: Network>(self, network: N) -> Self::Output {
+    async fn run<T: Transport>(self, transport: T) -> Self::Output {
         let Serving { args, builder, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::running(format!("cannot listen at {}: {error}", args.listen))
@@ -153,10 +153,11 @@ impl TransportTask for Serving<'_> {
         })?;
         let address = listener.local_addr().map_err(Failure::running)?;
         let ring = tokio::select! {
-            ring = builder.connect(&network) => ring?,
+            ring = builder.connect(&transport) => ring?,
             () = termination_signal() => return Ok(()),
         };
-        let supervisor = RingSupervisor { builder: &builder, state: &state, stopper: RefCell::default() };
+        let supervisor =
+            RingSupervisor { builder: &builder, state: &state, cancel_handle: RefCell::default() };
         // Before the announcement: a client may send a request as soon as it reads it.
         supervisor.set_up(&ring);
         if json {
@@ -173,7 +174,7 @@ impl TransportTask for Serving<'_> {
         }
         let ended_by = tokio::select! {
             () = serve(listener, router(state.clone())) => Failure::running("the HTTP server stopped"),
-            failure = supervisor.run(&network, ring, request_rx) => failure,
+            failure = supervisor.run(&transport, ring, request_rx) => failure,
             () = termination_signal() => {
                 supervisor.shut_down().await;
                 return Ok(());
@@ -201,19 +202,19 @@ struct RingSupervisor<'a> {
     builder: &'a RingBuilder,
     state: &'a AppState,
     /// Of the running ring.
-    stopper: RefCell<Option<Stopper>>,
+    cancel_handle: RefCell<Option<CancelHandle>>,
 }
 
 impl RingSupervisor<'_> {
     /// Serves requests, over a new ring where one fails. Returns only when it cannot go on.
-    async fn run<N: Network>(
+    async fn run<T: Transport>(
         &self,
-        network: &N,
-        mut ring: Ring<N>,
-        mut request_rx: mpsc::UnboundedReceiver<Guest>,
+        transport: &T,
+        mut ring: Ring<T>,
+        mut request_rx: mpsc::UnboundedReceiver<Request>,
     ) -> Failure {
         loop {
-            let (back, ended) = ring.serve(self.service(), request_rx).await;
+            let (back, ended) = ring.serve(self.serve_options(), request_rx).await;
             request_rx = back;
             ring.close().await;
             self.state.metrics.set_ring_up(false);
@@ -221,30 +222,30 @@ impl RingSupervisor<'_> {
                 Ok(()) => return Failure::running("the ring closed while the server was running"),
                 Err(error) => tracing::info!("the ring failed: {error}"),
             }
-            ring = self.reconnect(network, &mut request_rx).await;
+            ring = self.reconnect(transport, &mut request_rx).await;
             self.set_up(&ring);
         }
     }
 
     /// Records that the ring takes requests.
-    fn set_up<N: Network>(&self, ring: &Ring<N>) {
-        self.stopper.replace(Some(ring.stopper()));
+    fn set_up<T: Transport>(&self, ring: &Ring<T>) {
+        self.cancel_handle.replace(Some(ring.cancel_handle()));
         self.state.metrics.set_ring_up(true);
         self.state.set_plan(&self.builder.plan);
     }
 
     /// Brings up another ring as soon as the devices are reachable. Requests fail until then.
-    async fn reconnect<N: Network>(
+    async fn reconnect<T: Transport>(
         &self,
-        network: &N,
-        request_rx: &mut mpsc::UnboundedReceiver<Guest>,
-    ) -> Ring<N> {
+        transport: &T,
+        request_rx: &mut mpsc::UnboundedReceiver<Request>,
+    ) -> Ring<T> {
         loop {
             tokio::time::sleep(RETRY_INTERVAL).await;
             while let Ok(request) = request_rx.try_recv() {
-                let _ = request.said.send(Said::Failed("the ring is down".into()));
+                let _ = request.response_tx.send(ResponseEvent::Failed("the ring is down".into()));
             }
-            match self.builder.connect(network).await {
+            match self.builder.connect(transport).await {
                 Ok(ring) => {
                     tracing::info!("the ring is up again");
                     return ring;
@@ -254,14 +255,14 @@ impl RingSupervisor<'_> {
         }
     }
 
-    fn service(&self) -> Service {
+    fn serve_options(&self) -> ServeOptions {
         let AppState { vocabulary, tokenizer, metrics, .. } = self.state;
         let metrics = metrics.clone();
-        Service {
+        ServeOptions {
             micro_batch: self.builder.micro_batch,
-            drafts: self.builder.drafts,
-            stop: (0..*vocabulary).filter(|&token| tokenizer.is_end(token)).collect(),
-            on_work: Some(Arc::new(move |name, lines| {
+            draft_tokens: self.builder.drafts,
+            stop_tokens: (0..*vocabulary).filter(|&token| tokenizer.is_end(token)).collect(),
+            on_report: Some(Arc::new(move |name, lines| {
                 metrics.record_device(name, &lines.records, &lines.readings);
             })),
         }
@@ -269,8 +270,8 @@ impl RingSupervisor<'_> {
 
     /// Cancels active requests and waits until their clients have the error.
     async fn shut_down(&self) {
-        if let Some(stopper) = self.stopper.borrow().as_ref() {
-            stopper.stop();
+        if let Some(cancel_handle) = self.cancel_handle.borrow().as_ref() {
+            cancel_handle.cancel();
         }
         let drained = async {
             while self.state.metrics.active() > 0 {

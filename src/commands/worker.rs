@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hearth_ring::discovery::host_name;
 use hearth_ring::{
-    Announcement, Key, Listener, Medium, Network, RingError, Source, Worker, WorkerOptions, bind,
+    Announcement, Key, Listener, MdnsScope, ModelSource, RingError, Transport, Worker, WorkerOptions, bind,
 };
 use serde::Serialize;
 
@@ -21,10 +21,10 @@ use crate::ring::{LinkEmulation, TransportTask, exit_with_stdin, termination_sig
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::given(args.key.as_deref())?;
     let source = match (&args.fetch, &args.model) {
-        (Some(folder), _) => Source::Fetch(folder.clone()),
-        (None, Some(model)) => {
-            Source::File(Arc::new(open_model(model)?.accelerated_by(gpu::accelerator(args.gpu_weights))))
-        }
+        (Some(folder), _) => ModelSource::Fetch(folder.clone()),
+        (None, Some(model)) => ModelSource::File(Arc::new(
+            open_model(model)?.with_accelerator(gpu::accelerator(args.gpu_weights)),
+        )),
         (None, None) => return Err(Failure::unusable("neither --model nor --fetch is given")),
     };
     if args.exit_with_stdin {
@@ -43,7 +43,7 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
 
 struct Serving<'a> {
     args: &'a WorkerArgs,
-    source: Source,
+    source: ModelSource,
     json: bool,
 }
 
@@ -62,14 +62,14 @@ struct Ready<'a> {
 impl TransportTask for Serving<'_> {
     type Output = Result<(), Failure>;
 
-    async fn run<N: Network>(self, network: N) -> Self::Output {
+    async fn run<T: Transport>(self, transport: T) -> Self::Output {
         let Serving { args, source, json } = self;
-        let listener = bind(&network, &args.listen).await?;
+        let listener = bind(&transport, &args.listen).await?;
         let address = listener.address();
-        let announcement = announce(args, &address, network.is_sealed())?;
+        let announcement = announce(args, &address, transport.is_encrypted())?;
         let (model, fetch) = match &source {
-            Source::File(model) => (Some(model.profile.name.as_str()), None),
-            Source::Fetch(folder) => (None, Some(folder.as_path())),
+            ModelSource::File(model) => (Some(model.profile.name.as_str()), None),
+            ModelSource::Fetch(folder) => (None, Some(folder.as_path())),
         };
         let name = announcement.as_ref().map(|(name, _)| name.as_str());
         if json {
@@ -86,10 +86,10 @@ impl TransportTask for Serving<'_> {
             accelerator: gpu::accelerator(args.gpu_weights),
             ..WorkerOptions::default()
         };
-        let worker = Worker::with(network, source, options);
+        let worker = Worker::with(transport, source, options);
         let report = |ended: Result<(), RingError>| match ended {
             Ok(()) => {}
-            Err(RingError::Gone { name, why }) => tracing::info!("{name} left: {why}"),
+            Err(RingError::Disconnected { name, reason }) => tracing::info!("{name} left: {reason}"),
             Err(error) => tracing::info!("a connection ended: {error}"),
         };
         let ended = tokio::select! {
@@ -128,12 +128,12 @@ fn announce(
             Failure::unusable("this system has no name to announce").hint("give the device one with --name")
         );
     };
-    let result = Announcement::begin(&name, address, Medium { loopback, ..Medium::default() });
+    let result = Announcement::begin(&name, address, MdnsScope { loopback, ..MdnsScope::default() });
     match result {
         Ok(announcement) => Ok(Some((name, announcement))),
         // An error if it was requested; otherwise the worker serves heads that know its address.
         Err(error) if args.announce == Announce::Always || args.name.is_some() => {
-            Err(Failure::unusable(error))
+            Err(Failure::unusable(&error).hint(error.hint()))
         }
         Err(error) => {
             tracing::info!("not announced: {error}");

@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::{Document, device};
-use hearth_ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
+use hearth_ring::{
+    GenerationRequest, LocalModel, MemoryTransport, Ring, RingOptions, SequenceRequest, Worker, bind,
+    for_sequences,
+};
 use hearth_schema::Plan;
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
 use hearth_schema::trace::{Kind, Trace};
@@ -28,17 +31,22 @@ fn steps(trace: &Trace, device: u16) -> Vec<Step> {
     steps
 }
 
-async fn executed(plan: Plan, model: &Arc<LocalModel>, network: &Memory, workload: &Workload) -> Trace {
+async fn executed(
+    plan: Plan,
+    model: &Arc<LocalModel>,
+    network: &MemoryTransport,
+    workload: &Workload,
+) -> Trace {
     let options = RingOptions { threads: 1, ..RingOptions::default() };
     let mut ring = Ring::connect(network, plan, model.clone(), options).await.expect("the ring comes up");
-    let asked = |_| Asked {
+    let asked = |_| SequenceRequest {
         prompt: (0..workload.prompt).map(|index| index % 2000).collect(),
-        sample: Box::new(|_| 7),
+        sampler: Box::new(|_| 7),
     };
-    let request = Request {
+    let request = GenerationRequest {
         sequences: (0..workload.sequences).map(asked).collect(),
         micro_batch: workload.micro_batch,
-        ..Request::one(vec![], workload.generate, Box::new(|_| 7))
+        ..GenerationRequest::one(vec![], workload.generate, Box::new(|_| 7))
     };
     let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
     ring.close().await;
@@ -72,7 +80,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn simulator_and_executor_run_the_same_steps() {
     let local = Arc::new(LocalModel::open(Path::new(&model("q8_0"))).expect("a test model"));
-    let network = Memory::default();
+    let network = MemoryTransport::default();
     let mut addresses = Vec::new();
     for port in 0..2 {
         let address = format!("localhost:{}", 9000 + port);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hearth_ring::discovery::{Announcement, Medium};
-use hearth_ring::{Key, Sealed, Tcp, discovery};
+use hearth_ring::discovery::{Announcement, MdnsScope};
+use hearth_ring::{EncryptedTransport, Key, TcpTransport, discovery};
 
 use crate::folder::Folder;
 use crate::namespace::Namespace;
@@ -29,9 +29,10 @@ fn announced(name: &str, key: &str) -> Process {
 fn multicast_works(key: &str, name: &str) -> bool {
     let worker = Worker::with(&["--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", key]);
     let address = worker.address.parse().expect("an address");
-    let medium = Medium { loopback: true, ..Medium::default() };
+    let medium = MdnsScope { loopback: true, ..MdnsScope::default() };
     let Ok(_announcement) = Announcement::begin(name, address, medium) else { return false };
-    let network = Sealed::new(Tcp, Key::given(Some(key.as_ref())).expect("a key").expect("ours"));
+    let network =
+        EncryptedTransport::new(TcpTransport, Key::given(Some(key.as_ref())).expect("a key").expect("ours"));
     let names = [name.to_owned()].into();
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     runtime.block_on(discovery::find(&network, &names, Duration::from_secs(10), medium)).is_ok()

@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hearth_profiles::Document;
-use hearth_ring::{Key, Listener, LocalModel, Network, Request, Ring, RingError, RingOptions, Sealed, Tcp};
+use hearth_ring::{
+    EncryptedTransport, GenerationRequest, Key, Listener, LocalModel, Ring, RingError, RingOptions,
+    TcpTransport, Transport,
+};
 use hearth_runtime::{Sampler, SamplerOptions, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::Trace;
@@ -24,9 +27,9 @@ use crate::proxy::Proxy;
 use crate::recovery::undisturbed;
 
 /// The head of a ring, for several requests.
-struct Session<N: Network> {
+struct Session<T: Transport> {
     runtime: Runtime,
-    ring: Ring<N>,
+    ring: Ring<T>,
     prompt: Vec<u32>,
 }
 
@@ -35,15 +38,15 @@ fn planned(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
     Plan::from_yaml(&plan(format, windows, addresses, 512)).expect("a plan")
 }
 
-impl<N: Network> Session<N> {
+impl<T: Transport> Session<T> {
     /// Connects a ring.
-    fn connect(network: &N, format: &str, plan: Plan) -> Result<Session<N>, RingError> {
+    fn connect(transport: &T, format: &str, plan: Plan) -> Result<Session<T>, RingError> {
         let runtime = Runtime::new().expect("threads");
         let local = Arc::new(LocalModel::open(Path::new(&model(format))).expect("a test model"));
         let tokenizer = Tokenizer::new(&local.weights.model().metadata).expect("a tokenizer");
         let prompt = tokenizer.encode(PROMPT, false).expect("a text");
         let options = RingOptions { threads: 1, ..RingOptions::default() };
-        let ring = runtime.block_on(Ring::connect(network, plan, local, options))?;
+        let ring = runtime.block_on(Ring::connect(transport, plan, local, options))?;
         Ok(Session { runtime, ring, prompt })
     }
 
@@ -60,7 +63,7 @@ impl<N: Network> Session<N> {
             std::thread::sleep(pause);
             sampler.sample(logits)
         });
-        let request = Request::one(self.prompt.clone(), count as u32, sample);
+        let request = GenerationRequest::one(self.prompt.clone(), count as u32, sample);
         let times: Arc<Mutex<Vec<Instant>>> = Arc::default();
         let shared = times.clone();
         let response = self.ring.generate(request, move |_, _| {
@@ -77,7 +80,7 @@ impl<N: Network> Session<N> {
             Ok(Ok(generated)) => Some(generated),
             Ok(Err(unfinished)) => {
                 observed.text = unfinished.error.to_string();
-                unfinished.so_far.map(|generated| *generated)
+                unfinished.partial.map(|generated| *generated)
             }
             Err(_) => {
                 observed.timed_out = true;
@@ -119,7 +122,7 @@ pub fn suspend_worker(victim: usize, at: usize, lasts: Duration, expected: &[u32
     let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
     let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
     let plan = planned("q4_k", &[1, 2, 1, 2], &addresses);
-    let mut session = Session::connect(&Tcp, "q4_k", plan).expect("a ring");
+    let mut session = Session::connect(&TcpTransport, "q4_k", plan).expect("a ring");
     // So slow that the worker is resumed before the end, wherever in the run it was stopped.
     let pause = (lasts + Duration::from_secs(4)) / (expected.len() - at) as u32;
     let process = workers[victim].id();
@@ -141,8 +144,8 @@ pub fn suspend_worker(victim: usize, at: usize, lasts: Duration, expected: &[u32
 }
 
 /// Makes a request during which `fail` runs, then one after `restore`: `d2` is lost in the first and back in the second.
-fn check_rejoining<N: Network>(
-    session: &mut Session<N>,
+fn check_rejoining<T: Transport>(
+    session: &mut Session<T>,
     fail: impl FnOnce() + Send + 'static,
     restore: impl FnOnce(),
 ) {
@@ -176,7 +179,7 @@ fn restarted_worker_rejoins_at_the_next_request() {
     let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
     let (process, address) = (second.id(), second.address.clone());
     let plan = planned("q4_k", &[2, 1, 1], &[&first.address, &address]);
-    let mut session = Session::connect(&Tcp, "q4_k", plan).expect("a ring");
+    let mut session = Session::connect(&TcpTransport, "q4_k", plan).expect("a ring");
     let mut again = None;
     check_rejoining(
         &mut session,
@@ -208,8 +211,11 @@ fn reconnected_worker_rejoins_at_the_next_request() {
     let near = Worker::with(&[&flags[..], &["--listen", &format!("{}:0", namespace.here)]].concat());
     let far = Worker::inside(&namespace, &flags);
     let plan = planned("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
-    let network = Sealed::new(Tcp, Key::given(Some(Path::new(&key))).expect("a key").expect("ours"));
-    let mut session = Session::connect(&network, "q4_k", plan).expect("a ring");
+    let transport = EncryptedTransport::new(
+        TcpTransport,
+        Key::given(Some(Path::new(&key))).expect("a key").expect("ours"),
+    );
+    let mut session = Session::connect(&transport, "q4_k", plan).expect("a ring");
     let namespace = Arc::new(namespace);
     let link = namespace.clone();
     check_rejoining(
@@ -236,16 +242,16 @@ struct ProxiedListener {
     address: String,
 }
 
-impl Network for Proxied {
+impl Transport for Proxied {
     type Stream = TcpStream;
     type Listener = ProxiedListener;
 
     async fn connect(&self, address: &str) -> io::Result<TcpStream> {
-        Tcp.connect(address).await
+        TcpTransport.connect(address).await
     }
 
     async fn bind(&self, address: &str) -> io::Result<ProxiedListener> {
-        let listener = Tcp.bind(address).await?;
+        let listener = TcpTransport.bind(address).await?;
         let proxy = Proxy::with_limit(&listener.address(), self.limit);
         let address = proxy.address.clone();
         *self.proxy.lock().expect("no panic") = Some(proxy);
@@ -293,9 +299,9 @@ fn interrupted_fetch_resumes() {
     let mut before = 0;
     // The connection breaks in the third and in the sixth MiB, then not at all.
     for limit in [5 << 19, 11 << 19, u64::MAX] {
-        let network = Proxied { limit, ..Proxied::default() };
-        let session = Session::connect(&network, "f16", plan.clone());
-        let carried = network.proxy.lock().expect("no panic").as_ref().expect("the head listens").carried();
+        let transport = Proxied { limit, ..Proxied::default() };
+        let session = Session::connect(&transport, "f16", plan.clone());
+        let carried = transport.proxy.lock().expect("no panic").as_ref().expect("the head listens").carried();
         let chunks = count_chunks(&cache, &source);
         println!("{carried} bytes came through, {chunks} chunks are present");
         // The data connections and the frames' headers are less than half a chunk.
@@ -307,7 +313,7 @@ fn interrupted_fetch_resumes() {
         } else {
             let mut session = session.expect("a ring");
             assert!(chunks > before && carried < sent + CHUNK as u64 / 2, "{carried} bytes for {sent}");
-            let alone = Session::connect(&Tcp, "f16", planned("f16", &[8], &[]));
+            let alone = Session::connect(&TcpTransport, "f16", planned("f16", &[8], &[]));
             let alone = alone.expect("one device").short_request(8).0;
             assert_eq!(session.short_request(8).0.tokens, alone.tokens);
         }

@@ -108,7 +108,7 @@ impl Child {
         let mut command = command_in_group(placement.group, program, arguments);
         set_affinity(&mut command, placement.processors);
         // The lab's ring does not leave this machine and is measured unsealed.
-        command.env_remove(hearth_ring::VARIABLE);
+        command.env_remove(hearth_ring::KEY_VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(failed)?;
         let (sender, lines) = mpsc::channel();

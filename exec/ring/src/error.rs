@@ -1,226 +1,286 @@
 //! The errors of a ring: of frames, of encrypted connections, and of the ring as a whole.
+//!
+//! An error keeps what is wrong apart from how to fix it ([`RingError::what`], [`RingError::hint`]); `Display` joins them
+//! in one line, for logs and for other devices.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::io;
 
 use hearth_core::schedule::ScheduleError;
 
+/// How to fix two ends that do not have the same key.
+const SAME_KEY: &str = "give both ends the same --key";
+
 /// Why a ring does not come up, or stops.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum RingError {
-    /// Nobody answers at a worker's address.
-    #[error(
-        "cannot reach worker `{name}` at {address}: {why}; start it with `hearth worker --listen {address} --model GGUF`"
-    )]
+    /// No worker answers at this address.
     Unreachable {
-        /// The worker.
         name: String,
-        /// Its address.
         address: String,
-        /// What the system said.
-        why: String,
+        reason: String,
     },
     /// Not all workers of the plan announce themselves.
-    #[error("{0}")]
-    Discovery(String),
+    Discovery {
+        what: String,
+        hint: Option<String>,
+    },
     /// A worker of the plan has no address.
-    #[error(
-        "the plan gives worker `{name}` no address; add `address: HOST:PORT` to it, or look for it with --discover"
-    )]
     NoAddress {
-        /// The worker.
         name: String,
     },
-    /// The address to listen at cannot be had.
-    #[error(
-        "cannot listen at {address}: {why}; say HOST:PORT, as 127.0.0.1:9001, with an address of this machine and a port \
-         that no other program uses"
-    )]
     CannotListen {
-        /// The address.
         address: String,
-        /// What the system said.
-        why: String,
-    },
-    /// A worker listens beyond this machine although nothing authenticates who connects.
-    #[error(
-        "{address} can be reached from other machines, and without a key anybody there could use the worker; listen at 127.0.0.1, or give every device the same --key"
-    )]
-    NotLoopback {
-        /// The address.
-        address: String,
-    },
-    /// Two ends of a connection do not have the same key.
-    #[error("no connection with `{name}`: {why}")]
-    Key {
-        /// Who.
-        name: String,
-        /// What was seen, and how to mend it.
-        why: String,
-    },
-    /// The peer says no.
-    #[error("`{name}` refused: {reason}")]
-    Refused {
-        /// Who.
-        name: String,
-        /// Why.
         reason: String,
     },
-    /// The worker has another model than the plan was made for.
-    #[error(
-        "{name} has another model: the plan is for {expected}, its file is {found}; give it the plan's model"
-    )]
-    AnotherModel {
-        /// Who.
+    /// The address can be reached from other machines, and there is no key.
+    KeyRequired {
+        address: String,
+    },
+    /// Two ends of a connection do not have the same key, or the connection was tampered with.
+    KeyMismatch {
         name: String,
-        /// The plan's digest.
+        reason: String,
+        hint: Option<&'static str>,
+    },
+    /// The peer refuses, in its own words.
+    Refused {
+        name: String,
+        reason: String,
+    },
+    /// A worker has another model than the plan was made for.
+    ModelMismatch {
+        name: String,
         expected: String,
-        /// The worker's.
         found: String,
     },
-    /// A worker's connection ended in mid-run.
-    #[error("worker `{name}` is gone ({why}); see its output and start it again")]
-    Gone {
-        /// Who.
+    /// A connection of a running ring ended.
+    Disconnected {
         name: String,
-        /// What was seen.
-        why: String,
-    },
-    /// A device is gone, and the others cannot go on without it.
-    #[error("the ring cannot go on: {lost}; and without it {reason}")]
-    CannotGoOn {
-        /// Who is gone, and why.
-        lost: String,
-        /// Why the rest cannot hold the model, without a full stop.
         reason: String,
     },
-    /// Threads for the network cannot be had.
-    #[error("cannot start the threads that measure links: {source}")]
-    Threads {
-        /// What the system said.
-        source: io::Error,
+    /// A device is lost, and the others cannot go on without it.
+    CannotRecover {
+        lost: String,
+        reason: String,
     },
-    /// Somebody wants the run to end.
-    #[error("the run was interrupted")]
+    /// Threads for the network cannot be started.
+    Threads(io::Error),
+    /// The run was cancelled.
     Interrupted,
     /// The folder for fetched layers cannot be used.
-    #[error(
-        "cannot keep fetched layers in {path}: {why}; see whether there is room and it may be written to"
-    )]
-    Cache {
-        /// The folder or file.
+    FetchFolder {
         path: String,
-        /// What the system said.
-        why: String,
+        reason: String,
     },
     /// A wait went past its deadline.
-    #[error("{what} took longer than {seconds} s; {hint}")]
     Deadline {
-        /// What was waited for.
         what: String,
-        /// The deadline.
         seconds: f64,
-        /// What to try.
         hint: &'static str,
     },
     /// A peer sent what cannot follow.
-    #[error("`{name}` broke the protocol: {what}")]
     Protocol {
-        /// Who.
         name: String,
-        /// What came.
         what: String,
     },
     /// A message out of turn.
-    #[error(transparent)]
-    Schedule(#[from] ScheduleError),
-    /// A frame that is none.
-    #[error(transparent)]
-    Wire(#[from] WireError),
-    /// A computation failed.
-    #[error(transparent)]
-    Compute(#[from] hearth_runtime::ExecError),
-    /// The plan does not fit the model or the machine.
-    #[error("{0}")]
-    Plan(String),
+    Schedule(ScheduleError),
+    Wire(WireError),
+    Compute(hearth_runtime::ExecError),
+    /// The plan does not fit the model, the machine or the request.
+    Plan {
+        what: String,
+        hint: Option<String>,
+    },
 }
 
 impl RingError {
-    /// Why a first frame did not come from, or go to, the peer of this name.
-    pub fn greeting(name: &str, error: &WireError) -> RingError {
-        let of_key = match error {
-            WireError::Sealed => true,
-            WireError::Io(io) => {
-                io.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<SealError>)
-            }
-            WireError::TooLong { .. } | WireError::Header(_) | WireError::Cut => false,
-        };
-        if of_key {
-            RingError::Key { name: name.into(), why: error.to_string() }
+    /// A plan that cannot be used, where no flag or option would help.
+    pub fn plan(what: impl Into<String>) -> RingError {
+        RingError::Plan { what: what.into(), hint: None }
+    }
+
+    /// A plan that cannot be used, and how to change it.
+    pub fn plan_with_hint(what: impl Into<String>, hint: impl Into<String>) -> RingError {
+        RingError::Plan { what: what.into(), hint: Some(hint.into()) }
+    }
+
+    /// An error of the first frame to or from a peer.
+    pub fn handshake(name: &str, error: &WireError) -> RingError {
+        let (name, reason) = (name.into(), error.to_string());
+        if matches!(error, WireError::Encrypted) || error.encryption().is_some() {
+            RingError::KeyMismatch { name, reason, hint: error.hint() }
         } else {
-            RingError::Gone { name: name.into(), why: error.to_string() }
+            RingError::Disconnected { name, reason }
         }
+    }
+
+    /// What is wrong, without where and how to fix it.
+    pub fn what(&self) -> String {
+        match self {
+            RingError::Unreachable { name, address, reason } => {
+                format!("cannot reach worker `{name}` at {address}: {reason}")
+            }
+            RingError::Discovery { what, .. } | RingError::Plan { what, .. } => what.clone(),
+            RingError::NoAddress { name } => format!("the plan gives worker `{name}` no address"),
+            RingError::CannotListen { address, reason } => format!("cannot listen at {address}: {reason}"),
+            RingError::KeyRequired { address } => format!(
+                "{address} can be reached from other machines, and without a key anybody there could use the worker"
+            ),
+            RingError::KeyMismatch { name, reason, .. } => format!("no connection with `{name}`: {reason}"),
+            RingError::Refused { name, reason } => format!("`{name}` refused: {reason}"),
+            RingError::ModelMismatch { name, expected, found } => {
+                format!("{name} has another model: the plan is for {expected}, its file is {found}")
+            }
+            RingError::Disconnected { name, reason } => format!("worker `{name}` is gone ({reason})"),
+            RingError::CannotRecover { lost, reason } => {
+                format!("the ring cannot go on: {lost}; and without it {reason}")
+            }
+            RingError::Threads(error) => format!("cannot start the threads that measure links: {error}"),
+            RingError::Interrupted => "the run was interrupted".into(),
+            RingError::FetchFolder { reason, .. } => format!("cannot keep fetched layers: {reason}"),
+            RingError::Deadline { what, seconds, .. } => format!("{what} took longer than {seconds} s"),
+            RingError::Protocol { name, what } => format!("`{name}` broke the protocol: {what}"),
+            RingError::Schedule(error) => error.to_string(),
+            RingError::Wire(error) => error.to_string(),
+            RingError::Compute(error) => error.to_string(),
+        }
+    }
+
+    /// The file or folder that the error is about.
+    pub fn place(&self) -> Option<&str> {
+        match self {
+            RingError::FetchFolder { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// How to fix it, if that is known.
+    pub fn hint(&self) -> Option<Cow<'_, str>> {
+        let fixed = match self {
+            RingError::Unreachable { address, .. } => {
+                return Some(format!("start it with `hearth worker --listen {address} --model GGUF`").into());
+            }
+            RingError::Discovery { hint, .. } | RingError::Plan { hint, .. } => {
+                return hint.as_deref().map(Cow::from);
+            }
+            RingError::NoAddress { .. } => "add `address: HOST:PORT` to it, or look for it with --discover",
+            RingError::CannotListen { .. } => {
+                "give HOST:PORT, as 127.0.0.1:9001, with an address of this machine and a port that no other program uses"
+            }
+            RingError::KeyRequired { .. } => "listen at 127.0.0.1, or give every device the same --key",
+            RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),
+            RingError::ModelMismatch { .. } => "give it the plan's model",
+            RingError::Disconnected { .. } => "see its output and start it again",
+            RingError::FetchFolder { .. } => "check the free space and the permissions of the folder",
+            RingError::Deadline { hint, .. } => hint,
+            RingError::Wire(error) => return error.hint().map(Cow::from),
+            RingError::Refused { .. }
+            | RingError::CannotRecover { .. }
+            | RingError::Threads(_)
+            | RingError::Interrupted
+            | RingError::Protocol { .. }
+            | RingError::Schedule(_)
+            | RingError::Compute(_) => return None,
+        };
+        Some(fixed.into())
+    }
+}
+
+impl fmt::Display for RingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what())?;
+        if let Some(place) = self.place() {
+            write!(f, " in {place}")?;
+        }
+        self.hint().map_or(Ok(()), |hint| write!(f, "; {hint}"))
+    }
+}
+
+impl std::error::Error for RingError {}
+
+impl From<ScheduleError> for RingError {
+    fn from(error: ScheduleError) -> Self {
+        RingError::Schedule(error)
+    }
+}
+
+impl From<WireError> for RingError {
+    fn from(error: WireError) -> Self {
+        RingError::Wire(error)
+    }
+}
+
+impl From<hearth_runtime::ExecError> for RingError {
+    fn from(error: hearth_runtime::ExecError) -> Self {
+        RingError::Compute(error)
     }
 }
 
 /// A peer that broke the protocol.
-pub fn strange(name: &str, what: &str) -> RingError {
+pub fn protocol_error(name: &str, what: &str) -> RingError {
     RingError::Protocol { name: name.into(), what: what.into() }
 }
 
 /// Why bytes are not a frame.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// A length beyond its limit.
+    /// A `header` or `payload` beyond its limit.
     #[error("a frame announces a {what} of {length} bytes; at most {limit} are taken")]
-    TooLong {
-        /// `header` or `payload`.
-        what: &'static str,
-        /// What was announced.
-        length: usize,
-        /// What is allowed here.
-        limit: usize,
-    },
-    /// The header is not one.
+    TooLong { what: &'static str, length: usize, limit: usize },
     #[error("a frame's header cannot be read: {0}")]
     Header(String),
-    /// The peer's connections are sealed and this end's are not.
-    #[error("the peer has a key and this end has none; give both ends the same --key")]
-    Sealed,
+    /// The peer encrypts its connections and this end does not.
+    #[error("the peer has a key and this end has none")]
+    Encrypted,
     /// The stream ended inside a frame.
     #[error("the connection ended inside a frame")]
     Cut,
-    /// The connection failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Why a sealed connection cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SealError {
-    /// The handshake failed.
-    #[error(
-        "the connection cannot be sealed ({seen}): the peer has no key or another one; give both ends the same --key"
-    )]
-    Key {
-        /// What the peer did.
-        seen: &'static str,
-    },
-    /// A message does not verify.
-    #[error("a sealed message was altered or repeated on its way; look for who is between the devices")]
-    Damaged,
-    /// The cipher cannot go on.
-    #[error("the connection cannot be sealed: {0}")]
-    Cipher(String),
-}
+impl WireError {
+    /// The error of the encrypted connection below, if that failed.
+    fn encryption(&self) -> Option<&EncryptionError> {
+        match self {
+            WireError::Io(io) => io.get_ref()?.downcast_ref(),
+            _ => None,
+        }
+    }
 
-impl From<snow::Error> for SealError {
-    fn from(error: snow::Error) -> SealError {
-        SealError::Cipher(error.to_string())
+    fn hint(&self) -> Option<&'static str> {
+        match (self, self.encryption()) {
+            (WireError::Encrypted, _) | (_, Some(EncryptionError::Key { .. })) => Some(SAME_KEY),
+            (_, Some(EncryptionError::Damaged)) => Some("look for who is between the devices"),
+            _ => None,
+        }
     }
 }
 
-impl From<SealError> for io::Error {
-    fn from(error: SealError) -> io::Error {
+/// Why an encrypted connection cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EncryptionError {
+    /// The handshake failed; `seen` is what the peer did.
+    #[error("the connection cannot be encrypted ({seen}): the peer has no key or another one")]
+    Key { seen: &'static str },
+    /// A message does not verify.
+    #[error("an encrypted message was altered or repeated on its way")]
+    Damaged,
+    #[error("the connection cannot be encrypted: {0}")]
+    Cipher(String),
+}
+
+impl From<snow::Error> for EncryptionError {
+    fn from(error: snow::Error) -> EncryptionError {
+        EncryptionError::Cipher(error.to_string())
+    }
+}
+
+impl From<EncryptionError> for io::Error {
+    fn from(error: EncryptionError) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidData, error)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The head ([`Ring`]) gives every [`Worker`] the plan and its place in it, lets tokens enter, and gets
 //! activations back after the last window of each round. Every device's [`execution::Node`] interprets
-//! `hearth_core::schedule`. Frames travel over a [`Network`], which a [`Key`] seals ([`Sealed`]).
+//! `hearth_core::schedule`. Frames travel over a [`Transport`], which a [`Key`] seals ([`EncryptedTransport`]).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -17,13 +17,13 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{
-    Asked, Generated, Guest, OnFetch, OnRunEvent, OnWork, Renewal, Request, Ring, RingOptions, Said, Service,
-    Stopper, Unfinished, for_sequences,
+    CancelHandle, FailedRequest, Generated, GenerationRequest, OnFetch, OnReport, OnRunEvent, RecoveryPolicy,
+    Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions, for_sequences,
 };
-pub use discovery::{Announcement, AnnouncementError, DiscoveryError, Medium};
-pub use emulation::{Delayed, Emulated, Way, Ways};
+pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
+pub use emulation::{DelayedTransport, EmulatedPath, EmulatedPaths, EmulatedTransport};
 pub use error::RingError;
-pub use execution::{Computing, LocalModel, Sample, with_draft};
-pub use security::{Key, KeyError, Sealed, VARIABLE};
-pub use wire::{Listener, Memory, Network, Tcp, bind};
-pub use worker::{Source, Worker, WorkerOptions};
+pub use execution::{ComputeMode, LocalModel, SampleFn, with_draft};
+pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError};
+pub use wire::{Listener, MemoryTransport, TcpTransport, Transport, bind};
+pub use worker::{ModelSource, Worker, WorkerOptions};

@@ -19,14 +19,14 @@ use hearth_schema::pass::Pass;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-use crate::error::{RingError, strange};
+use crate::error::{RingError, protocol_error};
+use crate::security::EncryptedTransport;
 use crate::security::Key;
-use crate::security::Sealed;
-use crate::wire::within;
-use crate::wire::{Arrival, DataEvent, Deliver, Sending, receive};
+use crate::wire::with_deadline;
+use crate::wire::{DataConnector, DataEvent, DataSink, ReceivedActivations, receive_activations};
 use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, WorkerFacts};
-use crate::wire::{Listener, Network, Tcp};
-use crate::wire::{call, hear, welcome};
+use crate::wire::{Listener, TcpTransport, Transport};
+use crate::wire::{open_connection, read_hello, send_welcome};
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::profile::Links;
 
@@ -81,15 +81,17 @@ pub const LOOPBACK: &str = "loopback";
 /// Measures the link of this machine to itself, and those to workers at `addresses`, which have `key`.
 pub fn links(addresses: &[String], key: Option<&Key>, effort: ProbeEffort) -> Result<Links, RingError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(|source| RingError::Threads { source })?;
+    let runtime = runtime.map_err(RingError::Threads)?;
     runtime.block_on(async {
-        let own = link_to_self(&Tcp, "127.0.0.1:0", effort).await?;
-        let hop = hop(&Tcp, "127.0.0.1:0", effort).await?;
+        let own = link_to_self(&TcpTransport, "127.0.0.1:0", effort).await?;
+        let hop = hop(&TcpTransport, "127.0.0.1:0", effort).await?;
         let mut peers = vec![PeerLink { peer: LOOPBACK.to_owned(), ..own }];
         for address in addresses {
             peers.push(match key {
-                Some(key) => link(&Sealed::new(Tcp, key.clone()), address, effort).await?,
-                None => link(&Tcp, address, effort).await?,
+                Some(key) => {
+                    link(&EncryptedTransport::new(TcpTransport, key.clone()), address, effort).await?
+                }
+                None => link(&TcpTransport, address, effort).await?,
             });
         }
         Ok(Links { hop, peers })
@@ -97,12 +99,12 @@ pub fn links(addresses: &[String], key: Option<&Key>, effort: ProbeEffort) -> Re
 }
 
 /// Measures the link to a worker that listens at `address`.
-pub async fn link<N: Network>(
-    network: &N,
+pub async fn link<T: Transport>(
+    transport: &T,
     address: &str,
     effort: ProbeEffort,
 ) -> Result<PeerLink, RingError> {
-    let (mut stream, _) = call(network, address, address, 0, Purpose::Probe).await?;
+    let (mut stream, _) = open_connection(transport, address, address, 0, Purpose::Probe).await?;
     let mut times = Vec::with_capacity(effort.short);
     for nonce in 0..effort.short.max(1) as u64 {
         tokio::time::sleep(PAUSE).await;
@@ -140,53 +142,59 @@ where
         ping.write(stream).await?;
         Frame::read(stream, 0).await
     };
-    let answer = within(ANSWER_DEADLINE, "the answer to a probe", answer).await??;
+    let answer = with_deadline(ANSWER_DEADLINE, "the answer to a probe", answer).await??;
     match answer.map(|frame| frame.message) {
         Some(Message::Pong { nonce: own, .. }) if own == nonce => Ok((wall_nanos() - begun) as f64 * 1e-9),
-        _ => Err(strange(peer, "it does not answer a probe with its pong")),
+        _ => Err(protocol_error(peer, "it does not answer a probe with its pong")),
     }
 }
 
 /// Measures the link of this machine to itself, against an answerer of its own.
-pub async fn link_to_self<N: Network>(
-    network: &N,
+pub async fn link_to_self<T: Transport>(
+    transport: &T,
     address: &str,
     effort: ProbeEffort,
 ) -> Result<PeerLink, RingError> {
-    let mut listener = listen(network, address).await?;
+    let mut listener = listen(transport, address).await?;
     let here = listener.address();
     let answerer = tokio::spawn(async move {
         if let Ok(mut stream) = listener.accept().await {
             // The asker sees what goes wrong here as a connection that ends.
-            if hear(&mut stream).await.is_ok() {
+            if read_hello(&mut stream).await.is_ok() {
                 let _ = answer_probes(stream).await;
             }
         }
     });
-    let measured = link(network, &here, effort).await;
+    let measured = link(transport, &here, effort).await;
     answerer.abort();
     measured
 }
 
-async fn listen<N: Network>(network: &N, address: &str) -> Result<N::Listener, RingError> {
-    let cannot =
-        |error: std::io::Error| RingError::CannotListen { address: address.into(), why: error.to_string() };
-    network.bind(address).await.map_err(cannot)
+async fn listen<T: Transport>(transport: &T, address: &str) -> Result<T::Listener, RingError> {
+    let cannot = |error: std::io::Error| RingError::CannotListen {
+        address: address.into(),
+        reason: error.to_string(),
+    };
+    transport.bind(address).await.map_err(cannot)
 }
 
 /// Seconds that one token's activations take from one compute thread to the next, on this machine.
-pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) -> Result<Samples, RingError> {
-    let (near, far) = (listen(network, address).await?, listen(network, address).await?);
+pub async fn hop<T: Transport>(
+    transport: &T,
+    address: &str,
+    effort: ProbeEffort,
+) -> Result<Samples, RingError> {
+    let (near, far) = (listen(transport, address).await?, listen(transport, address).await?);
     let (near_address, far_address) = (near.address(), far.address());
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();
     let (far_inbox, mut far_events) = mpsc::unbounded_channel();
     let (near_inbox, far_inbox) = (into(near_inbox), into(far_inbox));
-    let sending = |place, deliver| Sending { network, session: 0, epoch: 0, place, deliver };
+    let sending = |place, sink| DataConnector { transport, session: 0, epoch: 0, place, sink };
     let receivers = [accept_one(near, near_inbox.clone()), accept_one(far, far_inbox.clone())];
     let to_far = sending(0, &near_inbox).connect(1, "hop", &far_address).await?;
     let to_near = sending(1, &far_inbox).connect(0, "hop", &near_address).await?;
     let echo = tokio::task::spawn_blocking(move || {
-        while let Some(Arrival { pass, round, activations, .. }) = far_events.blocking_recv() {
+        while let Some(ReceivedActivations { pass, round, activations, .. }) = far_events.blocking_recv() {
             let frame = Frame { message: Message::activations(0, pass, round, false), payload: activations };
             if to_near.send(frame).is_err() {
                 return;
@@ -210,35 +218,37 @@ pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) ->
         times
     });
     let patience = ANSWER_DEADLINE + PAUSE * effort.short as u32;
-    let times = within(patience, "activations around this machine", times).await;
+    let times = with_deadline(patience, "activations around this machine", times).await;
     receivers.iter().for_each(tokio::task::JoinHandle::abort);
     echo.abort();
     let times = times?.unwrap_or_default();
     if times.is_empty() {
-        Err(strange("this machine", "activations did not come back"))
+        Err(protocol_error("this machine", "activations did not come back"))
     } else {
         Ok(Samples::new(times))
     }
 }
 
 /// Takes the activations that arrive.
-fn into(inbox: mpsc::UnboundedSender<Arrival>) -> Deliver {
+fn into(inbox: mpsc::UnboundedSender<ReceivedActivations>) -> DataSink {
     Arc::new(move |event| match event {
-        DataEvent::Arrived(arrival) => inbox.send(arrival).is_ok(),
-        DataEvent::Cut(_) => false,
+        DataEvent::Activations(arrival) => inbox.send(arrival).is_ok(),
+        DataEvent::LinkBroken(_) => false,
     })
 }
 
 /// Accepts one connection for activations and hands on what arrives.
-fn accept_one<L>(mut listener: L, deliver: Deliver) -> tokio::task::JoinHandle<()>
+fn accept_one<L>(mut listener: L, sink: DataSink) -> tokio::task::JoinHandle<()>
 where
     L: Listener,
     L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     tokio::spawn(async move {
         let Ok(mut stream) = listener.accept().await else { return };
-        if hear(&mut stream).await.is_ok() && welcome(&mut stream, WorkerFacts::default()).await.is_ok() {
-            receive(stream, (0, 0), ACTIVATIONS, &deliver).await;
+        if read_hello(&mut stream).await.is_ok()
+            && send_welcome(&mut stream, WorkerFacts::default()).await.is_ok()
+        {
+            receive_activations(stream, (0, 0), ACTIVATIONS, &sink).await;
         }
     })
 }
@@ -248,14 +258,14 @@ pub(super) async fn answer_probes<S>(mut stream: S) -> Result<(), RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    welcome(&mut stream, WorkerFacts::default()).await?;
+    send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
-        let frame =
-            within(PROBE_DEADLINE, "a probe", Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD)).await??;
+        let frame = with_deadline(PROBE_DEADLINE, "a probe", Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD))
+            .await??;
         match frame.map(|frame| frame.message) {
             Some(Message::Ping { nonce }) => {
                 let pong = Frame::from(Message::Pong { nonce, clock: wall_nanos() });
-                within(PROBE_DEADLINE, "answering a probe", pong.write(&mut stream)).await??;
+                with_deadline(PROBE_DEADLINE, "answering a probe", pong.write(&mut stream)).await??;
             }
             _ => return Ok(()),
         }
@@ -265,31 +275,31 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Memory;
+    use crate::wire::MemoryTransport;
 
     const BRIEF: ProbeEffort = ProbeEffort { short: 3, long: 2, limit: Duration::from_millis(200) };
 
-    async fn is_measured(network: impl Network, address: &str) {
-        let link = link_to_self(&network, address, BRIEF).await.unwrap();
+    async fn is_measured(transport: impl Transport, address: &str) {
+        let link = link_to_self(&transport, address, BRIEF).await.unwrap();
         assert!(link.latency.value.0 > 0.0 && link.latency.value.0 < 1.0, "{link:?}");
         assert!(link.bandwidth.value.0 > 0.0 && link.bandwidth.value.0.is_finite(), "{link:?}");
-        let hop = hop(&network, address, BRIEF).await.unwrap();
+        let hop = hop(&transport, address, BRIEF).await.unwrap();
         assert!(hop.median() > 0.0 && hop.count() == 3, "{hop:?}");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_link_over_tcp_is_measured() {
-        is_measured(Tcp, "127.0.0.1:0").await;
+        is_measured(TcpTransport, "127.0.0.1:0").await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_link_in_memory_is_measured() {
-        is_measured(Memory::default(), "self:0").await;
+        is_measured(MemoryTransport::default(), "self:0").await;
     }
 
     #[tokio::test]
     async fn a_peer_that_is_not_there_is_named() {
-        let error = link(&Tcp, "127.0.0.1:1", BRIEF).await.unwrap_err();
+        let error = link(&TcpTransport, "127.0.0.1:1", BRIEF).await.unwrap_err();
         assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hearth_ring::{Medium, discovery};
+use hearth_ring::{MdnsScope, discovery};
 use hearth_workflow::LoadedScenario;
 use hearth_workflow::files::{can_write, in_a_folder, write};
 use hearth_workflow::init::{Network, NewDevice, NewScenario};
@@ -112,7 +112,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
     let line = progress::line();
     line.set_message(format!("listening for workers, {seconds} s"));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let found = runtime.block_on(discovery::listen(Duration::from_secs(seconds), Medium::default()));
+    let found = runtime.block_on(discovery::listen(Duration::from_secs(seconds), MdnsScope::default()));
     line.finish_and_clear();
     let found = found.map_err(Failure::running)?;
     if found.is_empty() {

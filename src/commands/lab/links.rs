@@ -16,7 +16,7 @@ use hearth_profiles::link::wifi::Wifi;
 use hearth_profiles::link::{PeerLink, path};
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
 use hearth_ring::probe::{self, ProbeEffort};
-use hearth_ring::{self as ring, Emulated, Way};
+use hearth_ring::{self as ring, EmulatedPath, EmulatedTransport};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
 use hearth_schema::scenario::Links;
@@ -66,17 +66,25 @@ pub fn check(links: &Links) -> Result<(), String> {
 }
 
 /// What it takes from one device to another.
-fn way(table: &LinkTable, scenario: &Scenario, pair: [&str; 2], medium: &Path) -> Result<Way, Failure> {
+fn way(
+    table: &LinkTable,
+    scenario: &Scenario,
+    pair: [&str; 2],
+    medium: &Path,
+) -> Result<EmulatedPath, Failure> {
     let index = |name: &str| scenario.devices.iter().position(|entry| entry.name == name).unwrap_or(0) as u64;
     let (seed, stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
     match table.connection(pair[0], pair[1]) {
         // The plan does not send there; only signs of life do.
-        None => Ok(Way { seed, stream, ..Way::of(table.default_link().latency.value) }),
-        Some(Connection::Link(link)) => {
-            Ok(Way { bandwidth: Some(link.bandwidth.value), seed, stream, ..Way::of(link.latency.value) })
-        }
+        None => Ok(EmulatedPath { seed, stream, ..EmulatedPath::of(table.default_link().latency.value) }),
+        Some(Connection::Link(link)) => Ok(EmulatedPath {
+            bandwidth: Some(link.bandwidth.value),
+            seed,
+            stream,
+            ..EmulatedPath::of(link.latency.value)
+        }),
         Some(Connection::Wireless(air)) => {
-            over_air(&air, medium).map(|way| Way { seed, stream, ..way }).ok_or_else(|| {
+            over_air(&air, medium).map(|way| EmulatedPath { seed, stream, ..way }).ok_or_else(|| {
                 let what = format!(
                     "the lab emulates air between its stations, and {} and {} are not both on it",
                     pair[0], pair[1]
@@ -89,17 +97,17 @@ fn way(table: &LinkTable, scenario: &Scenario, pair: [&str; 2], medium: &Path) -
 }
 
 /// A message between two stations is on the air twice.
-fn over_air(air: &path::WirelessPath, medium: &Path) -> Option<Way> {
+fn over_air(air: &path::WirelessPath, medium: &Path) -> Option<EmulatedPath> {
     let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) = (&air.sender, &air.receiver) else {
         return None;
     };
     let delay = &channel.delay;
-    Some(Way {
+    Some(EmulatedPath {
         sigma: delay.sigma.value,
         overhead: channel.overhead.value * 2.0,
         bandwidth: Some(air.rate()),
         medium: Some(medium.to_path_buf()),
-        ..Way::of(delay.median.value)
+        ..EmulatedPath::of(delay.median.value)
     })
 }
 
@@ -136,11 +144,11 @@ pub fn measured(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let effort = ProbeEffort::quick();
     if !links.emulated {
-        let link = runtime.block_on(probe::link_to_self(&ring::Tcp, PLACE, effort))?;
+        let link = runtime.block_on(probe::link_to_self(&ring::TcpTransport, PLACE, effort))?;
         let default = Link { latency: link.latency, bandwidth: link.bandwidth };
         return Ok(Links::constant(default));
     }
-    let network = Emulated::new(ring::Tcp, Arc::new(|_| Ok(Way::of(PROBED))));
+    let network = EmulatedTransport::new(ring::TcpTransport, Arc::new(|_| Ok(EmulatedPath::of(PROBED))));
     let probed = runtime.block_on(probe::link_to_self(&network, PLACE, effort))?;
     Ok(with_cost(links, &probed))
 }

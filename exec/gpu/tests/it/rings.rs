@@ -1,6 +1,6 @@
 //! A device of a ring goes on when its GPU is lost, and its trace names the backend that computed.
 //!
-//! The trained model on one device, whose node carries a plan out as in any ring, along the golden tokens.
+//! The trained model on one device, whose runner carries a plan out as in any ring, along the golden tokens.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask, WarningSink};
 use hearth_profiles::Document;
 use hearth_ring::LocalModel;
-use hearth_ring::execution::{Node, Outbox};
+use hearth_ring::execution::{Outbox, StageRunner};
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::{Accelerator, Progress};
 use hearth_schema::Plan;
@@ -23,10 +23,10 @@ use crate::models::{golden, models, tokens};
 
 const FILE: &str = "psalm-7m-q8_0.gguf";
 
-/// A node that computes with a GPU, and what it has to say.
+/// A runner that computes with a GPU, and what it has to say.
 struct Ring {
     model: LocalModel,
-    node: Option<Node>,
+    runner: Option<StageRunner>,
     warnings: Arc<Mutex<Vec<String>>>,
     /// The prompt, and the golden tokens.
     so_far: Vec<u32>,
@@ -43,26 +43,26 @@ impl Ring {
             let open = || gpu.alive().map(|()| gpu.clone());
             Ok(Box::new(Accelerated::opened(open, |_| Tiling::USUAL.into(), place, sink.clone())?))
         });
-        let model = LocalModel::open(&models().join(FILE)).unwrap().accelerated_by(Some(accelerator));
+        let model = LocalModel::open(&models().join(FILE)).unwrap().with_accelerator(Some(accelerator));
         let run = &golden(FILE)[0];
         let (prompt, greedy_ids) = (tokens(&run["prompt_ids"]), tokens(&run["greedy_ids"]));
         let so_far = [&prompt[..], &greedy_ids].concat();
         let plan = plan(&model, 8);
         let progress = Progress::default();
-        let mut node = Node::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
-        node.choose_with(0, Box::new(greedy));
-        Ring { model, node: Some(node), warnings, so_far, prompt: prompt.len() }
+        let mut runner = StageRunner::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
+        runner.set_sampler(0, Box::new(greedy));
+        Ring { model, runner: Some(runner), warnings, so_far, prompt: prompt.len() }
     }
 
-    fn node(&mut self) -> &mut Node {
-        self.node.as_mut().unwrap()
+    fn runner(&mut self) -> &mut StageRunner {
+        self.runner.as_mut().unwrap()
     }
 
     /// The pass of these positions gives the golden token.
     fn pass(&mut self, index: u32, from: usize, to: usize) {
         let known = self.so_far[..to].to_vec();
         let pass = Pass::plain(index, from as u32, (to - from) as u32, true);
-        let out = self.node().begin(pass, &known).unwrap().expect("one device is the whole ring");
+        let out = self.runner().begin_pass(pass, &known).unwrap().expect("one device is the whole ring");
         assert_eq!(out.tokens, [self.so_far[to]], "pass {index}");
     }
 }
@@ -102,7 +102,7 @@ fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
     ring.pass(2, prompt + 1, prompt + 2);
     ring.pass(3, prompt + 2, prompt + 3);
     assert_eq!(ring.warnings.lock().unwrap().len(), 1);
-    let all = ring.node().take_all_lines();
+    let all = ring.runner().take_trace();
     let records = &all[0].1.records;
     for pass in 0..4 {
         let expected = if pass < 2 { Resource::Gpu } else { Resource::Cpu };
@@ -121,9 +121,9 @@ fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);
     gpu.destroy();
-    let (plan, node) = (plan(&ring.model, 6), ring.node.take().unwrap());
-    let node = node.renew(&plan, 1, &ring.model, Outbox::new(), 2, &Progress::default()).unwrap();
-    ring.node = Some(node);
+    let (plan, runner) = (plan(&ring.model, 6), ring.runner.take().unwrap());
+    let runner = runner.reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &Progress::default()).unwrap();
+    ring.runner = Some(runner);
     // A renewed ring computes again what was there.
     ring.pass(1, 0, prompt + 1);
     ring.pass(2, prompt + 1, prompt + 2);
@@ -132,10 +132,10 @@ fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
         warnings.len() == 1 && warnings[0].contains("was lost") && warnings[0].contains("processors"),
         "{warnings:?}"
     );
-    let all = ring.node().take_all_lines();
+    let all = ring.runner().take_trace();
     assert_eq!(resources(&all[1].1.records, 2), [Resource::Cpu; 2]);
     // A run that has not begun does not begin without what its plan asks for.
-    let begun = Node::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &Progress::default());
+    let begun = StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &Progress::default());
     let error = begun.err().expect("the GPU is gone").to_string();
     assert!(error.contains("the GPU was lost"), "{error}");
 }

@@ -19,7 +19,7 @@ use hearth_schema::trace::Record;
 use hearth_schema::trace::Trace;
 
 use super::options::OnRunEvent;
-use crate::execution::Lines;
+use crate::execution::TraceLines;
 use hearth_runtime::clock::wall_nanos;
 
 /// The most lines of one worker's trace: a day of a fast ring.
@@ -30,15 +30,15 @@ const MAX_RUN_EVENTS: usize = 1000;
 
 /// A request's trace while it is written.
 #[derive(Default)]
-pub(super) struct Chronicle {
+pub(super) struct EventLog {
     /// Hears of each run event.
-    on_happening: Option<OnRunEvent>,
+    on_run_event: Option<OnRunEvent>,
     /// When the request began, on this process's clock.
     started: u64,
     /// The plan of each epoch.
     epochs: BTreeMap<u32, Arc<Plan>>,
     /// Devices by their index in the trace.
-    seats: Vec<String>,
+    devices: Vec<String>,
     run_events: Vec<RunEvent>,
     records: Vec<Record>,
     readings: Vec<Reading>,
@@ -46,56 +46,60 @@ pub(super) struct Chronicle {
     pub(super) plans: Vec<Plan>,
 }
 
-impl Chronicle {
+impl EventLog {
     /// Of a request that begins now over this ring.
-    pub(super) fn new(plan: &Plan, on_happening: Option<OnRunEvent>) -> Self {
-        let seats = plan.devices.iter().map(|device| device.name.clone()).collect();
-        Self { on_happening, started: wall_nanos(), seats, ..Self::default() }
+    pub(super) fn new(plan: &Plan, on_run_event: Option<OnRunEvent>) -> Self {
+        let devices = plan.devices.iter().map(|device| device.name.clone()).collect();
+        Self { on_run_event, started: wall_nanos(), devices, ..Self::default() }
     }
 
     /// An epoch begins.
-    pub(super) fn epoch(&mut self, epoch: u32, plan: &Arc<Plan>) {
+    pub(super) fn begin_epoch(&mut self, epoch: u32, plan: &Arc<Plan>) {
         self.epochs.insert(epoch, plan.clone());
         for device in &plan.devices {
-            self.seat(&device.name);
+            self.device_index(&device.name);
         }
     }
 
     /// A device has not been heard of since a moment of this process's clock, and is missed now.
-    pub(super) fn missed(&mut self, name: &str, since: u64, what: String) {
+    pub(super) fn device_lost(&mut self, name: &str, since: u64, what: String) {
         let start = since.saturating_sub(self.started);
         let end = Some(self.now());
-        self.happened(RunEvent { start, end, ..run_event(RunEventKind::Silent, Some(name), what) }, None);
+        self.add_event(RunEvent { start, end, ..run_event(RunEventKind::Silent, Some(name), what) }, None);
     }
 
     /// Another ring takes over, until the next token is out.
-    pub(super) fn renewed(&mut self, missing: Option<&str>, plan: &Plan, again: u32) {
+    pub(super) fn replanned(&mut self, missing: Option<&str>, plan: &Plan, recomputed_tokens: u32) {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
-        let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
+        let what =
+            format!("{}; {recomputed_tokens} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let (start, digest) = (self.now(), Some(plan.digest()));
         self.close_open(start);
-        let renewed = RunEvent { start, plan: digest, ..run_event(RunEventKind::Replanned, missing, what) };
-        self.happened(renewed, Some(plan));
+        let event = RunEvent { start, plan: digest, ..run_event(RunEventKind::Replanned, missing, what) };
+        self.add_event(event, Some(plan));
         self.plans.push(plan.clone());
     }
 
     /// The ring should have planned again and did not.
-    pub(super) fn not_renewed(&mut self, missing: Option<&str>, why: &str) {
+    pub(super) fn not_replanned(&mut self, missing: Option<&str>, reason: &str) {
         let start = self.now();
         self.close_open(start);
-        self.happened(RunEvent { start, ..run_event(RunEventKind::NotReplanned, missing, why.into()) }, None);
+        self.add_event(
+            RunEvent { start, ..run_event(RunEventKind::NotReplanned, missing, reason.into()) },
+            None,
+        );
     }
 
     /// A token is out.
-    pub(super) fn token(&mut self) {
+    pub(super) fn token_output(&mut self) {
         let now = self.now();
         self.close_open(now);
     }
 
     /// Takes a device's lines, epoch by epoch; `to_head` shifts them to this process's clock. Lines that cannot be the
     /// device's are left out.
-    pub(super) fn take(&mut self, name: &str, all: Vec<(u32, Lines)>, to_head: i64) {
-        let seat = self.seat(name);
+    pub(super) fn add_lines(&mut self, name: &str, all: Vec<(u32, TraceLines)>, to_head: i64) {
+        let index = self.device_index(name);
         for (epoch, lines) in all {
             let Some(plan) = self.epochs.get(&epoch).cloned() else { continue };
             let Some(place) = plan.position(name) else { continue };
@@ -106,18 +110,18 @@ impl Chronicle {
                     None => None,
                     Some(peer) => match plan.devices.get(usize::from(peer)) {
                         None => continue,
-                        Some(device) => Some(self.seat(&device.name)),
+                        Some(device) => Some(self.device_index(&device.name)),
                     },
                 };
                 let (start, end) = (shift(record.start), shift(record.end));
                 if usize::from(record.device) == place && start <= end && self.records.len() < MAX_LINES {
-                    (record.device, record.peer, record.start, record.end) = (seat, peer, start, end);
+                    (record.device, record.peer, record.start, record.end) = (index, peer, start, end);
                     self.records.push(record);
                 }
             }
             for mut reading in lines.readings {
                 if usize::from(reading.device) == place && self.readings.len() < MAX_LINES {
-                    (reading.device, reading.at) = (seat, shift(reading.at));
+                    (reading.device, reading.at) = (index, shift(reading.at));
                     self.readings.push(reading);
                 }
             }
@@ -125,12 +129,12 @@ impl Chronicle {
     }
 
     /// The devices of the trace, by index.
-    pub(super) fn seats(&self) -> &[String] {
-        &self.seats
+    pub(super) fn devices(&self) -> &[String] {
+        &self.devices
     }
 
     /// The whole.
-    pub(super) fn trace(
+    pub(super) fn into_trace(
         mut self,
         header: Header,
         passes: Vec<hearth_schema::pass::Pass>,
@@ -153,17 +157,17 @@ impl Chronicle {
         wall_nanos().saturating_sub(self.started)
     }
 
-    fn seat(&mut self, name: &str) -> u16 {
-        let seat = self.seats.iter().position(|seat| seat == name).unwrap_or_else(|| {
-            self.seats.push(name.into());
-            self.seats.len() - 1
+    fn device_index(&mut self, name: &str) -> u16 {
+        let index = self.devices.iter().position(|device| device == name).unwrap_or_else(|| {
+            self.devices.push(name.into());
+            self.devices.len() - 1
         });
-        seat as u16
+        index as u16
     }
 
-    fn happened(&mut self, run_event: RunEvent, goes_on: Option<&Plan>) {
-        if let Some(tell) = &self.on_happening {
-            tell(&run_event, goes_on);
+    fn add_event(&mut self, run_event: RunEvent, new_plan: Option<&Plan>) {
+        if let Some(on_run_event) = &self.on_run_event {
+            on_run_event(&run_event, new_plan);
         }
         if self.run_events.len() < MAX_RUN_EVENTS {
             self.run_events.push(run_event);

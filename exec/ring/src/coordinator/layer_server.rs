@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::error::{RingError, strange};
+use crate::error::{RingError, protocol_error};
 use crate::execution::LocalModel;
-use crate::wire::{FileOutline, Frame, Message, WRITE_DEADLINE, WorkerFacts, welcome, within};
+use crate::wire::{FileOutline, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline};
 use hearth_runtime::fetched::{CHUNK, hash};
 
 /// Between two wishes of one who fetches: it may have to check what it has first.
@@ -21,9 +21,9 @@ pub async fn serve<S>(mut stream: S, model: Arc<LocalModel>) -> Result<(), RingE
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    welcome(&mut stream, WorkerFacts::default()).await?;
+    send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
-        let asked = within(IDLE_DEADLINE, "a wish for layers", Frame::read(&mut stream, 0)).await??;
+        let asked = with_deadline(IDLE_DEADLINE, "a wish for layers", Frame::read(&mut stream, 0)).await??;
         let answer = match asked.map(|frame| frame.message) {
             None => return Ok(()),
             Some(Message::Outline) => {
@@ -37,12 +37,14 @@ where
                 let model = model.clone();
                 // Its pages may have to come from disk.
                 let read = tokio::task::spawn_blocking(move || chunk_of(&model, file, chunk)).await;
-                let read = read.map_err(|error| strange("the head", &error.to_string()))?;
-                read.ok_or_else(|| strange("who fetches", "it wants what the model does not have"))?
+                let read = read.map_err(|error| protocol_error("the head", &error.to_string()))?;
+                read.ok_or_else(|| protocol_error("who fetches", "it wants what the model does not have"))?
             }
-            Some(other) => return Err(strange("who fetches", &format!("{other:?} is no wish for layers"))),
+            Some(other) => {
+                return Err(protocol_error("who fetches", &format!("{other:?} is no wish for layers")));
+            }
         };
-        within(WRITE_DEADLINE, "giving layers", answer.write(&mut stream)).await??;
+        with_deadline(WRITE_DEADLINE, "giving layers", answer.write(&mut stream)).await??;
     }
 }
 

@@ -1,49 +1,164 @@
-//! The head's listener: lets in those who send activations to the head, and those who fetch layers from it.
+//! The head's listener: accepts activations, and gives layers to workers that have no model file.
+//!
+//! It listens at the host of the head's address in the plan, if there is one. Without a key it listens at 127.0.0.1,
+//! because nobody may connect from elsewhere. With a key it listens at the address from which the head reaches each
+//! worker, which is one that the worker can answer to; if these differ (the head is in two networks) it listens at all
+//! its addresses, and each worker is told the one on its side.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinHandle;
 
 use super::layer_server;
+use crate::error::RingError;
 use crate::execution::LocalModel;
-use crate::wire::{Known, Listener, Purpose, SharedDoor, Strangers, admit, hear, refuse};
+use crate::wire::{
+    DataSink, Listener, OpenEpoch, PendingConnection, PendingConnections, Purpose, SharedOpenEpoch,
+    Transport, accept_activations, bind, read_hello, refuse,
+};
 
-/// After a connection that could not be accepted.
+/// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Lets in those who send activations to the head, and those who fetch layers from it.
-pub(super) async fn accept<L: Listener>(mut listener: L, door: SharedDoor, model: Arc<LocalModel>)
+/// The head's listener and the epoch whose activations it accepts.
+pub(super) struct HeadListener {
+    address: String,
+    open_epoch: SharedOpenEpoch,
+    task: JoinHandle<()>,
+}
+
+impl HeadListener {
+    /// Listens where the workers, who see the head at `local_ips`, can reach it.
+    pub(super) async fn start<T: Transport>(
+        transport: &T,
+        planned: Option<&str>,
+        local_ips: &[Option<IpAddr>],
+        model: Arc<LocalModel>,
+    ) -> Result<Self, RingError> {
+        let listener = bind(transport, &listen_address(planned, transport.is_encrypted(), local_ips)).await?;
+        let (address, open_epoch) = (listener.address(), SharedOpenEpoch::default());
+        let task = tokio::spawn(accept(listener, open_epoch.clone(), model));
+        Ok(Self { address, open_epoch, task })
+    }
+
+    /// Accepts activations of this epoch from now on, and of no other.
+    pub(super) fn open(&self, session: u64, epoch: u32, sink: DataSink) {
+        let open = OpenEpoch { session, epoch, sink };
+        *self.open_epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some(open);
+    }
+
+    /// The head's address for a worker that sees it at `local_ip`.
+    pub(super) fn address_for(&self, local_ip: Option<IpAddr>) -> String {
+        address_for_worker(&self.address, local_ip)
+    }
+}
+
+impl Drop for HeadListener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept<L: Listener>(mut listener: L, open_epoch: SharedOpenEpoch, model: Arc<LocalModel>)
 where
     L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let mut strangers = Strangers::default();
+    let mut pending = PendingConnections::default();
     loop {
         let Ok(stream) = listener.accept().await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let (door, model) = (door.clone(), model.clone());
-        strangers.let_in(move |known| take_connection(stream, door, model, known));
+        let (open_epoch, model) = (open_epoch.clone(), model.clone());
+        pending.spawn(move |connection| serve_connection(stream, open_epoch, model, connection));
     }
 }
 
 /// Serves a connection to the head, from its first frame on.
-async fn take_connection<S>(mut stream: S, door: SharedDoor, model: Arc<LocalModel>, known: Known)
-where
+async fn serve_connection<S>(
+    mut stream: S,
+    open_epoch: SharedOpenEpoch,
+    model: Arc<LocalModel>,
+    connection: PendingConnection,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let Ok((session, purpose)) = hear(&mut stream).await else { return };
-    known.greeted();
-    let own = door.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|door| door.session);
-    // How these end is told to the head by the door, or by the worker that fetches.
+    let Ok((session, purpose)) = read_hello(&mut stream).await else { return };
+    connection.identified();
+    let own = open_epoch.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|open| open.session);
+    // The head learns how these end from the sink, or from the worker that fetches.
     match purpose {
         Purpose::Data { from, epoch } => {
-            let _ = admit(stream, &door, session, (from, epoch), model.max_activation_bytes()).await;
+            let limit = model.max_activation_bytes();
+            let _ = accept_activations(stream, &open_epoch, session, (from, epoch), limit).await;
         }
         Purpose::Fetch if own == Some(session) => {
             let _ = layer_server::serve(stream, model).await;
         }
         _ => drop(refuse(&mut stream, "this is the head of another session, or no worker".into()).await),
+    }
+}
+
+/// Returns where the head listens: a free port at the planned host, or at one that all workers can reach.
+fn listen_address(planned: Option<&str>, is_encrypted: bool, local_ips: &[Option<IpAddr>]) -> String {
+    if let Some((host, _)) = planned.and_then(|address| address.rsplit_once(':')) {
+        return format!("{host}:0");
+    }
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let hosts: Vec<IpAddr> =
+        if is_encrypted { local_ips.iter().map(|host| host.unwrap_or(loopback)).collect() } else { vec![] };
+    let first = hosts.first().copied().unwrap_or(loopback);
+    let host = if hosts.iter().all(|&host| host == first) {
+        first
+    } else if hosts.iter().any(IpAddr::is_ipv6) {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    };
+    SocketAddr::new(host, 0).to_string()
+}
+
+fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -> String {
+    match (listening_at.parse::<SocketAddr>(), local_ip) {
+        (Ok(all), Some(host)) if all.ip().is_unspecified() => SocketAddr::new(host, all.port()).to_string(),
+        _ => listening_at.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Planned address, whether there is a key, the head's addresses as workers see them, and where it listens.
+    #[test]
+    fn head_listens_where_workers_can_reach_it() {
+        let cases: [(Option<&str>, bool, &[&str], &str); 7] = [
+            (Some("10.0.0.2:9000"), true, &["192.168.1.5"], "10.0.0.2:0"),
+            (Some("[::1]:9000"), false, &[], "[::1]:0"),
+            (None, false, &["192.168.1.5"], "127.0.0.1:0"),
+            (None, true, &[], "127.0.0.1:0"),
+            (None, true, &["192.168.1.5", "192.168.1.5"], "192.168.1.5:0"),
+            (None, true, &["192.168.1.5", "127.0.0.1"], "0.0.0.0:0"),
+            (None, true, &["192.168.1.5", "fd00::5"], "[::]:0"),
+        ];
+        for (planned, is_encrypted, hosts, expected) in cases {
+            let hosts: Vec<_> = hosts.iter().map(|text| Some(text.parse().unwrap())).collect();
+            assert_eq!(listen_address(planned, is_encrypted, &hosts), expected, "{planned:?}, {hosts:?}");
+        }
+        assert_eq!(listen_address(None, true, &[None]), "127.0.0.1:0", "pipes have no address");
+    }
+
+    #[test]
+    fn each_worker_is_told_the_address_on_its_side() {
+        for (listening_at, seen_from, expected) in [
+            ("192.168.1.5:4711", "192.168.1.5", "192.168.1.5:4711"),
+            ("0.0.0.0:4711", "127.0.0.1", "127.0.0.1:4711"),
+            ("[::]:4711", "fd00::5", "[fd00::5]:4711"),
+        ] {
+            assert_eq!(address_for_worker(listening_at, Some(seen_from.parse().unwrap())), expected);
+        }
     }
 }

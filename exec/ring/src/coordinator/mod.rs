@@ -1,20 +1,22 @@
 //! The coordinator: the head's side of a ring. It connects the workers, lets passes enter, and goes on when a device is lost.
 
-mod control;
+mod connections;
+#[expect(clippy::module_inception)] // the object that gives the room its name
+mod coordinator;
 mod event_log;
 mod generation;
 mod layer_server;
-mod listen_address;
 mod listener;
 mod options;
-mod progress;
+mod pipeline;
 mod reconfiguration;
 mod request;
 mod ring;
 mod scheduler;
+mod worker_connection;
 
-pub use generation::{Generated, Unfinished};
-pub use options::{OnFetch, OnRunEvent, Renewal, RingOptions};
-pub use request::{Asked, Request, for_sequences};
-pub use ring::{Ring, Stopper};
-pub use scheduler::{Guest, OnWork, Said, Service};
+pub use generation::{FailedRequest, Generated};
+pub use options::{OnFetch, OnRunEvent, RecoveryPolicy, RingOptions};
+pub use request::{GenerationRequest, SequenceRequest, for_sequences};
+pub use ring::{CancelHandle, Ring};
+pub use scheduler::{OnReport, Request, ResponseEvent, ServeOptions};

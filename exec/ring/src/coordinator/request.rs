@@ -10,43 +10,43 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::Plan;
 
 use crate::error::RingError;
-use crate::execution::Sample;
+use crate::execution::SampleFn;
 
 /// One sequence that is asked for.
-pub struct Asked {
+pub struct SequenceRequest {
     /// The prompt's tokens, at least one.
     pub prompt: Vec<u32>,
     /// Turns its logits into tokens.
-    pub sample: Sample,
+    pub sampler: SampleFn,
 }
 
 /// What to generate.
-pub struct Request {
+pub struct GenerationRequest {
     /// What is under way at once, at least one.
-    pub sequences: Vec<Asked>,
+    pub sequences: Vec<SequenceRequest>,
     /// At most so many new tokens of each.
-    pub generate: u32,
+    pub max_new_tokens: u32,
     /// The most tokens of a prompt that enter the ring as one batch.
     pub micro_batch: u32,
     /// Tokens that the draft model proposes at a time; 0 drafts nothing.
-    pub drafts: u32,
+    pub draft_tokens: u32,
     /// After which tokens a sequence stops, if any.
-    pub stop: Vec<u32>,
+    pub stop_tokens: Vec<u32>,
     /// Name and seed for the trace.
     pub scenario: String,
     /// The run's seed.
     pub seed: u64,
 }
 
-impl Request {
+impl GenerationRequest {
     /// One sequence, in the largest batches and without drafts.
-    pub fn one(prompt: Vec<u32>, generate: u32, sample: Sample) -> Self {
+    pub fn one(prompt: Vec<u32>, max_new_tokens: u32, sampler: SampleFn) -> Self {
         Self {
-            sequences: vec![Asked { prompt, sample }],
-            generate,
+            sequences: vec![SequenceRequest { prompt, sampler }],
+            max_new_tokens,
             micro_batch: MAX_PASS_TOKENS,
-            drafts: 0,
-            stop: Vec::new(),
+            draft_tokens: 0,
+            stop_tokens: Vec::new(),
             scenario: String::new(),
             seed: 0,
         }
@@ -54,40 +54,41 @@ impl Request {
 
     /// Its passes, if a ring of this plan can do it.
     pub fn generation(&self, plan: &Plan) -> Result<Generation, RingError> {
-        let refuse = |why: String| Err(RingError::Plan(why));
         let (count, planned) = (self.sequences.len(), plan.sequences);
+        let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
         if count == 0 || count > planned as usize {
-            return refuse(format!(
-                "{count} sequences at once, and the plan has caches for 1 to {planned}; plan with more `sequences`"
-            ));
+            let what = format!("{count} sequences at once, and the plan has caches for 1 to {planned}");
+            return refuse(what, "plan with more `sequences`");
         }
-        let generate = self.generate;
-        for asked in &self.sequences {
-            let tokens = asked.prompt.len();
-            let fits = tokens as u64 + u64::from(generate) <= u64::from(plan.context);
-            if tokens == 0 || generate == 0 || !fits {
+        let new_tokens = self.max_new_tokens;
+        for sequence in &self.sequences {
+            let tokens = sequence.prompt.len();
+            let fits = tokens as u64 + u64::from(new_tokens) <= u64::from(plan.context);
+            if tokens == 0 || new_tokens == 0 || !fits {
                 let each = if planned > 1 { " for each sequence" } else { "" };
-                return refuse(format!(
-                    "{tokens} prompt tokens and {generate} new ones do not fit the plan's context of {} positions{each}: shorten \
-                     them or plan with a larger `context`",
+                let what = format!(
+                    "{tokens} prompt tokens and {new_tokens} new ones do not fit the plan's context of {} positions{each}",
                     plan.context
-                ));
+                );
+                return refuse(what, "shorten them or plan with a larger `context`");
             }
         }
         if !(1..=MAX_PASS_TOKENS).contains(&self.micro_batch) {
-            return refuse(format!(
-                "batches of {} tokens: 1 to {MAX_PASS_TOKENS} enter the ring at once",
-                self.micro_batch
-            ));
+            let what = format!("batches of {} tokens", self.micro_batch);
+            return refuse(
+                what,
+                &format!("give 1 to {MAX_PASS_TOKENS} tokens, which enter the ring at once"),
+            );
         }
-        if self.drafts > 0 && plan.draft.is_none() {
-            return refuse("tokens cannot be drafted without a draft model; give --draft-model".into());
+        if self.draft_tokens > 0 && plan.draft.is_none() {
+            return refuse("tokens cannot be drafted without a draft model".into(), "give --draft-model");
         }
-        if self.drafts >= MAX_PASS_TOKENS {
-            return refuse(format!("{} drafts at a time: at most {}", self.drafts, MAX_PASS_TOKENS - 1));
+        if self.draft_tokens >= MAX_PASS_TOKENS {
+            let what = format!("{} drafts at a time", self.draft_tokens);
+            return refuse(what, &format!("give at most {}", MAX_PASS_TOKENS - 1));
         }
-        let prompts: Vec<u32> = self.sequences.iter().map(|asked| asked.prompt.len() as u32).collect();
-        Ok(Generation::of_prompts(&prompts, generate, self.micro_batch, self.drafts))
+        let prompts: Vec<u32> = self.sequences.iter().map(|sequence| sequence.prompt.len() as u32).collect();
+        Ok(Generation::of_prompts(&prompts, new_tokens, self.micro_batch, self.draft_tokens))
     }
 }
 

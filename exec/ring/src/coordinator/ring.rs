@@ -5,107 +5,110 @@ use std::sync::Arc;
 use hearth_schema::Plan;
 use tokio::sync::mpsc;
 
-use super::control::HeadEvent;
-use super::generation::{Generated, Unfinished};
+use super::coordinator::Coordinator;
+use super::generation::{FailedRequest, Generated, generate};
 use super::options::RingOptions;
-use super::reconfiguration::Lead;
-use super::request::Request;
-use super::scheduler::{Guest, Service};
+use super::request::GenerationRequest;
+use super::scheduler::{Request, ServeOptions, serve};
+use super::worker_connection::HeadEvent;
 use crate::error::RingError;
-use crate::execution::{Computing, LocalModel};
-use crate::wire::Network;
+use crate::execution::{ComputeMode, LocalModel};
+use crate::wire::Transport;
 use hearth_runtime::clock::wall_nanos;
 
-/// Ends the request under way of a ring.
+/// Cancels the active request of a ring.
 #[derive(Debug, Clone)]
-pub struct Stopper(mpsc::UnboundedSender<HeadEvent>);
+pub struct CancelHandle(mpsc::UnboundedSender<HeadEvent>);
 
-impl Stopper {
-    /// For a ring that is going to be connected.
-    pub fn stop(&self) {
-        let _ = self.0.send(HeadEvent::Stop);
+impl CancelHandle {
+    pub fn cancel(&self) {
+        let _ = self.0.send(HeadEvent::Cancel);
     }
 }
 
 /// A ring with all its workers ready.
-pub struct Ring<N: Network> {
-    /// Away while a request runs.
-    lead: Option<Box<Lead<N>>>,
+pub struct Ring<T: Transport> {
+    /// Taken out while a request runs.
+    coordinator: Option<Box<Coordinator<T>>>,
     plan: Plan,
-    computing: Computing,
-    stopper: Stopper,
+    compute_mode: ComputeMode,
+    cancel_handle: CancelHandle,
 }
 
-impl<N: Network> Ring<N> {
-    /// Brings the ring of a plan up.
+impl<T: Transport> Ring<T> {
+    /// Brings up the ring of a plan.
     pub async fn connect(
-        network: &N,
+        transport: &T,
         plan: Plan,
         model: Arc<LocalModel>,
         options: RingOptions,
-    ) -> Result<Ring<N>, RingError> {
+    ) -> Result<Ring<T>, RingError> {
         let (inbox, events) = mpsc::unbounded_channel();
-        let (computing, stopper) = (options.computing, Stopper(inbox.clone()));
+        let (compute_mode, cancel_handle) = (options.compute_mode, CancelHandle(inbox.clone()));
         let session = session_id(&plan);
         let connecting =
-            Lead::connect(network.clone(), plan.clone(), model, options, (inbox, events), session);
+            Coordinator::connect(transport.clone(), plan.clone(), model, options, (inbox, events), session);
         // Making a large cache takes seconds, in which heartbeats must go on.
-        let lead = computing.run(connecting).await??;
-        Ok(Ring { lead: Some(Box::new(lead)), plan, computing, stopper })
+        let coordinator = compute_mode.run(connecting).await??;
+        Ok(Ring { coordinator: Some(Box::new(coordinator)), plan, compute_mode, cancel_handle })
     }
 
     /// Runs a request. `on_token` sees each token as it comes, after the number of its sequence, from another thread.
     pub async fn generate(
         &mut self,
-        request: Request,
+        request: GenerationRequest,
         on_token: impl FnMut(u32, u32) + Send + 'static,
-    ) -> Result<Generated, Unfinished> {
-        let lead = self.lead.take();
-        let mut lead =
-            lead.ok_or_else(|| RingError::Plan("a request that was given up is under way".into()))?;
+    ) -> Result<Generated, FailedRequest> {
+        let mut coordinator = self.take_coordinator()?;
         let running = async move {
-            let ended = lead.request(request, on_token).await;
-            (lead, ended)
+            let ended = generate(&mut coordinator, request, on_token).await;
+            (coordinator, ended)
         };
-        let (lead, ended) = self.computing.run(running).await?;
-        self.lead = Some(lead);
+        let (coordinator, ended) = self.compute_mode.run(running).await?;
+        self.coordinator = Some(coordinator);
         ended
     }
 
-    /// Answers guests as they come, until nobody can come any more or the ring fails; whoever is under way is told then.
-    /// `guests` comes back, for another ring.
+    /// Serves requests as they come, until no more can come or the ring fails, which all active requests are told.
+    /// Returns `request_rx` for another ring.
     pub async fn serve(
         &mut self,
-        service: Service,
-        mut guests: mpsc::UnboundedReceiver<Guest>,
-    ) -> (mpsc::UnboundedReceiver<Guest>, Result<(), RingError>) {
-        let Some(mut lead) = self.lead.take() else {
-            let error = RingError::Plan("a request that was given up is under way".into());
-            return (guests, Err(error));
+        options: ServeOptions,
+        mut request_rx: mpsc::UnboundedReceiver<Request>,
+    ) -> (mpsc::UnboundedReceiver<Request>, Result<(), RingError>) {
+        let mut coordinator = match self.take_coordinator() {
+            Ok(coordinator) => coordinator,
+            Err(error) => return (request_rx, Err(error)),
         };
         let serving = async move {
-            let ended = lead.serve(service, &mut guests).await;
-            (lead, guests, ended)
+            let ended = serve(&mut coordinator, options, &mut request_rx).await;
+            (coordinator, request_rx, ended)
         };
-        match self.computing.run(serving).await {
-            Ok((lead, guests, ended)) => {
-                self.lead = Some(lead);
-                (guests, ended)
+        match self.compute_mode.run(serving).await {
+            Ok((coordinator, request_rx, ended)) => {
+                self.coordinator = Some(coordinator);
+                (request_rx, ended)
             }
-            // The thread that served is gone, and with it whoever waited.
+            // The thread that served is gone, and its requests with it.
             Err(error) => (mpsc::unbounded_channel().1, Err(error)),
         }
     }
 
-    /// What ends a request under way.
-    pub fn stopper(&self) -> Stopper {
-        self.stopper.clone()
+    fn take_coordinator(&mut self) -> Result<Box<Coordinator<T>>, RingError> {
+        self.coordinator
+            .take()
+            .ok_or_else(|| RingError::plan("a request whose future was dropped is still running"))
+    }
+
+    /// Returns what cancels an active request.
+    pub fn cancel_handle(&self) -> CancelHandle {
+        self.cancel_handle.clone()
     }
 
     /// Ends the session in order; the workers then wait for the next head.
     pub async fn close(mut self) {
-        if let Some(lead) = &mut self.lead {
-            lead.close().await;
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.connections.close().await;
         }
     }
 
@@ -115,14 +118,14 @@ impl<N: Network> Ring<N> {
     }
 }
 
-impl<N: Network> Drop for Ring<N> {
+impl<T: Transport> Drop for Ring<T> {
     fn drop(&mut self) {
         // A request may still be waiting on its own thread.
-        self.stopper.stop();
+        self.cancel_handle.cancel();
     }
 }
 
-/// Names a session: workers use it only to tell data connections of one head from those of another.
+/// Makes the number of a session: workers use it only to tell data connections of one head from those of another.
 fn session_id(plan: &Plan) -> u64 {
     let digest = plan.digest();
     let bytes = digest.bytes().chain(wall_nanos().to_le_bytes()).chain(std::process::id().to_le_bytes());

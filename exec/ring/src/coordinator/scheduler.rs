@@ -1,12 +1,13 @@
-//! How does one ring answer whoever comes, for as long as it stands?
+//! The scheduler: continuous batching of requests over the slots of one ring.
 //!
-//! The plan has caches for so many sequences; each is a seat. A guest takes a vacant seat, best one whose text so far is
-//! how the guest's prompt begins: what is common need not be computed again, so that a conversation goes on where it
-//! was. Guests under way interleave in the ring as the sequences of one request do, and come and go without the others
-//! noticing. A guest who is gone (nobody listens to its tokens) leaves its seat with the token that is under way. When a
-//! device is lost, all texts under way are computed again, as in any request; what vacant seats held is lost.
+//! The plan has caches for a number of sequences; each is a slot. A request takes a vacant slot, best one whose tokens
+//! so far are a prefix of the prompt: what is common need not be computed again, so that a conversation goes on where it
+//! was. Requests under way interleave in the ring as the sequences of one request do, and come and go without affecting
+//! the others. A request whose client is gone (the receiver of its events is closed) leaves its slot with the pass in
+//! flight. When a device is lost, all active sequences are computed again, as in any request; what vacant slots held is
+//! lost.
 //!
-//! Not here: which pass enters next (`hearth_core::schedule::Generation`), and what a text is in letters.
+//! Not here: which pass enters next ([`hearth_core::schedule::Generation`]), and text.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,100 +17,107 @@ use hearth_core::schedule::Generation;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-use super::generation::heard;
-use super::progress::{Done, LONGEST_WAIT, Progress, Text};
-use super::reconfiguration::Lead;
-use crate::error::{RingError, strange};
-use crate::execution::{Choosing, Lines, Sample};
-use crate::wire::Network;
+use super::coordinator::Coordinator;
+use super::pipeline::{MAX_WAIT, PassPipeline, Progress, SequenceTokens, event_or_timeout};
+use crate::error::{RingError, protocol_error};
+use crate::execution::{SampleFn, Samplers, TraceLines};
+use crate::wire::{Message, Transport};
 
-/// Passes after which traces are ordered, so that no device keeps the lines of days.
+/// Passes after which traces are collected, so that no device keeps the lines of days.
 /// source: assumed, some seconds of a fast ring
-const ACCOUNT_EVERY: usize = 256;
-/// Or after so long, so that whoever looks at a slow ring sees it work.
+const MAX_PASSES_PER_REPORT: usize = 256;
+/// The interval of collecting traces on a slow ring, so that its metrics move.
 /// source: assumed
-const ACCOUNT_AFTER: Duration = Duration::from_secs(2);
-/// Between two tries to take a device in that was lost.
-/// source: assumed, what a person does not mind who waits for a first token
-const TAKE_IN_EVERY: Duration = Duration::from_secs(30);
+const REPORT_INTERVAL: Duration = Duration::from_secs(2);
+/// Between two attempts to take a lost device in again.
+/// source: assumed, what a person who waits for a first token does not mind
+const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Somebody who wants a text continued.
-pub struct Guest {
-    /// Its tokens, at least one.
+/// A request to a ring that serves.
+pub struct Request {
+    /// At least one token.
     pub prompt: Vec<u32>,
-    /// At most so many more, at least one.
-    pub generate: u32,
+    /// At least one.
+    pub max_new_tokens: u32,
     /// Turns logits into tokens.
-    pub sample: Sample,
-    /// Where the answer goes. A guest whose receiver is gone is given up.
-    pub said: mpsc::UnboundedSender<Said>,
+    pub sampler: SampleFn,
+    /// Where the response goes. A request whose receiver is gone is cancelled.
+    pub response_tx: mpsc::UnboundedSender<ResponseEvent>,
 }
 
-/// What a guest is told. That the sender is gone tells that no more tokens come.
+/// An event of a response. After the last one the sender is dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said {
-    /// It has a seat, and so many tokens of its prompt are computed already.
-    Begun {
-        /// Tokens.
-        held: u32,
+pub enum ResponseEvent {
+    /// The request has a slot.
+    Started {
+        /// Tokens of its prompt that were found in the slot's cache.
+        cached_tokens: u32,
     },
-    /// A token; one that ends texts is the last.
+    /// A token; a stop token is the last.
     Token(u32),
-    /// It gets no more, and why.
+    /// The request has failed, and why.
     Failed(String),
 }
 
-/// Hears now and then what a device by name has done since.
-pub type OnWork = Arc<dyn Fn(&str, &Lines) + Send + Sync>;
+/// Receives now and then what a device, by name, has done since.
+pub type OnReport = Arc<dyn Fn(&str, &TraceLines) + Send + Sync>;
 
-/// How guests are served.
-pub struct Service {
+/// How requests are served.
+pub struct ServeOptions {
     /// The most tokens of a prompt that enter the ring as one batch.
     pub micro_batch: u32,
     /// Tokens that the draft model proposes at a time; 0 drafts nothing.
-    pub drafts: u32,
-    /// After which tokens a text is over.
-    pub stop: Vec<u32>,
-    /// Hears what the devices do.
-    pub on_work: Option<OnWork>,
+    pub draft_tokens: u32,
+    /// Tokens that end a sequence.
+    pub stop_tokens: Vec<u32>,
+    pub on_report: Option<OnReport>,
 }
 
-/// Who is under way and who waits.
-struct Desk {
-    progress: Progress,
-    /// Who has each seat.
-    seated: Vec<Option<mpsc::UnboundedSender<Said>>>,
-    /// When each seat was taken last, counted in guests.
-    taken: Vec<u64>,
-    waiting: VecDeque<Guest>,
-    guests: u64,
-    /// When it is tried again to take in who was lost.
-    take_in_at: Instant,
-    /// When traces were ordered last.
-    accounted_at: Instant,
+impl ServeOptions {
+    /// A pipeline whose slots hold nothing.
+    fn empty_pipeline(&self, slots: u32) -> PassPipeline {
+        let generation = Generation::vacant(slots, self.micro_batch, self.draft_tokens);
+        let sequences = vec![SequenceTokens::default(); slots as usize];
+        let mut pipeline = PassPipeline::new(generation, sequences, self.stop_tokens.clone());
+        pipeline.reports = Some(Vec::new());
+        pipeline
+    }
+
+    fn no_samplers(&self) -> Samplers {
+        Samplers::new(Vec::new(), self.stop_tokens.clone())
+    }
+}
+
+/// The slots of a ring, the active requests in them, and the queue of requests that wait for one.
+struct RequestTable {
+    pipeline: PassPipeline,
+    /// The active request of each slot.
+    active: Vec<Option<mpsc::UnboundedSender<ResponseEvent>>>,
+    /// When each slot was taken last, as a count of requests.
+    last_used: Vec<u64>,
+    queue: VecDeque<Request>,
+    request_count: u64,
+    /// Whether more requests can come.
     is_open: bool,
 }
 
-impl Desk {
-    fn new(seats: u32, service: &Service) -> Self {
-        let count = seats as usize;
+impl RequestTable {
+    fn new(pipeline: PassPipeline, slots: usize) -> Self {
         Self {
-            progress: nothing_held(seats, service),
-            seated: vec![None; count],
-            taken: vec![0; count],
-            waiting: VecDeque::new(),
-            guests: 0,
-            take_in_at: Instant::now(),
-            accounted_at: Instant::now(),
+            pipeline,
+            active: vec![None; slots],
+            last_used: vec![0; slots],
+            queue: VecDeque::new(),
+            request_count: 0,
             is_open: true,
         }
     }
 
-    /// Lets in who has come, as far as that is known without waiting.
-    fn let_in(&mut self, guests: &mut mpsc::UnboundedReceiver<Guest>) {
+    /// Queues the requests that have come so far.
+    fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
         loop {
-            match guests.try_recv() {
-                Ok(guest) => self.waiting.push_back(guest),
+            match request_rx.try_recv() {
+                Ok(request) => self.queue.push_back(request),
                 Err(mpsc::error::TryRecvError::Empty) => return,
                 Err(mpsc::error::TryRecvError::Disconnected) => {
                     self.is_open = false;
@@ -119,190 +127,196 @@ impl Desk {
         }
     }
 
-    /// Gives up who is gone.
-    fn dismiss(&mut self) {
-        self.waiting.retain(|guest| !guest.said.is_closed());
-        for (sequence, said) in (0..).zip(&mut self.seated) {
-            if said.as_ref().is_some_and(mpsc::UnboundedSender::is_closed) {
-                *said = None;
-                self.progress.generation.give_up(sequence);
+    /// Cancels the requests whose clients are gone.
+    fn cancel_abandoned(&mut self) {
+        self.queue.retain(|request| !request.response_tx.is_closed());
+        for (sequence, response_tx) in (0..).zip(&mut self.active) {
+            if response_tx.as_ref().is_some_and(mpsc::UnboundedSender::is_closed) {
+                *response_tx = None;
+                self.pipeline.generation.give_up(sequence);
             }
         }
     }
 
-    /// The vacant seat for a prompt, and how many of its first tokens are there already. What is gained is computing
-    /// these; what is lost is the rest of what the seat holds, which somebody may come back for. Of seats that are
-    /// equally good it is the one that nobody has had for longest.
-    fn seat_for(&self, prompt: &[u32]) -> Option<(u32, u32)> {
-        let generation = &self.progress.generation;
-        let seat = |sequence: u32| {
-            let text = &self.progress.texts[sequence as usize].all;
-            let held = &text[..text.len().min(generation.held(sequence) as usize)];
-            let common = held.iter().zip(prompt).take_while(|(one, other)| one == other).count();
-            (sequence, common, held.len() - common)
+    /// Returns the vacant slot for a prompt, and how many of its first tokens are cached there. What is gained is
+    /// computing these; what is lost is the rest of the slot's tokens, which a later request may continue. Of equally
+    /// good slots it is the least recently used.
+    fn slot_for(&self, prompt: &[u32]) -> Option<(u32, u32)> {
+        let generation = &self.pipeline.generation;
+        let overlap = |slot: u32| {
+            let tokens = &self.pipeline.sequences[slot as usize].all;
+            let cached = &tokens[..tokens.len().min(generation.held(slot) as usize)];
+            let common = cached.iter().zip(prompt).take_while(|(one, other)| one == other).count();
+            (slot, common, cached.len() - common)
         };
-        let vacant = (0..self.seated.len() as u32).filter(|&sequence| generation.is_vacant(sequence));
-        let worth = |&(sequence, gained, lost): &(u32, usize, usize)| {
-            (gained as i64 - lost as i64, std::cmp::Reverse(self.taken[sequence as usize]))
+        let vacant = (0..self.active.len() as u32).filter(|&slot| generation.is_vacant(slot));
+        let worth = |&(slot, gained, lost): &(u32, usize, usize)| {
+            (gained as i64 - lost as i64, std::cmp::Reverse(self.last_used[slot as usize]))
         };
-        vacant.map(seat).max_by_key(worth).map(|(sequence, common, _)| (sequence, common as u32))
+        vacant.map(overlap).max_by_key(worth).map(|(slot, common, _)| (slot, common as u32))
     }
 
-    /// Tells a guest its tokens; the last ones end it.
-    fn tell(&mut self, sequence: u32, tokens: Vec<u32>) {
-        let Some(seat) = self.seated.get_mut(sequence as usize) else { return };
-        let Some(said) = seat else { return };
-        // Whether anybody listens is seen by `dismiss`.
+    /// Sends a request its tokens; the slot is free after the last.
+    fn send_tokens(&mut self, slot: u32, tokens: Vec<u32>) {
+        let Some(active) = self.active.get_mut(slot as usize) else { return };
+        let Some(response_tx) = active else { return };
         for token in tokens {
-            let _ = said.send(Said::Token(token));
+            // `cancel_abandoned` notices a closed receiver.
+            let _ = response_tx.send(ResponseEvent::Token(token));
         }
-        if self.progress.generation.is_vacant(sequence) {
-            *seat = None;
+        if self.pipeline.generation.is_vacant(slot) {
+            *active = None;
         }
     }
 
-    /// Nobody gets any more.
-    fn fail(&mut self, why: &RingError) {
-        let seated = self.seated.iter_mut().filter_map(Option::take);
-        let waiting = self.waiting.drain(..).map(|guest| guest.said);
-        for said in seated.chain(waiting) {
-            let _ = said.send(Said::Failed(why.to_string()));
+    /// Fails all requests, active and queued.
+    fn fail_all(&mut self, error: &RingError) {
+        let active = self.active.iter_mut().filter_map(Option::take);
+        let queued = self.queue.drain(..).map(|request| request.response_tx);
+        for response_tx in active.chain(queued) {
+            let _ = response_tx.send(ResponseEvent::Failed(error.to_string()));
         }
     }
 }
 
-/// Seats that hold nothing.
-fn nothing_held(seats: u32, service: &Service) -> Progress {
-    let generation = Generation::vacant(seats, service.micro_batch, service.drafts);
-    let texts = vec![Text::default(); seats as usize];
-    let mut progress = Progress::new(generation, texts, service.stop.clone());
-    progress.reports = Some(Vec::new());
-    progress
+/// Serves requests until no more can come. If the ring fails, all requests get its error.
+pub(super) async fn serve<T: Transport>(
+    coordinator: &mut Coordinator<T>,
+    options: ServeOptions,
+    request_rx: &mut mpsc::UnboundedReceiver<Request>,
+) -> Result<(), RingError> {
+    let slots = coordinator.plan().sequences;
+    let table = RequestTable::new(options.empty_pipeline(slots), slots as usize);
+    let now = Instant::now();
+    let started = coordinator.start_request(options.no_samplers()).await;
+    let mut scheduler = Scheduler { coordinator, options, table, rejoin_at: now, reported_at: now };
+    let ended = match started {
+        Ok(()) => scheduler.run(request_rx).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &ended {
+        scheduler.table.enqueue_new(request_rx);
+        scheduler.table.fail_all(error);
+    }
+    ended
 }
 
-impl<N: Network> Lead<N> {
-    /// Answers guests until none can come any more. If the ring fails, all who are there are told.
-    pub(super) async fn serve(
-        &mut self,
-        service: Service,
-        guests: &mut mpsc::UnboundedReceiver<Guest>,
-    ) -> Result<(), RingError> {
-        let mut desk = Desk::new(self.recovery.plan().sequences, &service);
-        let ended = match self.renew_for_request(Choosing::new(Vec::new(), service.stop.clone())).await {
-            Ok(()) => self.attend(&mut desk, &service, guests).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = &ended {
-            desk.let_in(guests);
-            desk.fail(error);
-        }
-        ended
-    }
+/// Admits requests to the ring's slots.
+struct Scheduler<'a, T: Transport> {
+    coordinator: &'a mut Coordinator<T>,
+    options: ServeOptions,
+    table: RequestTable,
+    /// When lost devices are tried again.
+    rejoin_at: Instant,
+    /// When traces were collected last.
+    reported_at: Instant,
+}
 
-    async fn attend(
-        &mut self,
-        desk: &mut Desk,
-        service: &Service,
-        guests: &mut mpsc::UnboundedReceiver<Guest>,
-    ) -> Result<(), RingError> {
+impl<T: Transport> Scheduler<'_, T> {
+    async fn run(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<(), RingError> {
         loop {
-            desk.let_in(guests);
-            desk.dismiss();
-            self.take_in_the_lost(desk, service).await?;
-            self.seat(desk)?;
-            let done = match self.advance(&mut desk.progress).await? {
-                Done::Nothing if !desk.is_open && desk.progress.generation.is_over() => return Ok(()),
-                Done::Nothing => self.news(desk, guests).await?,
-                done => done,
+            self.table.enqueue_new(request_rx);
+            self.table.cancel_abandoned();
+            self.rejoin_lost_devices().await?;
+            self.admit_queued()?;
+            let progress = match self.table.pipeline.advance(self.coordinator).await? {
+                Progress::Idle if !self.table.is_open && self.table.pipeline.generation.is_over() => {
+                    return Ok(());
+                }
+                Progress::Idle => self.wait(request_rx).await?,
+                progress => progress,
             };
-            if let Done::Tokens(sequence, tokens) = done {
-                desk.tell(sequence, tokens);
+            if let Progress::Tokens(slot, tokens) = progress {
+                self.table.send_tokens(slot, tokens);
             }
-            self.account(desk, service)?;
+            self.report()?;
         }
     }
 
-    /// Seats who waits, as far as there is room.
-    fn seat(&mut self, desk: &mut Desk) -> Result<(), RingError> {
-        while let Some(guest) = desk.waiting.front() {
-            let Some((sequence, common)) = desk.seat_for(&guest.prompt) else { return Ok(()) };
-            let Some(Guest { prompt, generate, sample, said }) = desk.waiting.pop_front() else {
-                return Ok(());
-            };
-            let tokens = prompt.len() as u64 + u64::from(generate);
-            if prompt.is_empty() || generate == 0 || tokens > u64::from(self.recovery.plan().context) {
-                let _ = said.send(Said::Failed(format!(
-                    "{} prompt tokens and {generate} new ones do not fit the context of {} positions",
-                    prompt.len(),
-                    self.recovery.plan().context
+    /// Gives slots to queued requests, as far as there are any.
+    fn admit_queued(&mut self) -> Result<(), RingError> {
+        let table = &mut self.table;
+        while let Some(request) = table.queue.front() {
+            let Some((slot, common)) = table.slot_for(&request.prompt) else { return Ok(()) };
+            let Some(request) = table.queue.pop_front() else { return Ok(()) };
+            let Request { prompt, max_new_tokens, sampler, response_tx } = request;
+            let tokens = prompt.len() as u64 + u64::from(max_new_tokens);
+            let context = self.coordinator.plan().context;
+            if prompt.is_empty() || max_new_tokens == 0 || tokens > u64::from(context) {
+                let _ = response_tx.send(ResponseEvent::Failed(format!(
+                    "{} prompt tokens and {max_new_tokens} new ones do not fit the context of {context} positions",
+                    prompt.len()
                 )));
                 continue;
             }
-            let entered = desk.progress.generation.enter(sequence, prompt.len() as u32, common, generate);
-            let held = entered.map_err(|error| strange("the head", &error.to_string()))?;
-            self.node()?.choose_with(sequence, sample);
-            desk.guests += 1;
-            desk.taken[sequence as usize] = desk.guests;
-            desk.progress.texts[sequence as usize] = Text { prompt: prompt.len(), all: prompt };
-            let _ = said.send(Said::Begun { held });
-            desk.seated[sequence as usize] = Some(said);
+            let entered = table.pipeline.generation.enter(slot, prompt.len() as u32, common, max_new_tokens);
+            let cached_tokens = entered.map_err(|error| protocol_error("the head", &error.to_string()))?;
+            self.coordinator.runner()?.set_sampler(slot, sampler);
+            table.request_count += 1;
+            table.last_used[slot as usize] = table.request_count;
+            table.pipeline.sequences[slot as usize] =
+                SequenceTokens { prompt_len: prompt.len(), all: prompt };
+            let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
+            table.active[slot as usize] = Some(response_tx);
         }
         Ok(())
     }
 
-    /// Waits for whatever comes first: news of the ring, or a guest.
-    async fn news(
+    /// Waits for the next event of the ring, or request.
+    async fn wait(
         &mut self,
-        desk: &mut Desk,
-        guests: &mut mpsc::UnboundedReceiver<Guest>,
-    ) -> Result<Done, RingError> {
-        let limit = self.options.pass_deadline;
-        let alarm = if desk.progress.under_way.is_empty() {
+        request_rx: &mut mpsc::UnboundedReceiver<Request>,
+    ) -> Result<Progress, RingError> {
+        let Self { coordinator, table, .. } = self;
+        let limit = coordinator.options.pass_deadline;
+        let deadline = if table.pipeline.is_empty() {
             // Nothing can be late.
-            Instant::now() + LONGEST_WAIT
+            Instant::now() + MAX_WAIT
         } else {
-            desk.progress.alarm(limit, self.recovery.plan().rounds)
+            table.pipeline.next_deadline(limit, coordinator.plan().rounds)
         };
         tokio::select! {
-            event = timeout_at(alarm, self.events.recv()) => self.take(heard(event, limit), &mut desk.progress).await,
-            guest = guests.recv(), if desk.is_open => {
-                desk.is_open = guest.is_some();
-                desk.waiting.extend(guest);
-                Ok(Done::Work)
+            event = timeout_at(deadline, coordinator.events.recv()) => {
+                table.pipeline.handle(event_or_timeout(event, limit), coordinator).await
+            }
+            request = request_rx.recv(), if table.is_open => {
+                table.is_open = request.is_some();
+                table.queue.extend(request);
+                Ok(Progress::Work)
             }
         }
     }
 
-    /// Before a guest enters a ring that stands idle, devices that were lost may come back; that ring holds nothing.
-    async fn take_in_the_lost(&mut self, desk: &mut Desk, service: &Service) -> Result<(), RingError> {
-        let is_idle = desk.progress.generation.is_over() && desk.progress.under_way.is_empty();
-        let is_due = Instant::now() >= desk.take_in_at && !desk.waiting.is_empty();
-        if !is_idle || !is_due || self.recovery.gone().is_empty() {
+    /// Takes lost devices in again before a request enters an idle ring. The new ring holds nothing.
+    async fn rejoin_lost_devices(&mut self) -> Result<(), RingError> {
+        let pipeline = &self.table.pipeline;
+        let is_idle = pipeline.generation.is_over() && pipeline.is_empty();
+        let is_due = Instant::now() >= self.rejoin_at && !self.table.queue.is_empty();
+        if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.gone().is_empty() {
             return Ok(());
         }
-        desk.take_in_at = Instant::now() + TAKE_IN_EVERY;
-        desk.progress = nothing_held(self.recovery.plan().sequences, service);
-        self.renew_for_request(Choosing::new(Vec::new(), service.stop.clone())).await
+        self.rejoin_at = Instant::now() + REJOIN_INTERVAL;
+        self.table.pipeline = self.options.empty_pipeline(self.coordinator.plan().sequences);
+        self.coordinator.start_request(self.options.no_samplers()).await
     }
 
-    /// Has the devices hand over what they have written down, and passes on what came.
-    fn account(&mut self, desk: &mut Desk, service: &Service) -> Result<(), RingError> {
-        let progress = &mut desk.progress;
-        let is_due = desk.accounted_at.elapsed() >= ACCOUNT_AFTER && !progress.passes.is_empty();
-        if is_due || progress.passes.len() >= ACCOUNT_EVERY {
-            desk.accounted_at = Instant::now();
-            progress.passes.clear();
-            self.order_lines();
-            let name = self.recovery.plan().devices[0].name.clone();
-            let own = self.node()?.take_all_lines();
-            progress
-                .reports
-                .get_or_insert_default()
-                .extend(own.into_iter().map(|(_, lines)| (name.clone(), lines)));
+    /// Has the devices send their traces now and then, and passes on what came.
+    fn report(&mut self) -> Result<(), RingError> {
+        let pipeline = &mut self.table.pipeline;
+        let is_due = self.reported_at.elapsed() >= REPORT_INTERVAL && !pipeline.passes.is_empty();
+        if is_due || pipeline.passes.len() >= MAX_PASSES_PER_REPORT {
+            self.reported_at = Instant::now();
+            pipeline.passes.clear();
+            let plan = self.coordinator.plan().clone();
+            self.coordinator.connections.broadcast(&plan, &Message::Collect);
+            let head = &plan.devices[0].name;
+            let own = self.coordinator.runner()?.take_trace();
+            let own = own.into_iter().map(|(_, lines)| (head.clone(), lines));
+            pipeline.reports.get_or_insert_default().extend(own);
         }
-        for (name, lines) in progress.reports.iter_mut().flat_map(|reports| reports.drain(..)) {
-            if let Some(on_work) = &service.on_work {
-                on_work(&name, &lines);
+        for (name, lines) in pipeline.reports.iter_mut().flat_map(|reports| reports.drain(..)) {
+            if let Some(on_report) = &self.options.on_report {
+                on_report(&name, &lines);
             }
         }
         Ok(())

@@ -39,14 +39,14 @@ const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Where announcements are sent and heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Medium {
+pub struct MdnsScope {
     /// The port.
     pub port: u16,
     /// On this machine only.
     pub loopback: bool,
 }
 
-impl Default for Medium {
+impl Default for MdnsScope {
     fn default() -> Self {
         Self { port: PORT, loopback: false }
     }
@@ -57,19 +57,28 @@ impl Default for Medium {
 pub enum AnnouncementError {
     /// The name is none.
     #[error(
-        "`{name}` cannot be announced as a name: it is empty, longer than {MAX_NAME} bytes or has control \
-         characters; give the device another with --name"
+        "`{name}` cannot be announced as a name: it is empty, longer than {MAX_NAME} bytes or has control characters"
     )]
     Name {
         /// What was given.
         name: String,
     },
     /// The system does not let it.
-    #[error("multicast DNS does not work here: {why}; write the workers' addresses into the plan instead")]
+    #[error("multicast DNS does not work here: {reason}")]
     Multicast {
         /// What was said.
-        why: String,
+        reason: String,
     },
+}
+
+impl AnnouncementError {
+    /// How to fix it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            AnnouncementError::Name { .. } => "give the device another with --name",
+            AnnouncementError::Multicast { .. } => "write the workers' addresses into the plan instead",
+        }
+    }
 }
 
 /// A worker's announcement; taken back when dropped.
@@ -84,7 +93,7 @@ impl Announcement {
     pub fn begin(
         name: &str,
         listening: SocketAddr,
-        medium: Medium,
+        medium: MdnsScope,
     ) -> Result<Announcement, AnnouncementError> {
         let service = service(name, listening)?;
         let mut daemon = announced(&service, medium)?;
@@ -105,7 +114,7 @@ impl Announcement {
             }
             let _ = daemon.shutdown();
         });
-        let guard = guard.map_err(|error| AnnouncementError::Multicast { why: error.to_string() })?;
+        let guard = guard.map_err(|error| AnnouncementError::Multicast { reason: error.to_string() })?;
         Ok(Announcement { stop, guard: Some(guard) })
     }
 }
@@ -120,7 +129,7 @@ impl Drop for Announcement {
 }
 
 /// The system's end of multicast DNS, on these networks.
-pub(super) fn daemon(medium: Medium) -> Result<ServiceDaemon, AnnouncementError> {
+pub(super) fn daemon(medium: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
     let daemon = ServiceDaemon::new_with_port(medium.port).map_err(|error| cannot(&error))?;
     if medium.loopback {
         daemon.disable_interface(IfKind::All).map_err(|error| cannot(&error))?;
@@ -130,10 +139,10 @@ pub(super) fn daemon(medium: Medium) -> Result<ServiceDaemon, AnnouncementError>
 }
 
 pub(super) fn cannot(error: &mdns_sd::Error) -> AnnouncementError {
-    AnnouncementError::Multicast { why: error.to_string() }
+    AnnouncementError::Multicast { reason: error.to_string() }
 }
 
-fn announced(service: &ServiceInfo, medium: Medium) -> Result<ServiceDaemon, AnnouncementError> {
+fn announced(service: &ServiceInfo, medium: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
     let daemon = daemon(medium)?;
     daemon.register(service.clone()).map_err(|error| cannot(&error))?;
     Ok(daemon)

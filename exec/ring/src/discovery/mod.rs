@@ -4,6 +4,6 @@ mod announcement;
 mod search;
 
 pub use announcement::{
-    Announcement, AnnouncementError, MAX_NAME, Medium, PORT, SERVICE, host_name, is_name,
+    Announcement, AnnouncementError, MAX_NAME, MdnsScope, PORT, SERVICE, host_name, is_name,
 };
 pub use search::{DiscoveryError, Heard, Sighting, find, listen};

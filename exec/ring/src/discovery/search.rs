@@ -18,10 +18,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::announcement::{
-    AnnouncementError, MAX_NAME, Medium, NAME, SERVICE, VERSION, cannot, daemon, is_name,
+    AnnouncementError, MAX_NAME, MdnsScope, NAME, SERVICE, VERSION, cannot, daemon, is_name,
 };
 use crate::error::RingError;
-use crate::wire::{Network, PROTOCOL, Purpose, call};
+use crate::wire::{PROTOCOL, Purpose, Transport, open_connection};
 
 /// Announcements that are looked at in one search; what comes after is passed over.
 /// source: assumed, more than any home has
@@ -46,10 +46,7 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
     /// Some are missing.
-    #[error(
-        "not found within {seconds} s: {missing}{found}{others}; start them with the same --key and `--name` (on \
-         loopback with `--announce always` too), give more time with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
-    )]
+    #[error("not found within {seconds} s: {missing}{found}{others}")]
     Missing {
         /// How long it was looked for them.
         seconds: u64,
@@ -61,7 +58,7 @@ pub enum DiscoveryError {
         others: String,
     },
     /// Two devices that both have the key have one name.
-    #[error("two workers say that they are `{name}`: {addresses}; give each its own --name")]
+    #[error("two workers say that they are `{name}`: {addresses}")]
     Twice {
         /// The name.
         name: String,
@@ -75,7 +72,21 @@ pub enum DiscoveryError {
 
 impl From<DiscoveryError> for RingError {
     fn from(error: DiscoveryError) -> Self {
-        RingError::Discovery(error.to_string())
+        RingError::Discovery { what: error.to_string(), hint: Some(error.hint().to_owned()) }
+    }
+}
+
+impl DiscoveryError {
+    /// How to fix it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            DiscoveryError::Missing { .. } => {
+                "start them with the same --key and `--name` (on loopback with `--announce always` too), give more time \
+                 with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
+            }
+            DiscoveryError::Twice { .. } => "give each its own --name",
+            DiscoveryError::Announcement(error) => error.hint(),
+        }
     }
 }
 
@@ -162,8 +173,8 @@ impl Heard {
             if wanted.calls.contains_key(&address) {
                 continue;
             }
-            if let Some(why) = useless(address, self.loopback) {
-                doubt(format!("one at {address}, {why}"));
+            if let Some(reason) = useless(address, self.loopback) {
+                doubt(format!("one at {address}, {reason}"));
             } else if wanted.calls.len() >= MAX_CALLS {
                 doubt("more than can be called".into());
             } else {
@@ -233,11 +244,11 @@ impl Wanted {
     fn heard(&self) -> String {
         let mut text = String::new();
         for (address, (_, ended)) in &self.calls {
-            let why = match ended {
-                Some(Err(why)) => why,
+            let reason = match ended {
+                Some(Err(reason)) => reason,
                 _ => "no answer",
             };
-            let _ = write!(text, "{}{address}: {why}", if text.is_empty() { " (" } else { "; " });
+            let _ = write!(text, "{}{address}: {reason}", if text.is_empty() { " (" } else { "; " });
         }
         for doubt in &self.doubts {
             let _ = write!(text, "{}{doubt}", if text.is_empty() { " (" } else { "; " });
@@ -280,7 +291,7 @@ impl Drop for Search {
 }
 
 /// Announcements as they are heard, until nobody takes them any more.
-fn sightings(medium: Medium) -> Result<mpsc::Receiver<Sighting>, DiscoveryError> {
+fn sightings(medium: MdnsScope) -> Result<mpsc::Receiver<Sighting>, DiscoveryError> {
     let daemon = daemon(medium)?;
     let events = daemon.browse(SERVICE).map_err(|error| cannot(&error))?;
     let search = Search { daemon, events };
@@ -297,7 +308,10 @@ fn sightings(medium: Medium) -> Result<mpsc::Receiver<Sighting>, DiscoveryError>
 
 /// Who announces itself within a time, by name, with the likeliest of its addresses. Nobody is called: these are hints,
 /// at most sixteen of them.
-pub async fn listen(limit: Duration, medium: Medium) -> Result<BTreeMap<String, SocketAddr>, DiscoveryError> {
+pub async fn listen(
+    limit: Duration,
+    medium: MdnsScope,
+) -> Result<BTreeMap<String, SocketAddr>, DiscoveryError> {
     let mut sightings = sightings(medium)?;
     let (mut heard, mut count) = (BTreeMap::new(), 0);
     let until = Instant::now() + limit;
@@ -330,14 +344,14 @@ fn note(heard: &mut BTreeMap<String, SocketAddr>, sighting: &Sighting) {
 }
 
 /// Finds where the workers of these names listen. Whoever is said to be somewhere has answered the handshake there.
-pub async fn find<N: Network>(
-    network: &N,
+pub async fn find<T: Transport>(
+    transport: &T,
     names: &BTreeSet<String>,
     limit: Duration,
-    medium: Medium,
+    medium: MdnsScope,
 ) -> Result<BTreeMap<String, String>, DiscoveryError> {
     let mut sightings = sightings(medium)?;
-    let mut heard = Heard::of(names, !network.is_sealed());
+    let mut heard = Heard::of(names, !transport.is_encrypted());
     let mut calls = JoinSet::new();
     let mut until = Instant::now() + limit;
     let mut is_settling = false;
@@ -346,9 +360,9 @@ pub async fn find<N: Network>(
             () = sleep_until(until) => break,
             Some(sighting) = sightings.recv() => {
                 for address in heard.take(&sighting) {
-                    let (network, name) = (network.clone(), sighting.name.clone());
+                    let (transport, name) = (transport.clone(), sighting.name.clone());
                     calls.spawn(async move {
-                        let result = try_call(&network, &name, address).await;
+                        let result = try_call(&transport, &name, address).await;
                         (name, address, result)
                     });
                 }
@@ -368,16 +382,13 @@ pub async fn find<N: Network>(
 }
 
 /// Whether somebody with our key answers there.
-async fn try_call<N: Network>(network: &N, name: &str, address: SocketAddr) -> Result<(), String> {
+async fn try_call<T: Transport>(transport: &T, name: &str, address: SocketAddr) -> Result<(), String> {
     let at = address.to_string();
-    let calling = call(network, name, &at, 0, Purpose::Probe);
+    let calling = open_connection(transport, name, &at, 0, Purpose::Probe);
     match timeout(CALL_DEADLINE, calling).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => {
-            let text = error.to_string();
-            // What to do about it is said once, for all.
-            Err(text.split("; ").next().unwrap_or_default().to_owned())
-        }
+        // The hint is given once, for all.
+        Ok(Err(error)) => Err(error.what()),
         Err(_) => Err("no answer".into()),
     }
 }

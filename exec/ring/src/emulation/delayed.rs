@@ -1,6 +1,6 @@
 //! How does a ring run over links that are slower than those of this machine?
 //!
-//! A [`Network`] whose connections deliver what this end writes a fixed time later, in order and at full bandwidth: a
+//! A [`Transport`] whose connections deliver what this end writes a fixed time later, in order and at full bandwidth: a
 //! rehearsal of Wi-Fi on one machine. Each end delays what it sends, so that a link is slow in both directions if both
 //! of its ends say so. Time is the runtime's, to about a millisecond.
 //!
@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::wire::{Listener, Network};
+use crate::wire::{Listener, Transport};
 
 /// The largest piece that is delayed as one.
 /// source: assumed, about what a socket takes at once
@@ -27,15 +27,15 @@ const MAX_PIECES: usize = 1024;
 
 /// A network with a delay.
 #[derive(Debug, Clone)]
-pub struct Delayed<N> {
-    network: N,
+pub struct DelayedTransport<T> {
+    transport: T,
     delay: Duration,
 }
 
-impl<N> Delayed<N> {
+impl<T> DelayedTransport<T> {
     /// What is written arrives so much later.
-    pub fn new(network: N, delay: Duration) -> Self {
-        Self { network, delay }
+    pub fn new(transport: T, delay: Duration) -> Self {
+        Self { transport, delay }
     }
 }
 
@@ -63,25 +63,25 @@ impl DelayedStream {
     }
 }
 
-impl<N: Network> Network for Delayed<N> {
+impl<T: Transport> Transport for DelayedTransport<T> {
     type Stream = DelayedStream;
-    type Listener = DelayedListener<N::Listener>;
+    type Listener = DelayedListener<T::Listener>;
 
     async fn connect(&self, address: &str) -> io::Result<DelayedStream> {
-        let stream = self.network.connect(address).await?;
-        let host = self.network.local_host(&stream);
+        let stream = self.transport.connect(address).await?;
+        let host = self.transport.local_ip(&stream);
         Ok(delayed(stream, host, self.delay))
     }
 
     async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
-        Ok(DelayedListener { listener: self.network.bind(address).await?, delay: self.delay })
+        Ok(DelayedListener { listener: self.transport.bind(address).await?, delay: self.delay })
     }
 
-    fn is_sealed(&self) -> bool {
-        self.network.is_sealed()
+    fn is_encrypted(&self) -> bool {
+        self.transport.is_encrypted()
     }
 
-    fn local_host(&self, stream: &DelayedStream) -> Option<IpAddr> {
+    fn local_ip(&self, stream: &DelayedStream) -> Option<IpAddr> {
         stream.host
     }
 }
@@ -185,16 +185,16 @@ impl AsyncWrite for DelayedStream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Memory;
+    use crate::wire::MemoryTransport;
     use crate::wire::{Frame, Message};
 
     /// Under a paused clock: the delay is exact.
     #[tokio::test(start_paused = true)]
     async fn what_is_sent_comes_later_and_whole() {
         let delay = Duration::from_millis(5);
-        let network = Delayed::new(Memory::default(), delay);
-        let mut listener = network.bind("a").await.unwrap();
-        let mut near = network.connect("a").await.unwrap();
+        let transport = DelayedTransport::new(MemoryTransport::default(), delay);
+        let mut listener = transport.bind("a").await.unwrap();
+        let mut near = transport.connect("a").await.unwrap();
         let mut far = listener.accept().await.unwrap();
         let begin = Instant::now();
         let frame = |nonce: u64| Frame { message: Message::Ping { nonce }, payload: vec![7; 300_000] };

@@ -1,7 +1,7 @@
 //! Emulation: transports that deliver as late as the links of other devices would.
 
 mod delayed;
-mod emulated;
+mod paths;
 
-pub use delayed::Delayed;
-pub use emulated::{Emulated, Way, Ways};
+pub use delayed::DelayedTransport;
+pub use paths::{EmulatedPath, EmulatedPaths, EmulatedTransport};

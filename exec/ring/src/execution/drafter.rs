@@ -2,7 +2,7 @@
 //!
 //! The head holds the draft model whole: all its layers with a cache for each sequence, and both of its ends. It reads
 //! what it has not seen of a sequence and proposes the tokens that it likes best. Its proposals decide nothing: the
-//! large model gives the tokens (`choosing`), so that a bad draft costs time and changes no text.
+//! large model gives the tokens (`samplers`), so that a bad draft costs time and changes no text.
 //!
 //! Not here: when it drafts (`hearth_core::schedule`), and how many tokens (`hearth_core::schedule::Generation`).
 
@@ -137,29 +137,26 @@ pub fn with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Res
 
 /// Whether a head with this draft, or none, can do what the plan says.
 pub fn check(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<(), RingError> {
-    let refuse = |why: String| Err(RingError::Plan(why));
+    let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
     let (planned, draft) = match (&plan.draft, draft) {
         (None, _) => return Ok(()),
         (Some(planned), None) => {
-            return refuse(format!(
-                "the plan drafts with `{}`; give its file with --draft-model",
-                planned.model.name
-            ));
+            let what = format!("the plan drafts with `{}`", planned.model.name);
+            return refuse(what, "give its file with --draft-model");
         }
         (Some(planned), Some(draft)) => (planned, draft),
     };
     if planned.processor == Processor::Gpu {
-        return refuse(format!(
-            "the plan drafts on the GPU of `{}`, and this build drafts on CPUs only; plan with `processor: cpu` in \
-             `workload.speculation`",
-            plan.devices[0].name
-        ));
+        let head = &plan.devices[0].name;
+        let what = format!("the plan drafts on the GPU of `{head}`, and this build drafts on CPUs only");
+        return refuse(what, "plan with `processor: cpu` in `workload.speculation`");
     }
     if planned.model.shape_digest != draft.profile.shape_digest() {
-        return refuse(format!(
-            "the plan drafts with `{}`, and `{}` is another model; give --draft-model the plan's, or plan again",
+        let what = format!(
+            "the plan drafts with `{}`, and `{}` is another model",
             planned.model.name, draft.profile.name
-        ));
+        );
+        return refuse(what, "give --draft-model the plan's, or plan again");
     }
     same_vocabulary(model, draft)
 }
@@ -169,13 +166,14 @@ fn same_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<(), RingErr
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
     let tokens = [model, draft].map(|model| model.weights.shape().vocabulary);
     let other = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key));
-    let why = match other {
+    let reason = match other {
         _ if tokens[0] != tokens[1] => format!("{} tokens, and the model has {}", tokens[1], tokens[0]),
         Some(key) => format!("another `{key}` in its file"),
         None => return Ok(()),
     };
-    Err(RingError::Plan(format!(
-        "`{}` cannot draft for `{}`: it has {why}; give a draft of the same family, with the same tokenizer",
-        draft.profile.name, model.profile.name
-    )))
+    let (draft, model) = (&draft.profile.name, &model.profile.name);
+    Err(RingError::plan_with_hint(
+        format!("`{draft}` cannot draft for `{model}`: it has {reason}"),
+        "give a draft of the same family, with the same tokenizer",
+    ))
 }

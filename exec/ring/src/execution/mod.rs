@@ -1,15 +1,15 @@
 //! Execution: what every device of a ring does, the head and the workers alike. It runs its layers by the schedule.
 
-mod compute_thread;
+mod compute_mode;
 mod drafter;
 mod model;
 mod recorder;
 mod runner;
 mod sampling;
 
-pub use compute_thread::Computing;
+pub use compute_mode::ComputeMode;
 pub use drafter::{check as check_draft, with_draft};
 pub use model::{LocalModel, check_digests, check_executable, facts};
-pub use recorder::Lines;
-pub use runner::{Node, Out, Outbox};
-pub use sampling::{Choosing, Sample};
+pub use recorder::TraceLines;
+pub use runner::{Outbox, PassOutput, StageRunner};
+pub use sampling::{SampleFn, Samplers};

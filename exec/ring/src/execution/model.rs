@@ -50,7 +50,7 @@ impl LocalModel {
 
     /// The same with what computes layers on a GPU.
     #[must_use]
-    pub fn accelerated_by(self, accelerator: Option<Accelerator>) -> LocalModel {
+    pub fn with_accelerator(self, accelerator: Option<Accelerator>) -> LocalModel {
         LocalModel { accelerator, ..self }
     }
 
@@ -90,11 +90,12 @@ impl LocalModel {
             0 => String::new(),
             kept => format!(", and {} more for what goes to its GPU,", Bytes(kept)),
         };
-        Err(RingError::Plan(format!(
+        let what = format!(
             "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, which \
-             has {available}; plan with a smaller `context`",
+             has {available}",
             plan.context, cache
-        )))
+        );
+        Err(RingError::plan_with_hint(what, "plan with a smaller `context`"))
     }
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
@@ -105,12 +106,10 @@ impl LocalModel {
         place: usize,
         pool: &Arc<Pool>,
         barrier: ResidencyBarrier,
-        beginning: Beginning<'_>,
+        gpu_options: GpuOptions<'_>,
     ) -> Result<(Stage, Option<Head>), RingError> {
         if place == 0 && !self.weights.is_whole() {
-            return Err(RingError::Plan(
-                "a head needs the whole model, and this one was fetched in part".into(),
-            ));
+            return Err(RingError::plan("a head needs the whole model, and this one was fetched in part"));
         }
         self.check_memory(plan, place)?;
         let cpu = Cpu::new(pool.clone()).behind(barrier);
@@ -128,10 +127,10 @@ impl LocalModel {
             let owned = plan.windows(place);
             let (weights, name) = (self.weights.clone(), &plan.devices[place].name);
             let accelerator = self.accelerator.as_ref().ok_or_else(|| {
-                RingError::Plan(format!(
-                    "the plan puts layers of `{name}` on a GPU, and this device computes on its processors only; \
-                     plan with `gpu_layers: 0`"
-                ))
+                let what = format!(
+                    "the plan puts layers of `{name}` on a GPU, and this device computes on its processors only"
+                );
+                RingError::plan_with_hint(what, "plan with `gpu_layers: 0`")
             })?;
             let part = AcceleratedPlace {
                 weights,
@@ -141,11 +140,11 @@ impl LocalModel {
                 cache,
                 after_layer,
                 cpu,
-                fallback_to_cpu: beginning.renews,
-                progress: beginning.progress.clone(),
+                fallback_to_cpu: gpu_options.fallback_to_cpu,
+                progress: gpu_options.progress.clone(),
             };
             let backend = accelerator.backend(part);
-            let backend = backend.map_err(|why| RingError::Plan(format!("on `{name}`: {why}")))?;
+            let backend = backend.map_err(|reason| RingError::plan(format!("on `{name}`: {reason}")))?;
             Stage::new(self.weights.clone(), &owned, cache, backend)?
         };
         Ok(match after_layer {
@@ -157,9 +156,9 @@ impl LocalModel {
 
 /// How a place is taken up.
 #[derive(Clone, Copy)]
-pub(super) struct Beginning<'a> {
+pub(super) struct GpuOptions<'a> {
     /// Whether a run goes on with it.
-    pub(super) renews: bool,
+    pub(super) fallback_to_cpu: bool,
     /// Hears how far the layers of its GPU have come.
     pub(super) progress: &'a Progress,
 }
@@ -202,7 +201,7 @@ pub fn facts() -> WorkerFacts {
 
 /// Whether a plan is for execution.
 pub fn check_executable(plan: &Plan) -> Result<(), RingError> {
-    plan.only_simulated().map_or(Ok(()), |why| Err(RingError::Plan(why)))
+    plan.only_simulated().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
 }
 
 /// Whether a model with these digests is the plan's: the same file, or where the plan was made without
@@ -216,7 +215,7 @@ pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Resu
         return Ok(());
     }
     let short = |digest: &str| digest.chars().take(19).collect::<String>();
-    Err(RingError::AnotherModel {
+    Err(RingError::ModelMismatch {
         name: name.into(),
         expected: format!("`{}` ({})", plan.model.name, short(expected)),
         found: short(found),

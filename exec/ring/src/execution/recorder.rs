@@ -21,7 +21,7 @@ pub use hearth_runtime::residency::At;
 
 /// The lines of one device's trace.
 #[derive(Debug, Clone, Default)]
-pub struct Lines {
+pub struct TraceLines {
     /// Steps.
     pub records: Vec<Record>,
     /// Counters.
@@ -32,7 +32,7 @@ pub struct Lines {
 #[derive(Debug)]
 pub struct Recorder {
     device: u16,
-    lines: Lines,
+    lines: TraceLines,
     counter: ReadCounter,
     read_before: u64,
 }
@@ -41,12 +41,12 @@ impl Recorder {
     /// For the device at a place in the ring.
     pub fn new(device: u16) -> Self {
         let counter = ReadCounter::of_this_process();
-        Self { device, lines: Lines::default(), read_before: counter.bytes(), counter }
+        Self { device, lines: TraceLines::default(), read_before: counter.bytes(), counter }
     }
 
     /// Begins a new trace.
     pub fn reset(&mut self) {
-        self.lines = Lines::default();
+        self.lines = TraceLines::default();
         self.read_before = self.counter.bytes();
     }
 
@@ -56,7 +56,7 @@ impl Recorder {
     }
 
     /// The lines so far, taken out.
-    pub fn take(&mut self) -> Lines {
+    pub fn take(&mut self) -> TraceLines {
         std::mem::take(&mut self.lines)
     }
 

@@ -4,8 +4,8 @@
 //! starts prefetches, in the order the schedule says and with no choice of its own. What it does is
 //! recorded as the device's trace.
 //!
-//! A node lives through the epochs of a session: a new request makes it forget the sequence ([`Node::reset`]), a new
-//! plan makes it forget that and take up other layers ([`Node::renew`]). Activations of an earlier epoch are dropped.
+//! A node lives through the epochs of a session: a new request makes it forget the sequence ([`StageRunner::reset`]), a new
+//! plan makes it forget that and take up other layers ([`StageRunner::renew`]). Activations of an earlier epoch are dropped.
 //!
 //! Not here: where messages come from and go to ([`crate::worker::epoch`], [`crate::coordinator::generation`]).
 
@@ -28,11 +28,11 @@ use hearth_schema::trace::Resource;
 use tokio::sync::mpsc;
 
 use super::drafter::Drafter;
-use super::model::{Beginning, LocalModel, pool};
-use super::recorder::{self, At, Lines, Recorder};
-use super::sampling::{Choosing, Sample};
-use crate::error::{RingError, strange};
-use crate::wire::{Arrival, Frame, Message, activations};
+use super::model::{GpuOptions, LocalModel, pool};
+use super::recorder::{self, At, Recorder, TraceLines};
+use super::sampling::{SampleFn, Samplers};
+use crate::error::{RingError, protocol_error};
+use crate::wire::{Frame, Message, ReceivedActivations, activations};
 use hearth_runtime::accelerator::Progress;
 use hearth_runtime::clock::{Stopwatch, TimeSlice, wall_nanos};
 use hearth_runtime::cost::ComputeCost;
@@ -46,7 +46,7 @@ use hearth_runtime::weights::Weights;
 
 /// A pass that has come out of the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Out {
+pub struct PassOutput {
     /// Which.
     pub pass: Pass,
     /// The tokens it gave: none if no output was wanted, else the drafts that stood, and one.
@@ -57,7 +57,7 @@ pub struct Out {
 pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
 
 /// A device of the ring.
-pub struct Node {
+pub struct StageRunner {
     schedule: Schedule,
     stage: Stage,
     /// The ends of the model; on the head only.
@@ -67,11 +67,11 @@ pub struct Node {
     /// The epoch whose passes it takes.
     epoch: u32,
     /// Lines of the request's earlier epochs.
-    past: Vec<(u32, Lines)>,
+    past: Vec<(u32, TraceLines)>,
     residency: WeightResidency,
     recorder: Recorder,
     /// Chooses tokens, on the head.
-    choosing: Option<Choosing>,
+    samplers: Option<Samplers>,
     /// Makes drafts, on a head that has a draft model.
     drafter: Option<Drafter>,
     /// The drafts of each pass under way, on the head.
@@ -83,7 +83,7 @@ pub struct Node {
     /// The pass that was here last.
     last_pass: u32,
     /// When its memory is looked at again.
-    next_look: u64,
+    next_memory_sample: u64,
     /// Tokens of the largest pass so far.
     largest_pass: u32,
     pool: Arc<Pool>,
@@ -97,9 +97,9 @@ pub struct Node {
 const MISSING: &str = "a pass of tokens that are not there";
 
 /// Looking at its memory takes a device at most one part in so many of its time.
-const LOOK_SHARE: u64 = 100;
+const MEMORY_SAMPLE_SHARE: u64 = 100;
 
-impl Node {
+impl StageRunner {
     /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers, and `progress` hears
     /// how far the layers of its GPU have come.
     pub fn new(
@@ -111,22 +111,22 @@ impl Node {
         epoch: u32,
         progress: &Progress,
     ) -> Result<Self, RingError> {
-        let beginning = Beginning { renews: false, progress };
-        Self::on(pool(threads)?, plan, place, model, outbox, epoch, beginning)
+        let gpu_options = GpuOptions { fallback_to_cpu: false, progress };
+        Self::with_pool(pool(threads)?, plan, place, model, outbox, epoch, gpu_options)
     }
 
-    fn on(
+    fn with_pool(
         pool: Arc<Pool>,
         plan: &Arc<Plan>,
         place: usize,
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
-        beginning: Beginning<'_>,
+        gpu_options: GpuOptions<'_>,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let residency = WeightResidency::start(&weights, plan, place, || MemoryWatch::shared().reading());
-        let (stage, head) = model.stage(plan, place, &pool, residency.barrier(), beginning)?;
+        let (stage, head) = model.stage(plan, place, &pool, residency.barrier(), gpu_options)?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
@@ -137,13 +137,13 @@ impl Node {
             past: Vec::new(),
             residency,
             recorder: Recorder::new(place as u16),
-            choosing: None,
+            samplers: None,
             drafter: None,
             drafts: BTreeMap::new(),
             hidden: Vec::new(),
             idle_since: wall_nanos(),
             last_pass: 0,
-            next_look: 0,
+            next_memory_sample: 0,
             largest_pass: 0,
             pool,
             ahead_before: 0,
@@ -152,7 +152,7 @@ impl Node {
     }
 
     /// Drafts with this model where its plan says so. Head only.
-    pub fn drafting_with(mut self, draft: Option<&LocalModel>) -> Result<Self, RingError> {
+    pub fn with_draft(mut self, draft: Option<&LocalModel>) -> Result<Self, RingError> {
         let plan = self.schedule.plan();
         self.drafter = match draft.filter(|_| plan.draft.is_some()) {
             Some(draft) => Some(Drafter::for_plan(draft, plan, &self.pool)?),
@@ -163,7 +163,7 @@ impl Node {
 
     /// Takes up a plan for the passes from `first_pass` on, in another epoch. The trace so far is kept, and with the
     /// plan of before so are the weights in memory.
-    pub fn renew(
+    pub fn reconfigure(
         mut self,
         plan: &Arc<Plan>,
         first_pass: u32,
@@ -171,7 +171,7 @@ impl Node {
         outbox: Outbox,
         epoch: u32,
         progress: &Progress,
-    ) -> Result<Node, RingError> {
+    ) -> Result<StageRunner, RingError> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
             // Before the first pass of a request: passes given up in the request before are none of this one's.
@@ -190,26 +190,38 @@ impl Node {
             self.idle_since = wall_nanos();
             return Ok(self);
         }
-        let Node {
-            schedule, stage, head, residency, recorder, past, outbox, choosing, drafter, pool, ..
+        let StageRunner {
+            schedule,
+            stage,
+            head,
+            residency,
+            recorder,
+            past,
+            outbox,
+            samplers,
+            drafter,
+            pool,
+            ..
         } = self;
-        let beginning = Beginning { renews: true, progress };
+        let gpu_options = GpuOptions { fallback_to_cpu: true, progress };
         // Two parts at once may be more than there is memory for.
         drop((stage, head, residency));
-        let (refaults_before, fresh) =
-            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch, beginning)?);
-        Ok(Node { schedule, past, recorder, choosing, drafter, refaults_before, ..fresh })
+        let (refaults_before, fresh) = (
+            self.refaults_before,
+            StageRunner::with_pool(pool, plan, place, model, outbox, epoch, gpu_options)?,
+        );
+        Ok(StageRunner { schedule, past, recorder, samplers, drafter, refaults_before, ..fresh })
     }
 
     /// Refuses passes before this one: they were given up with an earlier plan.
-    pub fn begin_at(&mut self, first_pass: u32) -> Result<(), RingError> {
+    pub fn set_first_pass(&mut self, first_pass: u32) -> Result<(), RingError> {
         let plan = self.schedule.plan().clone();
         self.schedule.react(&Event::Replanned { plan, first_pass })?;
         Ok(())
     }
 
     /// Forgets all sequences and the trace of earlier epochs; on the head, takes what chooses tokens.
-    pub fn reset(&mut self, epoch: u32, choosing: Option<Choosing>) {
+    pub fn reset(&mut self, epoch: u32, samplers: Option<Samplers>) {
         (self.epoch, self.past) = (epoch, Vec::new());
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
         self.stage.truncate(0);
@@ -217,7 +229,7 @@ impl Node {
         self.residency.reset();
         self.ahead_before = self.residency.bytes_read();
         self.refaults_before = recorder::refaults();
-        self.choosing = choosing;
+        self.samplers = samplers;
         self.drafts.clear();
         if let Some(drafter) = &mut self.drafter {
             drafter.forget();
@@ -226,32 +238,32 @@ impl Node {
     }
 
     /// Gives a sequence another sampler, on the head.
-    pub fn choose_with(&mut self, sequence: u32, sample: Sample) {
-        self.choosing.get_or_insert_with(|| Choosing::new(Vec::new(), Vec::new())).put(sequence, sample);
+    pub fn set_sampler(&mut self, sequence: u32, sampler: SampleFn) {
+        self.samplers.get_or_insert_with(|| Samplers::new(Vec::new(), Vec::new())).set(sequence, sampler);
     }
 
     /// The trace since the last reset, epoch by epoch.
-    pub fn take_all_lines(&mut self) -> Vec<(u32, Lines)> {
+    pub fn take_trace(&mut self) -> Vec<(u32, TraceLines)> {
         let lines = self.take_lines();
         let mut all = std::mem::take(&mut self.past);
         all.push((self.epoch, lines));
         all
     }
 
-    fn take_lines(&mut self) -> Lines {
+    fn take_lines(&mut self) -> TraceLines {
         for span in self.residency.take_spans() {
             let at = At { pass: span.origin.pass, round: span.origin.round };
             let record = self.recorder.span(at, Kind::Prefetch, span.start, span.end);
             record.bytes = span.bytes;
             record.layers = span.origin.layers;
         }
-        self.look(self.last_pass);
+        self.sample_memory(self.last_pass);
         self.recorder.take()
     }
 
     /// Looks at its memory: what cannot be taken back, what was read again, and what of its weights is there, where the
     /// system tells.
-    fn look(&mut self, pass: u32) {
+    fn sample_memory(&mut self, pass: u32) {
         let start = wall_nanos();
         let refaults = recorder::refaults().saturating_sub(self.refaults_before);
         self.recorder.counter(pass, Counter::Refaults, refaults);
@@ -262,30 +274,30 @@ impl Node {
             self.recorder.counter(pass, Counter::Resident, resident);
         }
         let end = wall_nanos();
-        self.next_look = end + (end - start) * LOOK_SHARE;
+        self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_SHARE;
     }
 
     /// Lets a pass of a sequence enter the ring, of which these are all tokens so far. Head only. The pass, if it is out
     /// without having left.
-    pub fn begin(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<Out>, RingError> {
+    pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>, RingError> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
-        self.make_room(pass);
+        self.reserve_buffers(pass);
         self.perform(pass, steps, so_far)
     }
 
     /// Takes activations. The pass, if it is out. Late ones, of an earlier epoch, change nothing.
-    pub fn arrived(&mut self, arrival: &Arrival) -> Result<Option<Out>, RingError> {
-        let Arrival { from, epoch, pass, round, activations: ref bytes, in_half, at } = *arrival;
+    pub fn receive(&mut self, arrival: &ReceivedActivations) -> Result<Option<PassOutput>, RingError> {
+        let ReceivedActivations { from, epoch, pass, round, activations: ref bytes, in_half, at } = *arrival;
         if epoch < self.epoch {
             return Ok(None);
         }
         if epoch > self.epoch {
             let what = format!("activations of epoch {epoch}, and this device is in {}", self.epoch);
-            return Err(strange(&format!("device {from}"), &what));
+            return Err(protocol_error(&format!("device {from}"), &what));
         }
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
         let wrong = |what: String| RingError::Protocol { name: self.name().into(), what };
-        if in_half && !self.is_halved() {
+        if in_half && !self.sends_f16() {
             return Err(wrong("activations in f16, and the plan says f32".into()));
         }
         let count = pass.tokens as usize * self.embedding();
@@ -293,7 +305,7 @@ impl Node {
             let format = if in_half { "f16" } else { "f32" };
             return Err(wrong(format!("{} bytes of activations for {count} {format}", bytes.len())));
         };
-        self.make_room(pass);
+        self.reserve_buffers(pass);
         self.hidden = hidden;
         let since = self.idle_since.min(at);
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Receive, since, at);
@@ -303,7 +315,7 @@ impl Node {
     }
 
     /// A pass that is larger than any before takes memory for its buffers, which the weights must not fill.
-    fn make_room(&mut self, pass: Pass) {
+    fn reserve_buffers(&mut self, pass: Pass) {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
             let positions = u64::from(plan.context) * u64::from(plan.sequences);
@@ -321,7 +333,7 @@ impl Node {
     }
 
     /// Whether activations travel in f16.
-    fn is_halved(&self) -> bool {
+    fn sends_f16(&self) -> bool {
         self.schedule.plan().activations == ActivationFormat::F16
     }
 
@@ -329,7 +341,12 @@ impl Node {
         &self.schedule.plan().devices[self.schedule.device()].name
     }
 
-    fn perform(&mut self, pass: Pass, steps: Vec<Step>, so_far: &[u32]) -> Result<Option<Out>, RingError> {
+    fn perform(
+        &mut self,
+        pass: Pass,
+        steps: Vec<Step>,
+        so_far: &[u32],
+    ) -> Result<Option<PassOutput>, RingError> {
         let mut tokens = Vec::new();
         for step in steps {
             match step {
@@ -343,8 +360,8 @@ impl Node {
                     if processor == Processor::Cpu {
                         self.residency.begin(&ModelPart::Layers(layers.clone()), at);
                     }
-                    let ((), measured) = self.measure(|node| {
-                        let (stage, hidden) = (&mut node.stage, &mut node.hidden);
+                    let ((), measured) = self.measure(|runner| {
+                        let (stage, hidden) = (&mut runner.stage, &mut runner.hidden);
                         let cost = stage.forward_of(pass.sequence, layers.clone(), hidden, &positions)?;
                         Ok(((), cost))
                     })?;
@@ -366,21 +383,21 @@ impl Node {
         }
         self.idle_since = wall_nanos();
         let is_out = self.schedule.device() == 0 && !self.schedule.is_under_way(pass.index);
-        Ok(is_out.then_some(Out { pass, tokens }))
+        Ok(is_out.then_some(PassOutput { pass, tokens }))
     }
 
     /// The draft model reads a batch of a prompt, or proposes the last tokens of a pass.
     fn draft(&mut self, pass: Pass, so_far: &[u32]) -> Result<(), RingError> {
         let end = pass.first_position as usize + (pass.tokens - pass.drafted) as usize;
-        let so_far = so_far.get(..end).ok_or_else(|| strange("the head", MISSING))?;
-        let (passes, measured) = self.measure(|node| {
-            let drafter = node.drafter.as_mut();
-            let drafter = drafter.ok_or_else(|| RingError::Plan("this head has no draft model".into()))?;
+        let so_far = so_far.get(..end).ok_or_else(|| protocol_error("the head", MISSING))?;
+        let (passes, measured) = self.measure(|runner| {
+            let drafter = runner.drafter.as_mut();
+            let drafter = drafter.ok_or_else(|| RingError::plan("this head has no draft model"))?;
             if pass.drafted == 0 {
                 drafter.read(pass.sequence, so_far)?;
             } else {
                 let drafts = drafter.draft(pass.sequence, so_far, pass.drafted)?;
-                node.drafts.insert(pass.index, drafts);
+                runner.drafts.insert(pass.index, drafts);
             }
             let (cost, passes) = drafter.take_cost();
             Ok((passes, cost))
@@ -393,14 +410,14 @@ impl Node {
     fn embed(&mut self, pass: Pass, so_far: &[u32]) -> Result<(), RingError> {
         let first = pass.first_position as usize;
         let known = so_far.get(first..first + (pass.tokens - pass.drafted) as usize);
-        let mut tokens = known.ok_or_else(|| strange("the head", MISSING))?.to_vec();
+        let mut tokens = known.ok_or_else(|| protocol_error("the head", MISSING))?.to_vec();
         tokens.extend(self.drafts.get(&pass.index).into_iter().flatten());
         let tokens = &tokens[..];
-        let ((), measured) = self.measure(|node| {
+        let ((), measured) = self.measure(|runner| {
             let mut watch = Stopwatch::start();
-            node.hidden = node.head()?.embed(tokens)?;
-            if node.is_halved() {
-                activations::round(&mut node.hidden);
+            runner.hidden = runner.head()?.embed(tokens)?;
+            if runner.sends_f16() {
+                activations::round(&mut runner.hidden);
             }
             Ok(((), cost_of(watch.lap())))
         })?;
@@ -419,18 +436,18 @@ impl Node {
             self.residency.begin(&ModelPart::Output, at);
         }
         let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
-        let (tokens, measured) = self.measure(|node| {
-            let hidden = std::mem::take(&mut node.hidden);
-            let wanted = pass.outputs() as usize * node.embedding();
+        let (tokens, measured) = self.measure(|runner| {
+            let hidden = std::mem::take(&mut runner.hidden);
+            let wanted = pass.outputs() as usize * runner.embedding();
             let (logits, mut cost) =
-                node.logits(&hidden[hidden.len().saturating_sub(wanted)..], processor)?;
+                runner.logits(&hidden[hidden.len().saturating_sub(wanted)..], processor)?;
             let mut watch = Stopwatch::start();
-            let choosing = node.choosing.as_mut();
-            let tokens = choosing.and_then(|choosing| choosing.tokens(pass.sequence, &logits, &drafts));
+            let samplers = runner.samplers.as_mut();
+            let tokens = samplers.and_then(|samplers| samplers.sample(pass.sequence, &logits, &drafts));
             cost += cost_of(watch.lap());
             Ok((tokens, cost))
         })?;
-        let tokens = tokens.ok_or_else(|| strange("the head", "nobody samples for this sequence"))?;
+        let tokens = tokens.ok_or_else(|| protocol_error("the head", "nobody samples for this sequence"))?;
         let touched = self.weights.part_bytes(&ModelPart::Output);
         let processor = self.carried_out_by(processor);
         on(self.computed(at, Kind::Output, measured, touched), processor);
@@ -461,7 +478,7 @@ impl Node {
     }
 
     fn head(&mut self) -> Result<&mut Head, RingError> {
-        self.head.as_mut().ok_or_else(|| RingError::Plan("only the head embeds and outputs".into()))
+        self.head.as_mut().ok_or_else(|| RingError::plan("only the head embeds and outputs"))
     }
 
     /// Does a computing step. The counters are read around it, not in it: reading them takes time too.
@@ -492,12 +509,12 @@ impl Node {
 
     fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<(), RingError> {
         let start = wall_nanos();
-        let (payload, in_half) = activations::encode(&self.hidden, self.is_halved());
+        let (payload, in_half) = activations::encode(&self.hidden, self.sends_f16());
         let length = payload.len() as u64;
         let message = Message::activations(self.epoch, pass, next_round, in_half);
         let frame = Frame { message, payload };
         let Some(link) = self.outbox.get(&to) else {
-            return Err(strange(self.name(), "its plan sends where it has no connection to"));
+            return Err(protocol_error(self.name(), "its plan sends where it has no connection to"));
         };
         // If the connection is broken, its writer has told so and the pass is lost with it.
         let _ = link.send(frame);
@@ -514,8 +531,8 @@ impl Node {
         self.last_pass = pass;
         let read = self.recorder.bytes_read();
         self.recorder.counter(pass, Counter::BytesRead, read);
-        if wall_nanos() >= self.next_look {
-            self.look(pass);
+        if wall_nanos() >= self.next_memory_sample {
+            self.sample_memory(pass);
         }
     }
 }

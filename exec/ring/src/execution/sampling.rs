@@ -10,30 +10,30 @@
 use std::collections::BTreeMap;
 
 /// What turns logits into a token, on the head.
-pub type Sample = Box<dyn FnMut(&[f32]) -> u32 + Send>;
+pub type SampleFn = Box<dyn FnMut(&[f32]) -> u32 + Send>;
 
 /// The samplers of a request, or of whoever a server has seated.
-pub struct Choosing {
-    samples: BTreeMap<u32, Sample>,
+pub struct Samplers {
+    samplers: BTreeMap<u32, SampleFn>,
     stop: Vec<u32>,
 }
 
-impl Choosing {
+impl Samplers {
     /// One sampler a sequence; a token in `stop` is a sequence's last.
-    pub fn new(samples: Vec<Sample>, stop: Vec<u32>) -> Self {
-        Self { samples: (0..).zip(samples).collect(), stop }
+    pub fn new(samplers: Vec<SampleFn>, stop: Vec<u32>) -> Self {
+        Self { samplers: (0..).zip(samplers).collect(), stop }
     }
 
     /// Gives a sequence a sampler, in place of the one before.
-    pub fn put(&mut self, sequence: u32, sample: Sample) {
-        self.samples.insert(sequence, sample);
+    pub fn set(&mut self, sequence: u32, sampler: SampleFn) {
+        self.samplers.insert(sequence, sampler);
     }
 
     /// The tokens that come out, at least one: the drafts that stand, and one more. `logits` are those after the token
     /// before the drafts and after each of these, `[drafts + 1, vocabulary]`. None for an unknown sequence.
-    pub fn tokens(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
-        let Self { samples, stop } = self;
-        let sample = samples.get_mut(&sequence)?;
+    pub fn sample(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
+        let Self { samplers, stop } = self;
+        let sample = samplers.get_mut(&sequence)?;
         let vocabulary = (logits.len() / (drafts.len() + 1)).max(1);
         let mut tokens = Vec::new();
         for (at, row) in logits.chunks_exact(vocabulary).enumerate() {
@@ -60,14 +60,14 @@ mod tests {
 
     #[test]
     fn drafts_stand_up_to_the_first_that_would_not_have_been_chosen() {
-        let mut choosing = Choosing::new(vec![Box::new(greedy)], vec![5]);
-        let mut tokens = |likeliest: &[usize], drafts: &[u32]| choosing.tokens(0, &rows(likeliest), drafts);
+        let mut samplers = Samplers::new(vec![Box::new(greedy)], vec![5]);
+        let mut tokens = |likeliest: &[usize], drafts: &[u32]| samplers.sample(0, &rows(likeliest), drafts);
         assert_eq!(tokens(&[3], &[]), Some(vec![3]));
         assert_eq!(tokens(&[3, 4, 6], &[3, 4]), Some(vec![3, 4, 6]), "all stand");
         assert_eq!(tokens(&[3, 4, 6], &[3, 7]), Some(vec![3, 4]), "4 corrects 7");
         assert_eq!(tokens(&[3, 4, 6], &[7, 4]), Some(vec![3]), "what follows a rejected draft is nothing");
         assert_eq!(tokens(&[3, 5, 6], &[3, 5]), Some(vec![3, 5]), "the text ends with 5");
-        assert_eq!(choosing.tokens(1, &rows(&[3]), &[]), None);
+        assert_eq!(samplers.sample(1, &rows(&[3]), &[]), None);
     }
 
     #[test]
@@ -78,8 +78,8 @@ mod tests {
             counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             greedy(row)
         };
-        let mut choosing = Choosing::new(vec![Box::new(sample)], vec![]);
-        let out = choosing.tokens(0, &rows(&[1, 2, 3, 4]), &[1, 2, 7]).unwrap();
+        let mut samplers = Samplers::new(vec![Box::new(sample)], vec![]);
+        let out = samplers.sample(0, &rows(&[1, 2, 3, 4]), &[1, 2, 7]).unwrap();
         assert_eq!((out, asked.load(std::sync::atomic::Ordering::Relaxed)), (vec![1, 2, 3], 3));
     }
 }

@@ -1,6 +1,6 @@
 //! How does a link stay among those who have the key?
 //!
-//! [`Sealed`] wraps a network: every connection begins with a handshake (`noise`) and then carries
+//! [`EncryptedTransport`] wraps a network: every connection begins with a handshake (`noise`) and then carries
 //! messages of at most 65535 bytes, each two big-endian bytes of length and a ChaCha20-Poly1305
 //! ciphertext under keys that only this connection has. Message numbers are the nonces, so a message
 //! altered, repeated, left out or moved does not verify; the connection then fails for good. Frames run
@@ -23,8 +23,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::key::Key;
 use super::noise::{Side, handshake};
-use crate::error::SealError;
-use crate::wire::{Listener, Network};
+use crate::error::EncryptionError;
+use crate::wire::{Listener, Transport};
 
 /// Bytes of a message's length.
 const LENGTH: usize = 2;
@@ -35,57 +35,57 @@ const TAG: usize = 16;
 
 /// A network whose connections are authenticated and encrypted under a key.
 #[derive(Debug, Clone)]
-pub struct Sealed<N> {
-    network: N,
+pub struct EncryptedTransport<T> {
+    transport: T,
     key: Key,
 }
 
-impl<N> Sealed<N> {
+impl<T> EncryptedTransport<T> {
     /// Seals a network's connections.
-    pub fn new(network: N, key: Key) -> Self {
-        Self { network, key }
+    pub fn new(transport: T, key: Key) -> Self {
+        Self { transport, key }
     }
 }
 
-impl<N: Network> Network for Sealed<N> {
-    type Stream = SealedStream<N::Stream>;
-    type Listener = SealedListener<N::Listener>;
+impl<T: Transport> Transport for EncryptedTransport<T> {
+    type Stream = EncryptedStream<T::Stream>;
+    type Listener = EncryptedListener<T::Listener>;
 
     async fn connect(&self, address: &str) -> io::Result<Self::Stream> {
-        let link = self.network.connect(address).await?;
-        let local = self.network.local_host(&link);
-        Ok(SealedStream { local, ..SealedStream::new(link, self.key.clone(), Side::Connecting) })
+        let link = self.transport.connect(address).await?;
+        let local = self.transport.local_ip(&link);
+        Ok(EncryptedStream { local, ..EncryptedStream::new(link, self.key.clone(), Side::Connecting) })
     }
 
     async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
-        Ok(SealedListener { listener: self.network.bind(address).await?, key: self.key.clone() })
+        Ok(EncryptedListener { listener: self.transport.bind(address).await?, key: self.key.clone() })
     }
 
-    fn is_sealed(&self) -> bool {
+    fn is_encrypted(&self) -> bool {
         true
     }
 
-    fn local_host(&self, stream: &Self::Stream) -> Option<IpAddr> {
+    fn local_ip(&self, stream: &Self::Stream) -> Option<IpAddr> {
         stream.local
     }
 }
 
-/// The accepting end of [`Sealed`].
+/// The accepting end of [`EncryptedTransport`].
 #[derive(Debug)]
-pub struct SealedListener<L> {
+pub struct EncryptedListener<L> {
     listener: L,
     key: Key,
 }
 
-impl<L> Listener for SealedListener<L>
+impl<L> Listener for EncryptedListener<L>
 where
     L: Listener,
     L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    type Stream = SealedStream<L::Stream>;
+    type Stream = EncryptedStream<L::Stream>;
 
     async fn accept(&mut self) -> io::Result<Self::Stream> {
-        Ok(SealedStream::new(self.listener.accept().await?, self.key.clone(), Side::Accepting))
+        Ok(EncryptedStream::new(self.listener.accept().await?, self.key.clone(), Side::Accepting))
     }
 
     fn address(&self) -> String {
@@ -94,7 +94,7 @@ where
 }
 
 /// A connection that only holders of the key can speak on.
-pub struct SealedStream<S> {
+pub struct EncryptedStream<S> {
     state: State<S>,
     /// Both halves' tasks, while either may drive the handshake.
     halves: Arc<Halves>,
@@ -103,12 +103,12 @@ pub struct SealedStream<S> {
     outgoing: Outgoing,
 }
 
-type Handshake<S> = Pin<Box<dyn Future<Output = Result<(S, Box<TransportState>), SealError>> + Send>>;
+type Handshake<S> = Pin<Box<dyn Future<Output = Result<(S, Box<TransportState>), EncryptionError>> + Send>>;
 
 enum State<S> {
     Greeting(Handshake<S>),
     Open { link: S, cipher: Box<TransportState> },
-    Failed(SealError),
+    Failed(EncryptionError),
 }
 
 /// Received bytes.
@@ -150,7 +150,7 @@ enum Half {
     Writing,
 }
 
-impl<S> SealedStream<S>
+impl<S> EncryptedStream<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -185,13 +185,13 @@ where
         }
     }
 
-    fn fail<T>(&mut self, error: SealError) -> Poll<io::Result<T>> {
+    fn fail<T>(&mut self, error: EncryptionError) -> Poll<io::Result<T>> {
         self.state = State::Failed(error.clone());
         Poll::Ready(Err(error.into()))
     }
 }
 
-impl<S> AsyncRead for SealedStream<S>
+impl<S> AsyncRead for EncryptedStream<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -231,16 +231,16 @@ impl Incoming {
     }
 
     /// Opens the next message, if it is there.
-    fn open(&mut self, cipher: &mut TransportState) -> Result<bool, SealError> {
+    fn open(&mut self, cipher: &mut TransportState) -> Result<bool, EncryptionError> {
         let held = &self.sealed[self.held.clone()];
         let Some((length, rest)) = held.split_first_chunk::<LENGTH>() else { return Ok(false) };
         let length = usize::from(u16::from_be_bytes(*length));
         if length <= TAG {
-            return Err(SealError::Damaged);
+            return Err(EncryptionError::Damaged);
         }
         let Some(ciphertext) = rest.get(..length) else { return Ok(false) };
         self.plain.resize(length, 0);
-        let count = cipher.read_message(ciphertext, &mut self.plain).map_err(|_| SealError::Damaged)?;
+        let count = cipher.read_message(ciphertext, &mut self.plain).map_err(|_| EncryptionError::Damaged)?;
         self.plain.truncate(count);
         self.taken = 0;
         self.held.start += LENGTH + length;
@@ -267,7 +267,7 @@ impl Incoming {
     }
 }
 
-impl<S> AsyncWrite for SealedStream<S>
+impl<S> AsyncWrite for EncryptedStream<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -311,7 +311,7 @@ where
             }
             State::Greeting(_) => {
                 // The handshake owns the link: both go.
-                this.state = State::Failed(SealError::Key { seen: "this end hung up first" });
+                this.state = State::Failed(EncryptionError::Key { seen: "this end hung up first" });
                 Poll::Ready(Ok(()))
             }
             State::Failed(_) => Poll::Ready(Ok(())),
@@ -321,7 +321,7 @@ where
 
 impl Outgoing {
     /// Seals one message. The one before is on its way.
-    fn seal(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), SealError> {
+    fn seal(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), EncryptionError> {
         let length = (bytes.len() + TAG) as u16;
         self.written = 0;
         self.sealed.resize(LENGTH + usize::from(length), 0);

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 /// The environment variable that holds the text of a key.
-pub const VARIABLE: &str = "HEARTH_KEY";
+pub const KEY_VARIABLE: &str = "HEARTH_KEY";
 
 /// The shortest passphrase, in bytes.
 const MIN_PASSPHRASE: usize = 16;
@@ -39,64 +39,62 @@ pub struct Key([u8; 32]);
 /// Why there is no key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The file cannot be read.
-    #[error("cannot read the key file {}: {why}; check the path and its permissions", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        why: String,
-    },
-    /// Others on this machine can read the file.
-    #[error(
-        "the key file {} can be read or changed by other users of this machine (mode {mode:o}); run `chmod 600 {}`",
-        path.display(),
-        path.display()
-    )]
-    Exposed {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// The text is no key.
-    #[error(
-        "the key in {place} {what}; give 64 hexadecimal digits, best random ones, or a passphrase of at least \
-         {MIN_PASSPHRASE} bytes"
-    )]
-    NoKey {
-        /// The file or the variable.
-        place: String,
-        /// What is wrong, without the text itself.
-        what: String,
-    },
+    #[error("cannot read the key file: {reason}")]
+    Unreadable { path: PathBuf, reason: String },
+    /// Other users of this machine have permission to read or change the file.
+    #[error("the key file can be read or changed by other users of this machine (mode {mode:o})")]
+    Exposed { path: PathBuf, mode: u32 },
+    /// The text is not a key. `what` does not contain the text.
+    #[error("the key {what}")]
+    Invalid { place: String, what: String },
+}
+
+impl KeyError {
+    /// The file or the variable.
+    pub fn place(&self) -> String {
+        match self {
+            KeyError::Unreadable { path, .. } | KeyError::Exposed { path, .. } => path.display().to_string(),
+            KeyError::Invalid { place, .. } => place.clone(),
+        }
+    }
+
+    /// How to fix it.
+    pub fn hint(&self) -> String {
+        match self {
+            KeyError::Unreadable { .. } => "check the path and its permissions".into(),
+            KeyError::Exposed { path, .. } => format!("run `chmod 600 {}`", path.display()),
+            KeyError::Invalid { .. } => format!(
+                "give 64 hexadecimal digits, best random ones, or a passphrase of at least {MIN_PASSPHRASE} bytes"
+            ),
+        }
+    }
 }
 
 impl Key {
-    /// The key of a file if one is given, else of [`VARIABLE`] if that is set.
+    /// The key of a file if one is given, else of [`KEY_VARIABLE`] if that is set.
     pub fn given(file: Option<&Path>) -> Result<Option<Key>, KeyError> {
         if let Some(path) = file {
             return Key::read(path).map(Some);
         }
-        let no_key = |what: String| KeyError::NoKey { place: VARIABLE.into(), what };
-        match std::env::var(VARIABLE) {
-            Ok(text) => Key::parse(&text).map(Some).map_err(no_key),
+        let invalid = |what: String| KeyError::Invalid { place: KEY_VARIABLE.into(), what };
+        match std::env::var(KEY_VARIABLE) {
+            Ok(text) => Key::parse(&text).map(Some).map_err(invalid),
             Err(std::env::VarError::NotPresent) => Ok(None),
-            Err(std::env::VarError::NotUnicode(_)) => Err(no_key("is not UTF-8".into())),
+            Err(std::env::VarError::NotUnicode(_)) => Err(invalid("is not UTF-8".into())),
         }
     }
 
     /// The key in a file that only its owner can read.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
         let unreadable =
-            |error: std::io::Error| KeyError::Unreadable { path: path.into(), why: error.to_string() };
+            |error: std::io::Error| KeyError::Unreadable { path: path.into(), reason: error.to_string() };
         let file = File::open(path).map_err(unreadable)?;
         check_private(path, &file)?;
         let mut text = Vec::new();
         file.take(MAX_TEXT + 1).read_to_end(&mut text).map_err(unreadable)?;
-        let no_key = |what: String| KeyError::NoKey { place: path.display().to_string(), what };
-        let text = String::from_utf8(text).map_err(|_| no_key("is not UTF-8".into()))?;
-        Key::parse(&text).map_err(no_key)
+        let invalid = |what: String| KeyError::Invalid { place: path.display().to_string(), what };
+        let text = String::from_utf8(text).map_err(|_| invalid("is not UTF-8".into()))?;
+        Key::parse(&text).map_err(invalid)
     }
 
     /// The key that a text stands for, without the white space around it; or what is wrong with it.
@@ -140,7 +138,7 @@ fn hexadecimal(text: &str) -> Option<[u8; 32]> {
 fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     use std::os::unix::fs::PermissionsExt;
     let unreadable =
-        |error: std::io::Error| KeyError::Unreadable { path: path.into(), why: error.to_string() };
+        |error: std::io::Error| KeyError::Unreadable { path: path.into(), reason: error.to_string() };
     let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
     let of_others = mode & 0o077;
     if of_others == 0 { Ok(()) } else { Err(KeyError::Exposed { path: path.into(), mode }) }
@@ -175,8 +173,8 @@ mod tests {
     #[test]
     fn what_is_no_key_says_why_without_showing_it() {
         for text in ["", "hunter2", "fifteen bytes .", &"x".repeat(5000)] {
-            let why = Key::parse(text).unwrap_err();
-            assert!(why.contains("bytes") && (text.is_empty() || !why.contains(text)), "{why}");
+            let reason = Key::parse(text).unwrap_err();
+            assert!(reason.contains("bytes") && (text.is_empty() || !reason.contains(text)), "{reason}");
         }
     }
 
@@ -198,7 +196,7 @@ mod tests {
             let read = Key::read(&path);
             assert_eq!(read.is_ok(), fine, "{mode:o}: {read:?}");
             if let Err(error) = read {
-                assert!(error.to_string().contains("chmod 600"), "{error}");
+                assert!(error.hint().contains("chmod 600"), "{error}");
             }
         }
         assert!(matches!(Key::read(&folder.path().join("none")), Err(KeyError::Unreadable { .. })));

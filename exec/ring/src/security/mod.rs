@@ -4,5 +4,5 @@ mod encrypted;
 mod key;
 mod noise;
 
-pub use encrypted::Sealed;
-pub use key::{Key, KeyError, VARIABLE};
+pub use encrypted::EncryptedTransport;
+pub use key::{KEY_VARIABLE, Key, KeyError};

@@ -5,7 +5,7 @@
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 8 | [`SEALED`], which no unsealed frame can begin with |
+//! | 8 | [`ENCRYPTED_PREFIX`], which no unsealed frame can begin with |
 //! | 32 | the point |
 //! | 16 | the tag |
 //!
@@ -19,8 +19,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::key::Key;
-use crate::error::SealError;
-use crate::wire::SEALED;
+use crate::error::EncryptionError;
+use crate::wire::ENCRYPTED_PREFIX;
 
 /// Pattern, curve, cipher and hash.
 const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
@@ -42,20 +42,24 @@ pub enum Side {
 }
 
 /// Brings a connection to where only holders of the key can speak.
-pub async fn handshake<S>(mut link: S, key: Key, side: Side) -> Result<(S, Box<TransportState>), SealError>
+pub async fn handshake<S>(
+    mut link: S,
+    key: Key,
+    side: Side,
+) -> Result<(S, Box<TransportState>), EncryptionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let cipher = timeout(DEADLINE, exchange(&mut link, &key, side)).await;
-    let cipher = cipher.map_err(|_| SealError::Key { seen: "it says nothing" })??;
+    let cipher = cipher.map_err(|_| EncryptionError::Key { seen: "it says nothing" })??;
     Ok((link, Box::new(cipher)))
 }
 
-async fn exchange<S>(link: &mut S, key: &Key, side: Side) -> Result<TransportState, SealError>
+async fn exchange<S>(link: &mut S, key: &Key, side: Side) -> Result<TransportState, EncryptionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let builder = Builder::new(PROTOCOL.parse()?).psk(0, key.secret())?.prologue(&SEALED)?;
+    let builder = Builder::new(PROTOCOL.parse()?).psk(0, key.secret())?.prologue(&ENCRYPTED_PREFIX)?;
     let state = match side {
         Side::Connecting => {
             let mut state = builder.build_initiator()?;
@@ -74,44 +78,47 @@ where
 }
 
 /// A connection that ends here was most likely ended by a peer that cannot verify what it got.
-fn hung_up(_: std::io::Error) -> SealError {
-    SealError::Key { seen: "it hung up" }
+fn hung_up(_: std::io::Error) -> EncryptionError {
+    EncryptionError::Key { seen: "it hung up" }
 }
 
-async fn send(link: &mut (impl AsyncWrite + Unpin), state: &mut HandshakeState) -> Result<(), SealError> {
-    let mut flight = [0; SEALED.len() + FLIGHT];
-    flight[..SEALED.len()].copy_from_slice(&SEALED);
-    let written = state.write_message(&[], &mut flight[SEALED.len()..])?;
+async fn send(
+    link: &mut (impl AsyncWrite + Unpin),
+    state: &mut HandshakeState,
+) -> Result<(), EncryptionError> {
+    let mut flight = [0; ENCRYPTED_PREFIX.len() + FLIGHT];
+    flight[..ENCRYPTED_PREFIX.len()].copy_from_slice(&ENCRYPTED_PREFIX);
+    let written = state.write_message(&[], &mut flight[ENCRYPTED_PREFIX.len()..])?;
     assert_eq!(written, FLIGHT, "the pattern has a point and a tag in each flight");
     link.write_all(&flight).await.map_err(hung_up)?;
     link.flush().await.map_err(hung_up)
 }
 
-async fn receive<S>(link: &mut S, state: &mut HandshakeState) -> Result<(), SealError>
+async fn receive<S>(link: &mut S, state: &mut HandshakeState) -> Result<(), EncryptionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut first = [0; SEALED.len()];
+    let mut first = [0; ENCRYPTED_PREFIX.len()];
     link.read_exact(&mut first).await.map_err(hung_up)?;
-    if first != SEALED {
+    if first != ENCRYPTED_PREFIX {
         turn_away(link).await;
-        return Err(SealError::Key { seen: "it speaks unsealed" });
+        return Err(EncryptionError::Key { seen: "it speaks unsealed" });
     }
     let (mut flight, mut empty) = ([0; FLIGHT], [0; FLIGHT]);
     link.read_exact(&mut flight).await.map_err(hung_up)?;
     state
         .read_message(&flight, &mut empty)
-        .map_err(|_| SealError::Key { seen: "its greeting is sealed with another key" })?;
+        .map_err(|_| EncryptionError::Key { seen: "its greeting is sealed with another key" })?;
     Ok(())
 }
 
-/// Lets an unsealed peer know why it is turned away: it takes [`SEALED`] for the start of a frame.
+/// Lets an unsealed peer know why it is turned away: it takes [`ENCRYPTED_PREFIX`] for the start of a frame.
 async fn turn_away<S>(link: &mut S)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let farewell = async {
-        link.write_all(&SEALED).await?;
+        link.write_all(&ENCRYPTED_PREFIX).await?;
         link.flush().await?;
         // Closing over unread bytes resets the connection, and the peer might then see only that.
         link.read(&mut [0; 4096]).await

@@ -1,6 +1,6 @@
 //! How do activations get from one device to the next?
 //!
-//! Over a connection of their own that the sender opens for one epoch. The receiver's [`Door`] lets those in who name
+//! Over a connection of their own that the sender opens for one epoch. The receiver's [`OpenEpoch`] lets those in who name
 //! its session and the epoch that was prepared last, so that nothing of an earlier ring can come in by a new
 //! connection; what an old connection still carries has its epoch in every frame.
 //!
@@ -19,9 +19,9 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::frame::Frame;
-use super::handshake::{WRITE_DEADLINE, call, refuse, welcome};
+use super::handshake::{WRITE_DEADLINE, open_connection, refuse, send_welcome};
 use super::message::{Purpose, WorkerFacts};
-use super::transport::Network;
+use super::transport::Transport;
 use crate::error::RingError;
 use hearth_runtime::clock::wall_nanos;
 
@@ -32,7 +32,7 @@ const HANG_UP_GRACE: Duration = Duration::from_secs(1);
 
 /// Activations on their way into a node.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct ReceivedActivations {
     /// The sender's place in the ring, as it said when it connected.
     pub from: u16,
     /// The epoch they were made in.
@@ -51,45 +51,45 @@ pub struct Arrival {
 
 /// That a connection with another device is broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cut {
+pub struct BrokenLink {
     /// The epoch it was opened for.
     pub epoch: u32,
     /// The other device's place.
     pub peer: u16,
     /// What was seen.
-    pub why: String,
+    pub reason: String,
 }
 
 /// What data connections bring.
 #[derive(Debug)]
 pub enum DataEvent {
     /// Activations.
-    Arrived(Arrival),
+    Activations(ReceivedActivations),
     /// No more of them.
-    Cut(Cut),
+    LinkBroken(BrokenLink),
 }
 
 /// Takes what data connections bring; false if nobody listens any more.
-pub type Deliver = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
+pub type DataSink = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
 
 /// Whom a device lets send activations.
 #[derive(Clone)]
-pub struct Door {
+pub struct OpenEpoch {
     /// The session.
     pub session: u64,
     /// The epoch that was prepared last.
     pub epoch: u32,
     /// Where what comes goes.
-    pub deliver: Deliver,
+    pub sink: DataSink,
 }
 
 /// A device's door, closed while there is none.
-pub type SharedDoor = Arc<Mutex<Option<Door>>>;
+pub type SharedOpenEpoch = Arc<Mutex<Option<OpenEpoch>>>;
 
 /// Takes activations from a neighbour that has connected and said so, until the connection ends.
-pub async fn admit<S>(
+pub async fn accept_activations<S>(
     mut stream: S,
-    door: &SharedDoor,
+    door: &SharedOpenEpoch,
     session: u64,
     (from, epoch): (u16, u32),
     max_payload: usize,
@@ -101,25 +101,30 @@ where
     let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
         return Err(refuse(&mut stream, "this device is not in that session and epoch".into()).await);
     };
-    welcome(&mut stream, WorkerFacts::default()).await?;
-    receive(stream, (from, epoch), max_payload, &open.deliver).await;
+    send_welcome(&mut stream, WorkerFacts::default()).await?;
+    receive_activations(stream, (from, epoch), max_payload, &open.sink).await;
     Ok(())
 }
 
 /// Reads activations until the connection ends, and tells how it ended.
-pub async fn receive<S>(mut stream: S, (from, epoch): (u16, u32), max_payload: usize, deliver: &Deliver)
-where
+pub async fn receive_activations<S>(
+    mut stream: S,
+    (from, epoch): (u16, u32),
+    max_payload: usize,
+    sink: &DataSink,
+) where
     S: AsyncRead + Unpin,
 {
-    let why = loop {
+    let reason = loop {
         match Frame::read(&mut stream, max_payload).await {
             Ok(Some(Frame { message, payload })) => {
                 let at = wall_nanos();
                 let Some((epoch, pass, round, in_half)) = message.pass() else {
                     break "it sent something else than activations".into();
                 };
-                let arrival = Arrival { from, epoch, pass, round, activations: payload, in_half, at };
-                if !deliver(DataEvent::Arrived(arrival)) {
+                let arrival =
+                    ReceivedActivations { from, epoch, pass, round, activations: payload, in_half, at };
+                if !sink(DataEvent::Activations(arrival)) {
                     return;
                 }
             }
@@ -130,13 +135,13 @@ where
             Err(error) => break error.to_string(),
         }
     };
-    deliver(DataEvent::Cut(Cut { epoch, peer: from, why }));
+    sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: from, reason }));
 }
 
 /// A connection that this device sends activations over: who it is, and to whom.
-pub struct Sending<'a, N> {
+pub struct DataConnector<'a, T> {
     /// Over what.
-    pub network: &'a N,
+    pub transport: &'a T,
     /// The session.
     pub session: u64,
     /// The epoch.
@@ -144,10 +149,10 @@ pub struct Sending<'a, N> {
     /// This device's place.
     pub place: u16,
     /// Is told when the connection breaks.
-    pub deliver: &'a Deliver,
+    pub sink: &'a DataSink,
 }
 
-impl<N: Network> Sending<'_, N> {
+impl<T: Transport> DataConnector<'_, T> {
     /// Connects to the device at a place. What is sent into the channel is written to it; the connection ends with it.
     pub async fn connect(
         &self,
@@ -156,17 +161,17 @@ impl<N: Network> Sending<'_, N> {
         address: &str,
     ) -> Result<mpsc::UnboundedSender<Frame>, RingError> {
         let purpose = Purpose::Data { from: self.place, epoch: self.epoch };
-        let (mut stream, _) = call(self.network, name, address, self.session, purpose).await?;
+        let (mut stream, _) = open_connection(self.transport, name, address, self.session, purpose).await?;
         let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();
-        let (deliver, epoch) = (self.deliver.clone(), self.epoch);
+        let (sink, epoch) = (self.sink.clone(), self.epoch);
         tokio::spawn(async move {
             while let Some(frame) = frames.recv().await {
-                let why = match timeout(WRITE_DEADLINE, frame.write(&mut stream)).await {
+                let reason = match timeout(WRITE_DEADLINE, frame.write(&mut stream)).await {
                     Ok(Ok(())) => continue,
                     Ok(Err(error)) => error.to_string(),
                     Err(_) => "it takes nothing any more".into(),
                 };
-                deliver(DataEvent::Cut(Cut { epoch, peer: to, why }));
+                sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: to, reason }));
                 return;
             }
         });

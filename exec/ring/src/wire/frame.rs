@@ -15,7 +15,7 @@ compile_error!("activations travel as little-endian numbers; a big-endian host n
 
 /// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
 /// so no unsealed frame begins like this.
-pub const SEALED: [u8; 8] = *b"hearth\0\x01";
+pub const ENCRYPTED_PREFIX: [u8; 8] = *b"hearth\0\x01";
 
 /// The longest header, in bytes: names, addresses and digests.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -43,8 +43,8 @@ impl From<Message> for Frame {
 
 /// The two lengths of a frame, within their limits.
 fn lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
-    if prefix == SEALED {
-        return Err(WireError::Sealed);
+    if prefix == ENCRYPTED_PREFIX {
+        return Err(WireError::Encrypted);
     }
     let [h0, h1, h2, h3, p0, p1, p2, p3] = prefix;
     let header = u32::from_le_bytes([h0, h1, h2, h3]) as usize;
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_sealed_connection_is_told_from_damage() {
-        assert!(matches!(Frame::decode(&SEALED, 16), Err(WireError::Sealed)));
+        assert!(matches!(Frame::decode(&ENCRYPTED_PREFIX, 16), Err(WireError::Encrypted)));
     }
 
     #[test]

@@ -12,9 +12,9 @@ use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::message::{MAGIC, Message, PROTOCOL, Purpose, WorkerFacts};
-use super::transport::Network;
+use super::transport::Transport;
 use crate::error::WireError;
-use crate::error::{RingError, strange};
+use crate::error::{RingError, protocol_error};
 
 /// To reach a device and be welcomed.
 /// source: assumed, three tries of TCP's first packet (1 s, 2 s and 4 s apart, RFC 6298)
@@ -27,7 +27,11 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Waits with a deadline.
-pub async fn within<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T, RingError> {
+pub async fn with_deadline<T>(
+    limit: Duration,
+    what: &str,
+    wait: impl Future<Output = T>,
+) -> Result<T, RingError> {
     timeout(limit, wait).await.map_err(|_| RingError::Deadline {
         what: what.into(),
         seconds: limit.as_secs_f64(),
@@ -36,43 +40,43 @@ pub async fn within<T>(limit: Duration, what: &str, wait: impl Future<Output = T
 }
 
 /// Connects to a device at an address and is welcomed; what the device tells of itself.
-pub async fn call<N: Network>(
-    network: &N,
+pub async fn open_connection<T: Transport>(
+    transport: &T,
     name: &str,
     address: &str,
     session: u64,
     purpose: Purpose,
-) -> Result<(N::Stream, WorkerFacts), RingError> {
+) -> Result<(T::Stream, WorkerFacts), RingError> {
     let calling = async {
-        let mut stream = network.connect(address).await.map_err(|error| RingError::Unreachable {
+        let mut stream = transport.connect(address).await.map_err(|error| RingError::Unreachable {
             name: name.into(),
             address: address.into(),
-            why: error.to_string(),
+            reason: error.to_string(),
         })?;
-        let greeting = |error: WireError| RingError::greeting(name, &error);
+        let failed = |error: WireError| RingError::handshake(name, &error);
         let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose };
-        Frame::from(hello).write(&mut stream).await.map_err(greeting)?;
-        match Frame::read(&mut stream, 0).await.map_err(greeting)? {
+        Frame::from(hello).write(&mut stream).await.map_err(failed)?;
+        match Frame::read(&mut stream, 0).await.map_err(failed)? {
             Some(Frame { message: Message::Welcome(facts), .. }) => Ok((stream, facts)),
             Some(Frame { message: Message::Refuse { reason }, .. }) => {
                 Err(RingError::Refused { name: name.into(), reason })
             }
-            None => Err(RingError::Gone { name: name.into(), why: "it hung up".into() }),
-            Some(_) => Err(strange(name, "its first frame is no welcome")),
+            None => Err(RingError::Disconnected { name: name.into(), reason: "it hung up".into() }),
+            Some(_) => Err(protocol_error(name, "its first frame is no welcome")),
         }
     };
-    within(CALL_DEADLINE, &format!("reaching `{name}`"), calling).await?
+    with_deadline(CALL_DEADLINE, &format!("reaching `{name}`"), calling).await?
 }
 
 /// Hears what a connection is for, and of which session. A peer of another version is told so.
-pub async fn hear<S>(stream: &mut S) -> Result<(u64, Purpose), RingError>
+pub async fn read_hello<S>(stream: &mut S) -> Result<(u64, Purpose), RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let hello = within(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
-    let hello = hello.map_err(|error| RingError::greeting("a stranger", &error))?;
+    let hello = with_deadline(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
+    let hello = hello.map_err(|error| RingError::handshake("a peer", &error))?;
     let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
-        return Err(strange("a connection", "its first frame is no hello"));
+        return Err(protocol_error("a connection", "its first frame is no hello"));
     };
     if magic == MAGIC && protocol == PROTOCOL {
         return Ok((session, purpose));
@@ -82,15 +86,18 @@ where
 }
 
 /// Lets a connection in.
-pub async fn welcome<S: AsyncWrite + Unpin>(stream: &mut S, facts: WorkerFacts) -> Result<(), RingError> {
+pub async fn send_welcome<S: AsyncWrite + Unpin>(
+    stream: &mut S,
+    facts: WorkerFacts,
+) -> Result<(), RingError> {
     let frame = Frame::from(Message::Welcome(facts));
-    Ok(within(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
+    Ok(with_deadline(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
 }
 
 /// Sends a connection away. The error is what this end has to say of it.
 pub async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, reason: String) -> RingError {
     let frame = Frame::from(Message::Refuse { reason: reason.clone() });
     // Whoever has gone already does not need the reason.
-    let _ = within(WRITE_DEADLINE, "refusing a connection", frame.write(stream)).await;
+    let _ = with_deadline(WRITE_DEADLINE, "refusing a connection", frame.write(stream)).await;
     RingError::Refused { name: "this device".into(), reason }
 }

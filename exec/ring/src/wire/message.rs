@@ -131,13 +131,13 @@ pub enum Message {
         epoch: u32,
     },
     /// The worker can no longer exchange activations with another device.
-    Cut {
+    LinkBroken {
         /// Since which epoch.
         epoch: u32,
         /// The other's place in the ring.
         peer: u16,
         /// What was seen.
-        why: String,
+        reason: String,
     },
     /// Activations of a pass as payload, `[tokens, embedding]`.
     Activations {

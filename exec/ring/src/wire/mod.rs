@@ -9,9 +9,12 @@ mod pending;
 mod transport;
 
 pub use crate::error::WireError;
-pub use data_link::{Arrival, Cut, DataEvent, Deliver, Door, Sending, SharedDoor, admit, receive};
-pub use frame::{Frame, MAX_DOCUMENT_PAYLOAD, SEALED};
-pub use handshake::{WRITE_DEADLINE, call, hear, refuse, welcome, within};
+pub use data_link::{
+    BrokenLink, DataConnector, DataEvent, DataSink, OpenEpoch, ReceivedActivations, SharedOpenEpoch,
+    accept_activations, receive_activations,
+};
+pub use frame::{ENCRYPTED_PREFIX, Frame, MAX_DOCUMENT_PAYLOAD};
+pub use handshake::{WRITE_DEADLINE, open_connection, read_hello, refuse, send_welcome, with_deadline};
 pub use message::{FileOutline, MAGIC, Message, PROTOCOL, PeerAddress, Purpose, WorkerFacts};
-pub use pending::{Known, Strangers};
-pub use transport::{Listener, Memory, Network, Tcp, bind};
+pub use pending::{PendingConnection, PendingConnections};
+pub use transport::{Listener, MemoryTransport, TcpTransport, Transport, bind};

@@ -1,52 +1,50 @@
-//! How many may knock at once?
+//! Pending connections: a bounded number of connections that have not sent their first frame.
 //!
-//! Anybody can connect to a port. Whoever has not said yet what it wants is a stranger: it holds a connection and a task
-//! until the deadline of its first frame. There are few of them at a time. When there are too many, the one that has
-//! been silent longest is sent away, so that an honest device, which speaks at once, gets through between those who
-//! only hold connections open.
+//! Anybody can connect to a port, and holds a connection and a task until the deadline of the first frame. When there
+//! are too many, the oldest is closed, so that an honest device, which sends its hello at once, gets through between
+//! those that only hold connections open.
 //!
-//! Not here: who has the key ([`crate::security::encrypted`]). Strangers who come faster than honest devices can speak still keep
-//! these out.
+//! Not here: who has the key ([`crate::security`]). Peers that connect faster than an honest device can send its hello
+//! still keep it out.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 
-/// Connections that have not said yet what they are for; far fewer than a process may have open.
+/// Far fewer than a process may have open.
 /// source: assumed, more than a home has devices
-const MAX_STRANGERS: usize = 64;
+const MAX_PENDING: usize = 64;
 
-/// Connections that have not said yet what they are for, the oldest first.
+/// Connections that have not sent their first frame, the oldest first.
 #[derive(Default)]
-pub struct Strangers(VecDeque<(Arc<Mutex<bool>>, AbortHandle)>);
+pub struct PendingConnections(VecDeque<(Arc<AtomicBool>, AbortHandle)>);
 
-/// A connection's mark that it is no stranger any more.
-pub struct Known(Arc<Mutex<bool>>);
+/// The mark of one pending connection.
+pub struct PendingConnection(Arc<AtomicBool>);
 
-impl Known {
-    /// It has said what it is for.
-    pub fn greeted(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+impl PendingConnection {
+    /// Its first frame has come: it is not pending any more.
+    pub fn identified(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Strangers {
-    /// Serves a connection; the one that has said nothing longest makes room if there are too many.
-    pub fn let_in<F>(&mut self, connection: impl FnOnce(Known) -> F)
+impl PendingConnections {
+    /// Serves a connection in a task of its own, and closes the oldest pending one if there are too many.
+    pub fn spawn<F>(&mut self, serve: impl FnOnce(PendingConnection) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.0.retain(|(known, task)| {
-            !task.is_finished() && !*known.lock().unwrap_or_else(PoisonError::into_inner)
-        });
-        if self.0.len() >= MAX_STRANGERS
+        self.0.retain(|(is_identified, task)| !task.is_finished() && !is_identified.load(Ordering::Relaxed));
+        if self.0.len() >= MAX_PENDING
             && let Some((_, oldest)) = self.0.pop_front()
         {
             oldest.abort();
         }
-        let known = Arc::new(Mutex::new(false));
-        let task = tokio::spawn(connection(Known(known.clone())));
-        self.0.push_back((known, task.abort_handle()));
+        let is_identified = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(serve(PendingConnection(is_identified.clone())));
+        self.0.push_back((is_identified, task.abort_handle()));
     }
 }

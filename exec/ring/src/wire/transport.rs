@@ -1,6 +1,6 @@
 //! Over what do frames travel?
 //!
-//! The ring is generic over a [`Network`]: TCP between processes, or pipes in memory between tasks of
+//! The ring is generic over a [`Transport`]: TCP between processes, or pipes in memory between tasks of
 //! one process. Both carry ordered bytes and deliver whole frames or an error; a test of the ring and a
 //! real ring run the same code.
 //!
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::error::RingError;
 
 /// Something that connects and listens.
-pub trait Network: Clone + Send + Sync + 'static {
+pub trait Transport: Clone + Send + Sync + 'static {
     /// A connection: ordered bytes in both directions.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// What accepts connections.
@@ -31,12 +31,12 @@ pub trait Network: Clone + Send + Sync + 'static {
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
 
     /// Whether strangers can neither speak nor listen on its connections.
-    fn is_sealed(&self) -> bool {
+    fn is_encrypted(&self) -> bool {
         false
     }
 
     /// This end's host of a connection, where connections have hosts.
-    fn local_host(&self, _stream: &Self::Stream) -> Option<IpAddr> {
+    fn local_ip(&self, _stream: &Self::Stream) -> Option<IpAddr> {
         None
     }
 }
@@ -53,9 +53,9 @@ pub trait Listener: Send + 'static {
 
 /// TCP, without Nagle's delay: a token's activations are one small write.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tcp;
+pub struct TcpTransport;
 
-impl Network for Tcp {
+impl Transport for TcpTransport {
     type Stream = TcpStream;
     type Listener = TcpListener;
 
@@ -69,7 +69,7 @@ impl Network for Tcp {
         TcpListener::bind(address).await
     }
 
-    fn local_host(&self, stream: &TcpStream) -> Option<IpAddr> {
+    fn local_ip(&self, stream: &TcpStream) -> Option<IpAddr> {
         stream.local_addr().ok().map(|address| address.ip())
     }
 }
@@ -93,18 +93,18 @@ const PIPE_BYTES: usize = 1 << 20;
 
 /// Pipes between tasks of one process. Addresses are any names.
 #[derive(Debug, Clone, Default)]
-pub struct Memory {
+pub struct MemoryTransport {
     listeners: Arc<Mutex<BTreeMap<String, mpsc::UnboundedSender<DuplexStream>>>>,
 }
 
-/// The accepting end of [`Memory`].
+/// The accepting end of [`MemoryTransport`].
 #[derive(Debug)]
 pub struct MemoryListener {
     address: String,
     connections: mpsc::UnboundedReceiver<DuplexStream>,
 }
 
-impl Network for Memory {
+impl Transport for MemoryTransport {
     type Stream = DuplexStream;
     type Listener = MemoryListener;
 
@@ -141,14 +141,14 @@ impl Listener for MemoryListener {
 }
 
 /// Binds an address, and refuses one that other machines can reach unless a key keeps strangers out.
-pub async fn bind<N: Network>(network: &N, address: &str) -> Result<N::Listener, RingError> {
+pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener, RingError> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if !loopback && !network.is_sealed() {
-        return Err(RingError::NotLoopback { address: address.into() });
+    if !loopback && !transport.is_encrypted() {
+        return Err(RingError::KeyRequired { address: address.into() });
     }
-    network
+    transport
         .bind(address)
         .await
-        .map_err(|error| RingError::CannotListen { address: address.into(), why: error.to_string() })
+        .map_err(|error| RingError::CannotListen { address: address.into(), reason: error.to_string() })
 }

@@ -13,39 +13,39 @@ use hearth_schema::Plan;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::model_source::{Fetch, Source};
-use crate::error::{RingError, strange};
-use crate::execution::Lines;
+use super::model_source::{LayerFetcher, ModelSource};
+use crate::error::{RingError, protocol_error};
 use crate::execution::LocalModel;
-use crate::execution::{Node, Outbox};
-use crate::wire::Network;
+use crate::execution::TraceLines;
+use crate::execution::{Outbox, StageRunner};
 use crate::wire::PeerAddress;
-use crate::wire::{Arrival, Cut, Deliver, Sending};
+use crate::wire::Transport;
+use crate::wire::{BrokenLink, DataConnector, DataSink, ReceivedActivations};
 use hearth_runtime::accelerator::{Accelerator, Progress};
 
 /// What a node is told.
 #[derive(Debug)]
-pub enum NodeEvent {
+pub enum RunnerEvent {
     /// Activations are there.
-    Arrived(Arrival),
+    Activations(ReceivedActivations),
     /// A new request begins.
     Reset {
         /// Its epoch.
         epoch: u32,
     },
     /// The trace is wanted.
-    Collect,
+    CollectTrace,
 }
 
 /// What the head is to be told.
 #[derive(Debug)]
-pub enum Said {
+pub enum EpochReport {
     /// The node is ready for the passes of this epoch.
     Ready(u32),
     /// The trace, epoch by epoch.
-    Lines(Vec<(u32, Lines)>),
+    Trace(Vec<(u32, TraceLines)>),
     /// A connection broke.
-    Cut(Cut),
+    LinkBroken(BrokenLink),
     /// So many bytes of so many have been fetched.
     Fetched(u64, u64),
     /// So many bytes of so many are on the GPU.
@@ -55,9 +55,9 @@ pub enum Said {
 }
 
 /// A worker's part in one ring.
-pub struct Tenure<N> {
-    pub(super) network: N,
-    pub(super) source: Source,
+pub struct WorkerEpoch<T> {
+    pub(super) transport: T,
+    pub(super) source: ModelSource,
     /// Where the head gives layers.
     pub(super) head: String,
     pub(super) threads: usize,
@@ -68,63 +68,63 @@ pub struct Tenure<N> {
     pub(super) first_pass: u32,
     pub(super) plan: Arc<Plan>,
     pub(super) receivers: Vec<PeerAddress>,
-    pub(super) events: mpsc::UnboundedReceiver<NodeEvent>,
-    pub(super) deliver: Deliver,
+    pub(super) events: mpsc::UnboundedReceiver<RunnerEvent>,
+    pub(super) sink: DataSink,
     /// The epoch that was prepared last.
     pub(super) prepared: watch::Receiver<u32>,
-    pub(super) said: mpsc::UnboundedSender<Said>,
+    pub(super) reports: mpsc::UnboundedSender<EpochReport>,
 }
 
 /// The node of the ring before, if there is one.
-pub enum Before {
+pub enum PreviousRunner {
     /// None, or none any more.
-    Nothing,
+    None,
     /// It may still be in a step.
-    Serving(JoinHandle<Option<Node>>),
+    Running(JoinHandle<Option<StageRunner>>),
     /// It waits.
-    Idle(Box<Node>),
+    Idle(Box<StageRunner>),
 }
 
-impl<N: Network> Tenure<N> {
+impl<T: Transport> WorkerEpoch<T> {
     /// Serves until another epoch is prepared or the session ends. What is left is the node.
-    pub async fn serve(mut self, before: Before) -> Option<Node> {
-        let before = match before {
-            Before::Nothing => None,
-            Before::Idle(node) => Some(*node),
-            Before::Serving(serving) => serving.await.ok().flatten(),
+    pub async fn serve(mut self, previous: PreviousRunner) -> Option<StageRunner> {
+        let previous = match previous {
+            PreviousRunner::None => None,
+            PreviousRunner::Idle(runner) => Some(*runner),
+            PreviousRunner::Running(serving) => serving.await.ok().flatten(),
         };
-        let Some(model) = self.model().await else { return before };
+        let Some(model) = self.model().await else { return previous };
         let model = match model {
             Ok(model) => model,
             Err(error) => {
-                let _ = self.said.send(Said::Failed(error));
+                let _ = self.reports.send(EpochReport::Failed(error));
                 return None;
             }
         };
-        let Some(outbox) = self.connect_neighbours().await else { return before };
-        let node = match before {
-            Some(node) => {
-                node.renew(&self.plan, self.first_pass, &model, outbox, self.epoch, &self.progress())
+        let Some(outbox) = self.connect_neighbours().await else { return previous };
+        let runner = match previous {
+            Some(runner) => {
+                runner.reconfigure(&self.plan, self.first_pass, &model, outbox, self.epoch, &self.progress())
             }
-            None => self.new_node(&model, outbox),
+            None => self.new_runner(&model, outbox),
         };
-        let mut node = match node {
-            Ok(node) => node,
+        let mut runner = match runner {
+            Ok(runner) => runner,
             Err(error) => {
-                let _ = self.said.send(Said::Failed(error));
+                let _ = self.reports.send(EpochReport::Failed(error));
                 return None;
             }
         };
-        let _ = self.said.send(Said::Ready(self.epoch));
+        let _ = self.reports.send(EpochReport::Ready(self.epoch));
         loop {
             let event = tokio::select! {
                 biased;
-                () = superseded(&mut self.prepared, self.epoch) => return Some(node),
+                () = superseded(&mut self.prepared, self.epoch) => return Some(runner),
                 event = self.events.recv() => event,
             };
-            let Some(event) = event else { return Some(node) };
-            if let Err(error) = self.take(&mut node, event) {
-                let _ = self.said.send(Said::Failed(error));
+            let Some(event) = event else { return Some(runner) };
+            if let Err(error) = self.take(&mut runner, event) {
+                let _ = self.reports.send(EpochReport::Failed(error));
                 return None;
             }
         }
@@ -133,11 +133,11 @@ impl<N: Network> Tenure<N> {
     /// The model, or of it what this place needs. None if another epoch is prepared meanwhile.
     async fn model(&mut self) -> Option<Result<Arc<LocalModel>, RingError>> {
         let folder = match &self.source {
-            Source::File(model) => return Some(Ok(model.clone())),
-            Source::Fetch(folder) => folder,
+            ModelSource::File(model) => return Some(Ok(model.clone())),
+            ModelSource::Fetch(folder) => folder,
         };
-        let fetch = Fetch {
-            network: &self.network,
+        let fetch = LayerFetcher {
+            transport: &self.transport,
             head: &self.head,
             session: self.session,
             plan: &self.plan,
@@ -145,8 +145,8 @@ impl<N: Network> Tenure<N> {
             folder,
             accelerator: self.accelerator.as_ref(),
         };
-        let said = self.said.clone();
-        let progress = move |done, total| drop(said.send(Said::Fetched(done, total)));
+        let reports = self.reports.clone();
+        let progress = move |done, total| drop(reports.send(EpochReport::Fetched(done, total)));
         tokio::select! {
             biased;
             () = superseded(&mut self.prepared, self.epoch) => None,
@@ -156,29 +156,29 @@ impl<N: Network> Tenure<N> {
 
     /// Tells the head how far the GPU's layers have come.
     fn progress(&self) -> Progress {
-        let said = self.said.clone();
-        Progress::new(move |done, total| drop(said.send(Said::Uploaded(done, total))))
+        let reports = self.reports.clone();
+        Progress::new(move |done, total| drop(reports.send(EpochReport::Uploaded(done, total))))
     }
 
-    fn new_node(&self, model: &LocalModel, outbox: Outbox) -> Result<Node, RingError> {
+    fn new_runner(&self, model: &LocalModel, outbox: Outbox) -> Result<StageRunner, RingError> {
         let place = usize::from(self.place);
-        let mut node =
-            Node::new(&self.plan, place, model, self.threads, outbox, self.epoch, &self.progress())?;
-        node.begin_at(self.first_pass)?;
-        Ok(node)
+        let mut runner =
+            StageRunner::new(&self.plan, place, model, self.threads, outbox, self.epoch, &self.progress())?;
+        runner.set_first_pass(self.first_pass)?;
+        Ok(runner)
     }
 
-    fn take(&self, node: &mut Node, event: NodeEvent) -> Result<(), RingError> {
+    fn take(&self, runner: &mut StageRunner, event: RunnerEvent) -> Result<(), RingError> {
         match event {
-            NodeEvent::Arrived(arrival) => {
-                node.arrived(&arrival)?;
+            RunnerEvent::Activations(arrival) => {
+                runner.receive(&arrival)?;
             }
-            NodeEvent::Reset { epoch } => {
-                node.reset(epoch, None);
-                let _ = self.said.send(Said::Ready(epoch));
+            RunnerEvent::Reset { epoch } => {
+                runner.reset(epoch, None);
+                let _ = self.reports.send(EpochReport::Ready(epoch));
             }
-            NodeEvent::Collect => {
-                let _ = self.said.send(Said::Lines(node.take_all_lines()));
+            RunnerEvent::CollectTrace => {
+                let _ = self.reports.send(EpochReport::Trace(runner.take_trace()));
             }
         }
         Ok(())
@@ -192,15 +192,15 @@ impl<N: Network> Tenure<N> {
             let address = self.receivers.iter().find(|peer| usize::from(peer.place) == to);
             let Some(address) = address else {
                 let what = "its plan needs a neighbour that it gives no address of";
-                let _ = self.said.send(Said::Failed(strange("the head", what)));
+                let _ = self.reports.send(EpochReport::Failed(protocol_error("the head", what)));
                 return None;
             };
-            let sending = Sending {
-                network: &self.network,
+            let sending = DataConnector {
+                transport: &self.transport,
                 session: self.session,
                 epoch: self.epoch,
                 place: self.place,
-                deliver: &self.deliver,
+                sink: &self.sink,
             };
             let connected = tokio::select! {
                 biased;
@@ -210,8 +210,8 @@ impl<N: Network> Tenure<N> {
             match connected {
                 Ok(link) => drop(outbox.insert(to, link)),
                 Err(error) => {
-                    let cut = Cut { epoch: self.epoch, peer: to as u16, why: error.to_string() };
-                    let _ = self.said.send(Said::Cut(cut));
+                    let cut = BrokenLink { epoch: self.epoch, peer: to as u16, reason: error.to_string() };
+                    let _ = self.reports.send(EpochReport::LinkBroken(cut));
                     return None;
                 }
             }

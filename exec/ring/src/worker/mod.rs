@@ -11,11 +11,11 @@
 //! away, so that they cannot use up what the system has of connections.
 
 mod epoch;
-mod head_link;
+mod head_connection;
 mod model_source;
 mod server;
 mod session;
 
-pub use model_source::Source;
+pub use model_source::ModelSource;
 pub use server::Worker;
 pub use session::WorkerOptions;

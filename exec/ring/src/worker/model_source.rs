@@ -22,9 +22,12 @@ use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::error::{RingError, strange};
+use crate::error::{RingError, protocol_error};
 use crate::execution::{LocalModel, check_executable, facts};
-use crate::wire::{FileOutline, Frame, Message, Network, Purpose, WRITE_DEADLINE, WorkerFacts, call, within};
+use crate::wire::{
+    FileOutline, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts, open_connection,
+    with_deadline,
+};
 use hearth_runtime::accelerator::Accelerator;
 use hearth_runtime::error::ExecError;
 use hearth_runtime::fetched::{CHUNK, FetchedFile};
@@ -48,41 +51,41 @@ const MAX_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * 
 
 /// Where a worker's layers come from.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub enum ModelSource {
     /// A file that is here.
     File(Arc<LocalModel>),
     /// The head; what has come is kept in this folder.
     Fetch(PathBuf),
 }
 
-impl Source {
+impl ModelSource {
     pub(super) fn facts(&self) -> WorkerFacts {
         match self {
-            Source::File(model) => model.facts(),
-            Source::Fetch(_) => facts(),
+            ModelSource::File(model) => model.facts(),
+            ModelSource::Fetch(_) => facts(),
         }
     }
 
     /// The largest activations a pass can have, in bytes.
     pub(super) fn max_activation_bytes(&self) -> usize {
         match self {
-            Source::File(model) => model.max_activation_bytes(),
-            Source::Fetch(_) => MAX_ACTIVATION_BYTES,
+            ModelSource::File(model) => model.max_activation_bytes(),
+            ModelSource::Fetch(_) => MAX_ACTIVATION_BYTES,
         }
     }
 
     pub(super) fn check(&self, plan: &Plan) -> Result<(), RingError> {
         match self {
-            Source::File(model) => model.check(plan),
-            Source::Fetch(_) => check_executable(plan),
+            ModelSource::File(model) => model.check(plan),
+            ModelSource::Fetch(_) => check_executable(plan),
         }
     }
 }
 
 /// Where and for whom layers are fetched.
-pub struct Fetch<'a, N> {
+pub struct LayerFetcher<'a, T> {
     /// Over what.
-    pub network: &'a N,
+    pub transport: &'a T,
     /// The head's address.
     pub head: &'a str,
     /// The session.
@@ -97,15 +100,16 @@ pub struct Fetch<'a, N> {
     pub accelerator: Option<&'a Accelerator>,
 }
 
-impl<N: Network> Fetch<'_, N> {
+impl<T: Transport> LayerFetcher<'_, T> {
     /// Fetches what is missing. `progress` hears how many bytes of how many are there.
     pub async fn model(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
-        let (mut stream, _) = call(self.network, "the head", self.head, self.session, Purpose::Fetch).await?;
+        let (mut stream, _) =
+            open_connection(self.transport, "the head", self.head, self.session, Purpose::Fetch).await?;
         let outlines = outline(&mut stream).await?;
         let paths = self.paths(outlines.len())?;
         let cannot = |path: &Path| {
             let path = path.display().to_string();
-            move |error: std::io::Error| RingError::Cache { path, why: error.to_string() }
+            move |error: std::io::Error| RingError::FetchFolder { path, reason: error.to_string() }
         };
         let mut files = Vec::new();
         for (outline, path) in outlines.iter().zip(&paths) {
@@ -118,7 +122,7 @@ impl<N: Network> Fetch<'_, N> {
         let model = GgufModel::open(&paths[0]).map_err(ExecError::from)?;
         let profile = ModelProfile::from_gguf(&model).map_err(ExecError::from)?;
         if profile.shape_digest() != self.plan.model.shape_digest {
-            return Err(strange("the head", "it gives another model than its plan is for"));
+            return Err(protocol_error("the head", "it gives another model than its plan is for"));
         }
         let missing =
             missing_of_layers(&mut files, &model, self.plan, self.place).map_err(cannot(self.folder))?;
@@ -135,9 +139,9 @@ impl<N: Network> Fetch<'_, N> {
         // It comes from another device: nothing but letters and digits may become a path.
         let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
         let folder = self.folder.join(if name.is_empty() { "model" } else { &name });
-        std::fs::create_dir_all(&folder).map_err(|error| RingError::Cache {
+        std::fs::create_dir_all(&folder).map_err(|error| RingError::FetchFolder {
             path: folder.display().to_string(),
-            why: error.to_string(),
+            reason: error.to_string(),
         })?;
         Ok(match count {
             1 => vec![folder.join("model.gguf")],
@@ -163,25 +167,26 @@ impl<N: Network> Fetch<'_, N> {
                 && let Some((file, chunk)) = wanted.next()
             {
                 let want = Frame::from(Message::Want { file, chunk });
-                within(WRITE_DEADLINE, "asking for layers", want.write(stream)).await??;
+                with_deadline(WRITE_DEADLINE, "asking for layers", want.write(stream)).await??;
                 asked.push_back((file, chunk));
             }
             let Some(expected) = asked.pop_front() else { return Ok(()) };
             let frame =
-                within(CHUNK_DEADLINE, "a chunk of the model", Frame::read(stream, CHUNK as usize)).await??;
+                with_deadline(CHUNK_DEADLINE, "a chunk of the model", Frame::read(stream, CHUNK as usize))
+                    .await??;
             let Some(Frame { message: Message::Chunk { file, chunk, hash }, payload }) = frame else {
-                return Err(strange("the head", "it does not give the layers that were asked for"));
+                return Err(protocol_error("the head", "it does not give the layers that were asked for"));
             };
             let target = files.get_mut(usize::from(file)).filter(|_| (file, chunk) == expected);
             let Some(target) = target else {
-                return Err(strange("the head", "it gives layers that were not asked for"));
+                return Err(protocol_error("the head", "it gives layers that were not asked for"));
             };
-            let written = target.write(chunk, &payload, hash).map_err(|error| RingError::Cache {
+            let written = target.write(chunk, &payload, hash).map_err(|error| RingError::FetchFolder {
                 path: self.folder.display().to_string(),
-                why: error.to_string(),
+                reason: error.to_string(),
             })?;
             if !written {
-                return Err(strange(
+                return Err(protocol_error(
                     "the head",
                     &format!("chunk {chunk} of file {file} is not what its hash says"),
                 ));
@@ -197,16 +202,16 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let asked = Frame::from(Message::Outline);
-    within(WRITE_DEADLINE, "asking for the model's outline", asked.write(stream)).await??;
-    let frame = within(CHUNK_DEADLINE, "the model's outline", Frame::read(stream, 0)).await??;
+    with_deadline(WRITE_DEADLINE, "asking for the model's outline", asked.write(stream)).await??;
+    let frame = with_deadline(CHUNK_DEADLINE, "the model's outline", Frame::read(stream, 0)).await??;
     let Some(Frame { message: Message::Files { files }, .. }) = frame else {
-        return Err(strange("the head", "it does not give its model's outline"));
+        return Err(protocol_error("the head", "it does not give its model's outline"));
     };
     let is_sound = |file: &FileOutline| {
         file.header <= file.length.min(MAX_HEADER_BYTES) && (1..=MAX_FILE_BYTES).contains(&file.length)
     };
     if files.is_empty() || files.len() > MAX_FILES || !files.iter().all(is_sound) {
-        return Err(strange("the head", "its model's outline is that of no model"));
+        return Err(protocol_error("the head", "its model's outline is that of no model"));
     }
     Ok(files)
 }

@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::head_link::HeadLink;
-use super::model_source::Source;
+use super::head_connection::HeadConnection;
+use super::model_source::ModelSource;
 use super::session::{Session, WorkerOptions};
 use crate::error::RingError;
 use crate::execution::LocalModel;
 use crate::probe::answer_probes;
-use crate::wire::{Known, Listener, Network, Purpose, SharedDoor, Strangers, admit, hear, refuse};
+use crate::wire::{
+    Listener, PendingConnection, PendingConnections, Purpose, SharedOpenEpoch, Transport, accept_activations,
+    read_hello, refuse,
+};
 
 /// For the session before to end: its threads stop, its memory is given back.
 const ENTER_DEADLINE: Duration = Duration::from_secs(5);
@@ -23,34 +26,34 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const MAX_ACCEPT_FAILURES: u32 = 300;
 /// A worker: a model, and at most one session.
 #[derive(Clone)]
-pub struct Worker<N: Network> {
-    network: N,
-    source: Source,
+pub struct Worker<T: Transport> {
+    transport: T,
+    source: ModelSource,
     options: WorkerOptions,
     /// Whether a session has it.
     taken: Arc<Mutex<bool>>,
-    door: SharedDoor,
+    door: SharedOpenEpoch,
 }
 
-impl<N: Network> Worker<N> {
+impl<T: Transport> Worker<T> {
     /// A worker with a model that computes with so many threads; 0 takes every core.
-    pub fn new(network: N, model: Arc<LocalModel>, threads: usize) -> Self {
-        Self::with(network, Source::File(model), WorkerOptions { threads, ..WorkerOptions::default() })
+    pub fn new(transport: T, model: Arc<LocalModel>, threads: usize) -> Self {
+        Self::with(transport, ModelSource::File(model), WorkerOptions { threads, ..WorkerOptions::default() })
     }
 
     /// A worker with a model, or one that fetches its layers.
-    pub fn with(network: N, source: Source, options: WorkerOptions) -> Self {
-        Self { network, source, options, taken: Arc::default(), door: Arc::default() }
+    pub fn with(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
+        Self { transport, source, options, taken: Arc::default(), door: Arc::default() }
     }
 
     /// Serves connections until the listener fails. `report` gets a line for each session's end.
     pub async fn serve(
         &self,
-        mut listener: N::Listener,
+        mut listener: T::Listener,
         report: impl Fn(Result<(), RingError>) + Clone + Send + Sync + 'static,
     ) -> RingError {
         let mut failures = 0;
-        let mut strangers = Strangers::default();
+        let mut pending = PendingConnections::default();
         loop {
             let stream = match listener.accept().await {
                 Ok(stream) => stream,
@@ -59,37 +62,37 @@ impl<N: Network> Worker<N> {
                     failures += 1;
                     report(Err(RingError::CannotListen {
                         address: listener.address(),
-                        why: error.to_string(),
+                        reason: error.to_string(),
                     }));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
                 Err(error) => {
                     let address = listener.address();
-                    return RingError::CannotListen { address, why: error.to_string() };
+                    return RingError::CannotListen { address, reason: error.to_string() };
                 }
             };
             failures = 0;
             let (worker, report) = (self.clone(), report.clone());
-            strangers.let_in(move |known| async move { report(worker.connection(stream, known).await) });
+            pending.spawn(move |mark| async move { report(worker.connection(stream, mark).await) });
         }
     }
 
-    async fn connection(&self, mut stream: N::Stream, known: Known) -> Result<(), RingError> {
-        let (session, purpose) = hear(&mut stream).await?;
-        known.greeted();
+    async fn connection(&self, mut stream: T::Stream, mark: PendingConnection) -> Result<(), RingError> {
+        let (session, purpose) = read_hello(&mut stream).await?;
+        mark.identified();
         match purpose {
             Purpose::Control => self.control(stream, session).await,
             Purpose::Data { from, epoch } => {
                 let most = self.source.max_activation_bytes();
-                admit(stream, &self.door, session, (from, epoch), most).await
+                accept_activations(stream, &self.door, session, (from, epoch), most).await
             }
             Purpose::Probe => answer_probes(stream).await,
             Purpose::Fetch => Err(refuse(&mut stream, "only a head gives layers".into()).await),
         }
     }
 
-    async fn control(&self, mut stream: N::Stream, id: u64) -> Result<(), RingError> {
+    async fn control(&self, mut stream: T::Stream, id: u64) -> Result<(), RingError> {
         // A head that has just said goodbye may be followed at once by the next.
         let entering = async {
             while !self.enter() {
@@ -101,9 +104,12 @@ impl<N: Network> Worker<N> {
             return Err(refuse(&mut stream, reason).await);
         }
         // However the session ends, a panic included, the worker is free again.
-        let _seat = Seat { taken: self.taken.clone(), door: self.door.clone() };
-        let (network, source, options) = (self.network.clone(), self.source.clone(), self.options.clone());
-        Session::new(id, HeadLink::new(stream), network, source, options, self.door.clone()).serve().await
+        let _guard = SessionGuard { taken: self.taken.clone(), door: self.door.clone() };
+        let (transport, source, options) =
+            (self.transport.clone(), self.source.clone(), self.options.clone());
+        Session::new(id, HeadConnection::new(stream), transport, source, options, self.door.clone())
+            .serve()
+            .await
     }
 
     /// Takes the one session, if it is free.
@@ -114,12 +120,12 @@ impl<N: Network> Worker<N> {
 }
 
 /// A worker's one session; free again when this is dropped.
-struct Seat {
+struct SessionGuard {
     taken: Arc<Mutex<bool>>,
-    door: SharedDoor,
+    door: SharedOpenEpoch,
 }
 
-impl Drop for Seat {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = None;
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;

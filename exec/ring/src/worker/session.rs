@@ -10,12 +10,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
-use super::epoch::{Before, NodeEvent, Said, Tenure};
-use super::head_link::HeadLink;
-use super::model_source::Source;
-use crate::error::{RingError, strange};
-use crate::execution::{Computing, Lines, Node};
-use crate::wire::{DataEvent, Deliver, Door, Frame, Message, Network, PeerAddress, SharedDoor};
+use super::epoch::{EpochReport, PreviousRunner, RunnerEvent, WorkerEpoch};
+use super::head_connection::HeadConnection;
+use super::model_source::ModelSource;
+use crate::error::{RingError, protocol_error};
+use crate::execution::{ComputeMode, StageRunner, TraceLines};
+use crate::wire::{DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, SharedOpenEpoch, Transport};
 use hearth_runtime::accelerator::Accelerator;
 use hearth_runtime::clock::wall_nanos;
 
@@ -28,43 +28,43 @@ pub struct WorkerOptions {
     /// Threads it computes with; 0 for all cores.
     pub threads: usize,
     /// Where its node computes.
-    pub computing: Computing,
+    pub compute_mode: ComputeMode,
     /// What computes layers on a GPU, of a model that is fetched; a file has its own.
     pub accelerator: Option<Accelerator>,
 }
 
 /// A head's session with a worker.
-pub(super) struct Session<N: Network> {
-    network: N,
-    source: Source,
+pub(super) struct Session<T: Transport> {
+    transport: T,
+    source: ModelSource,
     options: WorkerOptions,
-    door: SharedDoor,
+    door: SharedOpenEpoch,
     id: u64,
-    head: HeadLink<N::Stream>,
+    head: HeadConnection<T::Stream>,
     /// The epoch that was prepared last.
     prepared: watch::Sender<u32>,
     /// To the node of that epoch.
-    inbox: mpsc::UnboundedSender<NodeEvent>,
+    inbox: mpsc::UnboundedSender<RunnerEvent>,
     /// Its other end, until the plan is there.
-    events: Option<mpsc::UnboundedReceiver<NodeEvent>>,
-    before: Before,
-    said: mpsc::UnboundedSender<Said>,
-    heard: mpsc::UnboundedReceiver<Said>,
+    events: Option<mpsc::UnboundedReceiver<RunnerEvent>>,
+    previous: PreviousRunner,
+    reports: mpsc::UnboundedSender<EpochReport>,
+    report_rx: mpsc::UnboundedReceiver<EpochReport>,
 }
 
-impl<N: Network> Session<N> {
+impl<T: Transport> Session<T> {
     /// A session whose hello has been read; no epoch is prepared.
     pub(super) fn new(
         id: u64,
-        head: HeadLink<N::Stream>,
-        network: N,
-        source: Source,
+        head: HeadConnection<T::Stream>,
+        transport: T,
+        source: ModelSource,
         options: WorkerOptions,
-        door: SharedDoor,
+        door: SharedOpenEpoch,
     ) -> Self {
-        let (said, heard) = mpsc::unbounded_channel();
+        let (reports, report_rx) = mpsc::unbounded_channel();
         Self {
-            network,
+            transport,
             source,
             options,
             door,
@@ -73,9 +73,9 @@ impl<N: Network> Session<N> {
             prepared: watch::Sender::new(0),
             inbox: mpsc::unbounded_channel().0,
             events: None,
-            before: Before::Nothing,
-            said,
-            heard,
+            previous: PreviousRunner::None,
+            reports,
+            report_rx,
         }
     }
 
@@ -86,9 +86,9 @@ impl<N: Network> Session<N> {
             // The head may be the reason why the session ends; then nobody reads this.
             let _ = self.head.send(Message::Refuse { reason: error.to_string() }).await;
         }
-        let Session { before, prepared, inbox, .. } = self;
+        let Session { previous, prepared, inbox, .. } = self;
         drop((prepared, inbox));
-        if let Before::Serving(serving) = before {
+        if let PreviousRunner::Running(serving) = previous {
             let _ = timeout(DRAIN_DEADLINE, serving).await;
         }
         ended
@@ -100,17 +100,17 @@ impl<N: Network> Session<N> {
         loop {
             tokio::select! {
                 biased;
-                said = self.heard.recv() => {
-                    if let Some(said) = said {
-                        self.tell(said).await?;
+                reports = self.report_rx.recv() => {
+                    if let Some(reports) = reports {
+                        self.tell(reports).await?;
                     }
                 }
-                ended = ended(&mut self.before) => {
+                ended = ended(&mut self.previous) => {
                     // A node that has stopped because of an error has said it; one that panicked has not.
-                    let node = ended.map_err(|_| {
-                        strange("this worker's node", "it stopped; see the worker's output")
+                    let runner = ended.map_err(|_| {
+                        protocol_error("this worker's node", "it stopped; see the worker's output")
                     })?;
-                    self.before = node.map_or(Before::Nothing, |node| Before::Idle(Box::new(node)));
+                    self.previous = runner.map_or(PreviousRunner::None, |runner| PreviousRunner::Idle(Box::new(runner)));
                 }
                 frame = self.head.next() => {
                     if !self.follow(frame?).await? {
@@ -131,37 +131,39 @@ impl<N: Network> Session<N> {
                 let plan = self.plan(&frame.payload, place)?;
                 self.configure(epoch, plan, (place, first_pass), head, receivers)?;
             }
-            Message::Reset { epoch } => drop(self.inbox.send(NodeEvent::Reset { epoch })),
-            Message::Collect => drop(self.inbox.send(NodeEvent::Collect)),
-            other => return Err(strange("the head", &format!("{other:?} is no order"))),
+            Message::Reset { epoch } => drop(self.inbox.send(RunnerEvent::Reset { epoch })),
+            Message::Collect => drop(self.inbox.send(RunnerEvent::CollectTrace)),
+            other => return Err(protocol_error("the head", &format!("{other:?} is no order"))),
         }
         Ok(true)
     }
 
     /// Tells the head what the node or a connection has to say.
-    async fn tell(&mut self, said: Said) -> Result<(), RingError> {
-        match said {
-            Said::Ready(epoch) => self.head.send(Message::Ready { epoch }).await,
-            Said::Lines(all) => self.report(all).await,
-            Said::Cut(cut) if cut.epoch != *self.prepared.borrow() => Ok(()),
-            Said::Cut(cut) => {
-                self.head.send(Message::Cut { epoch: cut.epoch, peer: cut.peer, why: cut.why }).await
+    async fn tell(&mut self, reports: EpochReport) -> Result<(), RingError> {
+        match reports {
+            EpochReport::Ready(epoch) => self.head.send(Message::Ready { epoch }).await,
+            EpochReport::Trace(all) => self.report(all).await,
+            EpochReport::LinkBroken(cut) if cut.epoch != *self.prepared.borrow() => Ok(()),
+            EpochReport::LinkBroken(cut) => {
+                self.head
+                    .send(Message::LinkBroken { epoch: cut.epoch, peer: cut.peer, reason: cut.reason })
+                    .await
             }
-            Said::Fetched(done, total) => self.head.send(Message::Fetching { done, total }).await,
-            Said::Uploaded(done, total) => self.head.send(Message::Uploading { done, total }).await,
-            Said::Failed(error) => Err(error),
+            EpochReport::Fetched(done, total) => self.head.send(Message::Fetching { done, total }).await,
+            EpochReport::Uploaded(done, total) => self.head.send(Message::Uploading { done, total }).await,
+            EpochReport::Failed(error) => Err(error),
         }
     }
 
     /// Stops what is under way and opens the door for the next ring.
     async fn prepare(&mut self, epoch: u32) -> Result<(), RingError> {
         if epoch <= *self.prepared.borrow() {
-            return Err(strange("the head", &format!("it prepares for epoch {epoch} again")));
+            return Err(protocol_error("the head", &format!("it prepares for epoch {epoch} again")));
         }
         let (inbox, events) = mpsc::unbounded_channel();
-        let deliver = deliver(inbox.clone(), self.said.clone());
+        let sink = sink(inbox.clone(), self.reports.clone());
         (self.inbox, self.events) = (inbox, Some(events));
-        let door = Door { session: self.id, epoch, deliver };
+        let door = OpenEpoch { session: self.id, epoch, sink };
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
         self.prepared.send_replace(epoch);
         self.head.send(Message::Prepared { epoch }).await
@@ -177,13 +179,13 @@ impl<N: Network> Session<N> {
         receivers: Vec<PeerAddress>,
     ) -> Result<(), RingError> {
         if epoch != *self.prepared.borrow() {
-            return Err(strange("the head", "it configures another epoch than it prepared"));
+            return Err(protocol_error("the head", "it configures another epoch than it prepared"));
         }
         let Some(events) = self.events.take() else {
-            return Err(strange("the head", "it configures an epoch twice"));
+            return Err(protocol_error("the head", "it configures an epoch twice"));
         };
-        let tenure = Tenure {
-            network: self.network.clone(),
+        let worker_epoch = WorkerEpoch {
+            transport: self.transport.clone(),
             source: self.source.clone(),
             head,
             threads: self.options.threads,
@@ -195,27 +197,29 @@ impl<N: Network> Session<N> {
             plan,
             receivers,
             events,
-            deliver: deliver(self.inbox.clone(), self.said.clone()),
+            sink: sink(self.inbox.clone(), self.reports.clone()),
             prepared: self.prepared.subscribe(),
-            said: self.said.clone(),
+            reports: self.reports.clone(),
         };
-        let before = std::mem::replace(&mut self.before, Before::Nothing);
-        self.before = Before::Serving(self.options.computing.spawn(tenure.serve(before)));
+        let previous = std::mem::replace(&mut self.previous, PreviousRunner::None);
+        self.previous =
+            PreviousRunner::Running(self.options.compute_mode.spawn(worker_epoch.serve(previous)));
         Ok(())
     }
 
     fn plan(&self, payload: &[u8], place: u16) -> Result<Arc<Plan>, RingError> {
-        let text = std::str::from_utf8(payload).map_err(|_| strange("the head", "its plan is not UTF-8"))?;
+        let text =
+            std::str::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
         let plan =
-            Plan::from_yaml(text).map_err(|error| RingError::Plan(format!("the head's plan: {error}")))?;
+            Plan::from_yaml(text).map_err(|error| RingError::plan(format!("the head's plan: {error}")))?;
         if place == 0 || usize::from(place) >= plan.devices.len() {
-            return Err(strange("the head", "it names a place that its plan does not have"));
+            return Err(protocol_error("the head", "it names a place that its plan does not have"));
         }
         self.source.check(&plan)?;
         Ok(Arc::new(plan))
     }
 
-    async fn report(&mut self, all: Vec<(u32, Lines)>) -> Result<(), RingError> {
+    async fn report(&mut self, all: Vec<(u32, TraceLines)>) -> Result<(), RingError> {
         let last = all.len().saturating_sub(1);
         for (index, (epoch, lines)) in all.iter().enumerate() {
             write_report(&mut self.head, *epoch, lines, index < last).await?;
@@ -225,18 +229,18 @@ impl<N: Network> Session<N> {
 }
 
 /// Hands what data connections bring to the node, and what becomes of them to the session.
-fn deliver(inbox: mpsc::UnboundedSender<NodeEvent>, said: mpsc::UnboundedSender<Said>) -> Deliver {
+fn sink(inbox: mpsc::UnboundedSender<RunnerEvent>, reports: mpsc::UnboundedSender<EpochReport>) -> DataSink {
     Arc::new(move |event| match event {
-        DataEvent::Arrived(arrival) => inbox.send(NodeEvent::Arrived(arrival)).is_ok(),
-        DataEvent::Cut(cut) => said.send(Said::Cut(cut)).is_ok(),
+        DataEvent::Activations(arrival) => inbox.send(RunnerEvent::Activations(arrival)).is_ok(),
+        DataEvent::LinkBroken(cut) => reports.send(EpochReport::LinkBroken(cut)).is_ok(),
     })
 }
 
 /// The node that has stopped serving.
-async fn ended(before: &mut Before) -> Result<Option<Node>, JoinError> {
-    match before {
-        Before::Serving(serving) => serving.await,
-        Before::Nothing | Before::Idle(_) => std::future::pending().await,
+async fn ended(previous: &mut PreviousRunner) -> Result<Option<StageRunner>, JoinError> {
+    match previous {
+        PreviousRunner::Running(serving) => serving.await,
+        PreviousRunner::None | PreviousRunner::Idle(_) => std::future::pending().await,
     }
 }
 
@@ -244,9 +248,9 @@ async fn ended(before: &mut Before) -> Result<Option<Node>, JoinError> {
 const REPORT_LINES: usize = 10_000;
 
 async fn write_report<S>(
-    head: &mut HeadLink<S>,
+    head: &mut HeadConnection<S>,
     epoch: u32,
-    lines: &Lines,
+    lines: &TraceLines,
     more: bool,
 ) -> Result<(), RingError>
 where
@@ -262,7 +266,7 @@ where
     loop {
         let following = next();
         let payload = serde_json::to_vec(&chunk.unwrap_or_default())
-            .map_err(|error| strange("this worker", &error.to_string()))?;
+            .map_err(|error| protocol_error("this worker", &error.to_string()))?;
         let more = more || following.is_some();
         head.send(Frame { message: Message::Report { epoch, more }, payload }).await?;
         if following.is_none() {

@@ -1,8 +1,9 @@
 //! Integration tests of the ring.
 
-mod flight;
+mod faults;
+mod fixture;
+mod in_flight;
 mod parity;
 mod profile;
-mod storms;
-mod strangers;
 mod transport;
+mod unauthorized_peers;

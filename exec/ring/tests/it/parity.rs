@@ -1,8 +1,7 @@
-//! Does a ring give the tokens and the logits of one process, bit for bit?
+//! Parity: a ring gives the tokens and the logits of one process, bit for bit.
 //!
 //! Every feasible ring of 2, 3 and 4 devices over the trained 8-layer model: all windows that fit into the
-//! layers, so every number of rounds, windows that differ and partial last rounds among them. Devices
-//! are tasks of this process, joined by pipes; they run the code that processes run.
+//! layers, so every number of rounds, windows that differ and partial last rounds among them.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -12,25 +11,20 @@ use hearth_core::metrics;
 use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_ring::{
-    Generated, Key, LocalModel, Memory, Network, OnFetch, Request, Ring, RingError, RingOptions, Sealed,
-    Source, Unfinished, Worker, WorkerOptions, bind,
+    EncryptedTransport, FailedRequest, Generated, GenerationRequest, Key, LocalModel, MemoryTransport,
+    ModelSource, OnFetch, Ring, RingError, RingOptions, Transport, Worker, WorkerOptions, bind,
 };
 use hearth_runtime::{AcceleratedPlace, Accelerator, CpuLayers};
 use hearth_schema::Plan;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::scenario::KvFormat;
 use hearth_schema::trace::Kind;
 
-const LAYERS: u32 = 8;
+use crate::fixture::{
+    AHEAD, F16, FAULTS, LAYERS, Q4, address, connect, data, key, one_thread, open, plan, prompts,
+    start_workers, with_residency, workers,
+};
+
 /// Enough to show that caches are right; all 64 golden tokens with `HEARTH_RING_TOKENS=64`.
 const GENERATE: u32 = 12;
 
@@ -38,55 +32,8 @@ fn generated() -> u32 {
     std::env::var("HEARTH_RING_TOKENS").ok().and_then(|text| text.parse().ok()).unwrap_or(GENERATE)
 }
 
-fn data(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(name)
-}
-
-fn open(name: &str) -> Arc<LocalModel> {
-    Arc::new(LocalModel::open(&data(name)).expect("the trained model is part of the repository"))
-}
-
 fn prompt() -> Vec<u32> {
-    let golden: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(data("golden.json")).unwrap()).unwrap();
-    let ids = &golden["files"]["psalm-7m-q4_k.gguf"][0]["prompt_ids"];
-    ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
-}
-
-/// Populates the next window ahead of its turn.
-const AHEAD: ResidencyOptions = ResidencyOptions::of(Residency::Windowed);
-/// Faults in what it touches.
-const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
-
-/// A plan of these windows; `addresses` for the workers.
-fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: ResidencyOptions) -> Plan {
-    let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
-        name: format!("d{place}"),
-        address: place.checked_sub(1).map(|worker| addresses[worker].clone()),
-        role: if place == 0 { Role::Head } else { Role::Worker },
-        window,
-        gpu_layers: 0,
-        residency,
-        predicted: None,
-    });
-    Plan {
-        schema: "plan/1".into(),
-        scenario: Origin { name: "test".into(), digest: String::new() },
-        model: PlannedModel::of(&model.profile),
-        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-        kind: PlanKind::Ring,
-        rounds: LAYERS.div_ceil(windows.iter().sum()),
-        context: 128,
-        kv_cache: KvFormat::F32,
-        activations: ActivationFormat::F32,
-        output: Processor::Cpu,
-        sequences: 1,
-        draft: None,
-        devices: devices.collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
-    }
+    prompts().swap_remove(0)
 }
 
 /// Keeps so many bytes and streams the others through the smallest buffer.
@@ -100,43 +47,46 @@ fn given_up() -> ResidencyOptions {
     ResidencyOptions { release: true, ..AHEAD }
 }
 
-/// Starts workers on a network and gives their addresses.
-async fn start(network: &impl Network, model: &Arc<LocalModel>, count: usize) -> Vec<String> {
-    let mut addresses = Vec::new();
-    for index in 0..count {
-        let address = format!("localhost:{}", 9000 + index);
-        let listener = bind(network, &address).await.unwrap();
-        let worker = Worker::new(network.clone(), model.clone(), 1);
-        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
-        addresses.push(address);
-    }
-    addresses
-}
-
 fn largest(logits: &[f32]) -> u32 {
     let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
     best.expect("a vocabulary") as u32
 }
 
 /// Greedy tokens, the bits of every step's logits, and the trace.
-async fn generate<N: Network>(
-    ring: &mut Ring<N>,
+async fn generate<T: Transport>(
+    ring: &mut Ring<T>,
     prompt: &[u32],
-) -> Result<(Generated, Vec<Vec<u32>>), Unfinished> {
+) -> Result<(Generated, Vec<Vec<u32>>), FailedRequest> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let logits = seen.clone();
     let sample = move |row: &[f32]| {
         logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
         largest(row)
     };
-    let request = Request::one(prompt.to_vec(), generated(), Box::new(sample));
+    let request = GenerationRequest::one(prompt.to_vec(), generated(), Box::new(sample));
     let generated = ring.generate(request, |_, _| {}).await?;
     let bits = std::mem::take(&mut *seen.lock().unwrap());
     Ok((generated, bits))
 }
 
-fn one_thread() -> RingOptions {
-    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), ..RingOptions::default() }
+/// What a ring of this plan gives for the prompt, which is then closed.
+async fn tokens_of<T: Transport>(
+    transport: &T,
+    plan: Plan,
+    model: &Arc<LocalModel>,
+    prompt: &[u32],
+) -> (Generated, Vec<Vec<u32>>) {
+    let mut ring = connect(transport, plan, model).await;
+    let result = generate(&mut ring, prompt).await.expect("tokens");
+    ring.close().await;
+    result
+}
+
+/// What one process gives.
+async fn alone(model: &Arc<LocalModel>, activations: ActivationFormat) -> (Vec<u32>, Vec<Vec<u32>>) {
+    let plan = Plan { activations, ..plan(model, &[LAYERS]) };
+    let (generated, bits) = tokens_of(&MemoryTransport::default(), plan, model, &prompt()).await;
+    (generated.tokens().to_vec(), bits)
 }
 
 /// All windows of `devices` devices that each get a layer in the first round.
@@ -153,15 +103,15 @@ fn feasible(devices: usize) -> Vec<Vec<u32>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_feasible_ring_gives_the_tokens_and_logits_of_one_process() {
+async fn every_feasible_ring_gives_the_logits_of_one_process() {
     for format in ["q4_k", "q8_0", "f16"] {
         every_ring_is_one_process(&format!("psalm-7m-{format}.gguf"), ActivationFormat::F32).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_activations_in_f16_every_feasible_ring_gives_the_logits_of_one_process_too() {
-    every_ring_is_one_process("psalm-7m-q4_k.gguf", ActivationFormat::F16).await;
+async fn every_feasible_ring_gives_the_logits_of_one_process_with_f16_activations() {
+    every_ring_is_one_process(Q4, ActivationFormat::F16).await;
 }
 
 /// Bytes that all devices sent.
@@ -171,20 +121,19 @@ fn sent(generated: &Generated) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn activations_in_f16_take_half_the_bytes_and_are_other_bits() {
+async fn f16_activations_take_half_the_bytes() {
     // Weights in f16: quantised ones round activations to eight bits besides, which hides what f16 costs.
-    let (model, prompt) = (open("psalm-7m-f16.gguf"), prompt());
-    let network = Memory::default();
-    let addresses = start(&network, &model, 2).await;
-    let mut told = Vec::new();
+    let model = open(F16);
+    let transport = workers(&model, 2).await;
+    let mut results = Vec::new();
     for activations in [ActivationFormat::F32, ActivationFormat::F16] {
-        let plan = Plan { activations, ..plan(&model, &[1, 2, 1], &addresses, FAULTS) };
-        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
-        let (generated, bits) = generate(&mut ring, &prompt).await.unwrap();
-        ring.close().await;
-        told.push((sent(&generated), bits, generated.tokens().to_vec()));
+        let plan = Plan { activations, ..plan(&model, &[1, 2, 1]) };
+        let (generated, bits) = tokens_of(&transport, plan, &model, &prompt()).await;
+        results.push((sent(&generated), bits, generated.tokens().to_vec()));
     }
-    let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &told[..] else { unreachable!() };
+    let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &results[..] else {
+        unreachable!()
+    };
     assert_eq!(*wide, 2 * half);
     assert!(wide_bits != half_bits, "rounding changes logits");
     // The trained model is sure of what it says: none of its choices is a near tie.
@@ -202,11 +151,8 @@ async fn activations_in_f16_take_half_the_bytes_and_are_other_bits() {
 
 async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
     let (model, prompt) = (open(file), prompt());
-    let network = Memory::default();
-    let addresses = start(&network, &model, 3).await;
-    let alone = Plan { activations, ..plan(&model, &[LAYERS], &[], FAULTS) };
-    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
-    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
+    let transport = workers(&model, 3).await;
+    let (single, bits) = alone(&model, activations).await;
     let (mut rings, mut partial, mut unequal) = (0usize, 0, 0);
     for windows in (2..=4).flat_map(feasible) {
         // No policy may change a bit. Those that give up weights read them again from disk, which takes time.
@@ -216,12 +162,10 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
             even if even % 2 == 0 => AHEAD,
             _ => FAULTS,
         };
-        let plan = Plan { activations, ..plan(&model, &windows, &addresses, residency) };
+        let plan = Plan { activations, ..with_residency(plan(&model, &windows), residency) };
         plan.validate().expect("a feasible plan");
-        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
-        let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
-        ring.close().await;
-        assert_eq!(generated.tokens(), single.tokens(), "windows {windows:?}");
+        let (generated, other) = tokens_of(&transport, plan, &model, &prompt).await;
+        assert_eq!(generated.tokens(), single, "windows {windows:?}");
         assert!(other == bits, "windows {windows:?}: logits differ");
         rings += 1;
         partial += u32::from(!LAYERS.is_multiple_of(windows.iter().sum::<u32>()));
@@ -236,26 +180,22 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_of_a_long_prompt_stream_past_each_other() {
     // Two batches are in the ring at once, so windows are needed in another order than they were announced in.
-    let (model, prompt) =
-        (open("psalm-7m-q4_k.gguf"), prompt().into_iter().cycle().take(700).collect::<Vec<_>>());
-    let network = Memory::default();
-    let addresses = start(&network, &model, 1).await;
+    let (model, prompt) = (open(Q4), prompt().into_iter().cycle().take(700).collect::<Vec<_>>());
+    let transport = workers(&model, 1).await;
     let mut seen = Vec::new();
     for residency in [FAULTS, managed(1 << 20)] {
-        let long = Plan { context: 1024, ..plan(&model, &[2, 2], &addresses, residency) };
-        let mut ring = Ring::connect(&network, long, model.clone(), one_thread()).await.unwrap();
-        seen.push(generate(&mut ring, &prompt).await.unwrap().1);
-        ring.close().await;
+        let long = Plan { context: 1024, ..with_residency(plan(&model, &[2, 2]), residency) };
+        seen.push(tokens_of(&transport, long, &model, &prompt).await.1);
     }
     assert!(seen[0] == seen[1], "logits differ");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_kept_is_read_again_for_every_token() {
+async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     // A copy of its own: what other tests read of the file would be in memory.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let copy = folder.path().join("model.gguf");
-    std::fs::copy(data("psalm-7m-f16.gguf"), &copy).expect("a copy");
+    std::fs::copy(data(F16), &copy).expect("a copy");
     std::fs::File::open(&copy).and_then(|file| file.sync_all()).expect("written");
     let (model, prompt) = (Arc::new(LocalModel::open(&copy).expect("a model")), prompt());
     // Writing leaves folios of many pages in memory, which can only be given up as a whole.
@@ -263,12 +203,10 @@ async fn what_is_not_kept_is_read_again_for_every_token() {
     hearth_runtime::pages::evict(mapping, file, 0);
     let whole: u64 = model.weights.part_bytes(&ModelPart::Layers(0..LAYERS))
         + model.weights.part_bytes(&ModelPart::Output);
-    let network = Memory::default();
     let mut tokens: Option<Vec<u32>> = None;
     for kept in [0, whole / 2, 2 * whole] {
-        let plan = plan(&model, &[LAYERS], &[], managed(kept));
-        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
-        let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
+        let plan = with_residency(plan(&model, &[LAYERS]), managed(kept));
+        let (generated, _) = tokens_of(&MemoryTransport::default(), plan, &model, &prompt).await;
         let first = tokens.get_or_insert(generated.tokens().to_vec());
         assert_eq!(generated.tokens(), first, "{kept} bytes kept");
         let passes = generated.trace.passes.len() as u64;
@@ -277,7 +215,7 @@ async fn what_is_not_kept_is_read_again_for_every_token() {
         let expected = whole.saturating_sub(kept);
         if !is_on_disk(&model) {
             eprintln!(
-                "SKIPPED what_is_not_kept_is_read_again_for_every_token: the model is in a memory file system"
+                "SKIPPED weights_that_are_not_kept_are_read_again_for_every_token: the model is in a memory file system"
             );
             return;
         }
@@ -302,12 +240,11 @@ fn is_on_disk(model: &LocalModel) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ring_writes_a_trace_whose_terms_sum_to_the_token_time() {
-    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
-    let network = Memory::default();
-    let addresses = start(&network, &model, 2).await;
-    let plan = plan(&model, &[1, 2, 1], &addresses, AHEAD);
-    let mut ring = Ring::connect(&network, plan, model, one_thread()).await.unwrap();
+async fn terms_of_a_ring_trace_sum_to_the_token_time() {
+    let (model, prompt) = (open(Q4), prompt());
+    let transport = workers(&model, 2).await;
+    let plan = with_residency(plan(&model, &[1, 2, 1]), AHEAD);
+    let mut ring = connect(&transport, plan, &model).await;
     for _ in 0..2 {
         let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
         let metrics = metrics::compute(&generated.trace);
@@ -320,90 +257,80 @@ async fn a_ring_writes_a_trace_whose_terms_sum_to_the_token_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sealed_ring_gives_the_tokens_and_logits_of_one_process_to_who_has_the_key() {
-    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
-    let network = Memory::default();
-    let sealed = Sealed::new(network.clone(), Key::parse("a phrase for a test").unwrap());
-    let addresses = start(&sealed, &model, 2).await;
-    let alone = plan(&model, &[LAYERS], &[], FAULTS);
-    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
-    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
-    let plan = plan(&model, &[1, 2, 1], &addresses, FAULTS);
+async fn encrypted_ring_gives_the_logits_of_one_process_and_needs_the_key() {
+    let model = open(Q4);
+    let plain = MemoryTransport::default();
+    let encrypted = EncryptedTransport::new(plain.clone(), key());
+    start_workers(&encrypted, &model, 2).await;
+    let (single, bits) = alone(&model, ActivationFormat::F32).await;
+    let plan = plan(&model, &[1, 2, 1]);
 
-    let stranger = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.err();
-    let other = Sealed::new(network.clone(), Key::parse("a phrase for a rest").unwrap());
-    let other = Ring::connect(&other, plan.clone(), model.clone(), one_thread()).await.err();
-    for refused in [stranger, other] {
-        let refused = refused.expect("they have no key");
-        assert!(matches!(&refused, RingError::Key { name, .. } if name == "d1"), "{refused}");
+    let without_key = Ring::connect(&plain, plan.clone(), model.clone(), one_thread()).await.err();
+    let other = EncryptedTransport::new(plain, Key::parse("a phrase for a rest").unwrap());
+    let with_another = Ring::connect(&other, plan.clone(), model.clone(), one_thread()).await.err();
+    for refused in [without_key, with_another] {
+        let refused = refused.expect("they do not have the key");
+        assert!(matches!(&refused, RingError::KeyMismatch { name, .. } if name == "d1"), "{refused}");
+        assert_eq!(refused.hint().as_deref(), Some("give both ends the same --key"));
     }
 
-    let mut ring = Ring::connect(&sealed, plan, model, one_thread()).await.unwrap();
-    let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
-    ring.close().await;
-    assert_eq!(generated.tokens(), single.tokens());
+    let (generated, other) = tokens_of(&encrypted, plan, &model, &prompt()).await;
+    assert_eq!(generated.tokens(), single);
     assert!(other == bits, "logits differ");
 }
 
 #[tokio::test]
 async fn worker_with_another_model_is_named() {
-    let (q4, q8) = (open("psalm-7m-q4_k.gguf"), open("psalm-7m-q8_0.gguf"));
-    let network = Memory::default();
-    let addresses = start(&network, &q8, 1).await;
-    let plan = plan(&q4, &[4, 4], &addresses, FAULTS);
-    let refused = Ring::connect(&network, plan, q4, one_thread()).await.err().expect("models differ");
-    assert!(matches!(&refused, RingError::AnotherModel { name, .. } if name == "worker `d1`"), "{refused}");
+    let (q4, q8) = (open(Q4), open("psalm-7m-q8_0.gguf"));
+    let transport = workers(&q8, 1).await;
+    let plan = plan(&q4, &[4, 4]);
+    let refused = Ring::connect(&transport, plan, q4, one_thread()).await.err().expect("models differ");
+    assert!(matches!(&refused, RingError::ModelMismatch { name, .. } if name == "worker `d1`"), "{refused}");
 }
 
 #[tokio::test]
-async fn a_second_head_is_refused_and_the_first_goes_on() {
-    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
-    let network = Memory::default();
-    let addresses = start(&network, &model, 1).await;
-    let plan = plan(&model, &[4, 4], &addresses, FAULTS);
-    let mut first = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.unwrap();
-    let second = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.err();
+async fn second_head_is_refused() {
+    let (model, prompt) = (open(Q4), prompt());
+    let transport = workers(&model, 1).await;
+    let plan = plan(&model, &[4, 4]);
+    let mut first = connect(&transport, plan.clone(), &model).await;
+    let second = Ring::connect(&transport, plan.clone(), model.clone(), one_thread()).await.err();
     assert!(matches!(second, Some(RingError::Refused { .. })), "{second:?}");
     generate(&mut first, &prompt).await.unwrap();
     first.close().await;
-    let mut third =
-        Ring::connect(&network, plan, model, one_thread()).await.expect("the worker is free again");
-    generate(&mut third, &prompt).await.unwrap();
+    // The worker is free again.
+    tokens_of(&transport, plan, &model, &prompt).await;
 }
 
 #[tokio::test]
-async fn nobody_at_an_address_is_an_error_with_a_hint() {
-    let model = open("psalm-7m-q4_k.gguf");
-    let plan = plan(&model, &[4, 4], &["localhost:9".into()], FAULTS);
-    let error = Ring::connect(&Memory::default(), plan, model, one_thread()).await.err().unwrap();
-    assert!(error.to_string().contains("hearth worker --listen localhost:9"), "{error}");
+async fn unreachable_worker_is_an_error_with_a_hint() {
+    let model = open(Q4);
+    let plan = plan(&model, &[4, 4]);
+    let error = Ring::connect(&MemoryTransport::default(), plan, model, one_thread()).await.err().unwrap();
+    assert!(error.hint().unwrap().contains("hearth worker --listen localhost:9001"), "{error}");
 }
 
 #[tokio::test]
-async fn an_address_that_others_can_reach_is_refused_without_a_key() {
-    let network = Memory::default();
+async fn public_address_without_a_key_is_refused() {
+    let transport = MemoryTransport::default();
     for address in ["0.0.0.0:0", "192.168.1.7:9000", "[::]:0", "example.org:1"] {
-        assert!(matches!(bind(&network, address).await, Err(RingError::NotLoopback { .. })), "{address}");
+        assert!(matches!(bind(&transport, address).await, Err(RingError::KeyRequired { .. })), "{address}");
     }
-    assert!(bind(&network, "[::1]:0").await.is_ok());
-    let sealed = Sealed::new(network.clone(), Key::parse("a phrase for a test").unwrap());
-    assert!(bind(&sealed, "0.0.0.0:1").await.is_ok(), "a key keeps strangers out");
-    let _taken = network.bind("localhost:7").await.unwrap();
-    assert!(matches!(bind(&network, "localhost:7").await, Err(RingError::CannotListen { .. })));
+    assert!(bind(&transport, "[::1]:0").await.is_ok());
+    let encrypted = EncryptedTransport::new(transport.clone(), key());
+    assert!(bind(&encrypted, "0.0.0.0:1").await.is_ok(), "only peers with the key can use it");
+    let _taken = transport.bind("localhost:7").await.unwrap();
+    assert!(matches!(bind(&transport, "localhost:7").await, Err(RingError::CannotListen { .. })));
 }
 
-/// A plan's ring whose workers have no model, and one folder for what each fetches.
-async fn fetching(network: &Memory, folders: &[tempfile::TempDir]) -> Vec<String> {
-    let mut addresses = Vec::new();
-    for folder in folders {
-        let address = format!("localhost:{}", 9500 + addresses.len());
-        let listener = bind(network, &address).await.unwrap();
+/// Starts workers without a model for the places from 1 on, each with a folder for what it fetches.
+async fn start_fetching_workers(transport: &MemoryTransport, folders: &[tempfile::TempDir]) {
+    for (place, folder) in (1..).zip(folders) {
+        let listener = bind(transport, &address(place)).await.unwrap();
         let options = WorkerOptions { threads: 1, ..WorkerOptions::default() };
-        let worker = Worker::with(network.clone(), Source::Fetch(folder.path().into()), options);
+        let worker = Worker::with(transport.clone(), ModelSource::Fetch(folder.path().into()), options);
         tokio::spawn(async move { worker.serve(listener, |_| {}).await });
-        addresses.push(address);
     }
-    addresses
 }
 
 /// The files of this name in a folder's folders.
@@ -413,15 +340,13 @@ fn found(folder: &tempfile::TempDir, name: &str) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_without_the_model_fetch_their_layers_once_and_give_the_same_tokens() {
-    let (model, prompt) = (open("psalm-7m-f16.gguf"), prompt());
-    let network = Memory::default();
-    let alone = plan(&model, &[LAYERS], &[], FAULTS);
-    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
-    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
+async fn fetched_layers_are_kept_and_give_the_same_tokens() {
+    let (model, prompt) = (open(F16), prompt());
+    let transport = MemoryTransport::default();
+    let (single, bits) = alone(&model, ActivationFormat::F32).await;
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let addresses = fetching(&network, &folders).await;
-    let plan = plan(&model, &[6, 1, 1], &addresses, FAULTS);
+    start_fetching_workers(&transport, &folders).await;
+    let plan = plan(&model, &[6, 1, 1]);
     let mut fetched = Vec::new();
     for session in 0..3 {
         let bytes = Arc::new(Mutex::new(0));
@@ -431,10 +356,10 @@ async fn workers_without_the_model_fetch_their_layers_once_and_give_the_same_tok
             *total.lock().unwrap() += u64::from(done == all) * all;
         });
         let options = RingOptions { on_fetch: Some(on_fetch), ..one_thread() };
-        let mut ring = Ring::connect(&network, plan.clone(), model.clone(), options).await.unwrap();
+        let mut ring = Ring::connect(&transport, plan.clone(), model.clone(), options).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
-        assert!(generated.tokens() == single.tokens() && other == bits, "session {session}");
+        assert!(generated.tokens() == single && other == bits, "session {session}");
         fetched.push(*bytes.lock().unwrap());
         if session == 1 {
             // Somebody damages a byte of what was fetched: the last that is not zero.
@@ -445,7 +370,7 @@ async fn workers_without_the_model_fetch_their_layers_once_and_give_the_same_tok
             std::fs::write(file, bytes).unwrap();
         }
     }
-    let whole = std::fs::metadata(data("psalm-7m-f16.gguf")).unwrap().len();
+    let whole = std::fs::metadata(data(F16)).unwrap().len();
     assert!(fetched[0] > 0 && fetched[0] < whole, "{fetched:?} bytes of twice {whole}");
     assert_eq!(fetched[1..], [0, 1 << 20], "what is there is not fetched again, and what is damaged is");
     // What is there of the file is no model.
@@ -454,31 +379,28 @@ async fn workers_without_the_model_fetch_their_layers_once_and_give_the_same_tok
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_layers_of_another_plan_are_fetched_beside_those_that_are_there() {
-    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
-    let network = Memory::default();
-    let folders = [(); 1].map(|()| tempfile::tempdir().unwrap());
-    let mut addresses = fetching(&network, &folders).await;
-    addresses.extend(start(&network, &model, 1).await);
-    let alone = plan(&model, &[LAYERS], &[], FAULTS);
-    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
-    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
+async fn layers_of_another_plan_are_fetched_too() {
+    let model = open(Q4);
+    let transport = MemoryTransport::default();
+    let folders = [tempfile::tempdir().unwrap()];
+    start_fetching_workers(&transport, &folders).await;
+    let listener = bind(&transport, &address(2)).await.unwrap();
+    let worker = Worker::new(transport.clone(), model.clone(), 1);
+    tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+    let (single, bits) = alone(&model, ActivationFormat::F32).await;
     // First a ring in which the one without the model has layer 2, then one in which it has 4 to 8.
     for windows in [vec![2, 1, 5], vec![4, 4]] {
-        let plan = plan(&model, &windows, &addresses, FAULTS);
-        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
-        let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
-        ring.close().await;
-        assert!(generated.tokens() == single.tokens() && other == bits, "windows {windows:?}");
+        let (generated, other) = tokens_of(&transport, plan(&model, &windows), &model, &prompt()).await;
+        assert!(generated.tokens() == single && other == bits, "windows {windows:?}");
     }
 }
 
 /// What puts layers somewhere in eight steps of so long, and computes them on processors all the same.
-fn slow_upload(step: Duration, tells: bool) -> Accelerator {
+fn slow_upload(step: Duration, reports: bool) -> Accelerator {
     Accelerator::new(move |place: AcceleratedPlace| {
         for done in 0..8 {
             std::thread::sleep(step);
-            if tells {
+            if reports {
                 place.progress.report(done, 8);
             }
         }
@@ -488,27 +410,26 @@ fn slow_upload(step: Duration, tells: bool) -> Accelerator {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_says_how_far_its_upload_is_may_take_longer_than_the_deadline() {
-    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+async fn upload_progress_extends_the_ready_deadline() {
+    let (model, prompt) = (open(Q4), prompt());
     // Together far more than the deadline, and each step far less.
     let (step, ready_deadline) = (Duration::from_millis(500), Duration::from_secs(2));
-    for tells in [true, false] {
-        let network = Memory::default();
-        let accelerated = LocalModel::open(&data("psalm-7m-q4_k.gguf")).unwrap();
-        let accelerated = Arc::new(accelerated.accelerated_by(Some(slow_upload(step, tells))));
-        let addresses = start(&network, &accelerated, 1).await;
-        let mut plan = plan(&model, &[6, 2], &addresses, FAULTS);
+    for reports in [true, false] {
+        let accelerated = LocalModel::open(&data(Q4)).unwrap();
+        let accelerated = Arc::new(accelerated.with_accelerator(Some(slow_upload(step, reports))));
+        let transport = workers(&accelerated, 1).await;
+        let mut plan = plan(&model, &[6, 2]);
         plan.devices[1].gpu_layers = 1;
         let options = RingOptions { ready_deadline, ..one_thread() };
-        match Ring::connect(&network, plan, model.clone(), options).await {
+        match Ring::connect(&transport, plan, model.clone(), options).await {
             Ok(mut ring) => {
-                assert!(tells, "a worker that says nothing is waited for");
+                assert!(reports, "a worker that says nothing is waited for");
                 let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
                 assert_eq!(generated.tokens().len(), self::generated() as usize);
                 ring.close().await;
             }
             Err(error) => {
-                assert!(!tells, "{error}");
+                assert!(!reports, "{error}");
                 assert!(matches!(error, RingError::Deadline { .. }), "{error}");
             }
         }

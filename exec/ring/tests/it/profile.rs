@@ -1,4 +1,4 @@
-//! Does profiling give a document that a planner can read, whatever the machine?
+//! Profiling gives a valid device document on any machine.
 //!
 //! With milliseconds of effort: the numbers are of the right kind, not of the right size.
 
@@ -38,7 +38,7 @@ fn numbers(value: &serde_yaml::Value, place: &str, found: &mut Vec<(String, Stri
 }
 
 #[test]
-fn a_profile_is_a_valid_document_in_which_every_number_has_its_source() {
+fn profile_is_a_valid_document_with_a_source_for_every_number() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     synthesise(&SynthOptions::preset("tiny").unwrap(), &path, &mut |_, _| ()).unwrap();
@@ -70,7 +70,7 @@ fn a_profile_is_a_valid_document_in_which_every_number_has_its_source() {
 }
 
 #[test]
-fn what_cannot_be_profiled_is_named() {
+fn model_or_peer_that_cannot_be_profiled_is_named() {
     let options = ProfileOptions { model: Some("nowhere/model.gguf".into()), ..Default::default() };
     let error = measured(&options, &[]).unwrap_err();
     assert!(error.to_string().contains("nowhere/model.gguf"), "{error}");

@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use hearth_profiles::Seconds;
 use hearth_ring::wire::{Frame, Message, WireError};
-use hearth_ring::{Delayed, Emulated, Key, Listener, Memory, Network, Sealed, Tcp, Way};
+use hearth_ring::{
+    DelayedTransport, EmulatedPath, EmulatedTransport, EncryptedTransport, Key, Listener, MemoryTransport,
+    TcpTransport, Transport,
+};
 
 /// The law of every network: frames arrive whole and in order, and a cut is an error.
-async fn obeys_the_law(network: impl Network, address: &str) {
-    let mut listener = network.bind(address).await.unwrap();
-    let mut near = network.connect(&listener.address()).await.unwrap();
+async fn obeys_the_law(transport: impl Transport, address: &str) {
+    let mut listener = transport.bind(address).await.unwrap();
+    let mut near = transport.connect(&listener.address()).await.unwrap();
     let mut far = listener.accept().await.unwrap();
     let frames: Vec<Frame> = (0..100u64)
         .map(|nonce| Frame {
@@ -31,26 +34,27 @@ async fn obeys_the_law(network: impl Network, address: &str) {
     }
     assert!(matches!(Frame::read(&mut far, 1 << 10).await, Err(WireError::Cut)));
     writer.await.unwrap();
-    assert!(network.connect("127.0.0.1:1").await.is_err(), "nobody listens there");
+    assert!(transport.connect("127.0.0.1:1").await.is_err(), "nobody listens there");
 }
 
 #[tokio::test]
 async fn transports_deliver_whole_frames_in_order() {
     let key = Key::parse("a phrase for a test").unwrap();
-    obeys_the_law(Tcp, "127.0.0.1:0").await;
-    obeys_the_law(Memory::default(), "a:0").await;
-    obeys_the_law(Sealed::new(Tcp, key.clone()), "127.0.0.1:0").await;
-    obeys_the_law(Sealed::new(Memory::default(), key), "a:0").await;
-    obeys_the_law(Delayed::new(Memory::default(), Duration::from_millis(1)), "a:0").await;
-    let path = Way::of(Seconds(1e-4));
-    obeys_the_law(Emulated::new(Tcp, Arc::new(move |_| Ok(path.clone()))), "127.0.0.1:0").await;
+    obeys_the_law(TcpTransport, "127.0.0.1:0").await;
+    obeys_the_law(MemoryTransport::default(), "a:0").await;
+    obeys_the_law(EncryptedTransport::new(TcpTransport, key.clone()), "127.0.0.1:0").await;
+    obeys_the_law(EncryptedTransport::new(MemoryTransport::default(), key), "a:0").await;
+    obeys_the_law(DelayedTransport::new(MemoryTransport::default(), Duration::from_millis(1)), "a:0").await;
+    let path = EmulatedPath::of(Seconds(1e-4));
+    obeys_the_law(EmulatedTransport::new(TcpTransport, Arc::new(move |_| Ok(path.clone()))), "127.0.0.1:0")
+        .await;
 }
 
 #[tokio::test]
 async fn address_in_use_is_refused() {
-    let memory = Memory::default();
+    let memory = MemoryTransport::default();
     let _first = memory.bind("a").await.unwrap();
     assert!(memory.bind("a").await.is_err());
-    let first = Tcp.bind("127.0.0.1:0").await.unwrap();
-    assert!(Tcp.bind(&first.address()).await.is_err());
+    let first = TcpTransport.bind("127.0.0.1:0").await.unwrap();
+    assert!(TcpTransport.bind(&first.address()).await.is_err());
 }

@@ -7,11 +7,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::discovery::Announcement;
+use crate::security::EncryptedTransport;
 use crate::security::Key;
-use crate::security::Sealed;
 use crate::wire::WorkerFacts;
-use crate::wire::{Listener, Tcp};
-use crate::wire::{hear, welcome};
+use crate::wire::{Listener, TcpTransport};
+use crate::wire::{read_hello, send_welcome};
 
 fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|&name| name.to_owned()).collect()
@@ -39,7 +39,7 @@ fn who_is_missing_is_told_with_what_was_heard() {
     heard.called("b", good.parse().unwrap(), Ok(()));
     heard.called("c", other.parse().unwrap(), Err("it has another key".into()));
     assert!(!heard.is_complete());
-    let told = heard.result(Duration::from_secs(5)).unwrap_err().to_string();
+    let told = RingError::from(heard.result(Duration::from_secs(5)).unwrap_err()).to_string();
     for part in [
         "not found within 5 s: `c` (10.0.0.3:9: it has another key; one at 10.0.0.4:0, which is no address",
         "`d` (one that speaks protocol 1 of hearth",
@@ -101,14 +101,14 @@ proptest! {
 }
 
 /// A port of this test's own: other processes have theirs.
-fn medium() -> Medium {
+fn medium() -> MdnsScope {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let port = 20_000 + (std::process::id() % 20_000) as u16 + NEXT.fetch_add(1, Ordering::SeqCst);
-    Medium { port, loopback: true }
+    MdnsScope { port, loopback: true }
 }
 
 /// Whether multicast gets through on this machine: one announcement comes back.
-fn multicast_works(medium: Medium) -> bool {
+fn multicast_works(medium: MdnsScope) -> bool {
     let listening = "127.0.0.1:9".parse().unwrap();
     let Ok(_announcement) = Announcement::begin("control", listening, medium) else { return false };
     let Ok(daemon) = daemon(medium) else { return false };
@@ -125,14 +125,14 @@ fn multicast_works(medium: Medium) -> bool {
 
 /// Somebody who takes calls with a key; where.
 async fn answering(phrase: &str) -> SocketAddr {
-    let network = Sealed::new(Tcp, Key::parse(phrase).unwrap());
-    let mut listener = network.bind("127.0.0.1:0").await.unwrap();
+    let transport = EncryptedTransport::new(TcpTransport, Key::parse(phrase).unwrap());
+    let mut listener = transport.bind("127.0.0.1:0").await.unwrap();
     let address = listener.address().parse().unwrap();
     tokio::spawn(async move {
         while let Ok(mut stream) = listener.accept().await {
             tokio::spawn(async move {
-                if hear(&mut stream).await.is_ok() {
-                    let _ = welcome(&mut stream, WorkerFacts::default()).await;
+                if read_hello(&mut stream).await.is_ok() {
+                    let _ = send_welcome(&mut stream, WorkerFacts::default()).await;
                 }
             });
         }
@@ -160,15 +160,16 @@ async fn who_has_the_key_is_found_between_those_who_only_say_so() {
     .await
     .unwrap();
     let flood = std::thread::spawn(move || flood(medium.port));
-    let network = Sealed::new(Tcp, Key::parse(OURS).unwrap());
+    let transport = EncryptedTransport::new(TcpTransport, Key::parse(OURS).unwrap());
     let limit = Duration::from_secs(20);
-    let found = find(&network, &names(&["b", "c"]), limit, medium).await.unwrap();
+    let found = find(&transport, &names(&["b", "c"]), limit, medium).await.unwrap();
     assert_eq!(found, BTreeMap::from([("b".into(), honest.to_string()), ("c".into(), honest.to_string())]));
-    let missing = find(&network, &names(&["c", "d"]), Duration::from_secs(3), medium).await.unwrap_err();
+    let missing = find(&transport, &names(&["c", "d"]), Duration::from_secs(3), medium).await.unwrap_err();
     let told = missing.to_string();
     assert!(told.contains("`d` (nobody of that name announces itself)"), "{told}");
     // Without a key nobody on a sealed port is taken for a worker.
-    let error = find(&Tcp, &names(&["c"]), Duration::from_secs(3), medium).await.unwrap_err().to_string();
+    let error =
+        find(&TcpTransport, &names(&["c"]), Duration::from_secs(3), medium).await.unwrap_err().to_string();
     assert!(error.contains("`c` (127.0.0.1:"), "{error}");
     flood.join().unwrap();
     tokio::task::spawn_blocking(move || drop(announcements)).await.unwrap();
@@ -241,7 +242,7 @@ fn flood(port: u16) {
 fn what_is_no_name_is_not_announced() {
     for name in ["", "a\nb", &"n".repeat(64)] {
         let refused = Announcement::begin(name, "127.0.0.1:9".parse().unwrap(), medium()).unwrap_err();
-        assert!(refused.to_string().contains("--name"), "{refused}");
+        assert!(refused.hint().contains("--name"), "{refused}");
     }
 }
 

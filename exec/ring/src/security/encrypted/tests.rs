@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
 use super::*;
-use crate::wire::{Frame, Message, SEALED, WireError};
+use crate::wire::{ENCRYPTED_PREFIX, Frame, Message, WireError};
 
 type Read = Result<Option<Frame>, WireError>;
 
@@ -16,12 +16,12 @@ fn key() -> Key {
     Key::parse("a phrase for a test").unwrap()
 }
 
-fn connecting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> SealedStream<S> {
-    SealedStream::new(link, key, Side::Connecting)
+fn connecting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> EncryptedStream<S> {
+    EncryptedStream::new(link, key, Side::Connecting)
 }
 
-fn accepting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> SealedStream<S> {
-    SealedStream::new(link, key, Side::Accepting)
+fn accepting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> EncryptedStream<S> {
+    EncryptedStream::new(link, key, Side::Accepting)
 }
 
 fn frame() -> Frame {
@@ -122,7 +122,7 @@ async fn an_unsealed_peer_and_a_sealed_one_part_at_once() {
         Frame::read(&mut sealed, 1 << 10).await.unwrap_err()
     };
     let (told, seen) = soon(async { tokio::join!(plain, sealed) }).await;
-    assert!(matches!(told, WireError::Sealed), "{told}");
+    assert!(matches!(told, WireError::Encrypted), "{told}");
     assert!(seen.to_string().contains("it speaks unsealed"), "{seen}");
 
     let (sealed, mut plain) = duplex(1 << 16);
@@ -132,7 +132,7 @@ async fn an_unsealed_peer_and_a_sealed_one_part_at_once() {
         frame().write(&mut sealed).await.unwrap_err()
     };
     let (told, seen) = soon(async { tokio::join!(plain, sealed) }).await;
-    assert!(matches!(told, WireError::Sealed), "{told}");
+    assert!(matches!(told, WireError::Encrypted), "{told}");
     assert!(seen.to_string().contains("it hung up"), "{seen}");
 }
 
@@ -175,7 +175,7 @@ async fn a_connecting_end_cannot_be_answered_with_its_own_flight() {
 }
 
 /// Two ends after their handshake.
-async fn pair() -> (SealedStream<DuplexStream>, SealedStream<DuplexStream>) {
+async fn pair() -> (EncryptedStream<DuplexStream>, EncryptedStream<DuplexStream>) {
     let (near, far) = duplex(1 << 16);
     let (mut near, mut far) = (connecting(near, key()), accepting(far, key()));
     let sent = frame();
@@ -184,7 +184,7 @@ async fn pair() -> (SealedStream<DuplexStream>, SealedStream<DuplexStream>) {
     (near, far)
 }
 
-fn link(stream: &mut SealedStream<DuplexStream>) -> &mut DuplexStream {
+fn link(stream: &mut EncryptedStream<DuplexStream>) -> &mut DuplexStream {
     match &mut stream.state {
         State::Open { link, .. } => link,
         _ => panic!("the handshake is done"),
@@ -247,7 +247,7 @@ proptest! {
         run(async {
             let (mut stranger, end) = duplex(1 << 16);
             if marked {
-                stranger.write_all(&SEALED).await.unwrap();
+                stranger.write_all(&ENCRYPTED_PREFIX).await.unwrap();
             }
             stranger.write_all(&bytes).await.unwrap();
             stranger.shutdown().await.unwrap();

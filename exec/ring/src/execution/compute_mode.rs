@@ -6,11 +6,11 @@
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::error::{RingError, strange};
+use crate::error::{RingError, protocol_error};
 
 /// Where nodes compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Computing {
+pub enum ComputeMode {
     /// On threads of their own.
     #[default]
     OwnThread,
@@ -18,7 +18,7 @@ pub enum Computing {
     Inline,
 }
 
-impl Computing {
+impl ComputeMode {
     /// Runs a task that computes.
     pub fn spawn<F>(self, task: F) -> JoinHandle<F::Output>
     where
@@ -26,11 +26,11 @@ impl Computing {
         F::Output: Send + 'static,
     {
         match self {
-            Computing::OwnThread => {
+            ComputeMode::OwnThread => {
                 let runtime = Handle::current();
                 tokio::task::spawn_blocking(move || runtime.block_on(task))
             }
-            Computing::Inline => tokio::spawn(task),
+            ComputeMode::Inline => tokio::spawn(task),
         }
     }
 
@@ -40,6 +40,6 @@ impl Computing {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.spawn(task).await.map_err(|error| strange("this device's node", &error.to_string()))
+        self.spawn(task).await.map_err(|error| protocol_error("this device's node", &error.to_string()))
     }
 }

@@ -1,11 +1,11 @@
-//! What may somebody without the key send?
+//! What a peer without the key may send.
 //!
-//! Bytes made from a seed: noise, noise behind the mark of a sealed connection, the first flight of an honest connection
+//! Bytes made from a seed: noise, noise behind the prefix of an encrypted connection, the first flight of an honest connection
 //! that was recorded (whole, damaged, cut, followed by noise), lengths far beyond every limit, and frames that an
-//! unsealed device would understand.
+//! unencrypted device would understand.
 
-use hearth_ring::wire::{Frame, MAGIC, Message, PROTOCOL, Purpose, SEALED};
-use hearth_ring::{Key, Listener, Memory, Network, Sealed};
+use hearth_ring::wire::{ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL, Purpose};
+use hearth_ring::{EncryptedTransport, Key, Listener, MemoryTransport, Transport};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,17 +13,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// Bytes of a handshake's first flight.
 const FLIGHT: usize = 56;
 
-/// One that makes up what to send.
-pub struct Stranger {
+/// A peer without the key.
+pub struct Attacker {
     random: ChaCha8Rng,
     recorded: Vec<u8>,
 }
 
-impl Stranger {
-    /// One that has recorded an honest device's first flight on this network.
-    pub async fn listening(network: &Memory, key: Key, seed: u64) -> Stranger {
-        let mut listener = network.bind("wire-tap").await.expect("a free name");
-        let honest = Sealed::new(network.clone(), key);
+impl Attacker {
+    /// A peer that has recorded an honest device's first flight on this network.
+    pub async fn listening(transport: &MemoryTransport, key: Key, seed: u64) -> Attacker {
+        let mut listener = transport.bind("wire-tap").await.expect("a free name");
+        let honest = EncryptedTransport::new(transport.clone(), key);
         let calling = tokio::spawn(async move {
             let mut stream = honest.connect("wire-tap").await.expect("somebody listens");
             let _ = Frame::from(Message::Goodbye).write(&mut stream).await;
@@ -33,7 +33,7 @@ impl Stranger {
         stream.read_exact(&mut recorded).await.expect("its first flight");
         drop(stream);
         let _ = calling.await;
-        Stranger { random: ChaCha8Rng::seed_from_u64(seed), recorded }
+        Attacker { random: ChaCha8Rng::seed_from_u64(seed), recorded }
     }
 
     /// What it sends next.
@@ -44,7 +44,7 @@ impl Stranger {
         let mut flight = self.recorded.clone();
         match self.random.random_range(0..7) {
             0 => noise,
-            1 => [&SEALED[..], &noise].concat(),
+            1 => [&ENCRYPTED_PREFIX[..], &noise].concat(),
             2 => [flight, noise].concat(),
             3 => {
                 let at = self.random.random_range(0..flight.len());
@@ -70,9 +70,9 @@ impl Stranger {
     }
 
     /// Connects, sends, and listens until the other end hangs up. How many bytes it got.
-    pub async fn knock(&mut self, network: &Memory, address: &str) -> usize {
+    pub async fn connect(&mut self, transport: &MemoryTransport, address: &str) -> usize {
         let bytes = self.bytes();
-        let mut stream = network.connect(address).await.expect("the worker listens");
+        let mut stream = transport.connect(address).await.expect("the worker listens");
         let _ = stream.write_all(&bytes).await;
         let _ = stream.shutdown().await;
         let mut answer = Vec::new();

@@ -1,4 +1,4 @@
-//! A home's network, simulated: what can it do to bytes and to devices?
+//! A simulated home network: delays, frozen devices, cuts, resets and crashes.
 //!
 //! Connections between devices of one process, under tokio's paused clock. Every chunk that is written arrives in order
 //! after a delay drawn from the seed. A device may be frozen and a pair of devices cut off for a time, in which what is
@@ -6,7 +6,7 @@
 //! lets nobody connect until it is started again. One thread, one seed, one order of events.
 //!
 //! Not here: loss and reordering of packets, which TCP hides as delay, and altered bytes, which a key finds out
-//! (`ring::sealed`).
+//! (`ring::security`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hearth_ring::{Listener, Network};
+use hearth_ring::{Listener, Transport};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -24,11 +24,11 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// All devices and what is between them.
 #[derive(Clone)]
-pub struct World(Arc<Mutex<State>>);
+pub struct SimulatedNetwork(Arc<Mutex<State>>);
 
 struct State {
     random: ChaCha8Rng,
-    /// The slowest way of a chunk.
+    /// The largest delay of a chunk.
     slowest: Duration,
     listeners: BTreeMap<String, Listening>,
     ports: u32,
@@ -49,12 +49,12 @@ struct Listening {
 /// Both directions of a connection.
 struct Wire {
     ends: [usize; 2],
-    ways: [Arc<Mutex<Way>>; 2],
+    pipes: [Arc<Mutex<Pipe>>; 2],
 }
 
 /// One direction.
 #[derive(Default)]
-struct Way {
+struct Pipe {
     chunks: VecDeque<(Instant, Vec<u8>)>,
     last: Option<Instant>,
     /// When its writer has closed it.
@@ -63,7 +63,7 @@ struct Way {
     reader: Option<Waker>,
 }
 
-impl Way {
+impl Pipe {
     fn break_off(&mut self) {
         self.reset = true;
         self.chunks.clear();
@@ -73,11 +73,11 @@ impl Way {
     }
 }
 
-impl World {
+impl SimulatedNetwork {
     /// With so many devices.
-    pub fn new(seed: u64, devices: usize, slowest: Duration) -> World {
+    pub fn new(seed: u64, devices: usize, slowest: Duration) -> SimulatedNetwork {
         let now = Instant::now();
-        World(Arc::new(Mutex::new(State {
+        SimulatedNetwork(Arc::new(Mutex::new(State {
             random: ChaCha8Rng::seed_from_u64(seed),
             slowest,
             listeners: BTreeMap::new(),
@@ -94,8 +94,8 @@ impl World {
     }
 
     /// The network as a device sees it, in its present life.
-    pub fn seen_by(&self, device: usize) -> Endpoint {
-        Endpoint { world: self.clone(), device, life: self.state().lives[device] }
+    pub fn endpoint(&self, device: usize) -> Endpoint {
+        Endpoint { network: self.clone(), device, life: self.state().lives[device] }
     }
 
     /// Nothing gets in or out of a device for a time.
@@ -136,14 +136,14 @@ impl World {
 
 impl Wire {
     fn is_open(&self) -> bool {
-        self.ways.iter().all(|way| {
-            let way = way.lock().expect("nobody panics here");
-            !way.reset && way.closed.is_none()
+        self.pipes.iter().all(|pipe| {
+            let pipe = pipe.lock().expect("nobody panics here");
+            !pipe.reset && pipe.closed.is_none()
         })
     }
 
     fn break_off(&self) {
-        self.ways.iter().for_each(|way| way.lock().expect("nobody panics here").break_off());
+        self.pipes.iter().for_each(|pipe| pipe.lock().expect("nobody panics here").break_off());
     }
 }
 
@@ -164,31 +164,31 @@ impl State {
 /// A device's network.
 #[derive(Clone)]
 pub struct Endpoint {
-    world: World,
+    network: SimulatedNetwork,
     device: usize,
     life: u32,
 }
 
 impl Endpoint {
     fn is_alive(&self) -> bool {
-        self.world.state().lives[self.device] == self.life
+        self.network.state().lives[self.device] == self.life
     }
 }
 
-impl Network for Endpoint {
+impl Transport for Endpoint {
     type Stream = Stream;
     type Listener = Accepting;
 
     async fn connect(&self, address: &str) -> io::Result<Stream> {
         loop {
             let until = {
-                let mut state = self.world.state();
+                let mut state = self.network.state();
                 let to = state.listeners.get(address).map(|listening| listening.device);
                 let delay = Instant::now() + state.delay();
                 to.map_or(delay, |to| delay.max(state.held(self.device, to)))
             };
             sleep_until(until).await;
-            let mut state = self.world.state();
+            let mut state = self.network.state();
             if state.lives[self.device] != self.life {
                 return Err(io::ErrorKind::NetworkDown.into());
             }
@@ -202,13 +202,13 @@ impl Network for Endpoint {
             if state.lives[there] != listening.life {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
-            let ways = [(); 2].map(|()| Arc::new(Mutex::new(Way::default())));
+            let pipes = [(); 2].map(|()| Arc::new(Mutex::new(Pipe::default())));
             let end = |own: usize, other: usize, out: usize| Stream {
-                world: self.world.clone(),
+                network: self.network.clone(),
                 own,
                 other,
-                out: ways[out].clone(),
-                into: ways[1 - out].clone(),
+                out: pipes[out].clone(),
+                into: pipes[1 - out].clone(),
                 timer: None,
             };
             let (near, far) = (end(self.device, there, 0), end(there, self.device, 1));
@@ -216,7 +216,7 @@ impl Network for Endpoint {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
             let ends = [self.device, there];
-            state.wires.push(Wire { ends, ways });
+            state.wires.push(Wire { ends, pipes });
             return Ok(near);
         }
     }
@@ -225,7 +225,7 @@ impl Network for Endpoint {
         if !self.is_alive() {
             return Err(io::ErrorKind::NetworkDown.into());
         }
-        let mut state = self.world.state();
+        let mut state = self.network.state();
         state.ports += 1;
         let address = match address.strip_suffix(":0") {
             Some(host) => format!("{host}:{}", 40_000 + state.ports),
@@ -260,11 +260,11 @@ impl Listener for Accepting {
 
 /// One end of a connection.
 pub struct Stream {
-    world: World,
+    network: SimulatedNetwork,
     own: usize,
     other: usize,
-    out: Arc<Mutex<Way>>,
-    into: Arc<Mutex<Way>>,
+    out: Arc<Mutex<Pipe>>,
+    into: Arc<Mutex<Pipe>>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -277,31 +277,31 @@ impl AsyncRead for Stream {
         let this = &mut *self;
         loop {
             let now = Instant::now();
-            let held = this.world.state().held(this.own, this.other);
-            let mut way = this.into.lock().expect("nobody panics here");
-            if way.reset {
+            let held = this.network.state().held(this.own, this.other);
+            let mut pipe = this.into.lock().expect("nobody panics here");
+            if pipe.reset {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
-            let due = way.chunks.front().map(|chunk| chunk.0).or(way.closed);
+            let due = pipe.chunks.front().map(|chunk| chunk.0).or(pipe.closed);
             let Some(due) = due else {
-                way.reader = Some(context.waker().clone());
+                pipe.reader = Some(context.waker().clone());
                 return Poll::Pending;
             };
             let due = due.max(held);
             if due <= now {
-                if let Some((_, chunk)) = way.chunks.front_mut() {
+                if let Some((_, chunk)) = pipe.chunks.front_mut() {
                     let count = chunk.len().min(buffer.remaining());
                     buffer.put_slice(&chunk[..count]);
                     chunk.drain(..count);
                     if chunk.is_empty() {
-                        way.chunks.pop_front();
+                        pipe.chunks.pop_front();
                     }
                 }
                 return Poll::Ready(Ok(()));
             }
             // Woken for a reset as well.
-            way.reader = Some(context.waker().clone());
-            drop(way);
+            pipe.reader = Some(context.waker().clone());
+            drop(pipe);
             let timer = this.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
             timer.as_mut().reset(due);
             if timer.as_mut().poll(context).is_pending() {
@@ -313,19 +313,19 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let delay = self.world.state().delay();
+        let delay = self.network.state().delay();
         let peer_is_gone = {
             let back = self.into.lock().expect("nobody panics here");
             back.closed.is_some_and(|closed| closed <= Instant::now())
         };
-        let mut way = self.out.lock().expect("nobody panics here");
-        if way.reset || peer_is_gone {
+        let mut pipe = self.out.lock().expect("nobody panics here");
+        if pipe.reset || peer_is_gone {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let due = way.last.map_or(Instant::now() + delay, |last| last.max(Instant::now() + delay));
-        way.last = Some(due);
-        way.chunks.push_back((due, bytes.to_vec()));
-        if let Some(reader) = way.reader.take() {
+        let due = pipe.last.map_or(Instant::now() + delay, |last| last.max(Instant::now() + delay));
+        pipe.last = Some(due);
+        pipe.chunks.push_back((due, bytes.to_vec()));
+        if let Some(reader) = pipe.reader.take() {
             reader.wake();
         }
         Poll::Ready(Ok(bytes.len()))
@@ -343,11 +343,11 @@ impl AsyncWrite for Stream {
 
 impl Stream {
     fn close(&self) {
-        let mut way = self.out.lock().expect("nobody panics here");
+        let mut pipe = self.out.lock().expect("nobody panics here");
         let now = Instant::now();
-        let last = way.last.map_or(now, |last| last.max(now));
-        way.closed.get_or_insert(last);
-        if let Some(reader) = way.reader.take() {
+        let last = pipe.last.map_or(now, |last| last.max(now));
+        pipe.closed.get_or_insert(last);
+        if let Some(reader) = pipe.reader.take() {
             reader.wake();
         }
     }

@@ -1,6 +1,6 @@
 //! How does a ring on one machine run over the links of other devices?
 //!
-//! A [`Network`] whose connections deliver what this end writes as late as a given [`Way`] would: a message waits until
+//! A [`Transport`] whose connections deliver what this end writes as late as a given [`EmulatedPath`] would: a message waits until
 //! the medium is free, is on it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be
 //! drawn anew for each. The medium is the connection's own (a wire) or one that others take turns on (air): then all who
 //! name the same file keep in it until when the medium is taken, first come, first served. Each end delays what it sends.
@@ -29,7 +29,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::delayed::{self, DelayedStream};
-use crate::wire::{Listener, Network};
+use crate::wire::{Listener, Transport};
 use hearth_runtime::clock::machine_nanos;
 
 /// The most that goes over a medium as one message.
@@ -46,7 +46,7 @@ const LONGEST_HOLD: u64 = 3_600_000_000_000;
 /// What it takes from this end to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Way {
+pub struct EmulatedPath {
     /// From the last byte sent to its arrival, the overhead included; the median if it is drawn.
     pub latency: Seconds,
     /// The standard deviation of the delay's logarithm; 0 if it is always the same.
@@ -69,7 +69,7 @@ pub struct Way {
     pub stream: u64,
 }
 
-impl Way {
+impl EmulatedPath {
     /// A wire on which bytes pass as fast as they do.
     pub fn of(latency: Seconds) -> Self {
         Self {
@@ -95,52 +95,52 @@ fn nanos(seconds: f64) -> u64 {
 }
 
 /// The way to a peer by its address; to whoever has connected, if there is no address.
-pub type Ways = Arc<dyn Fn(Option<&str>) -> io::Result<Way> + Send + Sync>;
+pub type EmulatedPaths = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
 
 /// A network over ways.
 #[derive(Clone)]
-pub struct Emulated<N> {
-    network: N,
-    ways: Ways,
+pub struct EmulatedTransport<T> {
+    transport: T,
+    ways: EmulatedPaths,
     /// Connections so far, each with delays of its own.
     count: Arc<AtomicU64>,
 }
 
-impl<N> Emulated<N> {
+impl<T> EmulatedTransport<T> {
     /// What is written to a peer takes the way to it.
-    pub fn new(network: N, ways: Ways) -> Self {
-        Self { network, ways, count: Arc::default() }
+    pub fn new(transport: T, ways: EmulatedPaths) -> Self {
+        Self { transport, ways, count: Arc::default() }
     }
 }
 
 /// The accepting end of an emulated network.
 pub struct EmulatedListener<L> {
     listener: L,
-    ways: Ways,
+    ways: EmulatedPaths,
     count: Arc<AtomicU64>,
 }
 
-impl<N: Network> Network for Emulated<N> {
+impl<T: Transport> Transport for EmulatedTransport<T> {
     type Stream = DelayedStream;
-    type Listener = EmulatedListener<N::Listener>;
+    type Listener = EmulatedListener<T::Listener>;
 
     async fn connect(&self, address: &str) -> io::Result<DelayedStream> {
         let way = (self.ways)(Some(address))?;
-        let stream = self.network.connect(address).await?;
-        let host = self.network.local_host(&stream);
+        let stream = self.transport.connect(address).await?;
+        let host = self.transport.local_ip(&stream);
         emulated(stream, host, Pacer::new(way, &self.count)?)
     }
 
     async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
-        let listener = self.network.bind(address).await?;
+        let listener = self.transport.bind(address).await?;
         Ok(EmulatedListener { listener, ways: self.ways.clone(), count: self.count.clone() })
     }
 
-    fn is_sealed(&self) -> bool {
-        self.network.is_sealed()
+    fn is_encrypted(&self) -> bool {
+        self.transport.is_encrypted()
     }
 
-    fn local_host(&self, stream: &DelayedStream) -> Option<IpAddr> {
+    fn local_ip(&self, stream: &DelayedStream) -> Option<IpAddr> {
         stream.host()
     }
 }
@@ -165,7 +165,7 @@ where
 /// Says when each message arrives.
 #[derive(Debug)]
 struct Pacer {
-    way: Way,
+    way: EmulatedPath,
     medium: Option<File>,
     chance: ChaCha8Rng,
     /// When the medium is free.
@@ -175,7 +175,7 @@ struct Pacer {
 }
 
 impl Pacer {
-    fn new(way: Way, count: &AtomicU64) -> io::Result<Self> {
+    fn new(way: EmulatedPath, count: &AtomicU64) -> io::Result<Self> {
         let mut chance = ChaCha8Rng::seed_from_u64(way.seed);
         // Sixteen bits of connections of each way.
         chance.set_stream((way.stream << 16) | (count.fetch_add(1, Ordering::Relaxed) & 0xffff));
@@ -294,50 +294,51 @@ where
     Ok(DelayedStream::new(near, host))
 }
 
-impl<N> std::fmt::Debug for Emulated<N> {
+impl<T> std::fmt::Debug for EmulatedTransport<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Emulated").finish_non_exhaustive()
+        f.debug_struct("EmulatedTransport").finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Memory;
+    use crate::wire::MemoryTransport;
     use crate::wire::{Frame, Message};
 
-    fn over(way: &Way) -> Emulated<Memory> {
+    fn over(way: &EmulatedPath) -> EmulatedTransport<MemoryTransport> {
         let way = way.clone();
-        Emulated::new(Memory::default(), Arc::new(move |_| Ok(way.clone())))
+        EmulatedTransport::new(MemoryTransport::default(), Arc::new(move |_| Ok(way.clone())))
     }
 
-    fn pacer(way: Way) -> Pacer {
+    fn pacer(way: EmulatedPath) -> Pacer {
         Pacer::new(way, &AtomicU64::new(0)).unwrap()
     }
 
     #[test]
     fn a_message_takes_its_latency_and_its_bytes_after_those_before_it() {
-        let mut slow = pacer(Way { bandwidth: Some(BytesPerSecond(1e6)), ..Way::of(Seconds(0.005)) });
+        let mut slow =
+            pacer(EmulatedPath { bandwidth: Some(BytesPerSecond(1e6)), ..EmulatedPath::of(Seconds(0.005)) });
         // 1000 bytes take a millisecond; the second waits for the first.
         assert_eq!(slow.arrival(0, 1000).unwrap(), 6_000_000);
         assert_eq!(slow.arrival(500_000, 2000).unwrap(), 8_000_000);
         assert_eq!(slow.arrival(50_000_000, 1000).unwrap(), 56_000_000);
         // An overhead is part of the latency, and keeps the medium.
-        let mut air = pacer(Way { overhead: Seconds(0.002), ..Way::of(Seconds(0.005)) });
+        let mut air = pacer(EmulatedPath { overhead: Seconds(0.002), ..EmulatedPath::of(Seconds(0.005)) });
         assert_eq!((air.arrival(0, 9).unwrap(), air.arrival(0, 9).unwrap()), (5_000_000, 7_000_000));
     }
 
     #[test]
     fn drawn_delays_have_their_median_and_follow_from_the_seed() {
-        let way = Way { sigma: 0.5, seed: 7, ..Way::of(Seconds(0.002)) };
-        let draw = |way: &Way| {
+        let way = EmulatedPath { sigma: 0.5, seed: 7, ..EmulatedPath::of(Seconds(0.002)) };
+        let draw = |way: &EmulatedPath| {
             let mut pacer = pacer(way.clone());
             (0..2001).map(|_| pacer.delay()).collect::<Vec<f64>>()
         };
         let (first, again) = (draw(&way), draw(&way));
         assert_eq!(first, again);
-        assert_ne!(first, draw(&Way { seed: 8, ..way.clone() }));
-        assert_ne!(first, draw(&Way { stream: 1, ..way.clone() }));
+        assert_ne!(first, draw(&EmulatedPath { seed: 8, ..way.clone() }));
+        assert_ne!(first, draw(&EmulatedPath { stream: 1, ..way.clone() }));
         let mut sorted = first;
         sorted.sort_by(f64::total_cmp);
         // The median of 2001 draws is within 5 % of the distribution's.
@@ -352,10 +353,10 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_is_sent_comes_whole_and_not_before_its_time() {
-        let way = Way { bandwidth: Some(BytesPerSecond(100e6)), ..Way::of(Seconds(0.02)) };
-        let network = over(&way);
-        let mut listener = network.bind("a").await.unwrap();
-        let mut near = network.connect("a").await.unwrap();
+        let way = EmulatedPath { bandwidth: Some(BytesPerSecond(100e6)), ..EmulatedPath::of(Seconds(0.02)) };
+        let transport = over(&way);
+        let mut listener = transport.bind("a").await.unwrap();
+        let mut near = transport.connect("a").await.unwrap();
         let mut far = listener.accept().await.unwrap();
         let begin = machine_nanos();
         let frame = |nonce: u64| Frame { message: Message::Ping { nonce }, payload: vec![7; 500_000] };
@@ -376,7 +377,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("air");
         std::fs::write(&file, "").unwrap();
-        let way = Way { overhead: Seconds(0.01), medium: Some(file.clone()), ..Way::of(Seconds(0.01)) };
+        let way = EmulatedPath {
+            overhead: Seconds(0.01),
+            medium: Some(file.clone()),
+            ..EmulatedPath::of(Seconds(0.01))
+        };
         let begin = machine_nanos();
         let senders: Vec<_> = (0..3)
             .map(|_| {
@@ -388,7 +393,7 @@ mod tests {
         ends.sort_unstable();
         assert_eq!(ends, [10_000_000, 20_000_000, 30_000_000]);
         // The next waits for the one before to be off the medium, not for its arrival; and later it is free.
-        let mut far = pacer(Way { latency: Seconds(0.05), ..way.clone() });
+        let mut far = pacer(EmulatedPath { latency: Seconds(0.05), ..way.clone() });
         let mut after = |at: u64| far.arrival(begin + at * 1_000_000, 5).unwrap() - begin;
         let arrivals = [after(100), after(100), after(200)];
         assert_eq!(arrivals, [150_000_000, 160_000_000, 250_000_000]);
@@ -402,7 +407,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_way_that_cannot_be_told_refuses_the_connection() {
-        let network = Emulated::new(Memory::default(), Arc::new(|_| Err(io::Error::other("no such way"))));
-        assert!(network.connect("a").await.is_err());
+        let transport = EmulatedTransport::new(
+            MemoryTransport::default(),
+            Arc::new(|_| Err(io::Error::other("no such way"))),
+        );
+        assert!(transport.connect("a").await.is_err());
     }
 }

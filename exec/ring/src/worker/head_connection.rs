@@ -18,14 +18,14 @@ use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, WireError};
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The worker's end of its head's control connection.
-pub struct HeadLink<S> {
+pub struct HeadConnection<S> {
     frames: mpsc::Receiver<Result<Frame, WireError>>,
     writer: WriteHalf<S>,
     reader: JoinHandle<()>,
-    heard: Instant,
+    report_rx: Instant,
 }
 
-impl<S> HeadLink<S>
+impl<S> HeadConnection<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -46,15 +46,15 @@ where
                 }
             }
         });
-        Self { frames, writer, reader, heard: Instant::now() }
+        Self { frames, writer, reader, report_rx: Instant::now() }
     }
 
     /// The next frame. May be given up at any moment.
     pub async fn next(&mut self) -> Result<Frame, RingError> {
-        let gone = |why: &str| RingError::Gone { name: "the head".into(), why: why.into() };
-        let frame = timeout_at(self.heard + SILENCE_DEADLINE, self.frames.recv()).await;
+        let gone = |reason: &str| RingError::Disconnected { name: "the head".into(), reason: reason.into() };
+        let frame = timeout_at(self.report_rx + SILENCE_DEADLINE, self.frames.recv()).await;
         let frame = frame.map_err(|_| gone("it fell silent"))?.ok_or_else(|| gone("it hung up"))??;
-        self.heard = Instant::now();
+        self.report_rx = Instant::now();
         Ok(frame)
     }
 
@@ -63,14 +63,15 @@ where
         let frame = frame.into();
         match timeout(WRITE_DEADLINE, frame.write(&mut self.writer)).await {
             Ok(written) => Ok(written?),
-            Err(_) => {
-                Err(RingError::Gone { name: "the head".into(), why: "it takes nothing any more".into() })
-            }
+            Err(_) => Err(RingError::Disconnected {
+                name: "the head".into(),
+                reason: "it takes nothing any more".into(),
+            }),
         }
     }
 }
 
-impl<S> Drop for HeadLink<S> {
+impl<S> Drop for HeadConnection<S> {
     fn drop(&mut self) {
         self.reader.abort();
     }

@@ -1,79 +1,31 @@
-//! Do tokens stay the same when several passes are under way?
+//! Several passes in flight give the tokens of one sequence in one process.
 //!
-//! Prompts in batches, several sequences, and drafts, over rings of the trained model and its trained draft, against
-//! one sequence in one process. Devices are tasks of this process, joined by pipes.
+//! Prompts in batches, several sequences, and drafts, over rings of the trained model and its trained draft.
 
 mod serving;
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hearth_core::metrics;
-use hearth_profiles::Document;
 use hearth_ring::{
-    Asked, Generated, LocalModel, Memory, Request, Ring, RingError, RingOptions, Worker, bind, for_sequences,
-    with_draft,
+    Generated, GenerationRequest, LocalModel, MemoryTransport, Ring, RingError, RingOptions, SequenceRequest,
+    for_sequences, with_draft,
 };
 use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Trace;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::trace::{Counter, Kind, Trace};
 
-const FILE: &str = "psalm-7m-q4_k.gguf";
+use crate::fixture::{self, Q4, listener, one_thread, open, prompts, with_residency, workers};
+
 const DRAFT: &str = "psalm-draft-1m-q8_0.gguf";
 /// Tokens of each sequence.
 const GENERATE: u32 = 24;
 
-fn data(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(name)
-}
-
-fn open(name: &str) -> Arc<LocalModel> {
-    Arc::new(LocalModel::open(&data(name)).expect("the trained models are part of the repository"))
-}
-
-/// The prompts of the golden texts, of different lengths.
-fn prompts() -> Vec<Vec<u32>> {
-    let golden = std::fs::read(data("golden.json")).expect("part of the repository");
-    let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
-    let runs = golden["files"][FILE].as_array().expect("runs");
-    let ids = |run: &serde_json::Value| {
-        let ids = run["prompt_ids"].as_array().expect("ids").iter();
-        ids.map(|id| id.as_u64().expect("a number") as u32).collect::<Vec<_>>()
-    };
-    let mut prompts: Vec<_> = runs.iter().map(ids).collect();
-    prompts.push(prompts.concat());
-    prompts
-}
-
-/// A plan of these windows for the trained model's 8 layers, the workers at ports 9001, 9002, ..
 fn plan(model: &LocalModel, windows: &[u32], context: u32) -> Plan {
-    let device = |(place, window): (usize, &u32)| {
-        let (role, address) = match place {
-            0 => ("head", String::new()),
-            _ => ("worker", format!("address: 'localhost:{}', ", 9000 + place)),
-        };
-        format!("  - {{name: d{place}, {address}role: {role}, window: {window}, gpu_layers: 0}}")
-    };
-    let devices = windows.iter().enumerate().map(device).collect::<Vec<_>>().join("\n");
-    let (digest, rounds) = (model.profile.shape_digest(), 8u32.div_ceil(windows.iter().sum()));
-    let text = format!(
-        "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\n\
-         model: {{name: psalm, shape_digest: '{digest}', layers: 8}}\nplanner: {{strategy: manual}}\n\
-         rounds: {rounds}\ncontext: {context}\nkv_cache: f16\ndevices:\n{devices}"
-    );
-    Plan::from_yaml(&text).expect("a plan")
-}
-
-/// Workers at ports 9001 to 9003.
-async fn start(network: &Memory, model: &Arc<LocalModel>) {
-    for place in 1..=3 {
-        let listener = bind(network, &format!("localhost:{}", 9000 + place)).await.expect("a free name");
-        let worker = Worker::new(network.clone(), model.clone(), 1);
-        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
-    }
+    let plan = Plan { context, kv_cache: KvFormat::F16, ..fixture::plan(model, windows) };
+    with_residency(plan, ResidencyOptions::default())
 }
 
 /// The sampler of a sequence.
@@ -83,41 +35,36 @@ fn sampler(temperature: f32, sequence: u32) -> Sampler {
 }
 
 /// A request for these sequences, by number, of the prompts.
-fn request(numbers: &[u32], temperature: f32, micro_batch: u32, drafts: u32) -> Request {
+fn request(numbers: &[u32], temperature: f32, micro_batch: u32, drafts: u32) -> GenerationRequest {
     let all = prompts();
-    let asked = |&number: &u32| {
+    let sequence = |&number: &u32| {
         let mut sampler = sampler(temperature, number);
-        Asked {
+        SequenceRequest {
             prompt: all[number as usize % all.len()].clone(),
-            sample: Box::new(move |logits| sampler.sample(logits)),
+            sampler: Box::new(move |logits| sampler.sample(logits)),
         }
     };
-    Request {
-        sequences: numbers.iter().map(asked).collect(),
+    GenerationRequest {
+        sequences: numbers.iter().map(sequence).collect(),
         micro_batch,
-        drafts,
-        ..Request::one(vec![], GENERATE, Box::new(|_| 0))
+        draft_tokens: drafts,
+        ..GenerationRequest::one(vec![], GENERATE, Box::new(|_| 0))
     }
 }
 
 async fn run(
-    network: &Memory,
+    transport: &MemoryTransport,
     model: &Arc<LocalModel>,
     plan: Plan,
     draft: Option<Arc<LocalModel>>,
-    request: Request,
+    request: GenerationRequest,
 ) -> Result<Generated, RingError> {
-    let options =
-        RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), draft, ..RingOptions::default() };
-    let mut ring = Ring::connect(network, plan, model.clone(), options).await?;
-    let told = Arc::new(std::sync::Mutex::new(vec![Vec::new(); request.sequences.len()]));
-    let listener = told.clone();
-    let on_token = move |sequence: u32, token| {
-        listener.lock().expect("no panic")[sequence as usize].push(token);
-    };
-    let generated = ring.generate(request, on_token).await.map_err(|unfinished| unfinished.error)?;
+    let options = RingOptions { draft, ..one_thread() };
+    let mut ring = Ring::connect(transport, plan, model.clone(), options).await?;
+    let (seen, on_token) = listener(request.sequences.len());
+    let generated = ring.generate(request, on_token).await.map_err(|failed| failed.error)?;
     ring.close().await;
-    assert_eq!(*told.lock().expect("no panic"), generated.sequences, "the listener saw others");
+    assert_eq!(*seen.lock().expect("no panic"), generated.sequences, "the listener saw others");
     Ok(generated)
 }
 
@@ -126,7 +73,7 @@ async fn alone(model: &Arc<LocalModel>, numbers: &[u32], temperature: f32) -> Ve
     let mut all = Vec::new();
     for &number in numbers {
         let one = request(&[number], temperature, 512, 0);
-        let generated = run(&Memory::default(), model, plan(model, &[8], 128), None, one).await;
+        let generated = run(&MemoryTransport::default(), model, plan(model, &[8], 128), None, one).await;
         all.push(generated.expect("tokens").tokens().to_vec());
     }
     all
@@ -143,26 +90,26 @@ fn passes_overlap(trace: &Trace) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prompt_in_batches_gives_the_same_tokens_and_fills_the_ring() {
-    let (model, network) = (open(FILE), Memory::default());
-    start(&network, &model).await;
+async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
+    let model = open(Q4);
+    let transport = workers(&model, 3).await;
     let longest = prompts().len() as u32 - 1;
     let expected = alone(&model, &[longest], 0.0).await;
     for (windows, micro_batch) in [(vec![3, 3, 2], 4), (vec![2, 1, 1], 3), (vec![1, 2], 1), (vec![8], 5)] {
         let request = request(&[longest], 0.0, micro_batch, 0);
         let batches = prompts()[longest as usize].len().div_ceil(micro_batch as usize);
         let plan = plan(&model, &windows, 128);
-        let generated = run(&network, &model, plan, None, request).await.expect("tokens");
+        let generated = run(&transport, &model, plan, None, request).await.expect("tokens");
         assert_eq!(generated.sequences, expected, "windows {windows:?}, batches of {micro_batch}");
         let passes = &generated.trace.passes;
         assert_eq!(passes.iter().filter(|pass| !pass.output).count() + 1, batches);
         assert_eq!(passes_overlap(&generated.trace), windows.len() > 1, "windows {windows:?}");
-        sums_up(&generated.trace);
+        terms_are_sound(&generated.trace);
     }
 }
 
 /// The terms of the metrics are those of a sound trace: none is negative, and together they are the time per token.
-fn sums_up(trace: &Trace) {
+fn terms_are_sound(trace: &Trace) {
     let metrics = metrics::compute(trace);
     let terms = metrics.terms_ms;
     let mean = metrics.tpot_ms.expect("several tokens").mean;
@@ -174,9 +121,9 @@ fn sums_up(trace: &Trace) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sequences_at_once_give_the_tokens_that_each_gives_alone() {
-    let (model, network) = (open(FILE), Memory::default());
-    start(&network, &model).await;
+async fn concurrent_sequences_give_the_tokens_of_each_alone() {
+    let model = open(Q4);
+    let transport = workers(&model, 3).await;
     for temperature in [0.0, 1.0] {
         // The fifth has the prompt of the first, and with a temperature another stream.
         let numbers = [0, 1, 2, 3, 4];
@@ -186,20 +133,20 @@ async fn sequences_at_once_give_the_tokens_that_each_gives_alone() {
             let plan = for_sequences(plan(&model, &windows, 600), 5);
             assert_eq!((plan.sequences, plan.context), (5, 120));
             let request = request(&numbers, temperature, 16, 0);
-            let generated = run(&network, &model, plan, None, request).await.expect("tokens");
+            let generated = run(&transport, &model, plan, None, request).await.expect("tokens");
             assert_eq!(generated.sequences, expected, "windows {windows:?} at {temperature}");
             let metrics = metrics::compute(&generated.trace);
             assert_eq!(metrics.sequences.len(), 5);
             assert!(metrics.sequences.iter().all(|one| one.tokens == u64::from(GENERATE) - 1));
-            sums_up(&generated.trace);
+            terms_are_sound(&generated.trace);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drafts_change_no_token_and_save_passes() {
-    let (model, small, network) = (open(FILE), open(DRAFT), Memory::default());
-    start(&network, &model).await;
+    let (model, small) = (open(Q4), open(DRAFT));
+    let transport = workers(&model, 3).await;
     for (temperature, numbers) in [(0.0, vec![0]), (0.0, vec![0, 1, 2, 3]), (0.8, vec![3, 1])] {
         let expected = alone(&model, &numbers, temperature).await;
         for (windows, drafts) in [(vec![8], 4), (vec![3, 3, 2], 1), (vec![2, 1, 1], 5)] {
@@ -207,18 +154,19 @@ async fn drafts_change_no_token_and_save_passes() {
                 for_sequences(plan(&model, &windows, 128 * numbers.len() as u32), numbers.len() as u32);
             let plan = with_draft(plan, &model, &small).expect("one tokenizer");
             let request = request(&numbers, temperature, 512, drafts);
-            let generated = run(&network, &model, plan, Some(small.clone()), request).await.expect("tokens");
+            let generated =
+                run(&transport, &model, plan, Some(small.clone()), request).await.expect("tokens");
             assert_eq!(
                 generated.sequences, expected,
                 "windows {windows:?}, {drafts} drafts at {temperature}"
             );
-            tells_of_drafts(&generated.trace, numbers.len() as u64);
+            trace_counts_drafts(&generated.trace, numbers.len() as u64);
         }
     }
 }
 
 /// A trace has the lines from which metrics tell what drafting brought.
-fn tells_of_drafts(trace: &Trace, sequences: u64) {
+fn trace_counts_drafts(trace: &Trace, sequences: u64) {
     let speculation = metrics::compute(trace).speculation.expect("there were drafts");
     let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
     assert_eq!(accepted.map(|reading| reading.value).sum::<u64>(), speculation.accepted);
@@ -229,13 +177,13 @@ fn tells_of_drafts(trace: &Trace, sequences: u64) {
     assert_eq!(turns + speculation.accepted, (u64::from(GENERATE) - 1) * sequences);
     assert!(turns < (u64::from(GENERATE) - 1) * sequences, "passes are saved");
     assert!(trace.records.iter().any(|record| record.kind == Kind::Draft && record.device == 0));
-    sums_up(trace);
+    terms_are_sound(trace);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_text_that_ends_early_leaves_the_others_alone() {
-    let (model, small, network) = (open(FILE), open(DRAFT), Memory::default());
-    start(&network, &model).await;
+async fn stop_token_ends_only_its_sequence() {
+    let (model, small) = (open(Q4), open(DRAFT));
+    let transport = workers(&model, 3).await;
     let numbers = [0, 1, 2];
     let whole = alone(&model, &numbers, 0.0).await;
     // A token of the middle of the first text, and perhaps one of the others.
@@ -249,29 +197,35 @@ async fn a_text_that_ends_early_leaves_the_others_alone() {
     for drafts in [0, 4] {
         let plan = for_sequences(plan(&model, &[3, 3, 2], 512), 3);
         let plan = with_draft(plan, &model, &small).expect("one tokenizer");
-        let request = Request { stop: vec![last], ..request(&numbers, 0.0, 512, drafts) };
-        let generated = run(&network, &model, plan, Some(small.clone()), request).await.expect("tokens");
+        let request = GenerationRequest { stop_tokens: vec![last], ..request(&numbers, 0.0, 512, drafts) };
+        let generated = run(&transport, &model, plan, Some(small.clone()), request).await.expect("tokens");
         assert_eq!(generated.sequences, expected, "{drafts} drafts");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_there_is_no_room_or_no_draft_for_is_refused() {
-    let (model, network) = (open(FILE), Memory::default());
-    let refused = async |plan: Plan, request: Request| {
-        let draft = None;
-        run(&network, &model, plan, draft, request).await.expect_err("refused").to_string()
-    };
+async fn requests_that_do_not_fit_the_plan_are_refused() {
+    let (model, transport) = (open(Q4), MemoryTransport::default());
     let whole = || plan(&model, &[8], 128);
-    let said = refused(whole(), request(&[0, 1], 0.0, 512, 0)).await;
-    assert!(said.contains("2 sequences at once") && said.contains("1 to 1"), "{said}");
-    let said = refused(for_sequences(whole(), 4), request(&[0, 3], 0.0, 512, 0)).await;
-    assert!(said.contains("context of 32 positions for each sequence"), "{said}");
-    let said = refused(whole(), request(&[0], 0.0, 0, 0)).await;
-    assert!(said.contains("batches of 0 tokens"), "{said}");
-    let said = refused(whole(), request(&[0], 0.0, 512, 3)).await;
-    assert!(said.contains("--draft-model"), "{said}");
     let drafting = with_draft(whole(), &model, &open(DRAFT)).expect("one tokenizer");
-    let said = refused(drafting, request(&[0], 0.0, 512, 3)).await;
-    assert!(said.contains("give its file with --draft-model"), "{said}");
+    for (plan, request, what, hint) in [
+        (
+            whole(),
+            request(&[0, 1], 0.0, 512, 0),
+            "2 sequences at once, and the plan has caches for 1 to 1",
+            "sequences",
+        ),
+        (
+            for_sequences(whole(), 4),
+            request(&[0, 3], 0.0, 512, 0),
+            "context of 32 positions for each sequence",
+            "larger `context`",
+        ),
+        (whole(), request(&[0], 0.0, 0, 0), "batches of 0 tokens", "1 to 512"),
+        (whole(), request(&[0], 0.0, 512, 3), "without a draft model", "--draft-model"),
+        (drafting, request(&[0], 0.0, 512, 3), "the plan drafts with", "give its file with --draft-model"),
+    ] {
+        let error = run(&transport, &model, plan, None, request).await.expect_err("refused");
+        assert!(error.what().contains(what) && error.hint().unwrap().contains(hint), "{error}");
+    }
 }

@@ -1,12 +1,12 @@
-//! What does a key cost? The time of small frames there and back, and of large ones one way, over TCP on
+//! The cost of encryption: the time of small frames there and back, and of large ones one way, over TCP on
 //! this machine, with and without.
 //!
-//!     cargo run --release -p hearth-ring --example sealed_speed
+//!     cargo run --release -p hearth-ring --example encryption_speed
 
 use std::time::Instant;
 
 use hearth_ring::wire::{Frame, Message};
-use hearth_ring::{Key, Listener, Network, Sealed, Tcp};
+use hearth_ring::{EncryptedTransport, Key, Listener, TcpTransport, Transport};
 
 /// Activations of one token, 2048 wide.
 const SMALL: usize = 8 << 10;
@@ -24,14 +24,14 @@ async fn main() -> Result<(), Failure> {
     let mut large = [Vec::new(), Vec::new()];
     // In turns, so that whatever else this machine does meets both.
     for _ in 0..REPEATS {
-        small[0].push(round_trip(&Tcp).await?);
-        small[1].push(round_trip(&Sealed::new(Tcp, key.clone())).await?);
-        large[0].push(one_way(&Tcp).await?);
-        large[1].push(one_way(&Sealed::new(Tcp, key.clone())).await?);
+        small[0].push(round_trip(&TcpTransport).await?);
+        small[1].push(round_trip(&EncryptedTransport::new(TcpTransport, key.clone())).await?);
+        large[0].push(one_way(&TcpTransport).await?);
+        large[1].push(one_way(&EncryptedTransport::new(TcpTransport, key.clone())).await?);
     }
-    for (at, name) in ["plain", "sealed"].into_iter().enumerate() {
+    for (at, name) in ["plain", "encrypted"].into_iter().enumerate() {
         let (trip, rate) = (median(&mut small[at]), LARGE as f64 / median(&mut large[at]) / 1e6);
-        println!("{name:>6}: 8 KiB there and back in {:.1} us, 4 MiB frames at {rate:.0} MB/s", trip * 1e6);
+        println!("{name:>9}: 8 KiB there and back in {:.1} us, 4 MiB frames at {rate:.0} MB/s", trip * 1e6);
     }
     Ok(())
 }
@@ -45,16 +45,16 @@ fn frame(bytes: usize) -> Frame {
     Frame { message: Message::Ping { nonce: 1 }, payload: vec![1; bytes] }
 }
 
-async fn pair<N: Network>(network: &N) -> Result<(N::Stream, N::Stream), Failure> {
-    let mut listener = network.bind("127.0.0.1:0").await?;
-    let near = network.connect(&listener.address()).await?;
+async fn pair<T: Transport>(transport: &T) -> Result<(T::Stream, T::Stream), Failure> {
+    let mut listener = transport.bind("127.0.0.1:0").await?;
+    let near = transport.connect(&listener.address()).await?;
     Ok((near, listener.accept().await?))
 }
 
 /// Seconds for a small frame there and back.
 #[allow(clippy::disallowed_methods)] // a measurement reads the clock
-async fn round_trip<N: Network>(network: &N) -> Result<f64, Failure> {
-    let (mut near, mut far) = pair(network).await?;
+async fn round_trip<T: Transport>(transport: &T) -> Result<f64, Failure> {
+    let (mut near, mut far) = pair(transport).await?;
     let echo = tokio::spawn(async move {
         while let Ok(Some(frame)) = Frame::read(&mut far, SMALL).await {
             if frame.write(&mut far).await.is_err() {
@@ -79,8 +79,8 @@ async fn round_trip<N: Network>(network: &N) -> Result<f64, Failure> {
 
 /// Seconds for a large frame, of many in a row.
 #[allow(clippy::disallowed_methods)] // a measurement reads the clock
-async fn one_way<N: Network>(network: &N) -> Result<f64, Failure> {
-    let (mut near, mut far) = pair(network).await?;
+async fn one_way<T: Transport>(transport: &T) -> Result<f64, Failure> {
+    let (mut near, mut far) = pair(transport).await?;
     let frame = frame(LARGE);
     let writing = tokio::spawn(async move {
         for _ in 0..=LARGE_FRAMES {

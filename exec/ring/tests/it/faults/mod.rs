@@ -11,35 +11,27 @@
 mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_profiles::model::Quant;
 use hearth_profiles::{Format, Layers};
 use hearth_ring::{
-    Asked, Computing, Generated, LocalModel, Request, Ring, RingError, RingOptions, Source, Unfinished,
-    Worker, WorkerOptions, bind,
+    ComputeMode, FailedRequest, Generated, GenerationRequest, LocalModel, ModelSource, Ring, RingError,
+    RingOptions, SequenceRequest, Worker, WorkerOptions, bind,
 };
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedDraft;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
-use hearth_schema::plan::Role;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::plan::{PlannedDraft, PlannedModel, Processor};
 use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::scenario::KvFormat;
 use hearth_schema::trace::Counter;
-use network::{Endpoint, World};
+use network::{Endpoint, SimulatedNetwork};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::time::{sleep, timeout};
+
+use crate::fixture::{self, address, listener};
 
 const LAYERS: u32 = 6;
 const CONTEXT: u32 = 64;
@@ -48,7 +40,7 @@ const HANGS: Duration = Duration::from_mins(30);
 
 /// What is drawn from a seed.
 #[derive(Clone)]
-struct Storm {
+struct FaultSchedule {
     windows: Vec<u32>,
     prompts: Vec<Vec<u32>>,
     generate: u32,
@@ -59,20 +51,20 @@ struct Storm {
     slowest: Duration,
     /// Whether something happens before the ring is up.
     early: bool,
-    blows: Vec<(Duration, usize, Blow)>,
+    faults: Vec<(Duration, usize, Fault)>,
     activations: ActivationFormat,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Blow {
+enum Fault {
     Crash { back: Option<Duration> },
     Freeze(Duration),
     Cut { other: usize, lasts: Duration },
     Reset,
 }
 
-impl Storm {
-    fn of(seed: u64) -> Storm {
+impl FaultSchedule {
+    fn of(seed: u64) -> FaultSchedule {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let devices = random.random_range(2..=5usize);
         let mut windows = vec![1; devices];
@@ -89,27 +81,27 @@ impl Storm {
         // About as long as the tokens take.
         let hops = LAYERS.div_ceil(windows.iter().sum::<u32>()) * devices as u32;
         let span = slowest * hops * generate / 2;
-        let blows = random.random_range(1..=4);
-        let blow = |random: &mut ChaCha8Rng| {
+        let faults = random.random_range(1..=4);
+        let fault = |random: &mut ChaCha8Rng| {
             let lasts = Duration::from_millis(random.random_range(10..=12_000));
             let device = random.random_range(0..devices);
-            let blow = match random.random_range(0..6) {
-                0 | 1 => Blow::Crash { back: random.random_bool(0.5).then_some(lasts) },
-                2 => Blow::Freeze(lasts),
-                3 => Blow::Cut { other: random.random_range(0..devices), lasts },
-                _ => Blow::Reset,
+            let fault = match random.random_range(0..6) {
+                0 | 1 => Fault::Crash { back: random.random_bool(0.5).then_some(lasts) },
+                2 => Fault::Freeze(lasts),
+                3 => Fault::Cut { other: random.random_range(0..devices), lasts },
+                _ => Fault::Reset,
             };
             let at = span.mul_f64(random.random_range(0.0..1.5));
             // A head that crashes takes its tokens along.
-            let device = if matches!(blow, Blow::Crash { .. }) { device.max(1) } else { device };
-            (at, device, blow)
+            let device = if matches!(fault, Fault::Crash { .. }) { device.max(1) } else { device };
+            (at, device, fault)
         };
-        let mut blows: Vec<_> = (0..blows).map(|_| blow(&mut random)).collect();
-        blows.sort_by_key(|blow| blow.0);
+        let mut faults: Vec<_> = (0..faults).map(|_| fault(&mut random)).collect();
+        faults.sort_by_key(|fault| fault.0);
         let (requests, early) = (random.random_range(1..=2), random.random_bool(0.1));
         // In every third, whatever else is drawn.
         let activations = if seed % 3 == 1 { ActivationFormat::F16 } else { ActivationFormat::F32 };
-        Storm {
+        FaultSchedule {
             windows,
             prompts,
             generate,
@@ -119,71 +111,45 @@ impl Storm {
             requests,
             slowest,
             early,
-            blows,
+            faults,
             activations,
         }
     }
 }
 
-/// A plan for the storm's sequences. The draft is the model itself, of which a sampler takes what it likes best now and
-/// then.
-fn plan(storm: &Storm, model: &LocalModel, windows: &[u32]) -> Plan {
-    let residency = ResidencyOptions::of(Residency::Windowed).without_prefetch();
-    let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
-        name: format!("d{place}"),
-        address: (place > 0).then(|| address(place)),
-        role: if place == 0 { Role::Head } else { Role::Worker },
-        window,
-        gpu_layers: 0,
-        residency,
-        predicted: None,
-    });
+/// A plan for the schedule's sequences. The draft is the model itself, whose likeliest token a sampler takes now and then.
+fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
+    let draft = PlannedDraft { model: PlannedModel::of(&model.profile), processor: Processor::Cpu };
     Plan {
-        schema: "plan/1".into(),
-        scenario: Origin { name: "storm".into(), digest: String::new() },
-        model: PlannedModel::of(&model.profile),
-        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-        kind: PlanKind::Ring,
-        rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: CONTEXT,
-        kv_cache: KvFormat::F32,
-        activations: storm.activations,
-        output: Processor::Cpu,
-        sequences: storm.prompts.len() as u32,
-        draft: (storm.drafts > 0)
-            .then(|| PlannedDraft { model: PlannedModel::of(&model.profile), processor: Processor::Cpu }),
-        devices: devices.collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
+        activations: schedule.activations,
+        sequences: schedule.prompts.len() as u32,
+        draft: (schedule.drafts > 0).then_some(draft),
+        ..fixture::plan(model, windows)
     }
 }
 
-fn address(place: usize) -> String {
-    format!("localhost:{}", 9000 + place)
-}
-
-fn start(world: &World, place: usize, model: &Arc<LocalModel>) {
-    let (endpoint, model) = (world.seen_by(place), model.clone());
+fn start(network: &SimulatedNetwork, place: usize, model: &Arc<LocalModel>) {
+    let (endpoint, model) = (network.endpoint(place), model.clone());
     tokio::spawn(async move {
         let listener = bind(&endpoint, &address(place)).await.expect("a free address");
-        let options = WorkerOptions { threads: 1, computing: Computing::Inline, accelerator: None };
-        Worker::with(endpoint, Source::File(model), options).serve(listener, |_| {}).await
+        let options = WorkerOptions { threads: 1, compute_mode: ComputeMode::Inline, accelerator: None };
+        Worker::with(endpoint, ModelSource::File(model), options).serve(listener, |_| {}).await
     });
 }
 
-fn request(storm: &Storm) -> Request {
-    let options = SamplerOptions { temperature: storm.temperature, top_k: 0, top_p: 1.0, seed: 5 };
+fn request(schedule: &FaultSchedule) -> GenerationRequest {
+    let options = SamplerOptions { temperature: schedule.temperature, top_k: 0, top_p: 1.0, seed: 5 };
     let sampler = Sampler::new(options).expect("sound options");
     let asked = |(prompt, number): (&Vec<u32>, u32)| {
         let mut sampler = sampler.for_sequence(number);
-        Asked { prompt: prompt.clone(), sample: Box::new(move |logits| sampler.sample(logits)) }
+        SequenceRequest { prompt: prompt.clone(), sampler: Box::new(move |logits| sampler.sample(logits)) }
     };
-    Request {
-        sequences: storm.prompts.iter().zip(0..).map(asked).collect(),
-        micro_batch: storm.micro_batch,
-        drafts: storm.drafts,
-        ..Request::one(vec![], storm.generate, Box::new(|_| 0))
+    GenerationRequest {
+        sequences: schedule.prompts.iter().zip(0..).map(asked).collect(),
+        micro_batch: schedule.micro_batch,
+        draft_tokens: schedule.drafts,
+        ..GenerationRequest::one(vec![], schedule.generate, Box::new(|_| 0))
     }
 }
 
@@ -192,100 +158,97 @@ fn inline(model: &Arc<LocalModel>) -> RingOptions {
         draft: Some(model.clone()),
         threads: 1,
         pass_deadline: Duration::from_mins(5),
-        computing: Computing::Inline,
+        compute_mode: ComputeMode::Inline,
         ..RingOptions::default()
     }
 }
 
 /// Has things happen to the devices.
-async fn blow(world: World, blows: Vec<(Duration, usize, Blow)>, model: Arc<LocalModel>) {
+async fn inject(network: SimulatedNetwork, faults: Vec<(Duration, usize, Fault)>, model: Arc<LocalModel>) {
     let mut passed = Duration::ZERO;
-    for (at, device, blow) in blows {
+    for (at, device, fault) in faults {
         sleep(at.saturating_sub(passed)).await;
         passed = at;
-        match blow {
-            Blow::Crash { back } => {
-                world.crash(device);
-                let (world, model) = (world.clone(), model.clone());
+        match fault {
+            Fault::Crash { back } => {
+                network.crash(device);
+                let (network, model) = (network.clone(), model.clone());
                 if let Some(back) = back {
                     tokio::spawn(async move {
                         sleep(back).await;
-                        start(&world, device, &model);
+                        start(&network, device, &model);
                     });
                 }
             }
-            Blow::Freeze(lasts) => world.freeze(device, lasts),
-            Blow::Cut { other, lasts } => world.cut(device, other, lasts),
-            Blow::Reset => world.reset_one(device),
+            Fault::Freeze(lasts) => network.freeze(device, lasts),
+            Fault::Cut { other, lasts } => network.cut(device, other, lasts),
+            Fault::Reset => network.reset_one(device),
         }
     }
 }
 
 /// How a request ended, and what the listener saw.
 struct Ended {
-    result: Result<Generated, Unfinished>,
+    result: Result<Generated, FailedRequest>,
     seen: Vec<Vec<u32>>,
 }
 
-async fn ask(ring: &mut Ring<Endpoint>, storm: &Storm) -> Ended {
-    let seen = Arc::new(Mutex::new(vec![Vec::new(); storm.prompts.len()]));
-    let listener = seen.clone();
-    let on_token = move |sequence: u32, token| {
-        listener.lock().expect("one thread")[sequence as usize].push(token);
-    };
-    let asked = ring.generate(request(storm), on_token);
+async fn ask(ring: &mut Ring<Endpoint>, schedule: &FaultSchedule) -> Ended {
+    let (seen, on_token) = listener(schedule.prompts.len());
+    let asked = ring.generate(request(schedule), on_token);
     let result = timeout(HANGS, asked).await.expect("a request hangs");
     let seen = seen.lock().expect("one thread").clone();
     Ended { result, seen }
 }
 
-/// What a storm came to.
+/// What a schedule came to.
 #[derive(Debug, Default)]
 struct Tally {
     runs: u32,
     undisturbed: u32,
-    renewed: u32,
-    unfinished: BTreeMap<String, u32>,
-    not_up: BTreeMap<String, u32>,
-    rings_again: u32,
+    reconfigured: u32,
+    failed: BTreeMap<String, u32>,
+    not_connected: BTreeMap<String, u32>,
+    reconfigurations: u32,
     drafted: u64,
     accepted: u64,
 }
 
-async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>], tally: &mut Tally) {
-    let storm = Storm::of(seed);
-    let world = World::new(seed, storm.windows.len(), storm.slowest);
-    (1..storm.windows.len()).for_each(|place| start(&world, place, model));
+async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>], tally: &mut Tally) {
+    let schedule = FaultSchedule::of(seed);
+    let network = SimulatedNetwork::new(seed, schedule.windows.len(), schedule.slowest);
+    (1..schedule.windows.len()).for_each(|place| start(&network, place, model));
     sleep(Duration::from_millis(1)).await;
-    let blows = || tokio::spawn(blow(world.clone(), storm.blows.clone(), model.clone()));
-    if storm.early {
-        blows();
+    let faults = || tokio::spawn(inject(network.clone(), schedule.faults.clone(), model.clone()));
+    if schedule.early {
+        faults();
     }
-    let own = world.seen_by(0);
-    let connecting = Ring::connect(&own, plan(&storm, model, &storm.windows), model.clone(), inline(model));
+    let own = network.endpoint(0);
+    let connecting =
+        Ring::connect(&own, plan(&schedule, model, &schedule.windows), model.clone(), inline(model));
     let mut ring = match timeout(HANGS, connecting).await.expect("coming up hangs") {
         Ok(ring) => ring,
         Err(error) => {
-            assert!(storm.early, "nothing has happened yet: {error}");
-            *tally.not_up.entry(kind(&error)).or_default() += 1;
+            assert!(schedule.early, "nothing has happened yet: {error}");
+            *tally.not_connected.entry(kind(&error)).or_default() += 1;
             return;
         }
     };
-    if !storm.early {
-        blows();
+    if !schedule.early {
+        faults();
     }
-    for _ in 0..storm.requests {
-        let Ended { result, seen } = ask(&mut ring, &storm).await;
+    for _ in 0..schedule.requests {
+        let Ended { result, seen } = ask(&mut ring, &schedule).await;
         tally.runs += 1;
         let generated = match result {
             Ok(generated) => {
                 assert_eq!(generated.sequences, expected, "wrong tokens, lost or doubled ones");
                 generated
             }
-            Err(Unfinished { error, so_far }) => {
+            Err(FailedRequest { error, partial }) => {
                 println!("seed {seed}: {error}");
-                *tally.unfinished.entry(kind(&error)).or_default() += 1;
-                *so_far.expect("what there is of it")
+                *tally.failed.entry(kind(&error)).or_default() += 1;
+                *partial.expect("what there is of it")
             }
         };
         for (tokens, expected) in generated.sequences.iter().zip(expected) {
@@ -297,9 +260,9 @@ async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>], tall
         tally.accepted += accepted.map(|reading| reading.value).sum::<u64>();
         let drafted = generated.trace.passes.iter().map(|pass| u64::from(pass.drafted));
         tally.drafted += drafted.sum::<u64>();
-        let renewals = generated.plans.len();
-        tally.rings_again += renewals as u32;
-        *(if renewals == 0 { &mut tally.undisturbed } else { &mut tally.renewed }) += 1;
+        let reconfigurations = generated.plans.len();
+        tally.reconfigurations += reconfigurations as u32;
+        *(if reconfigurations == 0 { &mut tally.undisturbed } else { &mut tally.reconfigured }) += 1;
     }
     timeout(HANGS, ring.close()).await.expect("closing hangs");
 }
@@ -330,16 +293,16 @@ fn under_a_paused_clock<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// What a ring of one device gives: the head alone, to which nothing can happen.
-fn alone(storm: &Storm, model: &Arc<LocalModel>) -> Vec<Vec<u32>> {
+fn alone(schedule: &FaultSchedule, model: &Arc<LocalModel>) -> Vec<Vec<u32>> {
     under_a_paused_clock(async {
-        let world = World::new(0, 1, Duration::from_millis(1));
+        let network = SimulatedNetwork::new(0, 1, Duration::from_millis(1));
         // Without drafts, and the prompts as wholes: neither changes a token.
-        let storm = &Storm { drafts: 0, micro_batch: 512, ..storm.clone() };
-        let plan = plan(storm, model, &[LAYERS]);
-        let mut ring = Ring::connect(&world.seen_by(0), plan, model.clone(), inline(model))
+        let schedule = &FaultSchedule { drafts: 0, micro_batch: 512, ..schedule.clone() };
+        let plan = plan(schedule, model, &[LAYERS]);
+        let mut ring = Ring::connect(&network.endpoint(0), plan, model.clone(), inline(model))
             .await
             .expect("a ring of one");
-        ask(&mut ring, storm).await.result.expect("tokens").sequences
+        ask(&mut ring, schedule).await.result.expect("tokens").sequences
     })
 }
 
@@ -348,24 +311,24 @@ fn number(name: &str, usual: u64) -> u64 {
 }
 
 #[test]
-fn any_storm_leaves_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
+fn any_faults_leave_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
     let (_folder, model) = model();
     let usual = if std::env::var("HEARTH_SLOW").is_ok_and(|slow| slow == "1") { 1000 } else { 100 };
     let (first, count) = (number("HEARTH_STORM", 0), number("HEARTH_STORMS", usual));
     let mut tally = Tally::default();
     let mut different = BTreeSet::new();
     for seed in first..first + count {
-        let storm = Storm::of(seed);
-        let expected = alone(&storm, &model);
+        let schedule = FaultSchedule::of(seed);
+        let expected = alone(&schedule, &model);
         different.extend(expected.iter().flatten().copied());
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            under_a_paused_clock(weather(seed, &model, &expected, &mut tally));
+            under_a_paused_clock(run_schedule(seed, &model, &expected, &mut tally));
         }));
-        assert!(outcome.is_ok(), "HEARTH_STORM={seed} HEARTH_STORMS=1 fails: {:?}", storm.blows);
+        assert!(outcome.is_ok(), "HEARTH_STORM={seed} HEARTH_STORMS=1 fails: {:?}", schedule.faults);
     }
-    println!("{count} storms from seed {first}: {tally:?}");
+    println!("{count} schedules from seed {first}: {tally:?}");
     assert!(different.len() > 50 || count < 100, "too few different tokens to tell them apart");
     let some = 0 < tally.accepted && tally.accepted < tally.drafted;
     assert!(some || count < 100, "some drafts stand and some do not");
-    assert!(tally.renewed > 0 || count < 100, "some storm makes a ring plan again");
+    assert!(tally.reconfigured > 0 || count < 100, "some schedule makes a ring plan again");
 }

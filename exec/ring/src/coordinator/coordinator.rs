@@ -1,0 +1,364 @@
+//! The coordinator: carries out the steps of the recovery reducer, and turns what the head hears into its events.
+//!
+//! It has the workers prepare an epoch, sends them the plan, connects to its neighbours and takes up its own layers. When
+//! the ring cannot go on, another plan is found for the devices that are left ([`Reconfiguration`]).
+//!
+//! Not here: which pass enters and what becomes of tokens ([`super::pipeline`]).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_core::recovery::{Event, Step, heartbeat};
+use hearth_core::schedule::Schedule;
+use hearth_profiles::Document;
+use hearth_schema::Plan;
+use hearth_schema::events::Return;
+use tokio::sync::mpsc;
+use tokio::time::{timeout, timeout_at};
+
+use super::connections::WorkerConnections;
+use super::event_log::EventLog;
+use super::listener::HeadListener;
+use super::options::RingOptions;
+use super::reconfiguration::Reconfiguration;
+use super::worker_connection::{HeadEvent, address};
+use crate::error::{RingError, protocol_error};
+use crate::execution::{LocalModel, Outbox, Samplers, StageRunner, check_draft};
+use crate::wire::{BrokenLink, DataEvent, Frame, Message, PeerAddress, Transport};
+use hearth_runtime::accelerator::Progress;
+use hearth_runtime::clock::wall_nanos;
+
+/// For a neighbour that has just said that it is prepared.
+const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
+/// For a lost device to answer before a request begins without it.
+/// source: assumed, what a person who waits for a first token does not mind
+const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
+
+/// The head's side of a session.
+pub(super) struct Coordinator<T: Transport> {
+    model: Arc<LocalModel>,
+    pub(super) options: RingOptions,
+    pub(super) connections: WorkerConnections<T>,
+    listener: HeadListener,
+    pub(super) reconfiguration: Reconfiguration,
+    runner: Option<StageRunner>,
+    /// For the runner, when the next request begins.
+    samplers: Option<Samplers>,
+    pub(super) log: EventLog,
+    pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,
+}
+
+impl<T: Transport> Coordinator<T> {
+    /// Brings up the ring of a plan.
+    pub(super) async fn connect(
+        transport: T,
+        plan: Plan,
+        model: Arc<LocalModel>,
+        options: RingOptions,
+        (inbox, events): (mpsc::UnboundedSender<HeadEvent>, mpsc::UnboundedReceiver<HeadEvent>),
+        session: u64,
+    ) -> Result<Self, RingError> {
+        model.check(&plan)?;
+        check_draft(&plan, &model, options.draft.as_deref())?;
+        let mut connections = WorkerConnections::new(transport, session, inbox);
+        for device in plan.devices.iter().skip(1) {
+            connections.open(&plan, device).await?;
+        }
+        let (head, local_ips) = (&plan.devices[0], connections.local_ips());
+        let planned = head.address.as_deref();
+        let listener =
+            HeadListener::start(connections.transport(), planned, &local_ips, model.clone()).await?;
+        connections.set_facts(&head.name, model.facts());
+        let mut coordinator = Self {
+            log: EventLog::new(&plan, options.on_run_event.clone()),
+            reconfiguration: Reconfiguration::new(plan, &options),
+            connections,
+            listener,
+            runner: None,
+            samplers: None,
+            events,
+            options,
+            model,
+        };
+        let steps = coordinator.react(Event::Start);
+        coordinator.settle(steps).await?;
+        Ok(coordinator)
+    }
+
+    /// The plan at work.
+    pub(super) fn plan(&self) -> &Arc<Plan> {
+        self.reconfiguration.plan()
+    }
+
+    /// The head's own part of the ring.
+    pub(super) fn runner(&mut self) -> Result<&mut StageRunner, RingError> {
+        self.runner.as_mut().ok_or_else(|| protocol_error("the head", "its stage has stopped"))
+    }
+
+    /// Makes the ring ready for a request: takes lost devices in again, and has all forget the request before.
+    pub(super) async fn start_request(&mut self, samplers: Samplers) -> Result<(), RingError> {
+        while let Ok(event) = self.events.try_recv() {
+            match event {
+                // What the request before left behind.
+                HeadEvent::PassTimeout(_) | HeadEvent::Data(DataEvent::Activations(_)) => {}
+                event => drop(self.handle(event)?),
+            }
+        }
+        self.rejoin_lost_devices().await;
+        self.reconfiguration.resume_at(0, 0);
+        self.samplers = Some(samplers);
+        if self.reconfiguration.recovery.must_plan() {
+            let steps = self.react(Event::Request);
+            self.settle(steps).await?;
+        }
+        self.log = EventLog::new(self.reconfiguration.plan(), self.options.on_run_event.clone());
+        let steps = self.react(Event::Request);
+        self.settle(steps).await
+    }
+
+    async fn rejoin_lost_devices(&mut self) {
+        for name in self.reconfiguration.recovery.gone() {
+            let Some(device) = self.reconfiguration.planned_device(&name) else { continue };
+            let opening = self.connections.open(self.reconfiguration.recovery.first_plan(), &device);
+            if let Ok(Ok(())) = timeout(REJOIN_DEADLINE, opening).await {
+                self.react(Event::DeviceReturned { device: name, rejoins: Return::NextRequest });
+            }
+        }
+    }
+
+    /// Carries out steps, and those that follow, until passes may begin.
+    pub(super) async fn settle(&mut self, mut steps: Vec<Step>) -> Result<(), RingError> {
+        self.reconfiguration.extend_ready_deadline();
+        loop {
+            let mut queue = VecDeque::from(steps);
+            while let Some(step) = queue.pop_front() {
+                if matches!(step, Step::Prepare { .. } | Step::Reset { .. }) {
+                    self.reconfiguration.extend_ready_deadline();
+                }
+                let more = self.perform(step).await?;
+                if !more.is_empty() {
+                    // The remaining steps belong to a ring that has been given up.
+                    queue = more.into();
+                }
+            }
+            if self.reconfiguration.recovery.is_running() {
+                return Ok(());
+            }
+            steps = match timeout_at(self.reconfiguration.ready_by(), self.events.recv()).await {
+                Ok(Some(event)) => self.handle(event)?,
+                Ok(None) => return Err(RingError::Interrupted),
+                Err(_) => self.lose_devices_that_are_not_ready()?,
+            };
+        }
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<Vec<Step>, RingError> {
+        match step {
+            Step::Plan => {
+                let event = self.reconfiguration.find_plan(&self.model);
+                Ok(self.react(event))
+            }
+            Step::Prepare { epoch } => self.prepare(epoch).await,
+            Step::Configure { epoch } => self.configure(epoch).await,
+            Step::Reset { epoch } => {
+                self.log.begin_epoch(epoch, self.reconfiguration.plan());
+                for worker in self.connections.members(self.reconfiguration.plan()) {
+                    worker.measure_clock_offset();
+                    worker.send(Message::Reset { epoch });
+                }
+                let samplers = self.samplers.take();
+                self.runner()?.reset(epoch, samplers);
+                Ok(self.report_head_ready(epoch))
+            }
+            // `react` has recorded these; there is nothing else to do.
+            Step::Begin { .. } | Step::Missed { .. } | Step::Replanned { .. } | Step::NotReplanned { .. } => {
+                Ok(vec![])
+            }
+            Step::GiveUp { lost, reason } => Err(RingError::CannotRecover { lost, reason }),
+        }
+    }
+
+    fn report_head_ready(&mut self, epoch: u32) -> Vec<Step> {
+        let device = self.reconfiguration.head();
+        self.react(Event::Ready { device, epoch })
+    }
+
+    async fn prepare(&mut self, epoch: u32) -> Result<Vec<Step>, RingError> {
+        self.listener.open(self.connections.session(), epoch, self.connections.data_sink());
+        let plan = self.plan().clone();
+        self.log.begin_epoch(epoch, &plan);
+        for device in plan.devices.iter().skip(1) {
+            if self.connections.get(&device.name).is_none()
+                && let Err(error) =
+                    self.connections.open(self.reconfiguration.recovery.first_plan(), device).await
+            {
+                return self.lose(&device.name, error, wall_nanos());
+            }
+        }
+        self.connections.broadcast(&plan, &Message::Prepare { epoch });
+        Ok(vec![])
+    }
+
+    async fn configure(&mut self, epoch: u32) -> Result<Vec<Step>, RingError> {
+        let plan = self.plan().clone();
+        let first_pass = self.reconfiguration.first_pass;
+        for (place, device) in plan.devices.iter().enumerate().skip(1) {
+            let Some(worker) = self.connections.get(&device.name) else { continue };
+            let head = self.listener.address_for(worker.local_ip);
+            let mut receivers = Vec::new();
+            for to in Schedule::new(plan.clone(), place).receivers() {
+                let address = if to == 0 { head.clone() } else { address(&plan.devices[to])?.to_owned() };
+                receivers.push(PeerAddress { place: to as u16, address });
+            }
+            let message = Message::Configure { epoch, place: place as u16, first_pass, head, receivers };
+            worker.send(Frame { message, payload: plan.to_yaml().into_bytes() });
+        }
+        let outbox = match self.connect_neighbours(&plan, epoch).await {
+            Ok(outbox) => outbox,
+            Err(broken) => return Ok(self.report_own_broken_link(broken)),
+        };
+        // Only the head waits for its own part.
+        let upload = Progress::default();
+        let runner = match self.runner.take() {
+            Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, &upload)?,
+            None => StageRunner::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, &upload)?
+                .with_draft(self.options.draft.as_deref())?,
+        };
+        self.runner = Some(runner);
+        // What workers said while the head took up its own part has not been read yet.
+        self.reconfiguration.extend_ready_deadline();
+        Ok(self.report_head_ready(epoch))
+    }
+
+    async fn connect_neighbours(&mut self, plan: &Arc<Plan>, epoch: u32) -> Result<Outbox, BrokenLink> {
+        let sink = self.connections.data_sink();
+        let connector = self.connections.data_connector(epoch, &sink);
+        let mut outbox = Outbox::new();
+        for to in Schedule::new(plan.clone(), 0).receivers() {
+            let device = &plan.devices[to];
+            let at = device.address.as_deref().unwrap_or_default();
+            let connecting = timeout(NEIGHBOUR_DEADLINE, connector.connect(to as u16, &device.name, at));
+            let reason = match connecting.await {
+                Ok(Ok(frames)) => {
+                    outbox.insert(to, frames);
+                    continue;
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "it does not answer".into(),
+            };
+            return Err(BrokenLink { epoch, peer: to as u16, reason });
+        }
+        Ok(outbox)
+    }
+
+    /// A connection of the head itself broke.
+    fn report_own_broken_link(&mut self, broken: BrokenLink) -> Vec<Step> {
+        let by = self.reconfiguration.head();
+        self.report_broken_link(&by, broken)
+    }
+
+    fn report_broken_link(&mut self, by: &str, BrokenLink { epoch, peer, reason }: BrokenLink) -> Vec<Step> {
+        let Some(device) = self.plan().devices.get(usize::from(peer)) else { return vec![] };
+        let peer = device.name.clone();
+        let reason = format!("nothing gets from or to `{peer}` and `{by}` ({reason})");
+        self.react(Event::LinkCut { epoch, by: by.to_owned(), peer, since: wall_nanos(), reason })
+    }
+
+    /// Gives an event to the reducer. Its decisions are recorded at once; the steps to carry out are returned.
+    pub(super) fn react(&mut self, event: Event) -> Vec<Step> {
+        let mut steps = self.reconfiguration.recovery.react(event);
+        steps.retain(|step| !self.record(step));
+        steps
+    }
+
+    /// Records a decision. Returns false if the step is more than that.
+    fn record(&mut self, step: &Step) -> bool {
+        match step {
+            Step::Missed { device, since, reason } => {
+                self.connections.remove(device);
+                self.log.device_lost(device, *since, reason.clone());
+            }
+            Step::Replanned { missing } => {
+                let Reconfiguration { recovery, recomputed_tokens, .. } = &self.reconfiguration;
+                self.log.replanned(missing.as_deref(), recovery.plan(), *recomputed_tokens);
+            }
+            Step::NotReplanned { missing, reason } => self.log.not_replanned(missing.as_deref(), reason),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Turns what the head hears into events of the ring's state. Returns the steps that follow.
+    pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>, RingError> {
+        match event {
+            // No pass has entered yet.
+            HeadEvent::Data(DataEvent::Activations(_)) => Ok(vec![]),
+            HeadEvent::Data(DataEvent::LinkBroken(broken)) => Ok(self.report_own_broken_link(broken)),
+            HeadEvent::Message { connection, frame } => match self.connections.name_of(connection) {
+                Some(name) => self.handle_message(name, frame.message),
+                None => Ok(vec![]),
+            },
+            HeadEvent::Lost { connection, error, since } => match self.connections.name_of(connection) {
+                Some(name) => self.lose(&name, error, since),
+                None => Ok(vec![]),
+            },
+            HeadEvent::PassTimeout(limit) => Err(RingError::Deadline {
+                what: "one pass through the ring".into(),
+                seconds: limit.as_secs_f64(),
+                hint: "if the devices are that slow, give more with --deadline",
+            }),
+            HeadEvent::Cancel => Err(RingError::Interrupted),
+        }
+    }
+
+    fn handle_message(&mut self, device: String, message: Message) -> Result<Vec<Step>, RingError> {
+        match message {
+            Message::Prepared { epoch } => Ok(self.react(Event::Prepared { device, epoch })),
+            Message::Ready { epoch } => Ok(self.react(Event::Ready { device, epoch })),
+            Message::LinkBroken { epoch, peer, reason } => {
+                Ok(self.report_broken_link(&device, BrokenLink { epoch, peer, reason }))
+            }
+            Message::Fetching { done, total } => {
+                // Many gigabytes take longer than getting ready does.
+                self.reconfiguration.extend_ready_deadline();
+                if let Some(on_fetch) = &self.options.on_fetch {
+                    on_fetch(&device, done, total);
+                }
+                Ok(vec![])
+            }
+            Message::Uploading { .. } => {
+                self.reconfiguration.extend_ready_deadline();
+                Ok(vec![])
+            }
+            // The trace of a request that has ended.
+            Message::Report { .. } => Ok(vec![]),
+            other => {
+                let error = protocol_error(&device, &format!("{other:?} is no answer"));
+                self.lose(&device, error, wall_nanos())
+            }
+        }
+    }
+
+    /// A worker is lost. Its connection is closed, so that it is free for others when it wakes up.
+    pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>, RingError> {
+        self.connections.remove(name);
+        if !self.reconfiguration.recovery.has_begun() {
+            return Err(error);
+        }
+        Ok(self.react(Event::DeviceLost { device: name.into(), since, reason: error.to_string() }))
+    }
+
+    fn lose_devices_that_are_not_ready(&mut self) -> Result<Vec<Step>, RingError> {
+        let mut steps = Vec::new();
+        for name in self.reconfiguration.recovery.awaited().clone() {
+            let error = RingError::Deadline {
+                what: format!("worker `{name}` getting ready"),
+                seconds: self.reconfiguration.ready_limit().as_secs_f64(),
+                hint: "see whether the other end still runs and the network is up",
+            };
+            steps.extend(self.lose(&name, error, wall_nanos())?);
+        }
+        Ok(steps)
+    }
+}

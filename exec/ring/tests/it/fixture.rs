@@ -1,0 +1,127 @@
+//! What the tests of a ring share: the trained models, plans by hand, workers, and requests.
+//!
+//! Devices are tasks of this process, joined by pipes; they run the code that processes run.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hearth_profiles::Layers;
+use hearth_ring::{Key, LocalModel, MemoryTransport, Ring, RingOptions, Transport, Worker, bind};
+use hearth_schema::Plan;
+use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{ActivationFormat, KvFormat};
+
+pub const Q4: &str = "psalm-7m-q4_k.gguf";
+pub const F16: &str = "psalm-7m-f16.gguf";
+/// Of the trained model.
+pub const LAYERS: u32 = 8;
+
+pub fn data(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(name)
+}
+
+pub fn open(name: &str) -> Arc<LocalModel> {
+    Arc::new(LocalModel::open(&data(name)).expect("the trained models are part of the repository"))
+}
+
+/// The prompts of the golden texts, of different lengths, and all of them together.
+pub fn prompts() -> Vec<Vec<u32>> {
+    let golden = std::fs::read(data("golden.json")).expect("part of the repository");
+    let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
+    let ids = |run: &serde_json::Value| {
+        let ids = run["prompt_ids"].as_array().expect("ids").iter();
+        ids.map(|id| id.as_u64().expect("a number") as u32).collect::<Vec<_>>()
+    };
+    let mut prompts: Vec<_> = golden["files"][Q4].as_array().expect("runs").iter().map(ids).collect();
+    prompts.push(prompts.concat());
+    prompts
+}
+
+pub fn key() -> Key {
+    Key::parse("a phrase for a test").expect("long enough")
+}
+
+/// The address of the worker at a place of a ring.
+pub fn address(place: usize) -> String {
+    format!("localhost:{}", 9000 + place)
+}
+
+/// Populates the next window ahead of its turn.
+pub const AHEAD: ResidencyOptions = ResidencyOptions::of(Residency::Windowed);
+/// Faults in what it touches.
+pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
+
+/// A plan of these windows, with the workers at [`address`].
+pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
+    let Layers(layers) = model.profile.shape.layers;
+    let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
+        name: format!("d{place}"),
+        address: (place > 0).then(|| address(place)),
+        role: if place == 0 { Role::Head } else { Role::Worker },
+        window,
+        gpu_layers: 0,
+        residency: FAULTS,
+        predicted: None,
+    });
+    Plan {
+        schema: "plan/1".into(),
+        scenario: Origin { name: "test".into(), digest: String::new() },
+        model: PlannedModel::of(&model.profile),
+        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
+        rounds: layers.div_ceil(windows.iter().sum()),
+        context: 128,
+        kv_cache: KvFormat::F32,
+        activations: ActivationFormat::F32,
+        output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
+        devices: devices.collect(),
+        dropped: vec![],
+        predicted: None,
+        explanation: vec![],
+    }
+}
+
+/// The same plan with one residency for all devices.
+pub fn with_residency(mut plan: Plan, residency: ResidencyOptions) -> Plan {
+    plan.devices.iter_mut().for_each(|device| device.residency = residency);
+    plan
+}
+
+/// Starts workers for the places from 1 on.
+pub async fn start_workers(transport: &impl Transport, model: &Arc<LocalModel>, count: usize) {
+    for place in 1..=count {
+        let listener = bind(transport, &address(place)).await.expect("a free name");
+        let worker = Worker::new(transport.clone(), model.clone(), 1);
+        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+    }
+}
+
+/// A transport within this process, with workers of a model.
+pub async fn workers(model: &Arc<LocalModel>, count: usize) -> MemoryTransport {
+    let transport = MemoryTransport::default();
+    start_workers(&transport, model, count).await;
+    transport
+}
+
+pub fn one_thread() -> RingOptions {
+    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), ..RingOptions::default() }
+}
+
+/// A ring whose head computes on one thread.
+pub async fn connect<T: Transport>(transport: &T, plan: Plan, model: &Arc<LocalModel>) -> Ring<T> {
+    Ring::connect(transport, plan, model.clone(), one_thread()).await.expect("a ring")
+}
+
+/// Tokens by sequence, as a listener sees them.
+pub type SeenTokens = Arc<Mutex<Vec<Vec<u32>>>>;
+
+/// The tokens that a listener sees, and the listener.
+pub fn listener(sequences: usize) -> (SeenTokens, impl FnMut(u32, u32) + Send + 'static) {
+    let seen = Arc::new(Mutex::new(vec![Vec::new(); sequences]));
+    let own = seen.clone();
+    (seen, move |sequence, token| own.lock().expect("no panic")[sequence as usize].push(token))
+}

@@ -1,0 +1,194 @@
+//! Requests that a ring serves at once get the tokens that each would get alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_ring::{
+    LocalModel, MemoryTransport, Request, ResponseEvent, Ring, RingError, RingOptions, ServeOptions, Worker,
+    bind, for_sequences, with_draft,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::{DRAFT, GENERATE, alone, plan, sampler};
+use crate::fixture::{Q4, address, one_thread, open, prompts, workers};
+
+/// All events of a response.
+#[derive(Debug, Default, PartialEq)]
+struct Response {
+    cached_tokens: Option<u32>,
+    tokens: Vec<u32>,
+    failed: Option<String>,
+}
+
+async fn collect(mut response_rx: mpsc::UnboundedReceiver<ResponseEvent>) -> Response {
+    let mut response = Response::default();
+    while let Some(event) = response_rx.recv().await {
+        match event {
+            ResponseEvent::Started { cached_tokens } => response.cached_tokens = Some(cached_tokens),
+            ResponseEvent::Token(token) => response.tokens.push(token),
+            ResponseEvent::Failed(reason) => response.failed = Some(reason),
+        }
+    }
+    response
+}
+
+/// A ring that serves.
+struct Server {
+    request_tx: mpsc::UnboundedSender<Request>,
+    serving: JoinHandle<Result<(), RingError>>,
+}
+
+impl Server {
+    async fn start(
+        transport: &MemoryTransport,
+        model: &Arc<LocalModel>,
+        windows: &[u32],
+        slots: u32,
+        draft: Option<Arc<LocalModel>>,
+    ) -> Server {
+        // The slots share the positions.
+        let mut plan = for_sequences(plan(model, windows, 128 * slots), slots);
+        if let Some(draft) = &draft {
+            plan = with_draft(plan, model, draft).expect("a draft of the same vocabulary");
+        }
+        let draft_tokens = if draft.is_some() { 3 } else { 0 };
+        let options = RingOptions { draft, ..one_thread() };
+        let mut ring = Ring::connect(transport, plan, model.clone(), options).await.expect("a ring");
+        let (request_tx, request_rx) = mpsc::unbounded_channel();
+        let options = ServeOptions { micro_batch: 5, draft_tokens, stop_tokens: vec![], on_report: None };
+        let serving = tokio::spawn(async move {
+            let (_, ended) = ring.serve(options, request_rx).await;
+            ring.close().await;
+            ended
+        });
+        Server { request_tx, serving }
+    }
+
+    /// Sends a request whose sampler has a number.
+    fn send(
+        &self,
+        prompt: &[u32],
+        max_new_tokens: u32,
+        temperature: f32,
+        number: u32,
+    ) -> mpsc::UnboundedReceiver<ResponseEvent> {
+        let (response_tx, response_rx) = mpsc::unbounded_channel();
+        let mut sampler = sampler(temperature, number);
+        let sampler = Box::new(move |logits: &[f32]| sampler.sample(logits));
+        let request = Request { prompt: prompt.to_vec(), max_new_tokens, sampler, response_tx };
+        assert!(self.request_tx.send(request).is_ok());
+        response_rx
+    }
+
+    /// Lets the ring end in order.
+    async fn close(self) {
+        drop(self.request_tx);
+        let ended = tokio::time::timeout(Duration::from_mins(1), self.serving).await;
+        let ended = ended.expect("the ring ends when no request can come").expect("it does not panic");
+        ended.expect("a ring that ends in order");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_requests_get_the_tokens_of_each_alone() {
+    let model = open(Q4);
+    let numbers: Vec<u32> = (0..7).collect();
+    let all = prompts();
+    for (temperature, draft, slots) in [(0.0, None, 2), (0.8, None, 3), (0.0, Some(open(DRAFT)), 2)] {
+        let expected = alone(&model, &numbers, temperature).await;
+        let server = Server::start(&workers(&model, 3).await, &model, &[3, 3, 2], slots, draft).await;
+        let mut responses = Vec::new();
+        for &number in &numbers {
+            let prompt = &all[number as usize % all.len()];
+            responses.push(tokio::spawn(collect(server.send(prompt, GENERATE, temperature, number))));
+            tokio::time::sleep(Duration::from_millis(u64::from(number) * 7)).await;
+        }
+        for (number, response) in responses.into_iter().enumerate() {
+            let response = response.await.expect("no panic");
+            assert_eq!(
+                (response.tokens, response.failed),
+                (expected[number].clone(), None),
+                "request {number}"
+            );
+        }
+        server.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn conversation_continues_from_its_cached_prefix() {
+    let model = open(Q4);
+    let server = Server::start(&workers(&model, 3).await, &model, &[3, 3, 2], 2, None).await;
+    let all = prompts();
+    let ask = async |prompt: &[u32]| collect(server.send(prompt, 8, 0.0, 0)).await;
+    let first = ask(&all[0]).await;
+    // Another request in between, which takes the other slot.
+    let other = ask(&all[1]).await;
+    assert_eq!((first.cached_tokens, other.cached_tokens), (Some(0), Some(0)));
+    // All that was said, and more: of that only the last token has not entered the ring yet.
+    let said = [&all[0][..], &first.tokens].concat();
+    let longer = [&said[..], &all[2][..4]].concat();
+    let second = ask(&longer).await;
+    assert_eq!(second.cached_tokens, Some(said.len() as u32 - 1));
+    // The same prompt again, and the turn before with another ending.
+    let cached_tokens = Some(longer.len() as u32 - 1);
+    assert_eq!(ask(&longer).await, Response { cached_tokens, ..ask(&longer).await });
+    let changed = [&said[..], &all[1][..4]].concat();
+    assert!(ask(&changed).await.cached_tokens >= Some(said.len() as u32));
+    server.close().await;
+    // The cache gave what is computed from nothing.
+    let fresh = Server::start(&MemoryTransport::default(), &model, &[8], 1, None).await;
+    assert_eq!(collect(fresh.send(&longer, 8, 0.0, 0)).await.tokens, second.tokens);
+    fresh.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn disconnected_client_frees_its_slot_and_oversized_requests_fail() {
+    let model = open(Q4);
+    let server = Server::start(&workers(&model, 3).await, &model, &[2, 3, 3], 1, None).await;
+    let all = prompts();
+    let mut endless = server.send(&all[0], 100, 0.0, 0);
+    drop(server.send(&all[1], 4, 0.0, 1));
+    let next = server.send(&all[1], 4, 0.0, 1);
+    assert_eq!(endless.recv().await, Some(ResponseEvent::Started { cached_tokens: 0 }));
+    assert!(matches!(endless.recv().await, Some(ResponseEvent::Token(_))));
+    drop(endless);
+    // The only slot is free again.
+    let response = tokio::time::timeout(Duration::from_secs(20), collect(next)).await.expect("a slot");
+    assert_eq!(response.tokens, alone(&model, &[1], 0.0).await[0][..4]);
+    for (prompt, max_new_tokens) in [(vec![], 4), (all[0].clone(), 0), (all[0].clone(), 127)] {
+        let failed = collect(server.send(&prompt, max_new_tokens, 0.0, 0)).await.failed.expect("an error");
+        assert!(failed.contains("do not fit the context of 128 positions"), "{failed}");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_survive_the_loss_of_a_worker() {
+    let model = open(Q4);
+    let expected = alone(&model, &[0, 1, 2], 0.0).await;
+    let transport = MemoryTransport::default();
+    let mut runtimes = Vec::new();
+    for place in 1..=2 {
+        let listener = bind(&transport, &address(place)).await.expect("a free name");
+        let worker = Worker::new(transport.clone(), model.clone(), 1);
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        runtime.spawn(async move { worker.serve(listener, |_| {}).await });
+        runtimes.push(runtime);
+    }
+    let server = Server::start(&transport, &model, &[3, 3, 2], 3, None).await;
+    let all = prompts();
+    let send = |number: u32| server.send(&all[number as usize], GENERATE, 0.0, number);
+    let [first, second, mut third] = [0, 1, 2].map(send);
+    assert_eq!(third.recv().await, Some(ResponseEvent::Started { cached_tokens: 0 }));
+    assert!(matches!(third.recv().await, Some(ResponseEvent::Token(token)) if token == expected[2][0]));
+    // All its tasks end, and with them its connections.
+    runtimes.pop().expect("two").shutdown_background();
+    assert_eq!(collect(third).await.tokens, expected[2][1..]);
+    for (response_rx, expected) in [first, second].into_iter().zip(&expected) {
+        assert_eq!(collect(response_rx).await.tokens, *expected);
+    }
+    server.close().await;
+    runtimes.into_iter().for_each(tokio::runtime::Runtime::shutdown_background);
+}

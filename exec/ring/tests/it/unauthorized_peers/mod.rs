@@ -1,0 +1,66 @@
+//! A peer without the key cannot join, read, or stop a worker.
+
+mod attack;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use attack::Attacker;
+use hearth_ring::{
+    EncryptedTransport, GenerationRequest, LocalModel, MemoryTransport, Ring, RingError, Transport,
+};
+use hearth_runtime::sampler::greedy;
+use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
+
+use crate::fixture::{Q4, address, key, one_thread, open, plan, start_workers};
+
+/// Connections without the key; the example `unauthorized_peers` makes a million.
+const ATTACKS: usize = 3000;
+/// A handshake's second flight, which is the same for every peer that sends a first one.
+const MAX_ANSWER_LEN: usize = 128;
+
+async fn tokens(transport: &impl Transport, model: &Arc<LocalModel>) -> Result<Vec<u32>, RingError> {
+    let mut ring = Ring::connect(transport, plan(model, &[4, 4]), model.clone(), one_thread()).await?;
+    let request = GenerationRequest::one(vec![1, 2, 3], 4, Box::new(greedy));
+    let generated = ring.generate(request, |_, _| {}).await.map_err(|failed| failed.error)?;
+    ring.close().await;
+    Ok(generated.tokens().to_vec())
+}
+
+/// A worker with the key, the transport below, and the one with the key.
+async fn encrypted_worker() -> (MemoryTransport, EncryptedTransport<MemoryTransport>, Arc<LocalModel>) {
+    let (transport, model) = (MemoryTransport::default(), open(Q4));
+    let encrypted = EncryptedTransport::new(transport.clone(), key());
+    start_workers(&encrypted, &model, 1).await;
+    (transport, encrypted, model)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_connections_get_nothing_and_the_worker_goes_on() {
+    let (transport, encrypted, model) = encrypted_worker().await;
+    let expected = tokens(&encrypted, &model).await.expect("an honest head");
+    let mut attacker = Attacker::listening(&transport, key(), 1).await;
+    for attack in 0..ATTACKS {
+        let got = timeout(Duration::from_secs(20), attacker.connect(&transport, &address(1))).await;
+        let got = got.expect("an attacker is disconnected in time");
+        assert!(got <= MAX_ANSWER_LEN, "{got} bytes for attack {attack}");
+    }
+    assert_eq!(tokens(&encrypted, &model).await.expect("an honest head"), expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_connections_do_not_block_an_honest_head() {
+    let (transport, encrypted, model) = encrypted_worker().await;
+    let mut held = Vec::new();
+    for _ in 0..500 {
+        // Some say nothing, some dribble.
+        let mut stream = transport.connect(&address(1)).await.expect("the worker listens");
+        if held.len() % 2 == 0 {
+            let _ = stream.write_all(b"h").await;
+        }
+        held.push(stream);
+    }
+    let honest = timeout(Duration::from_secs(30), tokens(&encrypted, &model)).await;
+    assert_eq!(honest.expect("an honest head is not kept waiting").expect("tokens").len(), 4);
+}
