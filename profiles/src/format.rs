@@ -101,6 +101,11 @@ impl Format {
     pub fn bits_per_weight(self) -> f64 {
         8.0 * self.block_bytes() as f64 / self.block_len() as f64
     }
+
+    /// All names, for error messages.
+    pub(crate) fn names() -> String {
+        Self::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl fmt::Display for Format {
@@ -111,12 +116,8 @@ impl fmt::Display for Format {
 
 /// An unknown format name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a weight format: use one of {known}", known = known_names())]
+#[error("`{0}` is not a weight format: use one of {known}", known = Format::names())]
 pub struct UnknownFormat(pub String);
-
-fn known_names() -> String {
-    Format::ALL.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
-}
 
 impl FromStr for Format {
     type Err = UnknownFormat;

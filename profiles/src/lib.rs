@@ -9,14 +9,14 @@ pub mod gguf;
 pub mod link;
 pub mod measure;
 pub mod model;
-pub mod per_format;
-pub mod sourced;
+mod shipped;
 pub mod units;
+pub mod values;
 
 pub use device::Device;
 pub use document::{Document, DocumentError};
 pub use format::Format;
 pub use link::Link;
-pub use per_format::PerFormat;
-pub use sourced::Sourced;
+pub use shipped::UnknownName;
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, PerSecond, Seconds, Watts};
+pub use values::{PerFormat, Sourced};

@@ -9,8 +9,8 @@ pub mod wifi;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
+use crate::values::Sourced;
 
 /// A link in one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

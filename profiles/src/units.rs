@@ -459,32 +459,21 @@ impl Seconds {
     }
 }
 
-impl Div<BytesPerSecond> for Bytes {
-    type Output = Seconds;
-    fn div(self, rate: BytesPerSecond) -> Seconds {
-        Seconds(self.as_f64() / rate.0)
-    }
+macro_rules! quotients {
+    ($($over:ident / $under:ident = $result:ident;)+) => {$(
+        impl Div<$under> for $over {
+            type Output = $result;
+            fn div(self, under: $under) -> $result {
+                $result(self.0 as f64 / under.0)
+            }
+        }
+    )+};
 }
-
-impl Div<Seconds> for Bytes {
-    type Output = BytesPerSecond;
-    fn div(self, time: Seconds) -> BytesPerSecond {
-        BytesPerSecond(self.as_f64() / time.0)
-    }
-}
-
-impl Div<FlopsPerSecond> for Flops {
-    type Output = Seconds;
-    fn div(self, speed: FlopsPerSecond) -> Seconds {
-        Seconds(self.0 / speed.0)
-    }
-}
-
-impl Div<Seconds> for Flops {
-    type Output = FlopsPerSecond;
-    fn div(self, time: Seconds) -> FlopsPerSecond {
-        FlopsPerSecond(self.0 / time.0)
-    }
+quotients! {
+    Bytes / BytesPerSecond = Seconds;
+    Bytes / Seconds = BytesPerSecond;
+    Flops / FlopsPerSecond = Seconds;
+    Flops / Seconds = FlopsPerSecond;
 }
 
 /// Writes three significant digits and the largest unit that keeps the number at or above one.
@@ -497,28 +486,20 @@ fn human(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(&str, f64)]) -> fmt::
     write!(f, "{scaled:.digits$} {name}")
 }
 
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        human(f, self.as_f64(), &[("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1.0)])
-    }
+macro_rules! displayed {
+    ($($name:ident: $units:expr;)+) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                human(f, self.0 as f64, &$units)
+            }
+        }
+    )+};
 }
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        human(f, self.0, &[("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)])
-    }
-}
-
-impl fmt::Display for BytesPerSecond {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        human(f, self.0, &[("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)])
-    }
-}
-
-impl fmt::Display for FlopsPerSecond {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        human(f, self.0, &[("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0)])
-    }
+displayed! {
+    Bytes: [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1.0)];
+    Seconds: [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)];
+    BytesPerSecond: [("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)];
+    FlopsPerSecond: [("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0)];
 }
 
 impl fmt::Display for Layers {

@@ -3,7 +3,7 @@
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::passes;
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::{Outcome, Trace};
+use hearth_schema::trace::Trace;
 
 use crate::device::setup;
 use crate::error::SimError;
@@ -33,11 +33,9 @@ pub fn simulate_in(input: &Input, disturbances: &Disturbances) -> Result<Run, Si
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let pins = input.plan.only_simulated().is_some();
         let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable);
-        let readings = trace::unreclaimable_readings(unreclaimable);
         let shortages = memories.iter().flat_map(|memory| memory.shortages.clone()).collect();
-        let (records, run_events, outcome) = (Vec::new(), Vec::new(), Outcome::OutOfMemory);
         return Ok(Run {
-            trace: Trace { header, passes, records, readings, shortages, run_events, outcome },
+            trace: trace::out_of_memory(header, passes, unreclaimable, shortages),
             plans: vec![],
             unreached_events: (0..disturbances.events.len()).collect(),
         });

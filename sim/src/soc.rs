@@ -23,7 +23,7 @@ use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::{Disturbances, Input};
 use crate::speculation::{Acceptance, Drafter};
-use crate::trace::start_record;
+use crate::trace::{TraceCollector, start_record};
 
 /// The most detail records: those of some hundred passes through a model of 8B. Later passes only have `compute`.
 const MAX_DETAIL_RECORDS: usize = 400_000;
@@ -99,10 +99,7 @@ pub fn simulate(
         let reading = |(counter, value)| Reading { device: 0, counter, pass: pass.index, at, value };
         readings.extend(counters.into_iter().chain(drafted).map(reading));
     }
-    let mut records = run.records;
-    records.sort_by_key(|record| record.start);
-    let (shortages, run_events, outcome) = (Vec::new(), Vec::new(), Outcome::Ok);
-    Ok(Trace { header, passes, records, readings, shortages, run_events, outcome })
+    Ok(TraceCollector { header, records: run.records, readings }.finish(passes, Outcome::Ok))
 }
 
 /// Processes the prompt in as few batches as the graphs allow, unless the scenario has a smaller micro-batch.

@@ -2,7 +2,10 @@
 
 use hearth_profiles::device::Device;
 use hearth_profiles::{Bytes, Document};
-use hearth_schema::trace::{Counter, Header, Kind, Origin, Reading, Record, Resource, Trace, TracedDevice};
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::{
+    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Shortage, Trace, TracedDevice,
+};
 
 use crate::engine::Nanos;
 use crate::input::Input;
@@ -14,6 +17,16 @@ pub struct TraceCollector {
     pub header: Header,
     pub records: Vec<Record>,
     pub readings: Vec<Reading>,
+}
+
+impl TraceCollector {
+    /// The trace of a run without run events, with its records in the order of time.
+    pub fn finish(mut self, passes: Vec<Pass>, outcome: Outcome) -> Trace {
+        self.records.sort_by_key(|record| record.start);
+        let Self { header, records, readings } = self;
+        let (shortages, run_events) = (Vec::new(), Vec::new());
+        Trace { header, passes, records, readings, shortages, run_events, outcome }
+    }
 }
 
 /// A record that starts and ends now. The caller sets its end, its cost and its other fields.
@@ -39,8 +52,13 @@ pub fn start_record(
     }
 }
 
-/// The unreclaimable memory of each device of a run that does not fit.
-pub fn unreclaimable_readings(unreclaimable: impl Iterator<Item = Bytes>) -> Vec<Reading> {
+/// The trace of a run that does not fit its memory, with the unreclaimable memory of each device.
+pub fn out_of_memory(
+    header: Header,
+    passes: Vec<Pass>,
+    unreclaimable: impl Iterator<Item = Bytes>,
+    shortages: Vec<Shortage>,
+) -> Trace {
     let reading = |(device, bytes): (u16, Bytes)| Reading {
         device,
         counter: Counter::Unreclaimable,
@@ -48,7 +66,9 @@ pub fn unreclaimable_readings(unreclaimable: impl Iterator<Item = Bytes>) -> Vec
         at: 0,
         value: bytes.0,
     };
-    (0..).zip(unreclaimable).map(reading).collect()
+    let readings = (0..).zip(unreclaimable).map(reading).collect();
+    let collector = TraceCollector { header, records: Vec::new(), readings };
+    Trace { shortages, ..collector.finish(passes, Outcome::OutOfMemory) }
 }
 
 pub fn header(input: &Input, devices: &[&Device]) -> Header {

@@ -56,7 +56,7 @@ fn stations_talk_over_the_air_and_others_over_wires() {
     assert_eq!(table.between("server", "desktop").as_deref(), Some(table.default_link()));
     // Up at 100 MB/s, down at 50 MB/s, and one channel.
     let slow = way("mac", "phone").expect("on the air");
-    assert!(slow.shares_air());
+    assert!(slow.shares_channel());
     assert!((slow.rate().0 / (1e6 / (1.0 / 100.0 + 1.0 / 50.0)) - 1.0).abs() < 1e-12);
     assert_eq!(slow.burst_bytes(), Bytes(270_000));
     // To a wire, to another channel, and nowhere.
@@ -65,7 +65,7 @@ fn stations_talk_over_the_air_and_others_over_wires() {
         matches!(wired.receiver, Endpoint::Wire(_))
             && (wired.wire_latency(), wired.overhead()) == (Seconds(0.2e-3), Seconds(0.2e-3))
     );
-    assert!(!way("mac", "tablet").expect("on the air").shares_air());
+    assert!(!way("mac", "tablet").expect("on the air").shares_channel());
     assert!(table.connection("phone", "desktop").is_none() && way("desktop", "phone").is_some());
     // A planner's link takes what a message alone takes on average.
     for (from, to) in [("mac", "phone"), ("mac", "desktop"), ("server", "tablet"), ("tablet", "laptop")] {

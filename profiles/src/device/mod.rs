@@ -20,15 +20,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use quota::Quota;
-pub use shipped::{UnknownDevice, shipped, shipped_names, shipped_yaml};
+pub use shipped::{shipped, shipped_names, shipped_yaml};
 pub use soc::{Soc, SocOptions};
 
 use crate::document::{Document, DocumentError};
 use crate::format::Format;
 use crate::link::PeerLink;
-use crate::per_format::PerFormat;
-use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
+use crate::values::PerFormat;
+use crate::values::Sourced;
 
 /// More than any memory of a device: sums of sizes below it never overflow.
 /// source: assumed, a thousand times the memory of a large server
@@ -391,8 +391,8 @@ impl Document for Device {
         if let Some(what) = self.cpu.quota.as_ref().and_then(Quota::wrong) {
             return refuse("cpu.quota", what);
         }
-        for (place, zero) in self.rates() {
-            if zero {
+        for (place, rate) in self.rates() {
+            if rate <= 0.0 {
                 let what = format!("`{place}` is zero, so nothing would ever finish; measure it again");
                 return refuse(&place, what);
             }
@@ -445,48 +445,40 @@ impl Device {
         sizes
     }
 
-    /// Every rate by its key, and whether it is zero.
-    fn rates(&self) -> Vec<(String, bool)> {
+    /// Every rate by its key.
+    fn rates(&self) -> Vec<(String, f64)> {
+        let (cpu, disk) = (&self.cpu, &self.disk);
         let mut rates = vec![
-            ("cpu.read_bandwidth".to_string(), self.cpu.read_bandwidth.value.0 <= 0.0),
-            ("cpu.kv_copy.bandwidth".into(), self.cpu.kv_copy.bandwidth.value.0 <= 0.0),
-            ("disk.sequential".into(), self.disk.sequential.value.0 <= 0.0),
+            ("cpu.read_bandwidth", cpu.read_bandwidth.value.0),
+            ("cpu.kv_copy.bandwidth", cpu.kv_copy.bandwidth.value.0),
+            ("disk.sequential", disk.sequential.value.0),
         ];
-        let disk = [
-            ("fault", &self.disk.fault),
-            ("random", &self.disk.random),
-            ("populate", &self.disk.populate),
-            ("turnover", &self.disk.turnover),
-            ("limit", &self.disk.limit),
+        let optional = [
+            ("disk.fault", &disk.fault),
+            ("disk.random", &disk.random),
+            ("disk.populate", &disk.populate),
+            ("disk.turnover", &disk.turnover),
+            ("disk.limit", &disk.limit),
         ];
-        for (key, rate) in disk {
-            rates.push((format!("disk.{key}"), rate.as_ref().is_some_and(|rate| rate.value.0 <= 0.0)));
-        }
-        rates.push((
-            "cpu.attention".into(),
-            self.cpu.attention.as_ref().is_some_and(|rate| rate.value.0 <= 0.0),
-        ));
-        let cpu = [
-            ("matvec", &self.cpu.matvec),
-            ("matvec_streamed", &self.cpu.matvec_streamed),
-            ("matmul", &self.cpu.matmul),
+        rates.extend(optional.into_iter().filter_map(|(key, rate)| Some((key, rate.as_ref()?.value.0))));
+        rates.extend(cpu.attention.as_ref().map(|rate| ("cpu.attention", rate.value.0)));
+        let mut tables = vec![
+            ("cpu.matvec", &cpu.matvec),
+            ("cpu.matvec_streamed", &cpu.matvec_streamed),
+            ("cpu.matmul", &cpu.matmul),
         ];
-        let mut tables: Vec<_> = cpu.map(|(key, table)| (format!("cpu.{key}"), table)).into();
         if let Some(gpu) = &self.gpu {
-            tables.push(("gpu.matvec".into(), &gpu.matvec));
-            tables.push(("gpu.matmul".into(), &gpu.matmul));
-            for (key, rate) in [
-                ("read_bandwidth", gpu.read_bandwidth.value),
-                ("kv_copy.bandwidth", gpu.kv_copy.bandwidth.value),
-                ("upload.bandwidth", gpu.upload.bandwidth.value),
-                ("download.bandwidth", gpu.download.bandwidth.value),
-            ] {
-                rates.push((format!("gpu.{key}"), rate.0 <= 0.0));
-            }
+            rates.extend([
+                ("gpu.read_bandwidth", gpu.read_bandwidth.value.0),
+                ("gpu.kv_copy.bandwidth", gpu.kv_copy.bandwidth.value.0),
+                ("gpu.upload.bandwidth", gpu.upload.bandwidth.value.0),
+                ("gpu.download.bandwidth", gpu.download.bandwidth.value.0),
+            ]);
+            tables.extend([("gpu.matvec", &gpu.matvec), ("gpu.matmul", &gpu.matmul)]);
         }
-        for (key, table) in tables {
-            rates.extend(table.iter().map(|(format, rate)| (format!("{key}.{format}"), rate.value.0 <= 0.0)));
-        }
-        rates
+        let by_format = tables.into_iter().flat_map(|(key, table)| {
+            table.iter().map(move |(format, rate)| (format!("{key}.{format}"), rate.value.0))
+        });
+        rates.into_iter().map(|(key, rate)| (key.to_owned(), rate)).chain(by_format).collect()
     }
 }

@@ -6,15 +6,10 @@
 
 use super::Device;
 use crate::document::Document;
-
-macro_rules! shipped {
-    ($($name:literal),+ $(,)?) => {
-        const SHIPPED: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("../../devices/", $name, ".yaml")))),+];
-    };
-}
+use crate::shipped::{UnknownName, shipped};
 
 shipped!(
+    "device" in "devices":
     "d1",
     "d2",
     "d3",
@@ -28,28 +23,12 @@ shipped!(
     "tesla-fsd",
 );
 
-/// The name of no shipped device.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no device `{name}` is shipped: use one of {known}", known = shipped_names().collect::<Vec<_>>().join(", "))]
-pub struct UnknownDevice {
-    pub name: String,
-}
-
-pub fn shipped_names() -> impl Iterator<Item = &'static str> {
-    SHIPPED.iter().map(|&(name, _)| name)
-}
-
-pub fn shipped_yaml(name: &str) -> Result<&'static str, UnknownDevice> {
-    let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
-    found.map(|&(_, text)| text).ok_or_else(|| UnknownDevice { name: name.to_owned() })
-}
-
 /// A shipped device.
 ///
 /// # Panics
 ///
 /// Never: a test reads every shipped document.
-pub fn shipped(name: &str) -> Result<Device, UnknownDevice> {
+pub fn shipped(name: &str) -> Result<Device, UnknownName> {
     let device = Device::from_yaml(shipped_yaml(name)?);
     Ok(device.expect("shipped documents are valid: a test reads them all"))
 }

@@ -71,7 +71,7 @@ pub enum HeaderError {
     #[error(
         "tensor `{tensor}` has type number {type_number}, which is not known here: \
          quantise the model to one of {known}",
-        known = known_formats()
+        known = crate::Format::names()
     )]
     UnknownTensorType {
         tensor: String,
@@ -182,10 +182,6 @@ pub enum GgufError {
     /// Metadata that contradicts itself or the tensors.
     #[error("{what}: convert the model again with a current converter")]
     Shape { what: String },
-}
-
-fn known_formats() -> String {
-    crate::Format::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// Groups the digits of a number by three: `812 344 832`.

@@ -1,11 +1,11 @@
 //! Wi-Fi paths: the mean time of a message that is alone on its channels.
 //!
-//! X is the channel's log-normal delay, c the overhead of a small message's own transmissions (included in X), `on air` the
+//! X is the channel's log-normal delay, c the overhead of a small message's own transmissions (included in X), `sending` the
 //! time that the message's transmissions take, r the rate of stalls and D their length:
 //!
 //! ```text
-//! time = on air - c + E max(X, c)                      without stalls and losses
-//!      + sum of r E[D^2] / 2 + r E[D] * on air         stalls under way at the start, stalls that begin later
+//! time = sending - c + E max(X, c)                     without stalls and losses
+//!      + sum of r E[D^2] / 2 + r E[D] * sending        stalls under way at the start, stalls that begin later
 //!      + P(one of the last 3 segments lost) * rto      the retransmission timer
 //!      + P(another one lost, none of these) * 2 E X    fast retransmission
 //!      + sum over i of max(0, 2 E X - 2^i W / B)       a window W that opens first, on a fresh connection
@@ -22,8 +22,8 @@
 
 use super::Link;
 use super::wifi::{MSS, Tcp, WifiChannel};
-use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
+use crate::values::Sourced;
 
 /// Segments after a lost one that report the loss. source: RFC 5681, section 3.2
 pub const REPORTING_SEGMENTS: u64 = 3;
@@ -74,7 +74,7 @@ impl<'a> WirelessPath<'a> {
     }
 
     /// Whether both hops use the same channel.
-    pub fn shares_air(&self) -> bool {
+    pub fn shares_channel(&self) -> bool {
         match (&self.sender, &self.receiver) {
             (Endpoint::Station { index: up, .. }, Endpoint::Station { index: down, .. }) => up == down,
             _ => false,
@@ -115,16 +115,16 @@ impl<'a> WirelessPath<'a> {
 
     /// The mean time of a message alone; on a fresh connection the window opens first.
     pub fn mean(&self, bytes: Bytes, fresh: bool) -> Seconds {
-        let [up, down] = self.on_air(bytes);
+        let [up, down] = self.sending_times(bytes);
         let stretch = |end: &Endpoint, time: Seconds| time * end.channel().map_or(0.0, WifiChannel::stalled);
         let stretched = stretch(&self.sender, up) + stretch(&self.receiver, down);
         let segments = bytes.0.div_ceil(MSS.0).max(1);
         let [by_timer, by_report] = losses(self.tcp.loss.value.0, segments);
         let opening = if fresh { self.opening(bytes) } else { Seconds(0.0) };
-        self.under_way(bytes) - self.overhead()
+        self.transmission_time(bytes) - self.overhead()
             + self.delay()
             + self.wire_latency()
-            + self.standing()
+            + self.stall_rest()
             + stretched
             + self.tcp.rto.value * by_timer
             + self.round_trip() * by_report
@@ -141,7 +141,7 @@ impl<'a> WirelessPath<'a> {
         let extra = |end: &Endpoint| end.overhead() * (stretch(end) - 1.0);
         let reported = self.round_trip() * (tcp.loss.value.0 * (1.0 - by_timer));
         let each_byte = slowness(&self.sender) + slowness(&self.receiver) + reported.0 / MSS.as_f64();
-        let latency = self.delay() + self.wire_latency() + self.standing() + tcp.rto.value * by_timer
+        let latency = self.delay() + self.wire_latency() + self.stall_rest() + tcp.rto.value * by_timer
             - reported * REPORTING_SEGMENTS as f64
             + extra(&self.sender)
             + extra(&self.receiver);
@@ -154,17 +154,17 @@ impl<'a> WirelessPath<'a> {
     }
 
     /// The time of all transmissions of a message on each hop.
-    fn on_air(&self, bytes: Bytes) -> [Seconds; 2] {
+    fn sending_times(&self, bytes: Bytes) -> [Seconds; 2] {
         let bursts = bytes.0.div_ceil(self.burst_bytes().0).max(1) as f64;
         [&self.sender, &self.receiver].map(|end| end.overhead() * bursts + bytes / end.rate())
     }
 
     /// The time from the first transmission to the end of the last.
-    fn under_way(&self, bytes: Bytes) -> Seconds {
-        let [up, down] = self.on_air(bytes);
+    fn transmission_time(&self, bytes: Bytes) -> Seconds {
+        let [up, down] = self.sending_times(bytes);
         let burst = self.burst_bytes().0;
         let full = bytes.0.saturating_sub(1) / burst;
-        if self.shares_air() || full == 0 {
+        if self.shares_channel() || full == 0 {
             return up + down;
         }
         // A pipeline of two stages whose transmissions are equal except for the last. The critical path changes from the first hop
@@ -197,12 +197,12 @@ impl<'a> WirelessPath<'a> {
     }
 
     /// The mean rest of a stall that is under way.
-    fn standing(&self) -> Seconds {
+    fn stall_rest(&self) -> Seconds {
         let of = |end: &Endpoint| {
             let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.kinds());
             Seconds(kinds.iter().map(|kind| kind.rate.0 * kind.mean_square() / 2.0).sum())
         };
-        if self.shares_air() { of(&self.sender) } else { of(&self.sender) + of(&self.receiver) }
+        if self.shares_channel() { of(&self.sender) } else { of(&self.sender) + of(&self.receiver) }
     }
 
     fn opening(&self, bytes: Bytes) -> Seconds {
@@ -330,7 +330,7 @@ mod tests {
         let (clean, awdl) = (channel(Preset::Clean), channel(Preset::Awdl));
         let (quiet, bytes) = (still(), Bytes(32768));
         let plain = path(&clean, &quiet).mean(bytes, false).0;
-        // 0.15 E[D^2]/2 = 0.49 ms, 0.03 E[D^2]/2 = 0.582 ms, and 1.77 % of 1.055 ms on the air.
+        // 0.15 E[D^2]/2 = 0.49 ms, 0.03 E[D^2]/2 = 0.582 ms, and 1.77 % of 1.055 ms of sending.
         let found = path(&awdl, &quiet).mean(bytes, false).0 - plain;
         close(Seconds(found), 0.49e-3 + 0.582e-3 + 0.0177 * (0.4e-3 + 2.0 * 32768.0 / 100e6));
         // 23 segments: 0.2997 % of 200 ms, and 1.982 % of the rest a round trip.
@@ -344,7 +344,7 @@ mod tests {
         let fresh = path(&clean, &closing);
         close(Seconds(fresh.mean(bytes, true).0 - plain), round_trip - 14480.0 / 50e6);
         close(fresh.mean(bytes, false), plain);
-        // Whatever fits the window at once waits for nothing.
+        // A message that fits the window waits for nothing.
         close(fresh.mean(Bytes(14480), true), fresh.mean(Bytes(14480), false).0);
     }
 }

@@ -15,8 +15,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::document::DocumentError;
-use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Fraction, PerSecond, Seconds};
+use crate::values::Sourced;
 
 /// The payload of a segment: an Ethernet frame of 1500 bytes less the headers of IP and TCP with timestamps.
 /// source: RFC 9293, RFC 7323

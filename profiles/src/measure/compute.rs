@@ -7,14 +7,14 @@
 //! - streamed: matrices of [`STREAMED`] bytes one after another through a buffer as large as memory allows, as in decoding;
 //! - batched: [`BATCH`] vectors at once, as in prefill.
 
-use super::error::MeasureError;
+use super::MeasureError;
 use super::mapping::Buffer;
 use super::sampling::{Effort, Samples, duration, rate};
 use crate::device::Transfer;
 use crate::format::Format;
-use crate::per_format::PerFormat;
-use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
+use crate::values::PerFormat;
+use crate::values::Sourced;
 
 /// Bytes of a matrix that stays in the second-level cache of every core.
 pub const CACHED: usize = 256 << 10;
@@ -104,7 +104,7 @@ pub fn compute(
     let name = kernels.name();
     let table = |kind: usize, what: &dyn Fn(Format) -> String| {
         let row = |(format, samples): &(Format, [Samples; 3])| {
-            Ok((*format, speed(&samples[kind], &format!("{}, {name}", what(*format)))?))
+            Ok((*format, samples[kind].usable(FlopsPerSecond, &format!("{}, {name}", what(*format)))?))
         };
         measured.iter().map(row).collect::<Result<PerFormat<_>, MeasureError>>()
     };
@@ -114,7 +114,8 @@ pub fn compute(
     let streamed = |format| format!("{format} matrix times vector, streamed through {}", buffer.size());
     let matvec_streamed = table(1, &streamed)?;
     let matmul = table(2, &|format| format!("{format} matrix times {BATCH} vectors"))?;
-    let attention = speed(&attention, &format!("one token's attention in one layer with {name}"))?;
+    let attention =
+        attention.usable(FlopsPerSecond, &format!("one token's attention in one layer with {name}"))?;
     let kv_copy = kv_copy(kernels, effort)?;
     Ok(ComputeRates { matvec, matvec_streamed, matmul, attention, kv_copy })
 }
@@ -178,15 +179,6 @@ fn kv_copy(kernels: &mut dyn Kernels, effort: &Effort) -> Result<Transfer, Measu
         Ok(Transfer { latency, bandwidth })
     } else {
         Err(MeasureError::Unusable { what: "writing keys and values".into() })
-    }
-}
-
-fn speed(rates: &Samples, what: &str) -> Result<Sourced<FlopsPerSecond>, MeasureError> {
-    let rate = rates.sourced(FlopsPerSecond, what);
-    if rate.value.0.is_finite() && rate.value.0 > 0.0 {
-        Ok(rate)
-    } else {
-        Err(MeasureError::Unusable { what: what.into() })
     }
 }
 

@@ -9,13 +9,13 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::error::MeasureError;
+use super::MeasureError;
 use super::file_reading::{ColdFile, by_faults, by_populating, sequentially};
-use super::sampling::{Effort, Samples};
+use super::sampling::Effort;
 use super::scratch::Scratch;
 use crate::device::Disk;
-use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
+use crate::values::Sourced;
 
 /// The shortest model file that is measured.
 const SHORT: Bytes = Bytes::mib(8);
@@ -68,29 +68,30 @@ pub fn disk(
     let cold = "each from a cache dropped with fadvise, O_DIRECT off";
     progress("disk: sequential reads");
     let samples = file.rate(effort, sequentially)?;
-    let sequential = rate(&samples, &format!("sequential reads of {what} in calls of 1 MiB, {cold}"))?;
+    let sequential =
+        samples.usable(BytesPerSecond, &format!("sequential reads of {what} in calls of 1 MiB, {cold}"))?;
     progress("disk: page faults");
     let samples = file.rate(effort, |file, range, until| by_faults(threads, file, &range, until))?;
-    let fault = rate(
-        &samples,
+    let fault = samples.usable(
+        BytesPerSecond,
         &format!(
             "touching a mapping of {what} from front to back with {threads} threads and no advice, {cold}"
         ),
     )?;
     progress("disk: populating");
-    let populate = match file.rate(effort, |file, range, until| by_populating(file, &range, until)) {
-        Ok(samples) => {
-            Some(rate(&samples, &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"))?)
-        }
-        // Kernels before 5.14 and other systems.
-        Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
-        Err(error) => return Err(error),
-    };
+    let populate =
+        match file.rate(effort, |file, range, until| by_populating(file, &range, until)) {
+            Ok(samples) => Some(samples.usable(
+                BytesPerSecond,
+                &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"),
+            )?),
+            // Kernels before 5.14 and other systems.
+            Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
+            Err(error) => return Err(error),
+        };
     progress("disk: streaming");
     let turnover = match file.turnover(effort) {
-        Ok(samples) => Some(rate(
-            &samples,
-            &format!(
+        Ok(samples) => Some(samples.usable(BytesPerSecond, &format!(
                 "processor time of one thread that asks for pieces of {what} of 1 MiB (MADV_WILLNEED), populates \
                  them and gives them up (MADV_DONTNEED, fadvise), {cold}"
             ),
@@ -121,15 +122,6 @@ pub fn disk(
 
 fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.kind() == io::ErrorKind::InvalidInput
-}
-
-fn rate(samples: &Samples, what: &str) -> Result<Sourced<BytesPerSecond>, MeasureError> {
-    let rate = samples.sourced(BytesPerSecond, what);
-    if rate.value.0.is_finite() && rate.value.0 > 0.0 {
-        Ok(rate)
-    } else {
-        Err(MeasureError::Unusable { what: format!("the disk by {what}") })
-    }
 }
 
 /// The read-ahead window of the block device of a folder, on Linux.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use super::error::MeasureError;
+use super::MeasureError;
 use super::mapping::{self, PAGE};
 use super::memory;
 use super::sampling::{Effort, Samples, now};

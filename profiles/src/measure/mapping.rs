@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
 
-use super::error::MeasureError;
+use super::MeasureError;
 use super::memory;
 use crate::units::Bytes;
 

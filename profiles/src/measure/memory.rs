@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use super::control_group::{self, Version};
 use crate::device::{Memory, PageCachePolicy};
-use crate::sourced::Sourced;
 use crate::units::Bytes;
+use crate::values::Sourced;
 
 /// The memory of a control group.
 struct Group {

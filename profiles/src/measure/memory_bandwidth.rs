@@ -7,11 +7,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use super::error::MeasureError;
+use super::MeasureError;
 use super::mapping::Buffer;
 use super::sampling::{Effort, rate};
-use crate::sourced::Sourced;
 use crate::units::BytesPerSecond;
+use crate::values::Sourced;
 
 /// Bytes a thread takes at a time.
 const PIECE: usize = 256 << 10;
@@ -27,12 +27,7 @@ pub fn read_bandwidth(
         buffer.bytes().len() as f64
     });
     let what = format!("reads of {} in pages of 4 KiB by {threads} threads", buffer.size());
-    let rate = rates.sourced(BytesPerSecond, &what);
-    if rate.value.0.is_finite() && rate.value.0 > 0.0 {
-        Ok(rate)
-    } else {
-        Err(MeasureError::Unusable { what: "the memory's read bandwidth".into() })
-    }
+    rates.usable(BytesPerSecond, &what)
 }
 
 fn read_all(bytes: &[u8], threads: usize) {

@@ -6,9 +6,9 @@
 
 use std::time::Instant;
 
-use super::control_group;
-use crate::sourced::Sourced;
+use super::{MeasureError, control_group};
 use crate::units::{Bytes, Fraction, Rounded, Seconds};
+use crate::values::Sourced;
 
 /// Seconds since a fixed moment.
 #[allow(clippy::disallowed_methods)] // measuring is this module's purpose, and this its one clock
@@ -141,6 +141,19 @@ impl Samples {
             value: quantity(self.median()).rounded(),
             source: format!("measured: median of {count} samples of {what}"),
             spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3).rounded()),
+        }
+    }
+
+    /// The median as a rate, which must be positive and finite.
+    pub(super) fn usable<T: Rounded>(
+        &self,
+        quantity: impl FnOnce(f64) -> T,
+        what: &str,
+    ) -> Result<Sourced<T>, MeasureError> {
+        if self.median().is_finite() && self.median() > 0.0 {
+            Ok(self.sourced(quantity, what))
+        } else {
+            Err(MeasureError::Unusable { what: what.into() })
         }
     }
 }

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::error::MeasureError;
+use super::MeasureError;
 use super::sampling::{Effort, now};
 use crate::units::Bytes;
 

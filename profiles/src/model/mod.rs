@@ -24,4 +24,4 @@ pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};
 pub use quant::{BlockError, Quant, UnknownQuant};
 pub use shape::{Architecture, ModelShape, ShapeError, UnknownArchitecture};
-pub use shipped::{UnknownModel, shipped, shipped_document, shipped_names, shipped_yaml};
+pub use shipped::{shipped, shipped_document, shipped_names, shipped_yaml};

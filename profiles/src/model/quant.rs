@@ -175,12 +175,8 @@ impl fmt::Display for Quant {
 /// A name of neither a format nor a mixing rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a quantisation: use {mixes} or one of {known}",
-    mixes = Quant::MIXES.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = known_formats())]
+    mixes = Quant::MIXES.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = Format::names())]
 pub struct UnknownQuant(pub String);
-
-fn known_formats() -> String {
-    Format::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
-}
 
 impl FromStr for Quant {
     type Err = UnknownQuant;

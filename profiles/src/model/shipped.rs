@@ -6,15 +6,10 @@
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
 use crate::document::Document;
-
-macro_rules! shipped {
-    ($($name:literal),+ $(,)?) => {
-        const SHIPPED: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("../../models/", $name, ".yaml")))),+];
-    };
-}
+use crate::shipped::{UnknownName, shipped};
 
 shipped!(
+    "model" in "models":
     "tiny",
     "120m",
     "1b",
@@ -35,29 +30,12 @@ shipped!(
     "qwen-72b",
 );
 
-/// The name of no shipped model.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no model `{name}` is shipped: use one of {known}", known = shipped_names().collect::<Vec<_>>().join(", "))]
-pub struct UnknownModel {
-    pub name: String,
-}
-
-/// The names of all shipped models, by family, small ones first.
-pub fn shipped_names() -> impl Iterator<Item = &'static str> {
-    SHIPPED.iter().map(|&(name, _)| name)
-}
-
-pub fn shipped_yaml(name: &str) -> Result<&'static str, UnknownModel> {
-    let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
-    found.map(|&(_, text)| text).ok_or_else(|| UnknownModel { name: name.to_owned() })
-}
-
 /// Returns the document of a shipped model.
 ///
 /// # Panics
 ///
 /// Never: a test parses every shipped document.
-pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownModel> {
+pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownName> {
     let document = ModelDocument::from_yaml(shipped_yaml(name)?);
     Ok(document.expect("shipped documents are valid: a test reads them all"))
 }
@@ -67,7 +45,7 @@ pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownModel> {
 /// # Panics
 ///
 /// Never: a test parses every shipped document.
-pub fn shipped(name: &str) -> Result<ModelProfile, UnknownModel> {
+pub fn shipped(name: &str) -> Result<ModelProfile, UnknownName> {
     let profile = shipped_document(name)?.profile();
     Ok(profile.expect("shipped documents are valid: a test reads them all"))
 }

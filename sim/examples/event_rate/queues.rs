@@ -64,7 +64,7 @@ struct Job {
     waited: Nanos,
 }
 
-/// Jobs in a closed ring of servers until so many services are done. Job j begins at server j modulo servers.
+/// Jobs in a closed ring of servers until `services` services are done. Job j begins at server j modulo servers.
 pub fn tandem(servers: u32, jobs: u32, services: u64) -> Ended {
     let mut engine = Engine::new();
     let start = |job: u32| Delays(GOLDEN.wrapping_mul(u64::from(job) + 1));

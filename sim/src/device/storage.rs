@@ -144,10 +144,7 @@ impl Storage {
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         self.note_touch(now);
         let cache = self.cache.as_mut();
-        let found = match flow {
-            Flow::Fault => cache.access(chunk),
-            Flow::Prefetch => cache.populate(chunk),
-        };
+        let found = access(cache, chunk, flow);
         let touch = match found {
             Access::Hit => Touch::Ready,
             Access::InFlight => Touch::Pending,
@@ -164,12 +161,7 @@ impl Storage {
     /// Reads a chunk through a mapping advised of random access: nothing is read around it.
     pub fn touch_exactly(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         self.note_touch(now);
-        let cache = self.cache.as_mut();
-        let found = match flow {
-            Flow::Fault => cache.access(chunk),
-            Flow::Prefetch => cache.populate(chunk),
-        };
-        match found {
+        match access(self.cache.as_mut(), chunk, flow) {
             Access::Hit => Touch::Ready,
             Access::InFlight | Access::Absent => self.retry(now, chunk, flow),
         }
@@ -191,10 +183,7 @@ impl Storage {
         let cache = self.cache.as_mut();
         // Another thread may have fetched it meanwhile.
         if cache.holds(chunk) {
-            match flow {
-                Flow::Fault => cache.access(chunk),
-                Flow::Prefetch => cache.populate(chunk),
-            };
+            access(cache, chunk, flow);
             return Touch::Ready;
         }
         match cache.prefetch_now(chunk) {
@@ -303,4 +292,21 @@ impl Storage {
             self.disk.submit(now, flow, chunk, self.chunk);
         }
     }
+}
+
+fn access(cache: &mut dyn PageCache, chunk: Chunk, flow: Flow) -> Access {
+    match flow {
+        Flow::Fault => cache.access(chunk),
+        Flow::Prefetch => cache.populate(chunk),
+    }
+}
+
+/// Storage with a two-list cache for unit tests, on a disk that reads a piece a millisecond.
+#[cfg(test)]
+pub(crate) fn test_storage(share: Chunk, capacity: u32, piece: Bytes) -> Storage {
+    let rate = BytesPerSecond(piece.as_f64() * 1e3);
+    let speed =
+        DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
+    let cache = Box::new(crate::page_cache::TwoList::new(share, capacity));
+    Storage::with_chunks(cache, piece, speed, piece)
 }

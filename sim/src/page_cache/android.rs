@@ -167,7 +167,7 @@ mod tests {
         };
         // Thirty chunks are below forty; with thirty compressed chunks there are fifty.
         assert!(!survives(30, 0) && survives(30, 30) && survives(50, 0));
-        // Without pressure nobody is killed.
+        // Without pressure nothing is killed.
         let mut cache = Android::new(TwoList::new(20, 30), zram(0, 40));
         cyclic(&mut cache, 3);
         assert!(cache.survives());

@@ -111,23 +111,18 @@ impl Rules for Wired {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::cyclic;
-    use super::super::{Access, Fetch, PageCache};
+    use super::super::tests::{cyclic, prefetch};
+    use super::super::{Access, PageCache};
     use super::*;
-
-    fn ahead(cache: &mut dyn PageCache, chunk: Chunk) {
-        assert_eq!(cache.prefetch(chunk), Fetch::Started);
-        cache.arrived(chunk);
-    }
 
     #[test]
     fn speculative_pages_are_evicted_first() {
         let mut cache = Macos::new(8, 4, 0);
-        (0..4).for_each(|chunk| ahead(&mut cache, chunk));
+        (0..4).for_each(|chunk| prefetch(&mut cache, chunk));
         // 0 is oldest but used, so active; 1 is the oldest speculative one.
         assert_eq!(cache.access(0), Access::Hit);
-        ahead(&mut cache, 4);
-        ahead(&mut cache, 5);
+        prefetch(&mut cache, 4);
+        prefetch(&mut cache, 5);
         assert_eq!((0..6).filter(|&chunk| cache.holds(chunk)).collect::<Vec<_>>(), [0, 3, 4, 5]);
     }
 

@@ -91,26 +91,15 @@ impl Rules for Generations {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::cyclic;
+    use super::super::tests::{cyclic, prefetch, read};
     use super::super::{Access, Fetch, PageCache};
     use super::*;
-
-    fn read(cache: &mut MgLru, chunk: Chunk) {
-        if cache.access(chunk) == Access::Absent {
-            assert_eq!(cache.prefetch(chunk), Fetch::Started);
-            cache.arrived(chunk);
-            assert!(cache.resume(chunk));
-        }
-    }
 
     #[test]
     fn prefetched_pages_are_evicted_first() {
         let mut cache = MgLru::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
-        for chunk in 2..5 {
-            assert_eq!(cache.prefetch(chunk), Fetch::Started);
-            cache.arrived(chunk);
-        }
+        (2..5).for_each(|chunk| prefetch(&mut cache, chunk));
         // 2 and 3 are in the oldest generation, 0 and 1 in the youngest: 4 evicts 2.
         assert_eq!(
             (0..5).map(|chunk| cache.holds(chunk)).collect::<Vec<_>>(),
@@ -121,10 +110,7 @@ mod tests {
     #[test]
     fn page_used_since_last_scan_is_kept() {
         let mut cache = MgLru::new(8, 2);
-        for chunk in 0..2 {
-            assert_eq!(cache.prefetch(chunk), Fetch::Started);
-            cache.arrived(chunk);
-        }
+        (0..2).for_each(|chunk| prefetch(&mut cache, chunk));
         assert_eq!(cache.access(0), Access::Hit);
         assert_eq!(cache.prefetch(2), Fetch::Started);
         assert!(cache.holds(0) && !cache.holds(1));

@@ -235,36 +235,36 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn paper_linear_keeps_invariants(ops in ops(), capacity in 1..SHARE) {
-            check_invariants(&mut PaperLinear::new(SHARE, capacity), &ops);
-        }
-
-        #[test]
-        fn two_list_keeps_invariants(ops in ops(), capacity in 1..SHARE) {
-            check_invariants(&mut TwoList::new(SHARE, capacity), &ops);
-        }
-
-        #[test]
-        fn mglru_keeps_invariants(ops in ops(), capacity in 1..SHARE) {
-            check_invariants(&mut MgLru::new(SHARE, capacity), &ops);
-        }
-
-        #[test]
-        fn random_keeps_invariants(ops in ops(), capacity in 1..SHARE, seed: u64) {
-            check_invariants(&mut Random::new(SHARE, capacity, seed, 0), &ops);
-        }
-
-        #[test]
-        fn macos_keeps_invariants(ops in ops(), capacity in 1..SHARE, floor in 0..SHARE) {
-            check_invariants(&mut Macos::new(SHARE, capacity, floor), &ops);
-            check_invariants(&mut MacosMetal::new(SHARE, capacity, floor), &ops);
-        }
-
-        #[test]
-        fn android_keeps_invariants(ops in ops(), capacity in 1..SHARE, swappable in 0..SHARE, rate in 0u32..3000) {
+        fn every_policy_keeps_invariants(
+            ops in ops(), capacity in 1..SHARE, seed: u64, floor in 0..SHARE, swappable in 0..SHARE, rate in 0u32..3000,
+        ) {
             let zram = ZramConfig { swappable, swapped_per_eviction: rate, compressed: 333, kill_below: 4 };
-            check_invariants(&mut Android::new(TwoList::new(SHARE, capacity), zram), &ops);
+            for cache in [
+                &mut PaperLinear::new(SHARE, capacity) as &mut dyn PageCache,
+                &mut TwoList::new(SHARE, capacity),
+                &mut MgLru::new(SHARE, capacity),
+                &mut Random::new(SHARE, capacity, seed, 0),
+                &mut Macos::new(SHARE, capacity, floor),
+                &mut MacosMetal::new(SHARE, capacity, floor),
+                &mut Android::new(TwoList::new(SHARE, capacity), zram),
+            ] {
+                check_invariants(cache, &ops);
+            }
         }
+    }
+
+    /// Touches a chunk and reads it if it is missing.
+    pub(crate) fn read(cache: &mut dyn PageCache, chunk: Chunk) {
+        if cache.access(chunk) == Access::Absent {
+            prefetch(cache, chunk);
+            assert!(cache.resume(chunk));
+        }
+    }
+
+    /// Reads a chunk ahead.
+    pub(crate) fn prefetch(cache: &mut dyn PageCache, chunk: Chunk) {
+        assert_eq!(cache.prefetch_now(chunk), Fetch::Started);
+        cache.arrived(chunk);
     }
 
     /// Reads a share cyclically, one chunk after another, and returns the fetches of the last round.
@@ -272,13 +272,7 @@ pub(crate) mod tests {
         let mut before = 0;
         for _ in 0..rounds {
             before = cache.counters().fetched;
-            for chunk in 0..cache.share() {
-                if cache.access(chunk) == Access::Absent {
-                    assert_eq!(cache.prefetch_now(chunk), Fetch::Started);
-                    cache.arrived(chunk);
-                    assert!(cache.resume(chunk));
-                }
-            }
+            (0..cache.share()).for_each(|chunk| read(cache, chunk));
         }
         cache.counters().fetched - before
     }

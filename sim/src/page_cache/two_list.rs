@@ -407,28 +407,16 @@ impl PageCache for TwoList {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{prefetch, read};
     use super::*;
-
-    fn read(cache: &mut TwoList, chunk: Chunk) {
-        if cache.access(chunk) == Access::Absent {
-            assert_eq!(cache.prefetch(chunk), Fetch::Started);
-            cache.arrived(chunk);
-            assert!(cache.resume(chunk));
-        }
-    }
-
-    fn prefetched(cache: &mut TwoList, chunk: Chunk) {
-        assert_eq!(cache.prefetch(chunk), Fetch::Started);
-        cache.arrived(chunk);
-    }
 
     #[test]
     fn used_pages_outlive_prefetched_pages() {
         let mut cache = TwoList::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
-        (2..4).for_each(|chunk| prefetched(&mut cache, chunk));
+        (2..4).for_each(|chunk| prefetch(&mut cache, chunk));
         // 0 and 1 are older but young: they go to the head again, and 2 is the oldest left.
-        prefetched(&mut cache, 4);
+        prefetch(&mut cache, 4);
         assert!(cache.holds(0) && cache.holds(1) && !cache.holds(2));
     }
 
@@ -448,9 +436,9 @@ mod tests {
         let mut cache = TwoList::new(8, 3);
         (0..3).for_each(|chunk| read(&mut cache, chunk));
         // Ages 0, 1, 2 and evicts 0; 1 is used again, so the next look at it finds young and referenced.
-        prefetched(&mut cache, 3);
+        prefetch(&mut cache, 3);
         assert_eq!(cache.access(1), Access::Hit);
-        prefetched(&mut cache, 4);
+        prefetch(&mut cache, 4);
         assert_eq!((cache.active(), cache.counters().activated), (1, 1));
         assert!(cache.holds(1) && !cache.holds(2));
     }
@@ -459,10 +447,10 @@ mod tests {
     fn refault_within_active_list_activates() {
         let mut cache = TwoList::new(8, 4);
         (0..4).for_each(|chunk| read(&mut cache, chunk));
-        prefetched(&mut cache, 4);
+        prefetch(&mut cache, 4);
         (1..3).for_each(|chunk| assert_eq!(cache.access(chunk), Access::Hit));
         // 1 and 2 become active, 3 is evicted. Reading it again evicts 4: distance 2, active list 2.
-        prefetched(&mut cache, 5);
+        prefetch(&mut cache, 5);
         assert!(cache.active() == 2 && !cache.holds(3));
         read(&mut cache, 3);
         assert_eq!((cache.active(), cache.counters().refaults), (3, 1));

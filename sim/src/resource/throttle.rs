@@ -77,7 +77,7 @@ impl<R> Throttle<R> {
         Some((read, bytes))
     }
 
-    /// Drops what earlier slices allowed and nobody used; the kernel keeps one slice of tolerance.
+    /// Drops the unused bytes of earlier slices; the kernel keeps one slice of tolerance.
     fn trim(&mut self, now: Nanos) {
         let over = (now.saturating_sub(self.slice_start) / SLICE).saturating_sub(1);
         self.slice_start += over * SLICE;

@@ -89,14 +89,10 @@ pub fn simulate(
     let mut simulation = Simulation::new(*input, *disturbances, devices, memories, &models, header);
     simulation.run()?;
     let Simulation { trace, passes, timeline, outcome, plans, .. } = simulation;
-    let TraceCollector { header, mut records, readings } = trace;
-    let passes = passes.into_started();
-    records.sort_by_key(|record| record.start);
     let unreached_events = timeline.unreached_events();
     let mut run_events = timeline.run_events;
     run_events.sort_by_key(|run_event| run_event.start);
-    let shortages = Vec::new();
-    let trace = Trace { header, passes, records, readings, shortages, run_events, outcome };
+    let trace = Trace { run_events, ..trace.finish(passes.into_started(), outcome) };
     Ok(Run { trace, plans, unreached_events })
 }
 

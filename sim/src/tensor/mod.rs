@@ -22,7 +22,7 @@ use hearth_schema::trace::{Header, Outcome, Shortage, Trace};
 
 use crate::error::SimError;
 use crate::input::Input;
-use crate::trace::unreclaimable_readings;
+use crate::trace::{self, TraceCollector};
 
 use rank::Rank;
 use simulation::TensorSimulation;
@@ -46,17 +46,8 @@ pub(crate) fn simulate(
     let shortages: Vec<Shortage> =
         memories.iter().enumerate().flat_map(|(place, held)| held.shortages(place)).collect();
     if !ignore && !shortages.is_empty() {
-        let (records, readings) =
-            (Vec::new(), unreclaimable_readings(memories.iter().map(PinnedMemory::main)));
-        return Ok(Trace {
-            header,
-            passes,
-            records,
-            readings,
-            shortages,
-            run_events: Vec::new(),
-            outcome: Outcome::OutOfMemory,
-        });
+        let unreclaimable = memories.iter().map(PinnedMemory::main);
+        return Ok(trace::out_of_memory(header, passes, unreclaimable, shortages));
     }
     let ranks = devices
         .iter()
@@ -64,17 +55,8 @@ pub(crate) fn simulate(
         .enumerate()
         .map(|(place, (device, held))| Rank::new(input, tensor, place, device, held))
         .collect();
-    let (mut records, readings) = TensorSimulation::new(input, tensor, ranks, &passes).run()?;
-    records.sort_by_key(|record| record.start);
-    Ok(Trace {
-        header,
-        passes,
-        records,
-        readings,
-        shortages: Vec::new(),
-        run_events: Vec::new(),
-        outcome: Outcome::Ok,
-    })
+    let (records, readings) = TensorSimulation::new(input, tensor, ranks, &passes).run()?;
+    Ok(TraceCollector { header, records, readings }.finish(passes, Outcome::Ok))
 }
 
 /// Refuses a workload longer than the plan's context, as a ring's schedule does.

@@ -19,8 +19,7 @@ use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
 use crate::input::Input;
-use crate::resource::Link;
-use crate::resource::link::{Delivery, Sent, cluster_links};
+use crate::resource::link::{Delivery, Network, cluster_links};
 
 use super::rank::Rank;
 
@@ -48,6 +47,9 @@ struct Message {
     bytes: Bytes,
 }
 
+/// A message on a link: its receiver, and the index of the record of its sending.
+type InFlight = (usize, Message, usize);
+
 /// The progress of a rank.
 #[derive(Debug, Clone)]
 struct Progress {
@@ -60,14 +62,12 @@ struct Progress {
     received: BTreeMap<Stage, usize>,
 }
 
-pub struct TensorSimulation<'a, L> {
+pub struct TensorSimulation<'a> {
     engine: Engine<Event>,
     ranks: Vec<Rank<'a>>,
     progress: Vec<Progress>,
-    links: L,
+    network: Network<InFlight>,
     wifi_timer: Timer,
-    /// Messages that have not left yet by number, with the index of their record.
-    in_flight: BTreeMap<u64, (usize, Message, usize)>,
     passes: &'a [Pass],
     all_reduce: Collective,
     air_time: Seconds,
@@ -82,26 +82,19 @@ pub struct TensorSimulation<'a, L> {
     readings: Vec<Reading>,
 }
 
-impl<'a> TensorSimulation<'a, ()> {
-    #[allow(clippy::new_ret_no_self)] // which link it is, the cluster says
-    pub fn new(
-        input: &Input<'a>,
-        tensor: &'a TensorPlan,
-        ranks: Vec<Rank<'a>>,
-        passes: &'a [Pass],
-    ) -> TensorSimulation<'a, impl Link> {
+impl<'a> TensorSimulation<'a> {
+    pub fn new(input: &Input<'a>, tensor: &'a TensorPlan, ranks: Vec<Rank<'a>>, passes: &'a [Pass]) -> Self {
         let start = Progress { stage: (0, 0), waiting_since: Some(0), sent: 0, received: BTreeMap::new() };
         let shape = &input.cluster.model.shape;
         let mut engine = Engine::new();
         let wifi_timer = engine.timer();
-        TensorSimulation {
+        Self {
             engine,
             wifi_timer,
-            in_flight: BTreeMap::new(),
             progress: vec![start; ranks.len()],
             all_reduce: Collective { pattern: tensor.all_reduce, devices: ranks.len() },
             ranks,
-            links: cluster_links(input.cluster, input.plan),
+            network: Network::new(cluster_links(input.cluster, input.plan)),
             passes,
             air_time: tensor.air_time.unwrap_or(Seconds(0.0)),
             tensor,
@@ -113,9 +106,7 @@ impl<'a> TensorSimulation<'a, ()> {
             readings: Vec::new(),
         }
     }
-}
 
-impl<L: Link> TensorSimulation<'_, L> {
     pub fn run(mut self) -> Result<(Vec<Record>, Vec<Reading>), SimError> {
         self.begin(0);
         while !self.ended
@@ -256,34 +247,28 @@ impl<L: Link> TensorSimulation<'_, L> {
 
     fn send(&mut self, from: usize, to: usize, stage: Stage, bytes: Bytes) {
         let now = self.engine.now();
-        let sent = self.links.send(now, from, to, bytes);
         let pass = self.passes[stage.0];
         let record = self.ranks[from].record(Kind::Send, pass, stage.1.saturating_sub(1), now);
         self.records.push(Record { resource: Resource::Tx, bytes: bytes.0, peer: Some(to as u16), ..record });
-        let (record, message) = (self.records.len() - 1, Message { stage, from, bytes });
-        match sent {
-            Sent::Known(delivery) => self.schedule_delivery(to, message, record, delivery),
-            Sent::Pending(number) => {
-                self.in_flight.insert(number, (to, message, record));
-                self.poll_links();
-            }
+        let item = (to, Message { stage, from, bytes }, self.records.len() - 1);
+        match self.network.send(now, [from, to], bytes, item) {
+            Some((item, delivery)) => self.schedule_delivery(item, delivery),
+            None => self.poll_links(),
         }
     }
 
     /// Handles the messages that have left, and sets the timer for the next.
     fn poll_links(&mut self) {
-        while let Some((number, delivery)) = self.links.next_delivery(self.engine.now()) {
-            if let Some((to, message, record)) = self.in_flight.remove(&number) {
-                self.schedule_delivery(to, message, record, delivery);
-            }
+        while let Some((item, delivery)) = self.network.next_delivery(self.engine.now()) {
+            self.schedule_delivery(item, delivery);
         }
-        if let Some(at) = self.links.next_event() {
+        if let Some(at) = self.network.next_event() {
             self.engine.set(self.wifi_timer, at, Event::Wifi);
         }
     }
 
     /// Schedules the arrival of a message that has left.
-    fn schedule_delivery(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+    fn schedule_delivery(&mut self, (to, message, record): InFlight, delivery: Delivery) {
         self.records[record].end = delivery.left.max(self.records[record].start);
         self.engine.at(delivery.arrives, Event::Delivered(to, message));
     }

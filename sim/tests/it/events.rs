@@ -138,7 +138,7 @@ fn stall_adds_to_token_time() {
     assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "nobody is missed within 1.5 s");
     let phases = first(&trace);
     let (before, longest) = (phases.tpot_ms.before.expect("three"), phases.max_ms.during.expect("one"));
-    // The head computes its half while the link stands still, so the token ends 1.5 s after what then remains of it.
+    // The head computes its half during the stall, so the token ends 1.5 s after the rest of it.
     let head_half = half();
     assert!(
         near(longest, 1500.0 + before - head_half),
@@ -181,7 +181,7 @@ fn lost_device_is_replanned_around() {
     );
     let metrics = metrics::compute(trace);
     assert!(near(metrics.terms_ms.sum(), tpot(&metrics)));
-    // What it waited for is nobody's work: the silence, and the plan on its way.
+    // The bubble is the silence and the transfer of the plan.
     let lost = metrics.terms_ms.bubble * 11.0;
     assert!(lost >= silence as f64 * 1e-6 && lost < silence as f64 * 1e-6 + 50.0, "{lost} ms in the bubble");
 }
@@ -221,7 +221,7 @@ fn wifi_stall_holds_all_messages() {
     let (without, with) = (quiet(&[]), quiet(&[stall]));
     let end =
         |trace: &Trace| trace.records.iter().map(|record| record.end).max().expect("records") as f64 * 1e-6;
-    // The head computes its half while the air stands still.
+    // The head computes its half during the stall.
     let more = end(&with) - end(&without);
     assert!((more / (1500.0 - half()) - 1.0).abs() < 0.02, "{more} ms more");
     assert!(metrics::compute(&with).terms_ms.network > metrics::compute(&without).terms_ms.network + 100.0);

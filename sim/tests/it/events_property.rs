@@ -92,13 +92,13 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         prop_assert!(read.is_sorted(), "device {device}: what has been read stays read");
         let own = || trace.records.iter().filter(move |record| record.device == device);
         let last = read.last().copied().unwrap_or(0);
-        // Nothing is read that nobody asked for: to be used, or ahead of that, or around a fault of a step.
+        // Every byte is read to be used, ahead of its use, or around a fault of a step.
         let ahead: u64 =
             own().filter(|record| record.kind == Kind::Prefetch).map(|record| record.bytes).sum();
         let used: u64 = own().filter_map(|record| record.cost).map(|cost| cost.faulted + cost.resident).sum();
         let around = own().filter_map(|it| it.cost).filter(|cost| cost.faulted > 0).count() as u64 * WINDOW;
         prop_assert!(last <= ahead + used + around, "device {device}: {last} of {ahead} + {used} + {around}");
-        // What a step faulted at has been read, but for one fault in each step that was given up. On a device that
+        // What a step faulted at has been read, except one fault in each cancelled step. On a device that
         // manages its residency a step also waits for a helper that finds the piece in memory.
         let at = trace.readings.iter().filter(|it| it.device == device).map(|it| it.at).max().unwrap_or(0);
         let before = own().filter(|record| record.end <= at).filter_map(|record| record.cost);

@@ -29,7 +29,7 @@ pub const PEER_HELD: u64 = 49_600_000 + (4 << 20) + (512 << 10);
 const SETTLING: usize = 2;
 const TOKENS: u32 = 12;
 
-/// Devices with page cache for so many bytes each, and the layers that they compute.
+/// Devices with page caches of these bytes, and the layers that they compute.
 #[derive(Clone)]
 pub struct Run {
     pub caches: Vec<u64>,
@@ -40,7 +40,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// One device with a limit for a part of the file, whose process holds so much.
+    /// One device with a limit for a part of the file, whose process holds `held` bytes.
     pub fn alone(part: f64, held: u64, residency: ResidencyOptions) -> Self {
         let limit = (FILE as f64 * part) as u64 + PROCESS;
         Self { caches: vec![limit - held], windows: vec![16], residency, read_ahead: Bytes::mib(8) }
@@ -49,7 +49,7 @@ impl Run {
     /// Seconds and bytes of each token that counts.
     pub fn tokens(&self, seed: u64, spread: Bytes) -> Vec<(f64, f64)> {
         let (cluster, plan) = self.input(seed);
-        // What was measured told the system nothing of the embedding, whoever ran.
+        // None of the measured programs advised the system about the embedding.
         let options = Options {
             chunk: Bytes(128 << 10),
             process_spread: spread,

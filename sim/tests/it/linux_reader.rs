@@ -305,7 +305,7 @@ pub const BASE: Setup = Setup {
     threads: 1,
 };
 
-/// A row of so many rounds a token.
+/// A row with this many rounds a token.
 pub const fn windowed(rounds: u32, prefetch: Prefetch) -> Setup {
     Setup { rounds, prefetch, ..BASE }
 }

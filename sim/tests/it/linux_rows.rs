@@ -83,7 +83,7 @@ fn measured() -> Vec<Row> {
     ]
 }
 
-/// Rows of whole devices are means over so many runs, as the measured ones.
+/// Rows of whole devices are means over this many runs, as the measured ones.
 const SEEDS: u64 = 5;
 
 /// Two threads that sum a half each, and nothing between two tokens: measured with `--share-mib 608 --disk-mbps 200
@@ -176,7 +176,7 @@ fn edges() -> Vec<(&'static str, &'static str, Run, Bytes, Measured)> {
     ]
 }
 
-/// Rows that the simulator does not get; what is known of why stands in the study.
+/// Rows that the simulator does not reproduce; the study has the reasons as far as they are known.
 const MISSED: [&str; 5] = [
     "llama.cpp at 50 %",
     "os at 75 %",

@@ -98,7 +98,7 @@ fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
 proptest! {
     #![proptest_config(crate::cases(40))]
 
-    /// Whatever the ring and the prompt: a message has left before it is there, everything of it was on the air, and
+    /// For any ring and prompt: a message has left before it arrives, all of it was transmitted, and
     /// the same run gives the same bytes.
     #[test]
     fn messages_are_transmitted_before_they_arrive(

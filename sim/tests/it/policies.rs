@@ -42,7 +42,7 @@ fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (
 fn bytes_read_per_token_by_policy() {
     let read = |part, policy| traced(part, policy, |_| ()).1;
     for policy in POLICIES {
-        // Nothing is read again but an embedding row and what lies around it: some MiB of five GB.
+        // Nothing is read again except an embedding row and its surroundings: some MiB of five GB.
         assert!(read(1.02, policy) < 0.01, "{policy:?}: {}", read(1.02, policy));
         let short = read(0.75, policy);
         match policy {

@@ -130,7 +130,7 @@ fn single_device_overlaps_reading_and_computing() {
         let metrics = run(&cluster, &plan);
         let found = tpot(&metrics) / 1e3;
         assert!((found / computing.max(reading) - 1.0).abs() < 0.02, "{part}: {found} s for {reading} s");
-        // What it does not wait for is hidden: all of it when computing takes longer. What is read for the token
+        // The rest of the reading is hidden: all of it when computing takes longer. The reading for the token
         // after the last, one of five, is cut off.
         let (waits, hidden) = (metrics.terms_ms.demand_disk / 1e3, metrics.terms_ms.hidden_disk / 1e3);
         assert!((waits - (reading - computing).max(0.0)).abs() < 0.02 * found, "{part}: waits {waits} s");
@@ -165,7 +165,7 @@ fn policies_agree_with_enough_memory() {
     assert!((0.0..2.0 * rows).contains(&difference), "{difference} ms");
 }
 
-/// Windows are given up behind the computation: what the next one needs is not evicted by what it evicts.
+/// Windows are released behind the computation, so that the next window does not evict what it needs.
 #[test]
 fn windowed_residency_avoids_thrashing() {
     let model = llama_8b();
@@ -218,7 +218,7 @@ fn two_runs_give_the_same_bytes() {
     assert_eq!(written(&cold(&cluster, &plan)), written(&cold(&cluster, &plan)));
 }
 
-/// Several batches of a prompt are on the ring at once, so that what is announced is not always what is next.
+/// Several batches of a prompt are on the ring at once, so that the announced part is not always the next one.
 #[test]
 fn long_prompt_keeps_streaming() {
     let model = llama_8b();
@@ -231,7 +231,7 @@ fn long_prompt_keeps_streaming() {
         assert_eq!(count(&trace, Kind::Output), cluster.workload.generate as usize);
         let last = plan.devices.len() - 1;
         let read = readings(&trace, last as u16, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
-        // The kept set once; for each pass the rest, and at most a buffer for each window that was read in vain.
+        // The kept set once; for each pass the rest, and at most a buffer for each window that was read without use.
         let (kept, buffer) = (kept(&plan, &model, room), MANAGED.buffer().as_f64());
         let pass = share(&plan, last, &model).as_f64() - kept + buffer * f64::from(plan.rounds);
         assert!(read < kept + pass * trace.passes.len() as f64, "{windows:?}: {read} bytes");
@@ -261,7 +261,7 @@ proptest! {
         prop_assert!(much <= less + slack, "{} of the share: {} bytes; {} more: {}", part, less, more, much);
     }
 
-    /// Whatever the windows, buffers and memories: the run ends, every layer is computed once for every pass, and
+    /// For any windows, buffers and memories: the run ends, every layer is computed once for every pass, and
     /// no device reads its share more than twice for a token; if its buffer finds no room, three times: what was
     /// read ahead and evicted is populated, and may be evicted again before its turn.
     #[test]

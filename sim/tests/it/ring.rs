@@ -177,7 +177,7 @@ fn prefetch_keeps_to_its_budget() {
 proptest! {
     #![proptest_config(crate::cases(100))]
 
-    /// Whatever the windows, memories and policies: the run ends, every token comes out once, and every device
+    /// For any windows, memories and policies: the run ends, every token comes out once, and every device
     /// reads at least what it cannot hold.
     #[test]
     fn every_run_ends_with_all_its_tokens(

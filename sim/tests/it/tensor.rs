@@ -164,7 +164,7 @@ fn excess_weights_are_swapped() {
     cluster.members[1].device.memory.swap_available = Some(Sourced::new(Bytes(1 << 30), "test"));
     let metrics = run(&cluster, &plan);
     assert_eq!(metrics.outcome, Outcome::Ok);
-    // What is used longest ago goes first, so that all of its slice comes back for every token.
+    // The least recently used weights are evicted, so that all of its slice is read again for every token.
     let share = cluster.model.layers_bytes().as_f64() / 2.0;
     let read = metrics.devices[1].bytes_read_per_token / share;
     assert!((0.99..1.01).contains(&read), "{read} of the slice");

@@ -96,7 +96,7 @@ fn two_sequences_keep_two_devices_busy() {
     assert_eq!(own, [99, 99]);
     assert!(two.sequences[0].ttft_ms < two.sequences[1].ttft_ms, "one prompt after the other");
     assert!(one.sequences.is_empty() && one.speculation.is_none());
-    // The waiting for each other is in the terms.
+    // The terms include waiting for each other.
     assert_terms(&two);
     assert!(two.terms_ms.queue > 0.0);
     // More sequences than devices gain nothing more.
@@ -154,7 +154,7 @@ fn draft_model_uses_the_heads_memory() {
     let (with, without) = (warm(&base, &plan), warm(&plain, &planned(&plain, &[8, 8])));
     assert_eq!(unreclaimable(&with, 0) - unreclaimable(&without, 0), own.total_bytes().0 + cache);
     assert_eq!(unreclaimable(&with, 1), unreclaimable(&without, 1));
-    // A head that has not so much is out of memory.
+    // A head with less memory is out of memory.
     let mut poor = base.clone();
     poor.members[0].device.memory.available.value = Bytes(own.total_bytes().0);
     assert_eq!(warm(&poor, &plan).outcome, Outcome::OutOfMemory);
@@ -237,7 +237,7 @@ fn later_tokens_are_never_faster_in_a_quiet_run() {
 proptest! {
     #![proptest_config(crate::cases(60))]
 
-    /// Whatever is asked of whichever ring: the run ends, every sequence gets its tokens, the terms sum, the passes of
+    /// For any workload on any ring: the run ends, every sequence gets its tokens, the terms sum, the passes of
     /// a sequence follow one another, no message is lost, and a second run is the same.
     #[test]
     fn every_workload_ends_with_all_its_tokens(

@@ -30,11 +30,9 @@ mod writer;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hearth_profiles::Bytes;
 use hearth_profiles::gguf::{HeaderError, TensorInfo};
-use hearth_profiles::model::{
-    BlockError, ModelDocument, ModelShape, Quant, ShapeError, UnknownModel, shipped_document,
-};
+use hearth_profiles::model::{BlockError, ModelDocument, ModelShape, Quant, ShapeError, shipped_document};
+use hearth_profiles::{Bytes, UnknownName};
 pub use vocabulary::TokenizerKind;
 pub use writer::partial_path;
 
@@ -119,7 +117,7 @@ impl SynthOptions {
 
     /// `tiny`, `120m`, `1b`, `3b`, `8b`, `70b`, or any shipped model's name, with that model's quantisation. A plan
     /// made for the shipped model fits the file.
-    pub fn preset(name: &str) -> Result<SynthOptions, UnknownModel> {
+    pub fn preset(name: &str) -> Result<SynthOptions, UnknownName> {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
         let document = shipped_document(alias.map_or(name, |(_, full)| full))?;
         Ok(SynthOptions::from_document(&document))

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 pub use options::{SocOptions, Strategy, Synchronisation, Upkeep};
 pub use profiled::{Mode, Profiled, Shape};
 
-use crate::sourced::Sourced;
 use crate::units::{BytesPerSecond, FlopsPerSecond, Seconds, Watts};
+use crate::values::Sourced;
 
 /// System on a chip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

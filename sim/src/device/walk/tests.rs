@@ -1,13 +1,11 @@
 //! The pages that a thread needs when it has been woken.
 
-use hearth_profiles::BytesPerSecond;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::Resource;
 
+use super::super::storage::test_storage;
 use super::*;
 use crate::device::residency::ReadAhead;
-use crate::page_cache::TwoList;
-use crate::resource::DiskSpeed;
 use crate::trace::start_record;
 
 const PIECE: Bytes = Bytes::mib(1);
@@ -24,16 +22,12 @@ struct WalkFixture {
 
 impl WalkFixture {
     fn new(kind: Kind) -> Self {
-        let rate = BytesPerSecond(PIECE.as_f64() * 1e3);
-        let speed =
-            DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
-        let cache = Box::new(TwoList::new(10, 10));
         let options = ResidencyOptions::of(Residency::Os);
         let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
         let segment = Segment { chunks: 0..10, time: Seconds(0.01), unit: PIECE };
         let mut fixture = WalkFixture {
             now: 0,
-            storage: Storage::with_chunks(cache, PIECE, speed, PIECE),
+            storage: test_storage(10, 10, PIECE),
             residency: WeightResidency::System(ReadAhead::new(0, options, PIECE, 1)),
             walk: Walk::new(record, [segment], THREADS, 1),
         };

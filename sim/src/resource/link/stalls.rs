@@ -50,7 +50,7 @@ impl Stalls {
         self.window = None;
     }
 
-    /// Returns when a transmission of `air` nanoseconds that begins at `at` ends.
+    /// Returns when a transmission of `time` nanoseconds that begins at `at` ends.
     pub fn end(&mut self, at: Nanos, time: Nanos) -> Nanos {
         let (mut at, mut left) = (self.stall_end(at), time);
         loop {

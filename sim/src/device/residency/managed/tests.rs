@@ -1,24 +1,14 @@
 //! Managed streams on memory that differs from the plan's: one part over and over, computed in no time, on a disk that
 //! reads a piece a millisecond.
 
-use hearth_profiles::{BytesPerSecond, Seconds};
 use hearth_schema::residency::Residency;
 
+use super::super::super::storage::test_storage;
 use super::*;
-use crate::page_cache::TwoList;
-use crate::resource::DiskSpeed;
 
 const PIECE: Bytes = Bytes::mib(1);
 /// Pieces of the share.
 const SHARE: Chunk = 100;
-
-fn storage(capacity: u32) -> Storage {
-    let rate = BytesPerSecond(PIECE.as_f64() * 1e3);
-    let speed =
-        DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
-    let cache = Box::new(TwoList::new(SHARE, capacity));
-    Storage::with_chunks(cache, PIECE, speed, PIECE)
-}
 
 fn stream(memory: Bytes) -> ManagedStream {
     let options = ResidencyOptions::of(Residency::Managed);
@@ -39,7 +29,7 @@ struct Setup {
 
 impl Setup {
     fn new(memory: Bytes, capacity: u32) -> Self {
-        Self { now: 0, storage: storage(capacity), stream: stream(memory), helper: None }
+        Self { now: 0, storage: test_storage(SHARE, capacity, PIECE), stream: stream(memory), helper: None }
     }
 
     /// Lets the helper or the disk continue, whichever is first; returns the chunks that arrived.

@@ -145,7 +145,7 @@ fn two_stations_get_half_the_channel() {
     // 54 MB up and down: 200 bursts of 5.4 ms and 0.2 ms.
     let carried = carry(&mut link(&bare(), 1), &[(0, 0, 1, 54_000_000)]);
     assert_eq!(carried[0].delivery.left, 200 * (5 * MILLI + 6 * MILLI / 10));
-    // To a wire the air is taken once; the wire of 125 MB/s adds its last burst.
+    // To a wire the channel is used once; the wire of 125 MB/s adds its last burst.
     let carried = carry(&mut link(&bare(), 1), &[(0, 0, 5, 54_000_000)]);
     assert_eq!(carried[0].delivery.left, 100 * (5 * MILLI + 6 * MILLI / 10) + 540_000 * 8);
 }
@@ -153,7 +153,7 @@ fn two_stations_get_half_the_channel() {
 #[test]
 fn small_message_interleaves_with_bursts() {
     let mut link = link(&bare(), 1);
-    // At 10 ms the second burst goes up. The small one gets the air when it is up, at 11.2 ms or after the first has
+    // At 10 ms the second burst goes up. The small one gets the channel when it is up, at 11.2 ms or after the first has
     // gone down; it never waits for all of the long one.
     let carried = carry(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 2, 3, 1000)]);
     assert!(duration_ms(&carried[1]) < 4.0 * 5.6, "{} ms", duration_ms(&carried[1]));
@@ -171,7 +171,7 @@ fn all_to_all_busy_time() {
             pairs.filter(|(from, to)| from != to).map(|(from, to)| (0, from, to, 16_384)).collect();
         let mut link = link(&bare(), 1);
         let carried = carry(&mut link, &all);
-        // 0.2 ms and 163.84 us, up and down, for each ordered pair; the air is never idle before the last is down.
+        // 0.2 ms and 163.84 us, up and down, for each ordered pair; the channel is never idle before the last is down.
         let expected = (stations * (stations - 1)) as Nanos * 2 * 363_840;
         assert_eq!(carried.iter().map(|carried| carried.delivery.left).max(), Some(expected));
         assert_eq!(link.busy_time(0), expected);

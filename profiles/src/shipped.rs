@@ -1,0 +1,38 @@
+//! Shipped documents: YAML files that are part of the program.
+
+/// The name of no shipped document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no {kind} `{name}` is shipped: use one of {known}")]
+pub struct UnknownName {
+    pub kind: &'static str,
+    pub name: String,
+    /// All names.
+    pub known: String,
+}
+
+/// Defines `shipped_names` and `shipped_yaml` of the documents of a folder.
+macro_rules! shipped {
+    ($kind:literal in $folder:literal: $($document:literal),+ $(,)?) => {
+        const SHIPPED: &[(&str, &str)] = &[$((
+            $document,
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/", $folder, "/", $document, ".yaml")),
+        )),+];
+
+        /// The names of all shipped documents of this kind.
+        pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+            SHIPPED.iter().map(|&(name, _)| name)
+        }
+
+        /// Returns the text of a shipped document.
+        pub fn shipped_yaml(name: &str) -> Result<&'static str, $crate::UnknownName> {
+            let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
+            found.map(|&(_, text)| text).ok_or_else(|| $crate::UnknownName {
+                kind: $kind,
+                name: name.to_owned(),
+                known: shipped_names().collect::<Vec<_>>().join(", "),
+            })
+        }
+    };
+}
+
+pub(crate) use shipped;
