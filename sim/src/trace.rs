@@ -1,7 +1,7 @@
 //! The parts of a trace that all simulations write alike.
 
 use hearth_profiles::device::Device;
-use hearth_profiles::{Bytes, Document};
+use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Shortage, Trace, TracedDevice,
@@ -50,6 +50,19 @@ pub fn start_record(
         peer: None,
         cost: None,
     }
+}
+
+/// Records steps of known length, one after another from `now` on. Returns their end.
+pub fn record_steps(
+    records: &mut Vec<Record>,
+    now: Nanos,
+    steps: impl IntoIterator<Item = (Record, Seconds)>,
+) -> Nanos {
+    steps.into_iter().fold(now, |start, (record, time)| {
+        let end = start.saturating_add(time.to_nanos());
+        records.push(Record { start, end, ..record });
+        end
+    })
 }
 
 /// The trace of a run that does not fit its memory, with the unreclaimable memory of each device.

@@ -27,8 +27,7 @@ use crate::document::{Document, DocumentError};
 use crate::format::Format;
 use crate::link::PeerLink;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
-use crate::values::PerFormat;
-use crate::values::Sourced;
+use crate::values::{PerFormat, Sourced};
 
 /// More than any memory of a device: sums of sizes below it never overflow.
 /// source: assumed, a thousand times the memory of a large server

@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Cpu;
 use crate::units::Seconds;
-use crate::values::PerFormat;
-use crate::values::Sourced;
+use crate::values::{PerFormat, Sourced};
 
 /// The range of a quota's processors. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` takes from 1 ms of 1 s; the upper
 /// end is assumed

@@ -61,10 +61,10 @@ mod tests {
 
     #[test]
     fn types_are_described() {
-        let told = of("seed: invalid type: string \"x\", expected u64".to_owned());
-        assert_eq!(told, "seed: invalid type: string \"x\", expected a whole number, 0 or more");
-        let told = of("invalid value: integer `-1`, expected u32".to_owned());
-        assert!(told.ends_with("expected a whole number from 0 to 4294967295"), "{told}");
+        let reworded = of("seed: invalid type: string \"x\", expected u64".to_owned());
+        assert_eq!(reworded, "seed: invalid type: string \"x\", expected a whole number, 0 or more");
+        let reworded = of("invalid value: integer `-1`, expected u32".to_owned());
+        assert!(reworded.ends_with("expected a whole number from 0 to 4294967295"), "{reworded}");
         assert_eq!(of("expected a string".to_owned()), "expected a string");
     }
 }

@@ -13,8 +13,7 @@ use super::sampling::{Effort, Samples, duration, rate};
 use crate::device::Transfer;
 use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
-use crate::values::PerFormat;
-use crate::values::Sourced;
+use crate::values::{PerFormat, Sourced};
 
 /// Bytes of a matrix that stays in the second-level cache of every core.
 pub const CACHED: usize = 256 << 10;

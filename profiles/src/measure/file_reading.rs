@@ -77,14 +77,22 @@ impl ColdFile {
         effort: &Effort,
         mut read: impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
     ) -> Result<Samples, MeasureError> {
-        let begun = now();
-        let mut rates = Vec::with_capacity(effort.samples);
         mapping::drop_cache(&self.file, &(0..self.length));
         self.sample(effort.disk_sample.0 / 2.0, &mut read)?;
-        while rates.len() < effort.samples && (rates.is_empty() || now() - begun < effort.limit.0) {
-            rates.push(self.sample(effort.disk_sample.0, &mut read)?);
+        self.samples(effort, |file| file.sample(effort.disk_sample.0, &mut read))
+    }
+
+    /// Takes samples until there are enough, or the time limit is over.
+    fn samples(
+        &mut self,
+        effort: &Effort,
+        mut sample: impl FnMut(&mut Self) -> Result<f64, MeasureError>,
+    ) -> Result<Samples, MeasureError> {
+        let (begun, mut values) = (now(), Vec::with_capacity(effort.samples));
+        while values.len() < effort.samples && (values.is_empty() || now() - begun < effort.limit.0) {
+            values.push(sample(self)?);
         }
-        Ok(Samples::new(rates))
+        Ok(Samples::new(values))
     }
 
     /// Reads cold windows for `seconds` of reading time.
@@ -112,25 +120,23 @@ impl ColdFile {
 
     /// Bytes for each second of processor time of a streaming thread. Waiting for the disk does not count.
     pub(super) fn turnover(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
-        let begun = now();
-        let mut rates = Vec::with_capacity(effort.samples);
         mapping::drop_cache(&self.file, &(0..self.length));
-        while rates.len() < effort.samples && (rates.is_empty() || now() - begun < effort.limit.0) {
+        let samples = self.samples(effort, |cold| {
             let (mut bytes, mut busy) = (0, 0.0);
             let until = now() + effort.disk_sample.0;
             while bytes == 0 || now() < until {
-                let window = self.window();
-                let streamed = by_streaming(&self.file, &window, until);
-                let (done, seconds) = streamed.map_err(MeasureError::file("stream", &self.path))?;
-                mapping::drop_cache(&self.file, &window);
-                self.position = if window.start + done >= self.length { 0 } else { window.start + done };
+                let window = cold.window();
+                let streamed = by_streaming(&cold.file, &window, until);
+                let (done, seconds) = streamed.map_err(MeasureError::file("stream", &cold.path))?;
+                mapping::drop_cache(&cold.file, &window);
+                cold.position = if window.start + done >= cold.length { 0 } else { window.start + done };
                 bytes += done;
                 busy += seconds;
             }
-            rates.push(bytes as f64 / busy.max(1e-9));
-        }
+            Ok(bytes as f64 / busy.max(1e-9))
+        });
         mapping::drop_cache(&self.file, &(0..self.length));
-        Ok(Samples::new(rates))
+        samples
     }
 
     /// Seconds of single cold reads of 4 KiB all over the file.

@@ -10,8 +10,7 @@ use std::ops::Range;
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
 
-use super::MeasureError;
-use super::memory;
+use super::{MeasureError, memory};
 use crate::units::Bytes;
 
 const FILL: u8 = 0x1c;

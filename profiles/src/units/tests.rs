@@ -27,7 +27,7 @@ fn bare_numbers_and_wrong_units_are_refused() {
 
 #[test]
 fn likely_unit_is_suggested() {
-    let told = |text: &str| text.parse::<BytesPerSecond>().unwrap_err().to_string();
+    let error = |text: &str| text.parse::<BytesPerSecond>().unwrap_err().to_string();
     for (written, meant) in [
         ("100 Mbps", "Mbit/s"),
         ("1 GBps", "GB/s"),
@@ -35,14 +35,14 @@ fn likely_unit_is_suggested() {
         ("2 Gb/s", "Gbit/s"),
         ("3 KiBps", "KiB/s"),
     ] {
-        assert!(told(written).ends_with(&format!("did you mean `{meant}`?")), "{}", told(written));
+        assert!(error(written).ends_with(&format!("did you mean `{meant}`?")), "{}", error(written));
     }
-    assert!(told("400 MB").contains("use one of B/s, kB/s"), "{}", told("400 MB"));
-    let told = |text: &str| text.parse::<Bytes>().unwrap_err().to_string();
+    assert!(error("400 MB").contains("use one of B/s, kB/s"), "{}", error("400 MB"));
+    let error = |text: &str| text.parse::<Bytes>().unwrap_err().to_string();
     assert!(
-        told("4 gib").ends_with("did you mean `GiB`?") && told("1 k").contains("use one of"),
+        error("4 gib").ends_with("did you mean `GiB`?") && error("1 k").contains("use one of"),
         "{}",
-        told("4 gib")
+        error("4 gib")
     );
 }
 

@@ -32,7 +32,7 @@ use crate::error::SimError;
 use crate::random::{self, Purpose};
 use crate::resource::Cpu;
 use crate::speculation::Drafter;
-use crate::trace::start_record;
+use crate::trace::{record_steps, start_record};
 
 use context::{Event, Message, Outgoing, SimContext};
 use layout::Layout;
@@ -473,14 +473,9 @@ impl<'a> DeviceSim<'a> {
 
     /// Starts steps of fixed length.
     fn run_timed(&mut self, TimedSteps { steps, output }: TimedSteps, ctx: &mut SimContext) {
-        let mut at = ctx.engine.now();
-        for (record, time) in steps {
-            let end = at.saturating_add(time.to_nanos());
-            ctx.records.push(Record { start: at, end, ..record });
-            at = end;
-        }
+        let end = record_steps(ctx.records, ctx.engine.now(), steps);
         self.thread = ThreadState::Fixed { output };
-        ctx.engine.set(self.wake_timer, at, Event::Wake(self.place));
+        ctx.engine.set(self.wake_timer, end, Event::Wake(self.place));
     }
 
     fn start_walk(

@@ -18,7 +18,7 @@ use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
 use crate::engine::Nanos;
 use crate::input::Input;
-use crate::trace::start_record;
+use crate::trace::{record_steps, start_record};
 
 use super::loader::Loader;
 
@@ -176,13 +176,7 @@ impl<'a> Rank<'a> {
             steps.insert(0, (copy.clone(), gpu.upload.time(bytes)));
             steps.push((copy, gpu.download.time(bytes)));
         }
-        let mut at = now;
-        for (record, time) in steps {
-            let end = at.saturating_add(time.to_nanos());
-            out.push(Record { start: at, end, ..record });
-            at = end;
-        }
-        at
+        record_steps(out, now, steps)
     }
 
     fn cpu_cost(&self) -> ComputeCost<'_> {

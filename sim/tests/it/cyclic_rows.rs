@@ -1,7 +1,7 @@
 //! Replays on [`TwoList`] the accesses that a machine logged, and compares reads and refaults.
 //!
 //! `cyclic_reader --log` of the studies writes down what a reader and its helper did to each piece of a file, in order,
-//! and what the kernel counted for each pass. The replay has no time: what was asked for has arrived when it is
+//! and what the kernel counted for each pass. The replay has no time: requested pieces have arrived when they are
 //! populated. See `docs/decisions/0011-populate-marks-accessed.md`.
 //!
 //!     cargo test -p hearth-sim --test it cyclic_rows -- --nocapture
@@ -122,7 +122,7 @@ impl Replay {
 
     fn touch(&mut self, chunks: std::ops::Range<Chunk>, populates: bool) {
         for chunk in chunks {
-            // Reads end in the order in which they were asked for.
+            // Reads end in the order of their requests.
             if let Some(at) = self.in_flight.iter().position(|&read| read == chunk) {
                 self.in_flight.drain(..=at).for_each(|read| self.cache.arrived(read));
             }

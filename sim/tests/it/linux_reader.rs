@@ -77,8 +77,8 @@ struct ReaderSim {
     disk_timer: Timer,
     readers: Vec<Reader>,
     round: u32,
-    /// Windows the helper has been asked for, the first being worked on.
-    asked: VecDeque<(Chunk, Chunk)>,
+    /// Windows requested from the helper, the first in progress.
+    requested: VecDeque<(Chunk, Chunk)>,
     helper_waits: Option<Chunk>,
     /// (end, bytes read until then) of each token.
     tokens: Vec<(Nanos, u64)>,
@@ -108,7 +108,7 @@ impl ReaderSim {
             disk_timer,
             readers: Vec::new(),
             round: 0,
-            asked: VecDeque::new(),
+            requested: VecDeque::new(),
             helper_waits: None,
             tokens: Vec::new(),
         }
@@ -210,10 +210,10 @@ impl ReaderSim {
         let released = self.kernel_time();
         self.round = (self.round + 1) % self.setup.rounds;
         if self.setup.prefetch != Prefetch::None {
-            if self.asked.is_empty() {
+            if self.requested.is_empty() {
                 self.engine.after(0, Event::Helper);
             }
-            self.asked.push_back(self.window(self.round));
+            self.requested.push_back(self.window(self.round));
         }
         if self.round == 0 {
             self.tokens.push((self.engine.now(), self.storage.delivered().0));
@@ -221,14 +221,14 @@ impl ReaderSim {
         self.engine.after(released + self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
     }
 
-    /// The helper works on the next chunk of the window asked for first.
+    /// The helper works on the next chunk of the first requested window.
     fn help(&mut self) {
-        while self.asked.front().is_some_and(|&(start, end)| start < end && self.keeps(start)) {
-            self.asked[0].0 += 1;
+        while self.requested.front().is_some_and(|&(start, end)| start < end && self.keeps(start)) {
+            self.requested[0].0 += 1;
         }
-        let (now, start) = (self.engine.now(), self.asked.front().map(|window| window.0));
-        let Some(chunk) = start.filter(|&chunk| chunk < self.asked[0].1) else {
-            if self.asked.pop_front().is_some() {
+        let (now, start) = (self.engine.now(), self.requested.front().map(|window| window.0));
+        let Some(chunk) = start.filter(|&chunk| chunk < self.requested[0].1) else {
+            if self.requested.pop_front().is_some() {
                 self.engine.after(0, Event::Helper);
             }
             return;
@@ -254,12 +254,12 @@ impl ReaderSim {
         self.helped();
         let done = chunk + 1 - self.window(0).1 * (chunk / self.window(0).1);
         if self.setup.prefetch == Prefetch::One && done == self.storage.window() {
-            self.asked[0].0 = self.asked[0].1;
+            self.requested[0].0 = self.requested[0].1;
         }
     }
 
     fn helped(&mut self) {
-        self.asked[0].0 += 1;
+        self.requested[0].0 += 1;
         let kernel_time = self.kernel_time();
         self.engine.after(kernel_time, Event::Helper);
     }

@@ -3,8 +3,7 @@
 //! The invented devices of [`crate::small_rings`]. The invariants are determinism, no lost byte, and terms that sum to the
 //! token's time.
 
-use hearth_core::Cluster;
-use hearth_core::metrics;
+use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
 use hearth_schema::plan::{Plan, PlanKind};
 use hearth_schema::residency::{Residency, ResidencyOptions};

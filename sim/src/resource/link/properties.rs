@@ -59,9 +59,9 @@ fn drive(
 ) {
     while let Some(at) = link.next_event().filter(|&at| until.is_none_or(|until| at <= until)) {
         while let Some((number, delivery)) = link.next_delivery(at) {
-            assert!(delivery.arrives >= at, "it is told of after it has arrived");
+            assert!(delivery.arrives >= at, "reported after its arrival");
             let (index, message) =
-                pending.remove(&number).expect("a message that was sent and not yet told of");
+                pending.remove(&number).expect("a message that was sent and not reported yet");
             carried.push((index, Delivered { delivery, ..message }));
         }
     }

@@ -186,7 +186,7 @@ mod tests {
         // 0.15 /s of 80 ms and 0.03 /s of 190 ms, less what overlaps.
         let share = still as f64 / hour as f64;
         assert!((share / 0.0177 - 1.0).abs() < 0.1, "{share}");
-        // Asked backwards, and all at once, it is the same.
+        // Queries backwards and all at once give the same.
         assert_eq!(stalls.transmission_time(0, hour), hour - still);
         assert_eq!(
             stalls.clone().transmission_time(7 * 1000 * MILLI, 9999 * MILLI),
