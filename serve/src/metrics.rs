@@ -12,7 +12,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -97,61 +97,46 @@ pub struct Snapshot {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("hearth");
-        let metrics = Self {
+        let all = &mut registry;
+        let states = "Time of a device by state: computing, waiting for its disk, waiting for activations";
+        let token_kinds = "Tokens of prompts, of these found in the cache, and generated";
+        let cancelled = "Requests whose client disconnected before the end";
+        let ttft = Histogram::new(TTFT_BUCKETS);
+        let help = "Time from a request to its first token";
+        all.register_with_unit("time_to_first_token", help, Unit::Seconds, ttft.clone());
+        Self {
             started: Instant::now(),
-            requests: Family::default(),
-            cancelled: Counter::default(),
-            active: Gauge::default(),
-            tokens: Family::default(),
-            ttft: Histogram::new(TTFT_BUCKETS),
-            rings: Counter::default(),
-            ring_up: Gauge::default(),
-            uptime: Gauge::default(),
-            device_seconds: Family::default(),
-            device_read_bytes: Family::default(),
+            requests: register(all, "requests", "Requests answered"),
+            cancelled: register(all, "requests_cancelled", cancelled),
+            active: register(all, "requests_active", "Requests running or waiting"),
+            tokens: register(all, "tokens", token_kinds),
+            ttft,
+            rings: register(all, "rings", "Rings that came up"),
+            ring_up: register(all, "ring_up", "Whether the ring takes requests"),
+            uptime: register_with_unit(all, "uptime", "Time since the server started", Unit::Seconds),
+            device_seconds: register_with_unit(all, "device", states, Unit::Seconds),
+            device_read_bytes: register_with_unit(all, "device_read", "Weights read from disk", Unit::Bytes),
             devices: Mutex::default(),
-            registry: Registry::default(),
-        };
-        registry.register("requests", "Requests answered", metrics.requests.clone());
-        registry.register(
-            "requests_cancelled",
-            "Requests whose client disconnected before the end",
-            metrics.cancelled.clone(),
-        );
-        registry.register("requests_active", "Requests running or waiting", metrics.active.clone());
-        registry.register(
-            "tokens",
-            "Tokens of prompts, of these found in the cache, and generated",
-            metrics.tokens.clone(),
-        );
-        registry.register_with_unit(
-            "time_to_first_token",
-            "Time from a request to its first token",
-            Unit::Seconds,
-            metrics.ttft.clone(),
-        );
-        registry.register("rings", "Rings that came up", metrics.rings.clone());
-        registry.register("ring_up", "Whether the ring takes requests", metrics.ring_up.clone());
-        registry.register_with_unit(
-            "uptime",
-            "Time since the server started",
-            Unit::Seconds,
-            metrics.uptime.clone(),
-        );
-        registry.register_with_unit(
-            "device",
-            "Time of a device by state: computing, waiting for its disk, waiting for activations",
-            Unit::Seconds,
-            metrics.device_seconds.clone(),
-        );
-        registry.register_with_unit(
-            "device_read",
-            "Weights read from disk",
-            Unit::Bytes,
-            metrics.device_read_bytes.clone(),
-        );
-        Self { registry, ..metrics }
+            registry,
+        }
     }
+}
+
+fn register<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+fn register_with_unit<M: Metric + Clone + Default>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    unit: Unit,
+) -> M {
+    let metric = M::default();
+    registry.register_with_unit(name, help, unit, metric.clone());
+    metric
 }
 
 impl Metrics {

@@ -16,51 +16,31 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_PROMPTS: usize = 64;
 
 /// The fields that chat and text completions share.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct CommonFields {
-    #[serde(default)]
     pub model: Option<String>,
-    #[serde(default)]
     max_tokens: Option<u32>,
     /// The newer name of `max_tokens`.
-    #[serde(default)]
     max_completion_tokens: Option<u32>,
-    #[serde(default)]
     temperature: Option<f32>,
-    #[serde(default)]
     top_p: Option<f32>,
     /// Not in OpenAI's API, but common elsewhere.
-    #[serde(default)]
     top_k: Option<usize>,
-    #[serde(default)]
     seed: Option<i64>,
-    #[serde(default)]
     stop: Option<StopField>,
-    #[serde(default)]
     stream: Option<bool>,
-    #[serde(default)]
     stream_options: Option<StreamOptions>,
-    #[serde(default)]
     n: Option<u32>,
-    #[serde(default)]
     presence_penalty: Option<f32>,
-    #[serde(default)]
     frequency_penalty: Option<f32>,
-    #[serde(default)]
     logit_bias: Option<Value>,
-    #[serde(default)]
     logprobs: Option<Value>,
-    #[serde(default)]
     response_format: Option<Value>,
-    #[serde(default)]
     tools: Option<Vec<Value>>,
-    #[serde(default)]
     functions: Option<Vec<Value>>,
-    #[serde(default)]
     echo: Option<bool>,
-    #[serde(default)]
     suffix: Option<String>,
-    #[serde(default)]
     best_of: Option<u32>,
 }
 

@@ -1,28 +1,24 @@
-//! Refuses scenarios that a lab cannot run as they are.
-//!
-//! Nothing is left out silently: a prediction and a run that do different things prove nothing.
+//! Refuses scenarios that a lab cannot run exactly as they are.
 
 use std::collections::BTreeSet;
 
 use hearth_schema::Scenario;
-use hearth_schema::events::Change;
-use hearth_schema::events::Event;
+use hearth_schema::events::{Change, Event};
 use hearth_schema::plan::Processor;
-use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::scenario::Limits;
+use hearth_schema::scenario::{DeviceEntry, Limits};
 
 use super::links;
 use crate::diagnostics::Failure;
 
-/// Refuses what the lab cannot do on the processors `here`.
-pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
-    processors_suffice(scenario, here)?;
+/// Refuses what the lab cannot do on the processors of this machine.
+pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
+    check_processors(scenario, processors)?;
     if let Some(entry) = scenario.devices.iter().find(|entry| !is_file_name(&entry.name)) {
         let what = format!(
             "device `{}`: the lab names files after devices, and this is not a valid file name",
             entry.name
         );
-        return Err(Failure::unusable(what).hint(OF_FILES));
+        return Err(Failure::unusable(what).hint(FILE_NAME_HINT));
     }
     for entry in &scenario.devices {
         if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < MIN_QUOTA)) {
@@ -30,12 +26,11 @@ pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
                 format!("device `{}`: the kernel takes no quota below {MIN_QUOTA} processors", entry.name);
             return Err(Failure::unusable(what).hint("raise `limits.cpu`"));
         }
-        let wanted = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
-        if let Some(missing) = wanted.into_iter().find(|cpu| !here.contains(*cpu)) {
+        let mut affinity = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
+        if let Some(missing) = affinity.find(|cpu| !processors.contains(*cpu)) {
             let what = format!("device `{}`: this machine has no processor {missing}", entry.name);
-            return Err(
-                Failure::unusable(what).hint(format!("use processors of {here:?} in `limits.affinity`"))
-            );
+            return Err(Failure::unusable(what)
+                .hint(format!("use processors of {processors:?} in `limits.affinity`")));
         }
     }
     links::check(&scenario.links).map_err(|why| {
@@ -54,7 +49,7 @@ pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
         }
     }
     for (index, event) in scenario.events.iter().enumerate() {
-        check_event(scenario, event, here.len()).map_err(|why| {
+        check_event(scenario, event, processors.len()).map_err(|why| {
             Failure::unusable(format!("events[{index}]: the lab cannot do this: {why}"))
                 .hint("leave the event out, or use `hearth simulate`")
         })?;
@@ -62,41 +57,40 @@ pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The hint for wrong names of files and folders.
-pub const OF_FILES: &str = "use letters, digits, `-`, `_` and `.`";
+pub const FILE_NAME_HINT: &str = "use letters, digits, `-`, `_` and `.`";
 
 /// Returns whether this is a safe name of a file or folder.
 pub fn is_file_name(name: &str) -> bool {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
+    let is_safe = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(is_safe)
 }
 
 /// The smallest quota of a processor.
 /// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
 const MIN_QUOTA: f64 = 0.1;
 
-/// Refuses devices that would use more processors at the same time than there are, because the simulator gives each its own.
-fn processors_suffice(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
+/// Refuses devices that compute at the same time and need more processors than there are: the simulator gives each its own.
+fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
-    let at_once = workload.sequences > 1 || workload.micro_batch < workload.prompt;
-    if scenario.devices.len() < 2 || !at_once {
+    let is_concurrent = workload.sequences > 1 || workload.micro_batch < workload.prompt;
+    if scenario.devices.len() < 2 || !is_concurrent {
         return Ok(());
     }
-    let own = |entry: &DeviceEntry| -> BTreeSet<u32> {
+    let affinity_of = |entry: &DeviceEntry| -> BTreeSet<u32> {
         let affinity = entry.limits.as_ref().and_then(|limits| limits.affinity.as_deref());
-        affinity.unwrap_or(here).iter().copied().collect()
+        affinity.unwrap_or(processors).iter().copied().collect()
     };
-    let wanted = |entry: &DeviceEntry| {
+    let needed_by = |entry: &DeviceEntry| {
         let limits = entry.limits.clone().unwrap_or_default();
-        let threads = limits.threads.map_or(own(entry).len() as f64, f64::from);
+        let threads = limits.threads.map_or(affinity_of(entry).len() as f64, f64::from);
         limits.cpu.map_or(threads, |cpu| cpu.min(threads))
     };
-    for some in scenario.devices.iter().map(own).chain([here.iter().copied().collect()]) {
-        let kept = scenario.devices.iter().filter(|entry| own(entry).is_subset(&some));
-        let wanted: f64 = kept.map(wanted).sum();
-        if wanted > some.len() as f64 + 1e-9 {
+    for set in scenario.devices.iter().map(affinity_of).chain([processors.iter().copied().collect()]) {
+        let within = scenario.devices.iter().filter(|entry| affinity_of(entry).is_subset(&set));
+        let needed: f64 = within.map(needed_by).sum();
+        if needed > set.len() as f64 + 1e-9 {
             let what = format!(
-                "sequences or batches keep several devices busy at the same time, which need {wanted} of the processors {some:?}"
+                "sequences or batches keep several devices busy at the same time, which need {needed} of the processors {set:?}"
             );
             return Err(Failure::unusable(what).hint(
                 "give the devices `limits.affinity`, `limits.cpu` or `limits.threads` that fit together",
@@ -106,7 +100,7 @@ fn processors_suffice(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> 
     Ok(())
 }
 
-/// What the lab does differently from the scenario.
+/// The differences between the lab and the scenario.
 pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let others = scenario.devices.iter().filter(|entry| entry.profile != "measured");
     let mut found: Vec<String> = others
@@ -116,10 +110,10 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
         })
         .collect();
     let links = &scenario.links;
-    let told = !links.between.is_empty()
+    let are_measured = !links.between.is_empty()
         || links.wifi.is_some()
         || !links.default.latency.source.starts_with("assumed");
-    if scenario.devices.len() > 1 && !links.emulated && told {
+    if scenario.devices.len() > 1 && !links.emulated && are_measured {
         found.push(
             "the links are this machine's own; `links.emulated: true` makes them the scenario's".into(),
         );
@@ -137,7 +131,7 @@ fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(),
             if load.gpu.is_some() {
                 return Err("there is no GPU to load".into());
             }
-            // A neighbour slows a device only where both want the same processors.
+            // A load slows a device only if it needs the same processors.
             let own = limits.affinity.as_ref().map_or(machine, Vec::len);
             let threads = limits.threads.map_or(own, |threads| threads as usize);
             if threads == own {
@@ -145,12 +139,12 @@ fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(),
             }
             Err(format!(
                 "the device computes with {threads} threads and may run on {own} processors, where a load would \
-                 not slow it down; give it `affinity` with {threads} processors"
+                 not slow it down: give it `affinity` with {threads} processors"
             ))
         }
         Change::Memory(taken) => {
             if taken.over.is_some() {
-                return Err("memory is taken at once, not `over` a time".into());
+                return Err("memory is taken at once: leave `over` out".into());
             }
             match &limits {
                 Limits { memory: Some(all), .. } if taken.taken >= *all => {
@@ -170,9 +164,9 @@ fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(),
         Change::Slow(_) => {
             Err("the lab cannot change the machine's clock; `limits.cpu` makes a device slow".into())
         }
-        Change::DiskLoad(_) => Err("a load on a throttled disk is another's share of the throttle".into()),
+        Change::DiskLoad(_) => Err("a load on a throttled disk would not count".into()),
         Change::Returns(_) => Err("a device that has left stays away".into()),
-        Change::Stalls => Err("its links do not stand still".into()),
+        Change::Stalls => Err("its links cannot stall".into()),
     }
 }
 
@@ -218,12 +212,12 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
         let plain = scenario(devices, "prompt: 8, generate: 1");
         let batches = scenario(devices, "prompt: 8, generate: 1, micro_batch: 4");
         let sequences = scenario(devices, "prompt: 8, generate: 1, sequences: 2");
-        assert!(processors_suffice(&plain, &[0, 1]).is_ok());
+        assert!(check_processors(&plain, &[0, 1]).is_ok());
         for together in [&batches, &sequences] {
             let refused =
-                processors_suffice(together, &[0, 1]).expect_err("2.5 of 2 processors").into_error().what();
+                check_processors(together, &[0, 1]).expect_err("2.5 of 2 processors").into_error().what();
             assert!(refused.contains("2.5 of the processors {0, 1}"), "{refused}");
-            assert!(processors_suffice(together, &[0, 1, 2]).is_ok());
+            assert!(check_processors(together, &[0, 1, 2]).is_ok());
         }
         let one = |cpu| format!("limits: {{threads: 1, affinity: [{cpu}]}}");
         let pair = |cpu| {
@@ -234,17 +228,17 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
             );
             scenario(&devices, "prompt: 8, generate: 1, sequences: 2")
         };
-        assert!(processors_suffice(&pair(1), &[0, 1]).is_ok());
-        assert!(processors_suffice(&pair(0), &[0, 1, 2, 3]).is_err(), "both on one");
+        assert!(check_processors(&pair(1), &[0, 1]).is_ok());
+        assert!(check_processors(&pair(0), &[0, 1, 2, 3]).is_err(), "both on one");
     }
 
     #[test]
     fn differences_are_warned_about() {
-        let said = warnings(&scenario(
+        let found = warnings(&scenario(
             "{name: a, profile: measured}, {name: b, profile: d1}",
             "prompt: 8, generate: 1",
         ));
-        assert!(said[0].contains("not `d1`") && said[1].contains("links.emulated"), "{said:?}");
+        assert!(found[0].contains("not `d1`") && found[1].contains("links.emulated"), "{found:?}");
         assert_eq!(
             warnings(&scenario("{name: a, profile: measured}", "prompt: 8, generate: 1")),
             Vec::<String>::new()
@@ -272,8 +266,8 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
             ("", "for: 1 s, stalls: true", "links"),
             ("", "device: b, load: {threads: 1, gpu: 50 %}", "GPU"),
         ] {
-            let said = event(limits, what).expect(what);
-            assert!(said.contains(complaint), "{what}: {said}");
+            let refusal = event(limits, what).expect(what);
+            assert!(refusal.contains(complaint), "{what}: {refusal}");
         }
         let cpu = |cpu: &str| refusal(&format!(", limits: {{threads: 1, cpu: {cpu}}}"), plain);
         assert!(cpu("0.05").is_some_and(|why| why.contains("0.1 processors")));

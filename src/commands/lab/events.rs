@@ -2,8 +2,7 @@
 //!
 //! The head reports when its prompt enters the ring and when each token is out. At an event's time another process of the
 //! device computes or takes memory, within the device's limits and on its processors, until the event ends. A device that
-//! leaves is stopped: it sends nothing more, and its system keeps what is sent to it, as for a device out of range. (The
-//! peers of a killed process would notice at once.)
+//! leaves is stopped, not killed: like a device out of range it sends nothing, while its connections stay open.
 //!
 //! Not here: which events are possible ([`super::checks`]), and how the head reacts.
 
@@ -13,35 +12,33 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use hearth_lab::{Child, CpuHog, LabError, MemoryHog, Placement, ProcessStopper};
-use hearth_schema::events::Change;
-use hearth_schema::events::Event;
+use hearth_schema::events::{Change, Event};
 
-/// Longer than any run.
-const TO_THE_END: Duration = Duration::from_hours(24);
-/// How often the end of the run is checked while there is no event.
+/// The duration of an event without an end: longer than any run.
+const ENDLESS: Duration = Duration::from_hours(24);
+/// The longest wait between two checks of the timeline.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the head reports.
+/// A report of the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadReport {
     /// The prompt enters the ring.
-    Begins,
+    Prompt,
     /// A token is out.
     Token,
 }
 
 /// The processes of a device.
 pub struct DeviceProcesses<'a> {
-    /// Where its processes run.
-    pub seat: Placement<'a>,
-    /// Its worker; none on the head.
+    pub placement: Placement<'a>,
+    /// `None` on the head.
     pub worker: Option<ProcessStopper>,
 }
 
-/// The events that are still to come, and when.
+/// The start times of events.
 #[derive(Debug, Default, PartialEq)]
 struct Timeline {
-    /// For each event its start, once it is known, and whether it has begun.
+    /// For each event its start, if known, and whether it has started.
     starts: Vec<(Option<Duration>, bool)>,
     tokens: u32,
 }
@@ -52,97 +49,99 @@ impl Timeline {
         Self { starts: events.iter().map(at).collect(), tokens: 0 }
     }
 
-    /// Records a token, `since` the beginning.
-    fn token(&mut self, events: &[Event], since: Duration) {
+    /// Records the time of a token.
+    fn record_token(&mut self, events: &[Event], now: Duration) {
         self.tokens += 1;
         for (event, (start, _)) in events.iter().zip(&mut self.starts) {
             if event.token == Some(self.tokens) {
-                *start = Some(since);
+                *start = Some(now);
             }
         }
     }
 
-    /// Takes an event that is due.
-    fn due(&mut self, since: Duration) -> Option<usize> {
+    /// Returns the index of an event that is due and has not started, and marks it as started.
+    fn take_due(&mut self, now: Duration) -> Option<usize> {
         let due =
-            |(start, begun): &(Option<Duration>, bool)| !begun && start.is_some_and(|start| start <= since);
+            |(start, started): &(Option<Duration>, bool)| !started && start.is_some_and(|start| start <= now);
         let index = self.starts.iter().position(due)?;
         self.starts[index].1 = true;
         Some(index)
     }
 
-    /// When the next event is due, if that is known.
+    /// The start of the next event, if known.
     fn next(&self) -> Option<Duration> {
-        self.starts.iter().filter(|(_, begun)| !begun).filter_map(|(start, _)| *start).min()
+        self.starts.iter().filter(|(_, started)| !started).filter_map(|(start, _)| *start).min()
     }
 }
 
 /// Applies events until the head ends. Returns the indices of those that did not happen.
 pub fn apply(
     events: &[Event],
-    hands: &BTreeMap<String, DeviceProcesses>,
+    devices: &BTreeMap<String, DeviceProcesses>,
     program: &Path,
-    said: &mpsc::Receiver<HeadReport>,
+    reports: &mpsc::Receiver<HeadReport>,
     elapsed: impl Fn() -> Duration,
 ) -> Result<Vec<usize>, LabError> {
     let mut timeline = Timeline::new(events);
-    let mut begun: Option<Duration> = None;
-    // Other programs of the devices, and when they are ended.
-    let mut others: Vec<(Duration, Child)> = Vec::new();
+    let mut prompt_at: Option<Duration> = None;
+    // Processes of events, with the time of their end.
+    let mut loads: Vec<(Duration, Child)> = Vec::new();
     loop {
-        let next = timeline.next().into_iter().chain(others.iter().map(|(end, _)| *end)).min();
-        let since = begun.map(|begun| elapsed().saturating_sub(begun));
-        let wait = since
-            .zip(next)
-            .map_or(POLL_INTERVAL, |(since, next)| next.saturating_sub(since).min(POLL_INTERVAL));
-        match said.recv_timeout(wait) {
-            Ok(HeadReport::Begins) => begun = Some(elapsed()),
+        let next = timeline.next().into_iter().chain(loads.iter().map(|(end, _)| *end)).min();
+        let now = prompt_at.map(|start| elapsed().saturating_sub(start));
+        let wait =
+            now.zip(next).map_or(POLL_INTERVAL, |(now, next)| next.saturating_sub(now).min(POLL_INTERVAL));
+        match reports.recv_timeout(wait) {
+            Ok(HeadReport::Prompt) => prompt_at = Some(elapsed()),
             Ok(HeadReport::Token) => {
-                let since = begun.map_or(Duration::ZERO, |begun| elapsed().saturating_sub(begun));
-                timeline.token(events, since);
+                let now = prompt_at.map_or(Duration::ZERO, |start| elapsed().saturating_sub(start));
+                timeline.record_token(events, now);
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                let missed = timeline.starts.iter().enumerate().filter(|(_, (_, begun))| !begun);
+                let missed = timeline.starts.iter().enumerate().filter(|(_, (_, started))| !started);
                 return Ok(missed.map(|(index, _)| index).collect());
             }
         }
-        let Some(since) = begun.map(|begun| elapsed().saturating_sub(begun)) else { continue };
-        others.retain(|(end, _)| *end > since);
-        while let Some(index) = timeline.due(since) {
+        let Some(now) = prompt_at.map(|start| elapsed().saturating_sub(start)) else { continue };
+        loads.retain(|(end, _)| *end > now);
+        while let Some(index) = timeline.take_due(now) {
             let event = &events[index];
-            let hand = event.device.as_ref().and_then(|device| hands.get(device));
-            let lasts = event.lasts.map_or(TO_THE_END, |lasts| Duration::from_secs_f64(lasts.0));
-            if let Some(other) = hand.map(|hand| begin(event, hand, program, lasts)).transpose()?.flatten() {
-                others.push((since.saturating_add(lasts), other));
+            let device = event.device.as_ref().and_then(|name| devices.get(name));
+            let duration = event.lasts.map_or(ENDLESS, |lasts| Duration::from_secs_f64(lasts.0));
+            if let Some(load) =
+                device.map(|device| begin(event, device, program, duration)).transpose()?.flatten()
+            {
+                loads.push((now.saturating_add(duration), load));
             }
         }
     }
 }
 
-/// Begins an event; returns the process that ends with it.
+/// Begins an event. Returns the process that ends with it.
 fn begin(
     event: &Event,
-    hand: &DeviceProcesses,
+    device: &DeviceProcesses,
     program: &Path,
-    lasts: Duration,
+    duration: Duration,
 ) -> Result<Option<Child>, LabError> {
     let name = event.device.as_deref().unwrap_or_default();
     match event.change() {
         Some(Change::Load(load)) => {
-            Child::start(name, hand.seat, program, &CpuHog { threads: load.threads }.arguments()).map(Some)
+            Child::start(name, device.placement, program, &CpuHog { threads: load.threads }.arguments())
+                .map(Some)
         }
         Some(Change::Memory(taken)) => {
             let hog = MemoryHog {
                 program: program.into(),
                 memory: taken.taken,
                 after: Duration::ZERO,
-                hold: lasts,
+                hold: duration,
             };
-            Child::start(name, hand.seat, program, &hog.arguments()).map(Some)
+            Child::start(name, device.placement, program, &hog.arguments()).map(Some)
         }
         Some(Change::Leaves) => {
-            if let Some(worker) = hand.worker {
+            if let Some(worker) = device.worker {
                 worker.stop();
             }
             Ok(None)
@@ -163,12 +162,12 @@ mod tests {
         .expect("events");
         let seconds = Duration::from_secs;
         let mut timeline = Timeline::new(&events);
-        assert_eq!((timeline.due(seconds(1)), timeline.next()), (None, Some(seconds(2))));
-        timeline.token(&events, seconds(1));
-        assert_eq!(timeline.due(seconds(1)), None);
-        timeline.token(&events, seconds(1));
-        assert_eq!((timeline.due(seconds(1)), timeline.due(seconds(1))), (Some(1), None));
-        assert_eq!((timeline.due(seconds(3)), timeline.next()), (Some(0), None));
+        assert_eq!((timeline.take_due(seconds(1)), timeline.next()), (None, Some(seconds(2))));
+        timeline.record_token(&events, seconds(1));
+        assert_eq!(timeline.take_due(seconds(1)), None);
+        timeline.record_token(&events, seconds(1));
+        assert_eq!((timeline.take_due(seconds(1)), timeline.take_due(seconds(1))), (Some(1), None));
+        assert_eq!((timeline.take_due(seconds(3)), timeline.next()), (Some(0), None));
         assert!(!timeline.starts[2].1, "token 9 did not come");
     }
 
@@ -178,21 +177,24 @@ mod tests {
             "[{at: 0 s, for: 50 ms, device: a, load: 1 threads}, {token: 3, device: a, load: 1 threads}]",
         )
         .expect("events");
-        let hands =
-            BTreeMap::from([("a".to_string(), DeviceProcesses { seat: Placement::default(), worker: None })]);
-        let (sender, said) = mpsc::channel();
-        let talk = std::thread::spawn(move || {
-            for (pause, word) in [(0, HeadReport::Begins), (30, HeadReport::Token), (100, HeadReport::Token)]
+        let devices = BTreeMap::from([(
+            "a".to_string(),
+            DeviceProcesses { placement: Placement::default(), worker: None },
+        )]);
+        let (report_tx, reports) = mpsc::channel();
+        let head = std::thread::spawn(move || {
+            for (pause, report) in
+                [(0, HeadReport::Prompt), (30, HeadReport::Token), (100, HeadReport::Token)]
             {
                 std::thread::sleep(Duration::from_millis(pause));
-                sender.send(word).expect("somebody listens");
+                report_tx.send(report).expect("a receiver");
             }
         });
-        // Any program does: it is started with arguments that it does not know.
+        // Any program will do; it fails on unknown arguments.
         #[allow(clippy::disallowed_methods)] // real processes take real time
         let start = std::time::Instant::now();
-        let missed = apply(&events, &hands, Path::new("/bin/sleep"), &said, || start.elapsed());
-        talk.join().expect("it has said all");
+        let missed = apply(&events, &devices, Path::new("/bin/sleep"), &reports, || start.elapsed());
+        head.join().expect("no panic");
         assert_eq!(missed.expect("processes start"), [1]);
     }
 }

@@ -1,6 +1,6 @@
-//! The links of a lab, and what the simulator is told of them.
+//! The links of a lab, for its devices and for the simulator.
 //!
-//! They are the machine's loopback, measured; or those of the scenario, emulated in the transport (`links.emulated`). The
+//! They are the loopback of the machine, or the links of the scenario, emulated in the transport (`links.emulated`). The
 //! cost of the emulation and of the loopback is measured and added to the links of the simulator.
 //!
 //! Not here: how a message is delayed (`hearth_ring::Emulated`).
@@ -25,48 +25,48 @@ use hearth_workflow::files::write_in;
 use crate::diagnostics::Failure;
 use crate::emulation::EmulatedLinks;
 
-/// The latency of the way that measures what emulating costs.
+/// The latency of the path that measures the cost of the emulation.
 /// source: assumed, as a cable's
-const PROBED: Seconds = Seconds(1e-3);
-/// Where a link to this process itself is measured: any port.
-const PLACE: &str = "127.0.0.1:0";
-/// The longest way: later signs of life would be missed.
+const PROBE_LATENCY: Seconds = Seconds(1e-3);
+/// Any port, for the measured link of this process to itself.
+const PROBE_ADDRESS: &str = "127.0.0.1:0";
+/// The longest latency: heartbeats would be late with more.
 /// source: as of `--link-delay`
-const LONGEST: Seconds = Seconds(0.5);
+const MAX_LATENCY: Seconds = Seconds(0.5);
 
-/// Whether the lab can emulate a scenario's links.
+/// Refuses links that the lab cannot emulate.
 pub fn check(links: &Links) -> Result<(), String> {
     if !links.emulated {
         return Ok(());
     }
     let own = links.between.iter().filter_map(|named| named.link.as_ref());
-    if let Some(link) = own.chain([&links.default]).find(|link| link.latency.value > LONGEST) {
-        return Err(format!("emulates links of at most {LONGEST}, and one takes {}", link.latency.value));
+    if let Some(link) = own.chain([&links.default]).find(|link| link.latency.value > MAX_LATENCY) {
+        return Err(format!("emulates links of at most {MAX_LATENCY}, and one takes {}", link.latency.value));
     }
-    let Some(air) = &links.wifi else { return Ok(()) };
-    if air.tcp.idle_restart || air.tcp.loss.value.0 > 0.0 {
+    let Some(wifi) = &links.wifi else { return Ok(()) };
+    if wifi.tcp.idle_restart || wifi.tcp.loss.value.0 > 0.0 {
         return Err(
-            "emulates air without what TCP adds: say `tcp: {idle_restart: false, loss: {value: 0 %, source: \
+            "emulates Wi-Fi without the effects of TCP: set `tcp: {idle_restart: false, loss: {value: 0 %, source: \
                     \"set\"}}`"
                 .into(),
         );
     }
-    if air.channels.len() > 1 {
+    if wifi.channels.len() > 1 {
         return Err("emulates one channel, and the scenario has several".into());
     }
-    match air.channels.first() {
+    match wifi.channels.first() {
         Some(channel) if !channel.stalls.kinds().is_empty() => {
             Err("emulates no stalls of a channel: leave `stalls` out".into())
         }
-        Some(channel) if channel.delay.median.value > LONGEST => {
-            Err(format!("emulates delays of at most {LONGEST}"))
+        Some(channel) if channel.delay.median.value > MAX_LATENCY => {
+            Err(format!("emulates delays of at most {MAX_LATENCY}"))
         }
         _ => Ok(()),
     }
 }
 
-/// What it takes from one device to another.
-fn way(
+/// The path from one device to another.
+fn path_between(
     table: &LinkTable,
     scenario: &Scenario,
     pair: [&str; 2],
@@ -75,7 +75,7 @@ fn way(
     let index = |name: &str| scenario.devices.iter().position(|entry| entry.name == name).unwrap_or(0) as u64;
     let (seed, stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
     match table.connection(pair[0], pair[1]) {
-        // The plan does not send there; only signs of life do.
+        // Only heartbeats are sent there.
         None => Ok(EmulatedPath { seed, stream, ..EmulatedPath::of(table.default_link().latency.value) }),
         Some(Connection::Link(link)) => Ok(EmulatedPath {
             bandwidth: Some(link.bandwidth.value),
@@ -83,81 +83,87 @@ fn way(
             stream,
             ..EmulatedPath::of(link.latency.value)
         }),
-        Some(Connection::Wireless(air)) => {
-            over_air(&air, medium).map(|way| EmulatedPath { seed, stream, ..way }).ok_or_else(|| {
+        Some(Connection::Wireless(wireless)) => wireless_path(&wireless, medium)
+            .map(|path| EmulatedPath { seed, stream, ..path })
+            .ok_or_else(|| {
                 let what = format!(
-                    "the lab emulates air between its stations, and {} and {} are not both on it",
+                    "the lab emulates Wi-Fi between stations, and {} and {} are not both stations",
                     pair[0], pair[1]
                 );
                 Failure::unusable(what)
                     .hint("put both into `stations`, or give the pair a link in `links.between`")
-            })
-        }
+            }),
     }
 }
 
-/// A message between two stations is on the air twice.
-fn over_air(air: &path::WirelessPath, medium: &Path) -> Option<EmulatedPath> {
-    let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) = (&air.sender, &air.receiver) else {
+/// The path between two stations, whose messages use the channel twice.
+fn wireless_path(wireless: &path::WirelessPath, medium: &Path) -> Option<EmulatedPath> {
+    let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) =
+        (&wireless.sender, &wireless.receiver)
+    else {
         return None;
     };
     let delay = &channel.delay;
     Some(EmulatedPath {
         sigma: delay.sigma.value,
         overhead: channel.overhead.value * 2.0,
-        bandwidth: Some(air.rate()),
+        bandwidth: Some(wireless.rate()),
         medium: Some(medium.to_path_buf()),
         ..EmulatedPath::of(delay.median.value)
     })
 }
 
-/// The name of a device's file.
+/// The name of a device's file of paths.
 pub fn file_name(device: &str) -> String {
     format!("{device}.links.json")
 }
 
-/// Writes a file of ways for each device of a plan whose workers have their addresses.
+/// Writes the file of paths of each device of a plan whose workers have addresses.
 pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Failure> {
     let table = LinkTable::new(scenario.links.clone());
     let medium = folder.join("air.lock");
     write_in(folder, "air.lock", b"")?;
     let name = |place: usize| plan.devices[place % plan.devices.len()].name.as_str();
     for place in 0..plan.devices.len() {
-        // The head's address is not known before; and who is connected to the head is sent signs of life only.
+        // The address of the head is unknown, and other devices without an address get heartbeats only.
         let other = if place == 0 { name(1) } else { name(0) };
         let mut peers = BTreeMap::new();
         for (to, device) in plan.devices.iter().enumerate().filter(|(to, _)| *to != place) {
             if let Some(address) = &device.address {
-                peers.insert(address.clone(), way(&table, scenario, [name(place), name(to)], &medium)?);
+                peers.insert(
+                    address.clone(),
+                    path_between(&table, scenario, [name(place), name(to)], &medium)?,
+                );
             }
         }
-        let others = way(&table, scenario, [name(place), other], &medium)?;
+        let others = path_between(&table, scenario, [name(place), other], &medium)?;
         let text = EmulatedLinks { others, peers }.to_json()?;
         write_in(folder, file_name(name(place)), text.as_bytes())?;
     }
     Ok(())
 }
 
-/// What the simulator is told: the loopback, or the scenario's links with what emulating them costs. Measured within this
-/// process: a worker that was measured would keep the memory that this takes.
-pub fn measured(links: &Links) -> Result<Links, Failure> {
+/// The links of the simulator: the loopback, or the scenario's links with the cost of their emulation. Measured in this
+/// process, because a measured worker would keep the memory that this takes.
+pub fn measure(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let effort = ProbeEffort::quick();
     if !links.emulated {
-        let link = runtime.block_on(probe::link_to_self(&ring::TcpTransport, PLACE, effort))?;
+        let link = runtime.block_on(probe::link_to_self(&ring::TcpTransport, PROBE_ADDRESS, effort))?;
         let default = Link { latency: link.latency, bandwidth: link.bandwidth };
         return Ok(Links::constant(default));
     }
-    let network = EmulatedTransport::new(ring::TcpTransport, Arc::new(|_| Ok(EmulatedPath::of(PROBED))));
-    let probed = runtime.block_on(probe::link_to_self(&network, PLACE, effort))?;
+    let network =
+        EmulatedTransport::new(ring::TcpTransport, Arc::new(|_| Ok(EmulatedPath::of(PROBE_LATENCY))));
+    let probed = runtime.block_on(probe::link_to_self(&network, PROBE_ADDRESS, effort))?;
     Ok(with_cost(links, &probed))
 }
 
-/// The links with what a way of [`PROBED`] takes beyond that.
+/// Adds to the links the time that a path of [`PROBE_LATENCY`] takes beyond that.
 fn with_cost(links: &Links, probed: &PeerLink) -> Links {
-    let cost = Seconds((probed.latency.value.0 - PROBED.0).max(0.0));
+    let cost = Seconds((probed.latency.value.0 - PROBE_LATENCY.0).max(0.0));
     let shifted = |latency: &Sourced<Seconds>| {
-        let source = format!("set: the scenario's, and {cost} that emulating it takes, measured");
+        let source = format!("set: the scenario's, and {cost} for its emulation, measured");
         Sourced::new(latency.value + cost, source)
     };
     let slowed = |bandwidth: &Sourced<BytesPerSecond>| {
@@ -173,7 +179,7 @@ fn with_cost(links: &Links, probed: &PeerLink) -> Links {
     for named in &mut found.between {
         named.link = named.link.as_ref().map(link);
     }
-    for channel in found.wifi.iter_mut().flat_map(|air: &mut Wifi| &mut air.channels) {
+    for channel in found.wifi.iter_mut().flat_map(|wifi: &mut Wifi| &mut wifi.channels) {
         channel.delay.median = shifted(&channel.delay.median);
     }
     found
@@ -194,7 +200,7 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
 ";
 
     #[test]
-    fn what_emulating_costs_belongs_to_the_link() {
+    fn cost_of_emulation_is_added_to_the_link() {
         let measured = |value| Sourced::new(value, "measured");
         let probed = PeerLink {
             peer: "self".into(),
@@ -208,11 +214,11 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
     }
 
     #[test]
-    fn what_cannot_be_emulated_is_refused() {
+    fn unsupported_links_are_refused() {
         assert_eq!(check(&links(WIRE)), Ok(()));
         let far = WIRE.replace("5 ms", "600 ms");
         assert!(check(&links(&far)).is_err_and(|why| why.contains("500 ms")));
-        let air = |rest: &str| {
+        let wifi = |rest: &str| {
             links(&format!(
                 "{WIRE}wifi:
   channels: [{{name: c, bandwidth: {{value: 400 Mbit/s, source: t}}, stations: [a, b]{rest}}}]
@@ -220,15 +226,15 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
 "
             ))
         };
-        assert_eq!(check(&air("")), Ok(()));
-        assert!(check(&air(", stalls: awdl")).is_err_and(|why| why.contains("stalls")));
+        assert_eq!(check(&wifi("")), Ok(()));
+        assert!(check(&wifi(", stalls: awdl")).is_err_and(|why| why.contains("stalls")));
         let restarting =
-            Links { wifi: air("").wifi.map(|wifi| Wifi { tcp: Tcp::default(), ..wifi }), ..links(WIRE) };
+            Links { wifi: wifi("").wifi.map(|wifi| Wifi { tcp: Tcp::default(), ..wifi }), ..links(WIRE) };
         assert!(check(&restarting).is_err_and(|why| why.contains("idle_restart")));
     }
 
     #[test]
-    fn each_device_is_told_the_way_to_each_other() {
+    fn each_pair_of_devices_has_its_own_path() {
         let scenario: Scenario = serde_yaml::from_str(
             "{schema: scenario/1, name: n, model: {profile: tiny}, context: 64, workload: {prompt: 1, generate: 1},
 devices: [{name: a, profile: d1}, {name: b, profile: d1}, {name: c, profile: d1}],
@@ -237,10 +243,10 @@ links: {emulated: true, default: {latency: {value: 5 ms, source: t}, bandwidth: 
         )
         .expect("a scenario");
         let table = LinkTable::new(scenario.links.clone());
-        let way = |pair| way(&table, &scenario, pair, Path::new("air")).expect("a way");
-        let (near, far) = (way(["a", "b"]), way(["c", "b"]));
+        let path = |pair| path_between(&table, &scenario, pair, Path::new("medium")).expect("a path");
+        let (near, far) = (path(["a", "b"]), path(["c", "b"]));
         assert_eq!((near.latency, near.bandwidth), (Seconds(0.005), Some(BytesPerSecond(1e6))));
         assert_eq!((far.latency, far.bandwidth), (Seconds(0.009), Some(BytesPerSecond(2e6))));
-        assert_ne!((near.seed, near.stream), (way(["b", "a"]).seed, way(["b", "a"]).stream));
+        assert_ne!((near.seed, near.stream), (path(["b", "a"]).seed, path(["b", "a"]).stream));
     }
 }

@@ -23,7 +23,7 @@ use hearth_workflow::planning;
 use serde::Serialize;
 
 use self::session::{INTERRUPTED, Lab};
-use self::steadiness::{Steadiness, watched};
+use self::steadiness::{Steadiness, observe};
 use super::print_json;
 use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
@@ -32,24 +32,24 @@ use crate::output::run::{RunOutput, table};
 use crate::output::{counters, plan, say};
 use crate::progress::{self, Terminal};
 
-/// What `--json` gives.
+/// The results as `--json` prints them.
 #[derive(Serialize)]
 struct Output {
     predicted: RunOutput,
     measured: RunOutput,
     error: Errors,
-    /// Each device by the counters of its own control group, in ring order.
+    /// The counters of each device's control group, in ring order.
     groups: Vec<DeviceUsage>,
-    /// What was measured again, where it was.
+    /// Further measured runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     repeats: Vec<RunOutput>,
-    /// The digest of the prediction, which was written before anything was executed.
+    /// The digest of the prediction, which is written before the run.
     prediction: String,
-    /// Whether the machine stayed as it was measured, for each run.
+    /// For each measured run.
     steadiness: Vec<Steadiness>,
 }
 
-/// Relative errors of the prediction; absent where nothing was measured.
+/// Relative errors of the prediction; absent without a measured value.
 #[derive(Serialize)]
 struct Errors {
     tpot: Option<f64>,
@@ -70,14 +70,14 @@ impl From<LabError> for Failure {
 
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let Some(scenario) = &args.scenario else { return suite::run(args, json) };
-    let result = run_through(args, scenario, json);
+    let result = run_one(args, scenario, json);
     while INTERRUPTED.load(Ordering::SeqCst) {
         std::thread::park();
     }
     result
 }
 
-fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<ExitCode, Failure> {
+fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = read_scenario(scenario)?;
     args.planning.overrides().apply(&mut loaded)?;
     if let Some(tokens) = args.tokens {
@@ -99,7 +99,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     line.set_message("copying the model");
     let mut lab = Lab::set_up(&loaded, &model, args)?;
     line.set_message("measuring the devices inside their limits");
-    let (devices, pace) = lab.profiles(&loaded)?;
+    let (devices, speed) = lab.profiles(&loaded)?;
     let mut cluster = loaded.cluster_of(devices, Some(&model))?;
     hearth_workflow::limits::bound_memory(&loaded.scenario, &mut cluster);
     let plan = {
@@ -107,11 +107,11 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
         planning::read_or_make(args.plan.as_deref(), &loaded, &cluster, args.planning.budget(&progress))?
     };
     line.set_message("starting the workers");
-    // Here every device reaches every other; the devices that this machine stands for do not.
+    // On this machine every device reaches every other, but not in the scenario.
     cluster.links.check_plan(&plan).map_err(Failure::unusable)?;
     let mut plan = lab.prepare(&loaded, &mut cluster, plan)?;
     let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded)?;
-    let told = metrics::compute(&predicted);
+    let predicted_metrics = metrics::compute(&predicted);
     let mut measured: Vec<(Trace, Vec<DeviceUsage>)> = Vec::new();
     let mut steadiness = Vec::new();
     for repeat in 0..args.repeats {
@@ -123,8 +123,8 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
         if repeat > 0 {
             lab.start_workers(&loaded, &mut plan)?;
         }
-        let (ran, steady) = watched(pace, &told, || lab.execute(&loaded, &plan, repeat))?;
-        measured.push(ran);
+        let (run, steady) = observe(speed, &predicted_metrics, || lab.execute(&loaded, &plan, repeat))?;
+        measured.push(run);
         steadiness.push(steady);
     }
     line.finish_and_clear();
@@ -133,13 +133,13 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     show_all(args, json, &folder, &plan, prediction, (measured, steadiness))
 }
 
-/// What was written before anything was executed.
+/// The prediction, which is written before the run.
 struct Prediction {
     trace: Trace,
     digest: String,
 }
 
-/// Prints and writes what was predicted and measured.
+/// Writes the report and prints the results.
 fn show_all(
     args: &LabArgs,
     json: bool,

@@ -1,8 +1,8 @@
 //! A lab session: sets up the devices, predicts, executes, and cleans up.
 //!
 //! Control groups and copies of the model are made, devices are measured within their limits, workers are started, the
-//! prediction is written, and the head runs while counters are read and events happen. Everything is undone when the lab is
-//! dropped, processes first.
+//! prediction is written, and the head runs while counters are read and events happen. Dropping the lab removes everything,
+//! processes first.
 //!
 //! Not here: refused scenarios ([`super::checks`]), links ([`super::links`]), events ([`super::events`]).
 
@@ -14,18 +14,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
+use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
     Child, DeviceLimits, DeviceUsage, Group, Groups, Meter, ModelCopies, Placement, WatchedDevice, copies,
 };
 use hearth_profiles::{Bytes, Device, Document};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
-use hearth_schema::Trace;
 use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Limits;
+use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{Disturbances, Run};
 use hearth_workflow::documents::{read, read_trace, write_run};
 use hearth_workflow::files::{make_folder, write_in};
@@ -40,33 +37,31 @@ use crate::interruption;
 use crate::machine::open_model;
 use crate::ring::PROMPT_MARK;
 
-/// For a profile under a slow disk.
+/// The time to measure a profile with a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
-/// For a worker to map its model.
+/// The time of a worker to map its model.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-/// How long a profile that was kept stands for the machine: one that others use too gets slower and faster.
+/// The validity of a kept profile.
 /// source: measured; a shared virtual machine drifts by a tenth in some minutes
-const KEPT_FOR: Duration = Duration::from_mins(10);
-/// Between two lines of the head.
+const MAX_PROFILE_AGE: Duration = Duration::from_mins(10);
+/// The time between two lines of the head.
 const RUN_DEADLINE: Duration = Duration::from_mins(30);
 
-/// A lab that is set up.
 pub struct Lab {
     children: BTreeMap<String, Child>,
     groups: BTreeMap<String, Group>,
     copies: ModelCopies,
     program: PathBuf,
     folder: PathBuf,
-    /// Where profiles are kept for other labs.
+    /// The folder of profiles that other labs can reuse.
     profiles: Option<PathBuf>,
-    /// What tells one model from another.
     model_digest: String,
     draft: Option<PathBuf>,
     /// Tokens of the largest pass.
     pass_tokens: u32,
 }
 
-/// Set when a signal has come: the thread that undoes everything ends the process.
+/// Set by a signal: its thread cleans up and exits.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 impl Lab {
@@ -76,24 +71,25 @@ impl Lab {
         let scratch =
             args.scratch.clone().or_else(|| model.parent().map(Path::to_path_buf)).unwrap_or_default();
         let names: Vec<String> = loaded.scenario.devices.iter().map(|entry| entry.name.clone()).collect();
-        let limited = loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(bounds));
+        let limited =
+            loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(need_groups));
         let found = Groups::find(Path::new("/sys/fs/cgroup"));
-        // Also by a lab that needs no groups itself: what a killed one left behind takes memory.
+        // Also in a lab without groups: a killed lab leaves processes that take memory.
         if let Ok(found) = &found {
             found.sweep();
             if found.others() {
-                tracing::warn!("another lab runs on this machine; each is part of what the other measures");
+                tracing::warn!("another lab runs on this machine and disturbs the measurements");
             }
         }
         let found = limited.then_some(found).transpose()?;
-        undo_when_interrupted(found.clone(), copies::folder(&scratch));
+        clean_up_on_signal(found.clone(), copies::folder(&scratch));
         let copies = ModelCopies::make(&scratch, &parts, &names)?;
         let mut groups = BTreeMap::new();
         for (place, entry) in loaded.scenario.devices.iter().enumerate() {
             let Some(found) = &found else { break };
             let limits = entry.limits.clone().unwrap_or_default();
-            // Disk and processor are measured first and limited then: a throttle passes bytes in slices and a
-            // quota lets short work run at full speed, which the simulator models and a measurement would blur.
+            // Disk and processor are limited after their measurement: a throttle passes bytes in slices, and a quota lets
+            // short work run at full speed. The simulator models both.
             let limits = DeviceLimits { memory: limits.memory, disk_read: None, cpu: limits.cpu };
             let group = found.create(place, copies.file(place), limits)?;
             group.limit_processor(None)?;
@@ -118,21 +114,19 @@ impl Lab {
         })
     }
 
-    /// Where a device's processes run.
-    fn seat<'s>(&'s self, name: &str, limits: &'s Limits) -> Placement<'s> {
+    fn placement<'s>(&'s self, name: &str, limits: &'s Limits) -> Placement<'s> {
         Placement { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
     }
 
-    /// Measures each device inside its limits; devices with equal limits are measured once. Also tells the machine's pace
-    /// when they were.
+    /// Measures each device within its limits, those with equal limits once. Also returns the mean speed of the machine.
     pub fn profiles(&self, loaded: &LoadedScenario) -> Result<(Vec<Device>, f64), Failure> {
-        let now = steadiness::now()?;
-        let mut paces = Vec::new();
+        let now = steadiness::speed()?;
+        let mut speeds = Vec::new();
         let devices = loaded.devices(|place, entry| {
             let limits = entry.limits.clone().unwrap_or_default();
-            let (device, pace) =
+            let (device, speed) =
                 self.profile(place, &entry.name, &limits, now).map_err(Failure::into_error)?;
-            paces.push(pace);
+            speeds.push(speed);
             Ok(device)
         })?;
         for entry in &loaded.scenario.devices {
@@ -142,17 +136,17 @@ impl Lab {
             }
         }
         self.copies.drop_cache()?;
-        let pace = paces.iter().sum::<f64>() / paces.len().max(1) as f64;
-        Ok((devices, pace))
+        let speed = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
+        Ok((devices, speed))
     }
 
-    /// A device's profile, kept or measured, and the machine's pace when it was; `now` is the pace at present.
+    /// A device's profile, kept or measured, and the speed of the machine at its measurement; `now` is the current speed.
     fn profile(&self, place: usize, name: &str, limits: &Limits, now: f64) -> Result<(Device, f64), Failure> {
         let kept = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
         if let Some(kept) = kept.as_ref().filter(|kept| is_recent(kept))
-            && let Some(pace) = pace_of(kept).filter(|then| steadiness::holds(*then, now))
+            && let Some(speed) = speed_of(kept).filter(|then| steadiness::is_similar(*then, now))
         {
-            return Ok((read(kept)?, pace));
+            return Ok((read(kept)?, speed));
         }
         let output = self.folder.join(format!("{name}.device.yaml"));
         let pass = self.pass_tokens.to_string();
@@ -161,27 +155,26 @@ impl Lab {
         arguments.push(self.copies.file(place).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         arguments.extend(threads(limits));
-        Child::start(name, self.seat(name, limits), &self.program, &arguments)?
+        Child::start(name, self.placement(name, limits), &self.program, &arguments)?
             .each_line(PROFILE_DEADLINE, |_| {})?;
         let device: Device = read(&output)?;
-        let pace = steadiness::now()?;
+        let speed = steadiness::speed()?;
         if let (Some(folder), Some(kept)) = (&self.profiles, kept) {
             let name = |path: &Path| path.file_name().map(PathBuf::from).unwrap_or_default();
             write_in(folder, name(&kept), device.to_yaml().as_bytes())?;
-            write_in(folder, name(&beside(&kept)), pace.to_string().as_bytes())?;
+            write_in(folder, name(&speed_file(&kept)), speed.to_string().as_bytes())?;
         }
-        Ok((device, pace))
+        Ok((device, speed))
     }
 
-    /// The name of a profile by all that decides it: the model, what limited the measurement, and the largest pass.
+    /// The file name of a profile, with a digest of all that it depends on.
     fn profile_name(&self, limits: &Limits) -> String {
         let Limits { memory, threads, affinity, .. } = limits;
-        let said = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
-        format!("{}.device.yaml", hearth_schema::digest::of(&said).replace(':', "-"))
+        let key = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
+        format!("{}.device.yaml", hearth_schema::digest::of(&key).replace(':', "-"))
     }
 
-    /// Sets the limits that follow from the plan, starts the workers, and tells the cluster what memory and links there
-    /// are.
+    /// Sets the limits that follow from the plan, starts the workers, and updates memory and links of the cluster.
     pub fn prepare(
         &mut self,
         loaded: &LoadedScenario,
@@ -197,7 +190,7 @@ impl Lab {
             }
         }
         self.start_workers(loaded, &mut plan)?;
-        // What a worker that does nothing yet takes of its memory for itself.
+        // Memory of a worker before it computes.
         let idle = |name: &String| self.groups.get(name).and_then(|group| group.memory().unreclaimable());
         let idle = self.children.keys().filter_map(idle).max().map_or(Bytes::ZERO, Bytes);
         limits::restrict_memory(&loaded.scenario, cluster, &plan, idle);
@@ -206,7 +199,7 @@ impl Lab {
             write_in(&self.folder, name, member.device.to_yaml().as_bytes())?;
         }
         if plan.devices.len() > 1 {
-            scenario.links = links::measured(&scenario.links)?;
+            scenario.links = links::measure(&scenario.links)?;
             cluster.links = LinkTable::new(scenario.links.clone());
         }
         if loses_a_device(&loaded.scenario) {
@@ -215,7 +208,7 @@ impl Lab {
         Ok(plan)
     }
 
-    /// Starts a worker for each place but the head's; those of an earlier run end. The plan gets their addresses.
+    /// Ends the workers of an earlier run, starts new ones, and writes their addresses into the plan.
     pub fn start_workers(&mut self, loaded: &LoadedScenario, plan: &mut Plan) -> Result<(), Failure> {
         self.children.clear();
         self.clear_memory()?;
@@ -226,10 +219,10 @@ impl Lab {
                 strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
             arguments.push(self.copies.file(index).display().to_string());
             arguments.extend(threads(&limits));
-            arguments.extend(self.emulated(loaded, &name));
-            let mut child = Child::start(&name, self.seat(&name, &limits), &self.program, &arguments)?;
-            let said = child.line(START_DEADLINE)?;
-            let address = said.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
+            arguments.extend(self.emulation_flags(loaded, &name));
+            let mut child = Child::start(&name, self.placement(&name, &limits), &self.program, &arguments)?;
+            let line = child.line(START_DEADLINE)?;
+            let address = line.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
             plan.devices[place].address = Some(address);
             self.children.insert(name, child);
         }
@@ -240,8 +233,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Makes every device begin with an empty memory. The program's own pages are charged to whoever reads them first: to
-    /// the lab, which is none of the devices.
+    /// Empties the memory of every device. The lab then reads the program, so that its pages are charged to no device.
     fn clear_memory(&self) -> Result<(), Failure> {
         self.copies.drop_cache()?;
         if self.groups.is_empty() {
@@ -255,12 +247,12 @@ impl Lab {
         Ok(())
     }
 
-    fn emulated(&self, loaded: &LoadedScenario, name: &str) -> Vec<String> {
+    fn emulation_flags(&self, loaded: &LoadedScenario, name: &str) -> Vec<String> {
         let file = self.folder.join(links::file_name(name)).display().to_string();
         if loaded.scenario.links.emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
     }
 
-    /// Simulates, and writes the prediction with its hash before anything is executed.
+    /// Simulates, and writes the prediction and its hash.
     pub fn predict(
         &self,
         cluster: &Cluster,
@@ -282,8 +274,8 @@ impl Lab {
         Ok((trace, hash))
     }
 
-    /// Runs the head inside its limits, makes the scenario's events happen, and looks at every device's counters after
-    /// each token.
+    /// Runs the head within its limits with the events of the scenario, and reads the counters of all devices after each
+    /// token.
     pub fn execute(
         &self,
         loaded: &LoadedScenario,
@@ -298,9 +290,9 @@ impl Lab {
         }
         let number = if repeat == 0 { String::new() } else { format!("-{}", repeat + 1) };
         let trace = self.folder.join(format!("measured{number}.trace"));
-        let mut arguments = self.head(loaded, index, &trace);
+        let mut arguments = self.head_arguments(loaded, index, &trace);
         arguments.extend(threads(&limits));
-        arguments.extend(self.emulated(loaded, name));
+        arguments.extend(self.emulation_flags(loaded, name));
         let mut watched = Vec::new();
         for device in &plan.devices {
             let (index, limits) = entry(loaded, &device.name)?;
@@ -312,17 +304,17 @@ impl Lab {
             });
         }
         let mut meter = Meter::start(watched);
-        let head = Child::start(name, self.seat(name, &limits), &self.program, &arguments)?;
+        let head = Child::start(name, self.placement(name, &limits), &self.program, &arguments)?;
         let missed = self.follow(loaded, head, || meter.token())?;
         for index in missed {
             tracing::warn!("events[{index}] did not happen before the run ended");
         }
         let trace = read_trace(&trace)?;
-        let seen = meter.finish(&trace);
-        Ok((trace, seen))
+        let usage = meter.finish(&trace);
+        Ok((trace, usage))
     }
 
-    /// Listens to the head while events happen.
+    /// Reads the lines of the head and applies events. Returns the indices of events that did not happen.
     fn follow(
         &self,
         loaded: &LoadedScenario,
@@ -332,34 +324,34 @@ impl Lab {
         let scenario = &loaded.scenario;
         let limits: Vec<Limits> =
             scenario.devices.iter().map(|entry| entry.limits.clone().unwrap_or_default()).collect();
-        let hand = |(entry, limits)| {
+        let device = |(entry, limits)| {
             let entry: &hearth_schema::scenario::DeviceEntry = entry;
-            let (seat, worker) =
-                (self.seat(&entry.name, limits), self.children.get(&entry.name).map(Child::stopper));
-            (entry.name.clone(), DeviceProcesses { seat, worker })
+            let (placement, worker) =
+                (self.placement(&entry.name, limits), self.children.get(&entry.name).map(Child::stopper));
+            (entry.name.clone(), DeviceProcesses { placement, worker })
         };
-        let hands: BTreeMap<String, DeviceProcesses> =
-            scenario.devices.iter().zip(&limits).map(hand).collect();
-        let (sender, said) = mpsc::channel();
+        let devices: BTreeMap<String, DeviceProcesses> =
+            scenario.devices.iter().zip(&limits).map(device).collect();
+        let (report_tx, reports) = mpsc::channel();
         #[allow(clippy::disallowed_methods)] // events happen to real processes at real times
         let start = std::time::Instant::now();
         std::thread::scope(|scope| {
-            let (list, hands, program) = (&scenario.events, &hands, &self.program);
+            let (list, devices, program) = (&scenario.events, &devices, &self.program);
             let applying =
-                scope.spawn(move || events::apply(list, hands, program, &said, || start.elapsed()));
+                scope.spawn(move || events::apply(list, devices, program, &reports, || start.elapsed()));
             let ended = head.each_line(RUN_DEADLINE, |line| {
-                let word = if line.starts_with("token ") {
+                let report = if line.starts_with("token ") {
                     token();
                     HeadReport::Token
                 } else if line == PROMPT_MARK {
-                    HeadReport::Begins
+                    HeadReport::Prompt
                 } else {
                     return;
                 };
                 // There is no receiver if an event failed, which is reported below.
-                let _ = sender.send(word);
+                let _ = report_tx.send(report);
             });
-            drop(sender);
+            drop(report_tx);
             let applied = applying.join().map_err(|_| Failure::running("applying the events failed"))?;
             let missed = applied?;
             ended?;
@@ -367,8 +359,7 @@ impl Lab {
         })
     }
 
-    /// What the head is started with.
-    fn head(&self, loaded: &LoadedScenario, index: usize, trace: &Path) -> Vec<String> {
+    fn head_arguments(&self, loaded: &LoadedScenario, index: usize, trace: &Path) -> Vec<String> {
         let workload = &loaded.scenario.workload;
         let mut arguments =
             strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
@@ -397,48 +388,47 @@ impl Lab {
         arguments
     }
 
-    /// Ends the workers and removes limits and copies; the folder of the results, if it was to be kept.
+    /// Ends the workers and removes limits and copies. Returns the folder of the results.
     pub fn finish(self) -> PathBuf {
         self.folder.clone()
     }
 }
 
-/// Where the machine's pace is kept that a kept profile was measured at.
-fn beside(kept: &Path) -> PathBuf {
+/// The file with the speed of the machine at the measurement of a kept profile.
+fn speed_file(kept: &Path) -> PathBuf {
     kept.with_extension("pace")
 }
 
-fn pace_of(kept: &Path) -> Option<f64> {
-    let text = std::fs::read_to_string(beside(kept)).ok()?;
-    text.trim().parse().ok().filter(|pace: &f64| pace.is_finite() && *pace > 0.0)
+fn speed_of(kept: &Path) -> Option<f64> {
+    let text = std::fs::read_to_string(speed_file(kept)).ok()?;
+    text.trim().parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0)
 }
 
-/// Whether a profile was kept that still holds.
+/// Returns whether a kept profile exists and is recent.
 fn is_recent(kept: &Path) -> bool {
     let modified = kept.metadata().and_then(|kept| kept.modified()).ok();
-    modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < KEPT_FOR)
+    modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < MAX_PROFILE_AGE)
 }
 
-/// Whether the head has to go on without somebody.
+/// Returns whether a device leaves during the run.
 fn loses_a_device(scenario: &Scenario) -> bool {
     scenario.events.iter().any(|event| event.change() == Some(Change::Leaves))
 }
 
-/// The scenario with the devices as they were measured, from which the head plans again in mid-run as the simulator does.
-/// What limits make of a device stands in its profile.
+/// The scenario with measured devices, from which the head plans again during the run. Profiles include the limits.
 fn as_measured(loaded: &LoadedScenario) -> Scenario {
     let mut scenario = loaded.scenario.clone();
     for entry in &mut scenario.devices {
         (entry.profile, entry.limits) = (format!("./{}.device.yaml", entry.name), None);
     }
-    // Given to the head by name.
+    // The head gets its model by a flag.
     scenario.model = hearth_schema::scenario::ModelRef { profile: Some("unused".into()), file: None };
     scenario.workload.speculation = None;
     scenario.events.clear();
     scenario
 }
 
-/// A device's place in the scenario and its limits.
+/// The index of a device in the scenario, and its limits.
 fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
     let devices = &loaded.scenario.devices;
     let index = devices
@@ -448,22 +438,22 @@ fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure
     Ok((index, devices[index].limits.clone().unwrap_or_default()))
 }
 
-/// Undoes what the lab has set up when a person or the system stops it; destructors do not run then.
-fn undo_when_interrupted(groups: Option<Groups>, folder: PathBuf) {
+/// Cleans up after a signal, when destructors do not run.
+fn clean_up_on_signal(groups: Option<Groups>, folder: PathBuf) {
     interruption::on_signal(move || {
         INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {
             groups.remove_own();
         }
-        // Also a worker that is stopped, which its end of input would not end.
+        // Also ends stopped workers, which cannot notice the end of their input.
         copies::remove(&folder);
         tracing::info!("interrupted; limits and copies are removed");
         std::process::exit(interruption::INTERRUPTED);
     });
 }
 
-/// Whether limits need control groups.
-fn bounds(limits: &Limits) -> bool {
+/// Returns whether limits need control groups.
+fn need_groups(limits: &Limits) -> bool {
     limits.memory.is_some()
         || limits.memory_share.is_some()
         || limits.disk_read.is_some()

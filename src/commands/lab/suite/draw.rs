@@ -1,10 +1,8 @@
 //! Draws the scenarios of `--random`.
 //!
-//! The axes of the scenarios in `scenarios/lab`: devices, memory, disk, a weak processor, links, rounds, residency,
-//! batches and sequences. Each scenario has a random stream of its own, by the seed and its number, so that more of
-//! them change none. They are written as files, so that each can be run again.
-//!
-//! Windows are drawn by hand: what a planner avoids is predicted too.
+//! They vary devices, memory, disk, a weak processor, links, rounds, residency, batches and sequences. Each scenario has its
+//! own random stream, so that it does not depend on their number. Windows are drawn too, because predictions must also hold
+//! for plans that a planner avoids.
 
 use std::fmt::Write;
 use std::fs;
@@ -20,14 +18,14 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::diagnostics::Failure;
 use crate::machine::open_model;
 
-/// The first of the random streams that scenarios are drawn from.
+/// The first random stream.
 const STREAM: u64 = 0x4c41_425f_0000_0000;
-/// The model, where nobody names one: that of `scenarios/lab`.
-const MODEL: &str = "out/1b.gguf";
+/// The default model, that of `scenarios/lab`.
+const DEFAULT_MODEL: &str = "out/1b.gguf";
 
-/// Draws scenarios and writes them into a folder, which then has no others.
+/// Draws scenarios and writes them into a folder. Removes those of earlier draws.
 pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Result<(), Failure> {
-    let model = model.map_or_else(|| PathBuf::from(MODEL), Path::to_path_buf);
+    let model = model.map_or_else(|| PathBuf::from(DEFAULT_MODEL), Path::to_path_buf);
     let layers = open_model(&model)?.profile.shape.layers.0;
     let model = fs::canonicalize(&model).map_err(|error| Error::file(&model, "open", &error))?;
     make_folder(folder)?;
@@ -46,35 +44,35 @@ pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Resu
     Ok(())
 }
 
-/// Draws from one scenario's stream.
-struct Chance(ChaCha8Rng);
+/// The random stream of one scenario.
+struct Random(ChaCha8Rng);
 
-impl Chance {
+impl Random {
     fn of(seed: u64, number: u32) -> Self {
         let mut stream = ChaCha8Rng::seed_from_u64(seed);
         stream.set_stream(STREAM | u64::from(number));
-        Chance(stream)
+        Random(stream)
     }
 
-    /// From 0 to below 1.
-    fn share(&mut self) -> f64 {
+    /// A number in [0, 1).
+    fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    fn is(&mut self, share: f64) -> bool {
-        self.share() < share
+    fn with_probability(&mut self, share: f64) -> bool {
+        self.unit() < share
     }
 
     fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
-        of[((self.share() * of.len() as f64) as usize).min(of.len() - 1)]
+        of[((self.unit() * of.len() as f64) as usize).min(of.len() - 1)]
     }
 
-    /// Between two values, by equal ratios.
-    fn between(&mut self, least: f64, most: f64) -> f64 {
-        least * (most / least).powf(self.share())
+    /// A number between two bounds, log-uniform.
+    fn between(&mut self, min: f64, max: f64) -> f64 {
+        min * (max / min).powf(self.unit())
     }
 
-    /// So many parts, at least one each, of a whole.
+    /// Splits a whole into parts of at least one.
     fn parts(&mut self, whole: u32, count: u32) -> Vec<u32> {
         let mut parts = vec![1; count as usize];
         for _ in count..whole {
@@ -87,27 +85,27 @@ impl Chance {
 
 /// The text of one scenario.
 fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
-    let mut chance = Chance::of(seed, number);
-    let devices = chance.one_of(&[1u32, 2, 2, 3, 3, 3, 4]).min(layers);
+    let mut random = Random::of(seed, number);
+    let devices = random.one_of(&[1u32, 2, 2, 3, 3, 3, 4]).min(layers);
     let fits = |rounds: &u32| layers.is_multiple_of(*rounds) && layers / rounds >= devices;
     let rounds: Vec<u32> = [1, 2, 4].into_iter().filter(fits).collect();
-    let rounds = if devices == 1 { 1 } else { chance.one_of(&rounds) };
-    let windows = chance.parts(layers / rounds, devices);
-    let (policy, prefetch) = chance.one_of(&[
+    let rounds = if devices == 1 { 1 } else { random.one_of(&rounds) };
+    let windows = random.parts(layers / rounds, devices);
+    let (policy, prefetch) = random.one_of(&[
         ("os", true),
         ("os", false),
         ("windowed", true),
         ("managed", true),
         ("managed", true),
     ]);
-    let (prompt, batches) = (chance.between(8.0, 64.0) as u32, chance.is(0.25));
-    let tokens = chance.between(6.0, 14.0) as u32;
-    let sequences = if chance.is(0.15) { 2 } else { 1 };
-    let memory = chance.one_of(&[None, Some(90), Some(75), Some(75), Some(50), Some(50), Some(35)]);
-    // Where nothing is read a token takes some tens of ms, and a few of them tell of a moment of the machine only.
+    let (prompt, batches) = (random.between(8.0, 64.0) as u32, random.with_probability(0.25));
+    let tokens = random.between(6.0, 14.0) as u32;
+    let sequences = if random.with_probability(0.15) { 2 } else { 1 };
+    let memory = random.one_of(&[None, Some(90), Some(75), Some(75), Some(50), Some(50), Some(35)]);
+    // Without reading a token takes some tens of ms, so more of them are needed.
     let generate = if memory.is_none() { tokens * 8 } else { tokens };
     let mut text = format!(
-        "# What does drawn scenario {number} of seed {seed} take?\nschema: scenario/1\nname: random-{seed}-{number:03}\nseed: \
+        "# Random scenario {number} of seed {seed}.\nschema: scenario/1\nname: random-{seed}-{number:03}\nseed: \
          {number}\nmodel:\n  file: {}\ncontext: 256\nworkload:\n  prompt: {prompt}\n  generate: {generate}\n",
         serde_json::Value::from(model)
     );
@@ -118,20 +116,23 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
         let _ = writeln!(text, "  micro_batch: {}", (prompt / 4).max(1));
     }
     text.push_str("devices:\n");
-    let weak = if chance.is(0.25) { chance.one_of(&(0..devices).collect::<Vec<_>>()) } else { devices };
-    // Where sequences or batches compute at once, the devices share the machine's processors out.
-    let together = sequences > 1 || batches;
+    let weak = if random.with_probability(0.25) {
+        random.one_of(&(0..devices).collect::<Vec<_>>())
+    } else {
+        devices
+    };
+    // With sequences or batches the devices compute at the same time and share the processors.
+    let is_concurrent = sequences > 1 || batches;
     for device in 0..devices {
-        // A throttle passes the bytes of a tenth of a second at once, so that a visit is off by that much where a few
-        // bytes more or less decide how many it takes. It should read for several.
-        let disk = (chance.between(60.0, 240.0) / 10.0).round() * 10.0;
+        // A throttle passes the bytes of a tenth of a second at once, so a visit should read for several of these slices.
+        let disk = (random.between(60.0, 240.0) / 10.0).round() * 10.0;
         let mut limits = format!("disk_read: {disk} MB/s");
         if let Some(memory) = memory {
             let _ = write!(limits, ", memory_share: {memory} %");
         }
         limits.push_str(if device == weak {
             ", threads: 1, affinity: [0], cpu: 0.5"
-        } else if together {
+        } else if is_concurrent {
             ", threads: 1, cpu: 0.5"
         } else {
             ", threads: 2"
@@ -139,7 +140,7 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
         let name = ["a", "b", "c", "d"][device as usize % 4];
         let _ = writeln!(text, "  - {{name: {name}, profile: measured, limits: {{{limits}}}}}");
     }
-    links(&mut text, &mut chance, devices);
+    links(&mut text, &mut random, devices);
     let windows: Vec<String> = windows.iter().map(u32::to_string).collect();
     let _ = writeln!(text, "planner:\n  strategy: manual\n  windows: [{}]", windows.join(", "));
     let _ = writeln!(text, "residency:\n  policy: {policy}");
@@ -149,10 +150,10 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
     text
 }
 
-fn links(text: &mut String, chance: &mut Chance, devices: u32) {
-    let emulated = devices > 1 && chance.is(0.6);
-    let (latency, bandwidth) = (chance.between(0.5, 10.0), chance.between(100.0, 5000.0).round());
-    let air = emulated && chance.is(0.35);
+fn links(text: &mut String, random: &mut Random, devices: u32) {
+    let emulated = devices > 1 && random.with_probability(0.6);
+    let (latency, bandwidth) = (random.between(0.5, 10.0), random.between(100.0, 5000.0).round());
+    let wifi = emulated && random.with_probability(0.35);
     if !emulated {
         let source = "source: \"assumed: loopback; replaced by a measurement\"";
         let _ = writeln!(
@@ -166,12 +167,12 @@ fn links(text: &mut String, chance: &mut Chance, devices: u32) {
         "links:\n  emulated: true\n  default:\n    latency: {{value: {latency:.1} ms, source: \"set: drawn\"}}\n    \
          bandwidth: {{value: {bandwidth} Mbit/s, source: \"set: drawn\"}}"
     );
-    if air {
+    if wifi {
         let names = ["a", "b", "c", "d"][..devices.min(4) as usize].join(", ");
-        let sigma = chance.between(0.1, 0.6);
+        let sigma = random.between(0.1, 0.6);
         let _ = writeln!(
             text,
-            "  wifi:\n    channels:\n      - {{name: air, bandwidth: {{value: {bandwidth} Mbit/s, source: \"set: drawn\"}}, \
+            "  wifi:\n    channels:\n      - {{name: wifi, bandwidth: {{value: {bandwidth} Mbit/s, source: \"set: drawn\"}}, \
              delay: {{median: {{value: {latency:.1} ms, source: \"set: drawn\"}}, sigma: {{value: {sigma:.2}, source: \"set: \
              drawn\"}}}}, stations: [{names}]}}\n    tcp: {{idle_restart: false, loss: {{value: 0 %, source: \"set\"}}}}"
         );
@@ -186,8 +187,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_drawn_scenario_can_be_run_and_follows_from_its_seed() {
-        let mut seen: BTreeSet<&str> = BTreeSet::new();
+    fn random_scenarios_are_valid_and_reproducible() {
+        let mut found: BTreeSet<&str> = BTreeSet::new();
         for number in 1..=200 {
             let text = scenario(7, number, 16, "/models/1b.gguf");
             assert_eq!(text, scenario(7, number, 16, "/models/1b.gguf"));
@@ -211,11 +212,11 @@ mod tests {
                 "name: d,",
             ] {
                 if text.contains(word) {
-                    seen.insert(word);
+                    found.insert(word);
                 }
             }
         }
-        assert_eq!(seen.len(), 10, "all axes are drawn: {seen:?}");
+        assert_eq!(found.len(), 10, "all axes are drawn: {found:?}");
         assert_ne!(scenario(7, 1, 16, "m"), scenario(8, 1, 16, "m").replace('8', "7"));
         assert!(scenario(1, 1, 1, "m").contains("windows: [1]"), "a model of one layer");
     }

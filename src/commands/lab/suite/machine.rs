@@ -1,14 +1,11 @@
-//! The machine of a suite, for its report.
-//!
-//! What a reader needs to judge the numbers: processor, memory, kernel, how pages are reclaimed, and whether anything
-//! else ran. What the system does not tell is left out.
+//! The properties of the machine for the report of a suite.
 
 use std::fs;
 
-/// The one property that changes all the time.
+/// The only property that changes all the time.
 const LOAD: &str = "load before the report";
 
-/// A line for each property.
+/// The name and the value of each known property.
 pub fn describe() -> Vec<(String, String)> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |path: &str, key: &str| {
@@ -30,20 +27,20 @@ pub fn describe() -> Vec<(String, String)> {
         (LOAD, first("/proc/loadavg")),
         ("hearth", Some(env!("CARGO_PKG_VERSION").to_owned())),
     ];
-    let there =
+    let known =
         |(key, value): (&str, Option<String>)| Some((key.to_owned(), value.filter(|it| !it.is_empty())?));
-    found.into_iter().filter_map(there).collect()
+    found.into_iter().filter_map(known).collect()
 }
 
-/// What of it stays from run to run.
-pub fn lasting() -> Vec<(String, String)> {
+/// The properties that stay from run to run.
+pub fn constant_properties() -> Vec<(String, String)> {
     describe().into_iter().filter(|(key, _)| key != LOAD).collect()
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_machine_has_a_kernel_and_processors() {
+    fn kernel_and_processors_are_known() {
         let found = super::describe();
         let value = |key: &str| found.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         assert!(value("kernel").is_some());
