@@ -7,7 +7,7 @@
 //! Products of a token and reads are bound by memory, so what they read must not be in a cache, nor be what hardware
 //! compresses: they go over more bytes than caches have, which are no zeros, and several of them are waited for at once.
 //!
-//! Not here: how much memory a run may use, which no interface tells. The caller knows, or asks the person.
+//! Not here: how much memory a run may use, which no interface reports; the caller provides it.
 
 use std::cell::RefCell;
 

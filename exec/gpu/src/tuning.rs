@@ -1,14 +1,14 @@
 //! Tuning: chooses how threads share a product's work on a device by timing candidates.
 //!
-//! ML Drift paper, section 3.4: the fastest of some candidates is chosen on the device itself. Here they differ in the
-//! layout of weights, in how many slices of rows a group has, and in how many threads share a row. Each is timed on products
-//! of a token and of a batch, with random weights in a format of each kind: blocks of 32, blocks of 256, and plain numbers.
-//! The one with the smallest geometric mean is chosen, and remembered for the adapter and its driver.
+//! ML Drift paper, section 3.4: the fastest candidate is chosen on the device itself. Candidates differ in the layout of
+//! weights, the number of slices of rows of a group, and the number of threads that share a row. Each is timed on
+//! products of one token and of a batch, with random weights in a format of each kind: blocks of 32, blocks of 256, and
+//! plain numbers. The candidate with the smallest geometric mean is stored for the adapter and its driver.
 //!
-//! What else a pass does, attention among it, has one tiling and is not timed. Every candidate is checked against the
-//! scalar oracle in the tests, so that no untested candidate is chosen.
+//! Other kernels, such as attention, have one tiling and are not timed. The tests compare every candidate with the
+//! scalar oracle.
 //!
-//! Not here: the file in which choices are kept. The command line has it.
+//! Not here: the file of choices, which belongs to the command line.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -61,14 +61,12 @@ impl Native {
         }
     }
 
-    /// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
     #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
     pub(super) fn scores_f16(self, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
         // SAFETY: this value exists only where the processor has NEON.
         unsafe { neon::scores_f16(query, scale, keys, scores) };
     }
 
-    /// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
     #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
     pub(super) fn mix_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
         // SAFETY: this value exists only where the processor has NEON.

@@ -10,9 +10,7 @@ use super::InstructionSet;
 /// The representation of a matmul input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputKind {
-    /// As it is, in f32.
     Plain,
-    /// Eight bits in blocks of 32.
     Blocks32,
     /// Eight bits in blocks of 256, with sums of 16.
     Blocks256,

@@ -14,9 +14,7 @@ use super::{InstructionSet, Set, dot};
 /// Rows of one head, [positions, length].
 #[derive(Debug, Clone, Copy)]
 pub enum Rows<'a> {
-    /// Half precision.
     F16(&'a [f16]),
-    /// Single precision.
     F32(&'a [f32]),
 }
 

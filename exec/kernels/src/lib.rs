@@ -204,7 +204,6 @@ pub(crate) enum Set {
 }
 
 impl InstructionSet {
-    /// Plain Rust.
     pub const SCALAR: InstructionSet = InstructionSet(Set::Scalar);
 
     /// Returns the best set that this processor has.

@@ -1,4 +1,4 @@
-//! The trait of what computes a stage's layers.
+//! The trait of backends, which compute the layers of a stage.
 //!
 //! A backend owns the KV caches of its layers and runs layers over rows of activations. There are two here:
 //! [`crate::oracle`], plain and slow, and [`crate::cpu`], threads and SIMD; they give the same bits. A GPU
@@ -34,7 +34,6 @@ impl CacheOptions {
     }
 }
 
-/// Computes layers.
 pub trait Backend: Send {
     fn name(&self) -> &'static str;
 

@@ -1,21 +1,20 @@
 //! Chat templates: turn messages into the tokens that a model was trained to answer.
 //!
-//! The file has a Jinja template (`tokenizer.chat_template`), which writes the messages with the model's control
-//! tokens around them. Control tokens that the template writes are recognised. Those in a message are text: before
-//! the template sees it, a noncharacter is put behind every character with which a control token begins, and before
-//! a message that could complete one. It is taken out again when the text around the template's tokens is cut. Where
-//! a message has a text that the template names, as `</think>`, nothing is put, so that the template finds it. A role
-//! with a control token in it is refused. So a user cannot end a turn, and a template may trim or search what they
-//! wrote.
+//! A model file has a Jinja template (`tokenizer.chat_template`), which writes the messages with the model's control
+//! tokens around them. Control tokens that the template writes are recognised. Those in a message are text: before the
+//! template runs, a noncharacter is inserted behind every character with which a control token begins, and before a
+//! message that could complete one. It is removed after the text is cut at the template's control tokens. Where a message
+//! has a text that the template names, such as `</think>`, nothing is inserted, so that the template finds it. A role
+//! with a control token in it is refused. Therefore a user cannot end a turn, and a template can trim or search messages.
 //!
-//! Templates come with the file and may be hostile. They see nothing but the messages; there is no clock, so that the
-//! same messages give the same tokens. Their length, their steps and what they write are limited, and they run on a
-//! thread whose stack holds the deepest expression that fits into the length.
+//! Templates come with the file and may be hostile. They have access to the messages only; there is no clock, so that
+//! the same messages give the same tokens. Their length, their steps and their output are limited, and they run on a
+//! thread whose stack holds the deepest expression of that length.
 //!
-//! Deviation: the memory of values is not limited. The interpreter has no limit for it, and a text that is joined to
-//! itself 30 times (`~`, `+`, `join`, `replace`) ends the process when memory ends. What a capture holds
-//! (`{% set x %}`) is limited where it comes from values; text of the template itself adds at most 64 KiB a step.
-//! Run a model that you do not trust inside limits of the system.
+//! Deviation: the memory of values is not limited. The interpreter has no such limit, and a text that is joined to
+//! itself 30 times (`~`, `+`, `join`, `replace`) ends the process when memory is exhausted. A capture (`{% set x %}`) is
+//! limited where it comes from values; text of the template itself adds at most 64 KiB a step. Run a model that you do
+//! not trust inside limits of the operating system.
 
 use std::fmt::{self, Write as _};
 use std::io;

@@ -7,7 +7,7 @@
 //!
 //! Elsewhere than Linux there is no run-queue delay to read, and it counts as zero.
 
-use std::fs::File;
+use crate::read_counter::ProcFile;
 
 /// Returns monotonic wall time in nanoseconds since a fixed moment of this process.
 #[allow(clippy::disallowed_methods)] // real computations take real time, and this module measures it
@@ -52,37 +52,12 @@ fn clock_nanos(clock: libc::clockid_t) -> Option<u64> {
 }
 
 thread_local! {
-    static RUN_QUEUE: RunQueue = RunQueue::of_this_thread();
+    static SCHEDSTAT: ProcFile = ProcFile::open("/proc/thread-self/schedstat");
 }
 
-/// The run-queue delay of the thread that opened it.
-#[derive(Debug)]
-struct RunQueue {
-    schedstat: Option<File>,
-}
-
-impl RunQueue {
-    fn of_this_thread() -> RunQueue {
-        RunQueue { schedstat: File::open("/proc/thread-self/schedstat").ok() }
-    }
-
-    /// Nanoseconds spent ready but not running, so far.
-    fn nanos(&self) -> u64 {
-        self.read().unwrap_or(0)
-    }
-
-    #[cfg(unix)]
-    fn read(&self) -> Option<u64> {
-        use std::os::unix::fs::FileExt;
-        let mut text = [0u8; 96];
-        let length = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
-        std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
-    }
-
-    #[cfg(not(unix))]
-    fn read(&self) -> Option<u64> {
-        self.schedstat.as_ref().and(None)
-    }
+/// Returns the nanoseconds that the calling thread was ready but not running, so far.
+fn run_queue_nanos() -> u64 {
+    SCHEDSTAT.with(|file| file.number(|text| text.split_ascii_whitespace().nth(1)?.parse().ok()))
 }
 
 /// A slice of one thread's time, in nanoseconds.
@@ -108,7 +83,7 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Starts now, on the calling thread.
     pub fn start() -> Stopwatch {
-        let queue = RUN_QUEUE.with(RunQueue::nanos);
+        let queue = run_queue_nanos();
         Stopwatch { wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
     }
 
@@ -118,7 +93,7 @@ impl Stopwatch {
         let mut slice = TimeSlice { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
         let idle = slice.wall.saturating_sub(slice.cpu);
         if idle > MIN_IDLE_NS {
-            let queue = RUN_QUEUE.with(RunQueue::nanos);
+            let queue = run_queue_nanos();
             slice.queue = queue.saturating_sub(self.queue).min(idle);
             self.queue = queue;
         } else {

@@ -1,14 +1,14 @@
-//! How much memory may this process still have?
+//! Memory that this process may still use, from control groups and the machine.
 //!
-//! Linux charges memory to control groups, and a limit of any group above holds too: the tightest counts. Of a
-//! group's usage only the page cache of files (`inactive_file` and `active_file`) can be taken back without
-//! killing anyone where there is no swap; the rest is unreclaimable here. Outside of any limit the machine's
-//! `MemAvailable` tells, which already counts page cache that can be reclaimed.
+//! Linux charges memory to control groups, and the limits of all groups above hold too: the tightest counts. Without swap
+//! only the page cache of files (`inactive_file` and `active_file`) of a group can be reclaimed without killing a
+//! process; the rest is unreclaimable here. Without a limit the machine's `MemAvailable` counts, which includes page
+//! cache that can be reclaimed.
 //!
-//! Memory pressure from the model is the fall of `MemAvailable` since the run's start over `MemTotal`; inside a
-//! limit, the group's unreclaimable bytes over the limit. Elsewhere than Linux nothing is known.
+//! The memory pressure of the model is the fall of `MemAvailable` since the run's start over `MemTotal`; inside a
+//! limit, the group's unreclaimable bytes over the limit. On systems other than Linux all of it is unknown.
 //!
-//! Not here: setting limits (`crate::lab`), and what a plan takes for granted (`profiles::measure::memory`).
+//! Not here: setting limits (`hearth_lab`), and the memory that a plan assumes (`hearth_profiles::measure::memory`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

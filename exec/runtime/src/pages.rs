@@ -1,4 +1,4 @@
-//! System calls on the pages of a mapping: query, read ahead, give up.
+//! System calls on the pages of a mapping: query, read ahead, evict.
 //!
 //! The system calls under every residency policy. `mincore` tells for each page of a mapping whether it is in
 //! the page cache; only the file's owner gets a true answer, others see every page as present. A region is

@@ -1,38 +1,48 @@
-//! Bytes that a process or thread has caused to be read from disk.
+//! Counts the bytes that a process or thread has caused to be read from disk.
 
-use std::fs;
+use std::fs::File;
 
-/// Counts the bytes that a process or thread has caused to be read from disk (`read_bytes` of its `io` file);
-/// 0 where there is no such file. The file stays open: it is read around every step.
+/// A file of `/proc`. It stays open, because it is read around every step.
 #[derive(Debug)]
-pub struct ReadCounter {
-    file: Option<fs::File>,
-}
+pub(crate) struct ProcFile(Option<File>);
 
-impl ReadCounter {
-    pub fn of_this_process() -> Self {
-        Self { file: fs::File::open("/proc/self/io").ok() }
+impl ProcFile {
+    pub(crate) fn open(path: &str) -> Self {
+        Self(File::open(path).ok())
     }
 
-    pub fn of_this_thread() -> Self {
-        Self { file: fs::File::open("/proc/thread-self/io").ok() }
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.read().unwrap_or(0)
-    }
-
+    /// Returns the number that `find` finds in the text, or 0.
     #[cfg(unix)]
-    fn read(&self) -> Option<u64> {
+    pub(crate) fn number(&self, find: impl Fn(&str) -> Option<u64>) -> u64 {
         use std::os::unix::fs::FileExt;
         let mut text = [0u8; 256];
-        let length = self.file.as_ref()?.read_at(&mut text, 0).ok()?;
-        let text = std::str::from_utf8(&text[..length]).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+        let length = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
+        length.and_then(|length| find(std::str::from_utf8(&text[..length]).ok()?)).unwrap_or(0)
     }
 
     #[cfg(not(unix))]
-    fn read(&self) -> Option<u64> {
-        self.file.as_ref().and(None)
+    pub(crate) fn number(&self, _: impl Fn(&str) -> Option<u64>) -> u64 {
+        0
+    }
+}
+
+/// Counts the bytes that a process or thread has caused to be read from disk (`read_bytes` of its `io` file);
+/// 0 where there is no such file.
+#[derive(Debug)]
+pub struct ReadCounter(ProcFile);
+
+impl ReadCounter {
+    pub fn of_this_process() -> Self {
+        Self(ProcFile::open("/proc/self/io"))
+    }
+
+    pub fn of_this_thread() -> Self {
+        Self(ProcFile::open("/proc/thread-self/io"))
+    }
+
+    pub fn bytes(&self) -> u64 {
+        let line =
+            |text: &str| text.lines().find_map(|line| line.strip_prefix("read_bytes:")?.trim().parse().ok());
+        self.0.number(line)
     }
 }

@@ -1,19 +1,19 @@
 //! The budget of GPU memory, counted as it is allocated.
 //!
-//! wgpu tells nobody how much memory a GPU has, so that three others are asked:
+//! wgpu does not report how much memory a GPU has. Three limits take its place:
 //!
-//! - The driver. Where it has a budget for this process (VK_EXT_memory_budget, DXGI), wgpu refuses what goes beyond
+//! - The driver. Where it has a budget for this process (VK_EXT_memory_budget, DXGI), wgpu refuses allocations beyond
 //!   [`BUDGET_PERCENT`] of it.
-//! - The system, for a GPU that shares the machine's memory, or is a program: what was available when the GPU was opened
-//!   (`hearth_profiles::measure`). Nothing else would stop such a GPU before the system ends somebody's program.
-//! - The plan, before that: it gives a GPU what its device document says is available.
+//! - The system, for a GPU that shares the machine's memory and for a software driver: the memory that was available
+//!   when the GPU was opened (`hearth_profiles::measure`). Without this limit the system would kill processes.
+//! - The plan, which gives a GPU what its device document says is available.
 //!
-//! A discrete GPU whose driver has no budget refuses by itself. Whoever refuses, it is one error, [`GpuError::OutOfMemory`]:
-//! a plan that asks for too much does not begin, and a run that is refused in the middle goes on without the GPU.
+//! A discrete GPU whose driver has no budget refuses by itself. Every refusal is the same error,
+//! [`GpuError::OutOfMemory`]: a plan that needs too much does not begin, and a run continues without the GPU.
 //!
-//! Of memory that is shared, what the processors keep for the same run is taken first ([`Gpu::reserve_shared`]).
+//! Of shared memory, the processors' part of the same run is taken first ([`Gpu::reserve_shared`]).
 //!
-//! Not counted: textures, which no run has.
+//! Not counted: textures, which no run uses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! A managed stream brings every piece, keeps to its buffer, and never stops.
+//! Tests of the managed stream: every piece arrives, the buffer bounds hold, and the computation never blocks for ever.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
