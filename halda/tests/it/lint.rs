@@ -1,7 +1,7 @@
 //! Lint: each rule fires on its case and on nothing else.
 //!
 //! Each case is a sound scenario and plan with one thing changed; the codes of what is found are compared as a whole.
-//! Whether an error about memory is a run that ends before it begins is a test of the command line.
+//! The tests of the command line check that a memory error means a run that fails before it starts.
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::lint::{self, Finding, Severity};

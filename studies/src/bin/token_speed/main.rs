@@ -1,4 +1,4 @@
-//! How long the simulation of a token takes, and how that grows with devices, layers and tokens.
+//! Measures the time of simulating a token, and its growth with devices, layers and tokens.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin token_speed                 # a 70B model on four devices
