@@ -81,7 +81,7 @@ impl RingBuilder {
             let unknown = plan.devices.iter().skip(1).filter(|device| device.address.is_none());
             let names: BTreeSet<String> = unknown.map(|device| device.name.clone()).collect();
             if !names.is_empty() {
-                let found = discovery::find(transport, &names, limit, MdnsScope::default()).await?;
+                let found = discovery::find_workers(transport, &names, limit, MdnsScope::default()).await?;
                 for (name, address) in &found {
                     tracing::info!("found {name} at {address}");
                 }

@@ -106,13 +106,13 @@ impl TransportTask for Serving<'_> {
 fn announce(
     args: &WorkerArgs,
     listening: &str,
-    sealed: bool,
+    is_encrypted: bool,
 ) -> Result<Option<(String, Announcement)>, Failure> {
     // Other transports have other addresses.
     let Ok(address) = listening.parse::<SocketAddr>() else { return Ok(None) };
     let loopback = address.ip().is_loopback();
     let is_wanted = match args.announce {
-        Announce::Auto => sealed && !loopback,
+        Announce::Auto => is_encrypted && !loopback,
         Announce::Always => true,
         Announce::Never => false,
     };
@@ -128,7 +128,7 @@ fn announce(
             Failure::unusable("this system has no name to announce").hint("give the device one with --name")
         );
     };
-    let result = Announcement::begin(&name, address, MdnsScope { loopback, ..MdnsScope::default() });
+    let result = Announcement::start(&name, address, MdnsScope { loopback, ..MdnsScope::default() });
     match result {
         Ok(announcement) => Ok(Some((name, announcement))),
         // An error if it was requested; otherwise the worker serves heads that know its address.

@@ -30,12 +30,12 @@ fn multicast_works(key: &str, name: &str) -> bool {
     let worker = Worker::with(&["--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", key]);
     let address = worker.address.parse().expect("an address");
     let medium = MdnsScope { loopback: true, ..MdnsScope::default() };
-    let Ok(_announcement) = Announcement::begin(name, address, medium) else { return false };
+    let Ok(_announcement) = Announcement::start(name, address, medium) else { return false };
     let network =
         EncryptedTransport::new(TcpTransport, Key::given(Some(key.as_ref())).expect("a key").expect("ours"));
     let names = [name.to_owned()].into();
     let runtime = tokio::runtime::Runtime::new().expect("threads");
-    runtime.block_on(discovery::find(&network, &names, Duration::from_secs(10), medium)).is_ok()
+    runtime.block_on(discovery::find_workers(&network, &names, Duration::from_secs(10), medium)).is_ok()
 }
 
 /// A plan without addresses, and with names that no other test uses.

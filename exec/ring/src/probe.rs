@@ -1,13 +1,11 @@
-//! How long does a message take to a peer, and what does a hop of the ring cost besides?
+//! Link measurements: the latency and bandwidth to a peer, and the cost of a hop of the ring.
 //!
-//! A worker answers probes ([`crate::worker`]): it reads a whole frame and sends a short one back. Half the
-//! time of a short exchange is the one-way latency; what a frame of [`LONG`] bytes takes beyond that is the
-//! bandwidth in its direction. Exchanges are a little apart, as tokens are: a link that has just been used
-//! answers faster than one that rests.
+//! A worker answers probes ([`crate::worker`]): it reads a whole frame and sends a short one back. Half the time of a short
+//! exchange is the one-way latency; what a frame of [`LONG`] bytes takes beyond that is the bandwidth in its direction.
+//! Exchanges are a little apart, as tokens are: a link that has just been used answers faster than an idle one.
 //!
-//! A hop is more: the activations pass from a compute thread to a task, through the link, to another task and
-//! another compute thread. [`hop`] sends them around a ring of two on this machine in the way that a run
-//! does, with nothing computed.
+//! A hop is more: the activations pass from a compute thread to a task, through the link, to another task and another compute
+//! thread. [`hop`] sends them around a ring of two on this machine in the way that a run does, with nothing computed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// For a peer to answer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// Between two exchanges, for the one who answers.
+/// Between two exchanges, for the end that answers.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How much a link measurement may cost.
@@ -131,7 +129,7 @@ pub async fn link<T: Transport>(
     })
 }
 
-/// Seconds from sending a ping with so many bytes to having its answer.
+/// Seconds from sending a ping with a payload of `bytes` to its answer.
 async fn exchange<S>(stream: &mut S, peer: &str, nonce: u64, bytes: usize) -> Result<f64, RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -288,17 +286,17 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_link_over_tcp_is_measured() {
+    async fn tcp_link_is_measured() {
         is_measured(TcpTransport, "127.0.0.1:0").await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_link_in_memory_is_measured() {
+    async fn memory_link_is_measured() {
         is_measured(MemoryTransport::default(), "self:0").await;
     }
 
     #[tokio::test]
-    async fn a_peer_that_is_not_there_is_named() {
+    async fn unreachable_peer_is_named() {
         let error = link(&TcpTransport, "127.0.0.1:1", BRIEF).await.unwrap_err();
         assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
     }

@@ -112,7 +112,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
     let line = progress::line();
     line.set_message(format!("listening for workers, {seconds} s"));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let found = runtime.block_on(discovery::listen(Duration::from_secs(seconds), MdnsScope::default()));
+    let found = runtime.block_on(discovery::browse(Duration::from_secs(seconds), MdnsScope::default()));
     line.finish_and_clear();
     let found = found.map_err(Failure::running)?;
     if found.is_empty() {

@@ -1,10 +1,9 @@
-//! What does a head write down of a request?
+//! The event log of a request: which ring ran in which epoch, what happened to its devices, and the trace of each.
 //!
-//! Which ring was at work in which epoch, what happened to its devices, and what each of them did, on one clock and
-//! with one index a device: a device's place changes with the plan, its index in the trace does not. Devices that join
-//! later come after those of the first plan.
+//! All times are on one clock, and each device has one index: its place changes with the plan, its index in the trace does
+//! not. Devices that join later come after those of the first plan.
 //!
-//! Not here: what a device writes down of itself ([`crate::execution::recorder`]).
+//! Not here: what a device records itself ([`crate::execution::Recorder`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

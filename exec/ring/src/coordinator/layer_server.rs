@@ -12,18 +12,19 @@ use crate::execution::LocalModel;
 use crate::wire::{FileOutline, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline};
 use hearth_runtime::fetched::{CHUNK, hash};
 
-/// Between two wishes of one who fetches: it may have to check what it has first.
+/// Between two requests of a worker that fetches: it may have to check its files first.
 /// source: assumed
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
 
-/// Gives chunks of a model to whoever has connected for them.
+/// Sends chunks of a model to a worker that has connected for them.
 pub async fn serve<S>(mut stream: S, model: Arc<LocalModel>) -> Result<(), RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
-        let asked = with_deadline(IDLE_DEADLINE, "a wish for layers", Frame::read(&mut stream, 0)).await??;
+        let asked =
+            with_deadline(IDLE_DEADLINE, "a request for layers", Frame::read(&mut stream, 0)).await??;
         let answer = match asked.map(|frame| frame.message) {
             None => return Ok(()),
             Some(Message::Outline) => {
@@ -38,13 +39,18 @@ where
                 // Its pages may have to come from disk.
                 let read = tokio::task::spawn_blocking(move || chunk_of(&model, file, chunk)).await;
                 let read = read.map_err(|error| protocol_error("the head", &error.to_string()))?;
-                read.ok_or_else(|| protocol_error("who fetches", "it wants what the model does not have"))?
+                read.ok_or_else(|| {
+                    protocol_error("a fetching worker", "it wants what the model does not have")
+                })?
             }
             Some(other) => {
-                return Err(protocol_error("who fetches", &format!("{other:?} is no wish for layers")));
+                return Err(protocol_error(
+                    "a fetching worker",
+                    &format!("{other:?} is no request for layers"),
+                ));
             }
         };
-        with_deadline(WRITE_DEADLINE, "giving layers", answer.write(&mut stream)).await??;
+        with_deadline(WRITE_DEADLINE, "sending layers", answer.write(&mut stream)).await??;
     }
 }
 

@@ -1,9 +1,8 @@
-//! What is asked of a ring?
+//! The request of a generation: its sequences, how their prompts enter, and how many tokens are drafted at a time.
 //!
-//! One sequence or several at once, how their prompts enter, and how many tokens are drafted at a time. Whether the
-//! ring's plan has room for that is checked here, before anything is computed.
+//! Whether the ring's plan can run it is checked here, before anything is computed.
 //!
-//! Not here: in which passes it goes around the ring (`hearth_core::schedule::Generation`).
+//! Not here: the passes that it makes ([`hearth_core::schedule::Generation`]).
 
 use hearth_core::schedule::Generation;
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -12,7 +11,7 @@ use hearth_schema::plan::Plan;
 use crate::error::RingError;
 use crate::execution::SampleFn;
 
-/// One sequence that is asked for.
+/// One sequence of a request.
 pub struct SequenceRequest {
     /// The prompt's tokens, at least one.
     pub prompt: Vec<u32>,
@@ -22,9 +21,9 @@ pub struct SequenceRequest {
 
 /// What to generate.
 pub struct GenerationRequest {
-    /// What is under way at once, at least one.
+    /// At least one.
     pub sequences: Vec<SequenceRequest>,
-    /// At most so many new tokens of each.
+    /// The most new tokens of each sequence.
     pub max_new_tokens: u32,
     /// The most tokens of a prompt that enter the ring as one batch.
     pub micro_batch: u32,
@@ -92,7 +91,7 @@ impl GenerationRequest {
     }
 }
 
-/// The plan for so many sequences at once. One that has caches for fewer shares their positions out, so that each
+/// The plan for a number of concurrent sequences. One that has caches for fewer divides their positions, so that each
 /// sequence has a smaller context, and the devices need no more memory than was planned.
 pub fn for_sequences(plan: Plan, sequences: u32) -> Plan {
     if sequences <= plan.sequences {

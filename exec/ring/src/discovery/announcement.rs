@@ -1,10 +1,10 @@
-//! How does a worker say that it is there?
+//! The announcement of a worker by multicast DNS.
 //!
-//! By multicast DNS (RFC 6762) as an instance of the service `_hearth._tcp.local` (RFC 6763): its name, its port, its
-//! addresses on each network and the protocol's version. Nothing of its model, its key or its user is said. Whoever
-//! hears it still needs the key to be let in.
+//! A worker is an instance of the service `_hearth._tcp.local` (RFC 6763 over RFC 6762): its name, its port, its addresses on
+//! each network and the version of the protocol. Nothing of its model, its key or its user is announced. A peer that reads it
+//! still needs the key.
 //!
-//! Not here: who listens ([`super::discovery`]).
+//! Not here: the search ([`super::search`]).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -28,13 +28,13 @@ pub(super) const VERSION: &str = "protocol";
 /// A name is at most so long, in bytes: a label of DNS.
 /// source: RFC 1035, section 2.3.4
 pub const MAX_NAME: usize = 63;
-/// Between two looks at what the system of multicast DNS remembers of others.
+/// Between two checks of the records that the mDNS daemon caches.
 /// source: assumed
-const LOOK: Duration = Duration::from_secs(30);
-/// Records of others after which it is started anew: whoever is on the network decides how many there are.
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
+/// Records of others after which it is started anew: peers on the network decide how many there are.
 /// source: assumed, some megabytes
 const MAX_RECORDS: i64 = 20_000;
-/// For the last word, that this worker is gone, to be sent.
+/// For the last message, that this worker is gone, to be sent.
 const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Where announcements are sent and heard.
@@ -90,22 +90,22 @@ pub struct Announcement {
 
 impl Announcement {
     /// Of the worker of this name that listens here.
-    pub fn begin(
+    pub fn start(
         name: &str,
         listening: SocketAddr,
-        medium: MdnsScope,
+        scope: MdnsScope,
     ) -> Result<Announcement, AnnouncementError> {
         let service = service(name, listening)?;
-        let mut daemon = announced(&service, medium)?;
+        let mut daemon = announced(&service, scope)?;
         let (stop, stopped) = channel();
         let guard = std::thread::Builder::new().name("announcement".into()).spawn(move || {
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK) {
-                if remembered(&daemon) <= MAX_RECORDS {
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
+                if cached_records(&daemon) <= MAX_RECORDS {
                     continue;
                 }
                 // The old one has said all it had to say; if there is no new one now, there is at the next look.
                 let _ = daemon.shutdown();
-                if let Ok(anew) = announced(&service, medium) {
+                if let Ok(anew) = announced(&service, scope) {
                     daemon = anew;
                 }
             }
@@ -129,9 +129,9 @@ impl Drop for Announcement {
 }
 
 /// The system's end of multicast DNS, on these networks.
-pub(super) fn daemon(medium: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
-    let daemon = ServiceDaemon::new_with_port(medium.port).map_err(|error| cannot(&error))?;
-    if medium.loopback {
+pub(super) fn daemon(scope: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
+    let daemon = ServiceDaemon::new_with_port(scope.port).map_err(|error| cannot(&error))?;
+    if scope.loopback {
         daemon.disable_interface(IfKind::All).map_err(|error| cannot(&error))?;
         daemon.enable_interface(IfKind::LoopbackV4).map_err(|error| cannot(&error))?;
     }
@@ -142,17 +142,17 @@ pub(super) fn cannot(error: &mdns_sd::Error) -> AnnouncementError {
     AnnouncementError::Multicast { reason: error.to_string() }
 }
 
-fn announced(service: &ServiceInfo, medium: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
-    let daemon = daemon(medium)?;
+fn announced(service: &ServiceInfo, scope: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
+    let daemon = daemon(scope)?;
     daemon.register(service.clone()).map_err(|error| cannot(&error))?;
     Ok(daemon)
 }
 
 /// Records of others that it holds.
-fn remembered(daemon: &ServiceDaemon) -> i64 {
+fn cached_records(daemon: &ServiceDaemon) -> i64 {
     let Ok(metrics) = daemon.get_metrics() else { return 0 };
     // One that is too busy to say has too many.
-    let Ok(metrics) = metrics.recv_timeout(LOOK) else { return i64::MAX };
+    let Ok(metrics) = metrics.recv_timeout(POLL_INTERVAL) else { return i64::MAX };
     let records: std::collections::BTreeMap<String, i64> = metrics.into_iter().collect();
     records.iter().filter(|(name, _)| name.starts_with("cached-")).map(|(_, count)| count).sum()
 }
@@ -174,16 +174,16 @@ fn service(name: &str, listening: SocketAddr) -> Result<ServiceInfo, Announcemen
     });
     let (label, host) = (format!("hearth-{label:016x}"), format!("hearth-{label:016x}.local."));
     let version = PROTOCOL.to_string();
-    let told = [(NAME, name), (VERSION, version.as_str())];
+    let properties = [(NAME, name), (VERSION, version.as_str())];
     let addresses: Vec<IpAddr> = if listening.ip().is_unspecified() { vec![] } else { vec![listening.ip()] };
-    let service = ServiceInfo::new(SERVICE, &label, &host, &addresses[..], listening.port(), &told[..])
+    let service = ServiceInfo::new(SERVICE, &label, &host, &addresses[..], listening.port(), &properties[..])
         .map_err(|error| cannot(&error))?;
     Ok(if addresses.is_empty() { service.enable_addr_auto() } else { service })
 }
 
 /// What this machine calls itself, if that can be a device's name.
 pub fn host_name() -> Option<String> {
-    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    let told = told.or_else(|| std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok());
-    told.map(|name| name.trim().to_owned()).filter(|name| is_name(name))
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = name.or_else(|| std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok());
+    name.map(|name| name.trim().to_owned()).filter(|name| is_name(name))
 }

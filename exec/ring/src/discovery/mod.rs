@@ -6,4 +6,4 @@ mod search;
 pub use announcement::{
     Announcement, AnnouncementError, MAX_NAME, MdnsScope, PORT, SERVICE, host_name, is_name,
 };
-pub use search::{DiscoveryError, Heard, Sighting, find, listen};
+pub use search::{DiscoveredService, DiscoveryError, SearchState, browse, find_workers};

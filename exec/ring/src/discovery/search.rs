@@ -1,11 +1,11 @@
-//! Where do the workers of a plan listen, when nobody has written it down?
+//! The search for a plan's workers that have no address in the plan.
 //!
-//! They announce themselves ([`super::announcement`]). Anybody on the network can announce anything under any name, so
-//! that what is heard is a hint and no more: the head calls at each address that goes with a name it looks for, and the
-//! handshake decides. With a key only who has it passes; without one only addresses of this machine are called.
-//! What is kept of what is heard is bounded, whatever comes.
+//! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce anything under any name, so an
+//! announcement is only a hint: the head connects to each address that goes with a name it searches for, and the handshake
+//! decides. With a key only its holders pass; without one only addresses of this machine are tried. What the search stores is
+//! bounded.
 //!
-//! Not here: addresses that the plan says. They are used as they are and nobody is asked.
+//! Not here: addresses in the plan, which are used as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -23,24 +23,24 @@ use super::announcement::{
 use crate::error::RingError;
 use crate::wire::{PROTOCOL, Purpose, Transport, open_connection};
 
-/// Announcements that are looked at in one search; what comes after is passed over.
+/// Announcements that one search reads; more are ignored.
 /// source: assumed, more than any home has
-const MAX_SIGHTINGS: usize = 4096;
-/// Addresses that are called for one name.
+const MAX_SERVICES: usize = 4096;
+/// Addresses that are tried for one name.
 /// source: assumed, a few networks of a few devices that claim one name
 const MAX_CALLS: usize = 32;
-/// Names that were not looked for and are told of.
+/// Other names that an error lists.
 const MAX_OTHERS: usize = 16;
-/// Announcements that wait to be looked at.
-const QUEUE: usize = 64;
+/// Announcements that wait to be read.
+const QUEUE_LEN: usize = 64;
 /// For one address to answer the handshake.
 /// source: assumed, some round trips of a bad Wi-Fi
 const CALL_DEADLINE: Duration = Duration::from_secs(2);
 /// After all are found: another device may claim a name, or a better address may come.
 /// source: assumed, several round trips of a home's network
 const SETTLE: Duration = Duration::from_millis(300);
-/// Between two looks whether anybody still wants to hear.
-const LOOK: Duration = Duration::from_millis(100);
+/// Between two checks whether the search is over.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why the workers of a plan are not all found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,18 +48,15 @@ pub enum DiscoveryError {
     /// Some are missing.
     #[error("not found within {seconds} s: {missing}{found}{others}")]
     Missing {
-        /// How long it was looked for them.
         seconds: u64,
-        /// Who, each with what was heard.
+        /// Names, each with what was seen.
         missing: String,
-        /// Who was found.
         found: String,
-        /// Who else announces itself.
         others: String,
     },
     /// Two devices that both have the key have one name.
     #[error("two workers say that they are `{name}`: {addresses}")]
-    Twice {
+    Ambiguous {
         /// The name.
         name: String,
         /// Where they listen.
@@ -84,7 +81,7 @@ impl DiscoveryError {
                 "start them with the same --key and `--name` (on loopback with `--announce always` too), give more time \
                  with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
             }
-            DiscoveryError::Twice { .. } => "give each its own --name",
+            DiscoveryError::Ambiguous { .. } => "give each its own --name",
             DiscoveryError::Announcement(error) => error.hint(),
         }
     }
@@ -92,7 +89,7 @@ impl DiscoveryError {
 
 /// One announcement, as far as it can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sighting {
+pub struct DiscoveredService {
     /// What tells it from others of the same name.
     pub instance: String,
     /// The device's name.
@@ -103,82 +100,87 @@ pub struct Sighting {
     pub addresses: Vec<SocketAddr>,
 }
 
-impl Sighting {
-    fn of(service: &ResolvedService) -> Sighting {
-        let told = |key: &str| service.get_property_val_str(key).unwrap_or_default().to_owned();
+impl DiscoveredService {
+    fn from_mdns(service: &ResolvedService) -> DiscoveredService {
+        let property = |key: &str| service.get_property_val_str(key).unwrap_or_default().to_owned();
         // Sorted: the set's order is not fixed.
         let hosts: BTreeSet<IpAddr> = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
         let addresses = hosts.into_iter().map(|host| SocketAddr::new(host, service.port)).collect();
-        Sighting { instance: service.fullname.clone(), name: told(NAME), version: told(VERSION), addresses }
+        DiscoveredService {
+            instance: service.fullname.clone(),
+            name: property(NAME),
+            version: property(VERSION),
+            addresses,
+        }
     }
 }
 
-/// How a call at an address ended.
-type Called = Option<Result<(), String>>;
+/// How a connection attempt ended, if it has.
+type CallResult = Option<Result<(), String>>;
 
-/// What was heard of one device that is looked for.
+/// What was seen of one worker.
 #[derive(Debug, Default)]
-struct Wanted {
+struct Candidates {
     /// By address: which instance, and how the call ended if it has.
-    calls: BTreeMap<SocketAddr, (String, Called)>,
+    calls: BTreeMap<SocketAddr, (String, CallResult)>,
     /// Announcements that could not be called at.
-    doubts: BTreeSet<String>,
+    rejected: BTreeSet<String>,
 }
 
-/// What was heard so far; never more than it may be.
+/// What a search has seen so far; its size is bounded.
 #[derive(Debug)]
-pub struct Heard {
-    wanted: BTreeMap<String, Wanted>,
+pub struct SearchState {
+    wanted: BTreeMap<String, Candidates>,
     others: BTreeSet<String>,
-    sightings: usize,
-    passed_over: usize,
+    services: usize,
+    ignored: usize,
     /// Only addresses of this machine are called.
     loopback: bool,
 }
 
-impl Heard {
+impl SearchState {
     /// Nothing yet, of these names. `loopback`: only addresses of this machine may be called.
-    pub fn of(names: &BTreeSet<String>, loopback: bool) -> Heard {
-        let wanted = names.iter().map(|name| (name.clone(), Wanted::default())).collect();
-        Heard { wanted, others: BTreeSet::new(), sightings: 0, passed_over: 0, loopback }
+    pub fn new(names: &BTreeSet<String>, loopback: bool) -> SearchState {
+        let wanted = names.iter().map(|name| (name.clone(), Candidates::default())).collect();
+        SearchState { wanted, others: BTreeSet::new(), services: 0, ignored: 0, loopback }
     }
 
     /// Takes an announcement; the addresses to call for it.
-    pub fn take(&mut self, sighting: &Sighting) -> Vec<SocketAddr> {
-        self.sightings += 1;
-        if self.sightings > MAX_SIGHTINGS || !is_name(&sighting.name) {
-            self.passed_over += 1;
+    pub fn add(&mut self, service: &DiscoveredService) -> Vec<SocketAddr> {
+        self.services += 1;
+        if self.services > MAX_SERVICES || !is_name(&service.name) {
+            self.ignored += 1;
             return vec![];
         }
-        let Some(wanted) = self.wanted.get_mut(&sighting.name) else {
+        let Some(wanted) = self.wanted.get_mut(&service.name) else {
             if self.others.len() < MAX_OTHERS {
-                self.others.insert(sighting.name.clone());
-            } else if !self.others.contains(&sighting.name) {
-                self.passed_over += 1;
+                self.others.insert(service.name.clone());
+            } else if !self.others.contains(&service.name) {
+                self.ignored += 1;
             }
             return vec![];
         };
-        let mut doubt = |what: String| {
-            if wanted.doubts.len() < MAX_OTHERS {
-                wanted.doubts.insert(what);
+        let mut reject = |what: String| {
+            if wanted.rejected.len() < MAX_OTHERS {
+                wanted.rejected.insert(what);
             }
         };
-        if sighting.version != PROTOCOL.to_string() {
-            let version = shown(&sighting.version);
-            doubt(format!("one that speaks protocol {version} of hearth, and this is {PROTOCOL}"));
+        if service.version != PROTOCOL.to_string() {
+            let version = printable(&service.version);
+            reject(format!("one that speaks protocol {version} of hearth, and this is {PROTOCOL}"));
             return vec![];
         }
         let mut fresh = Vec::new();
-        for &address in sighting.addresses.iter().take(MAX_CALLS) {
+        for &address in service.addresses.iter().take(MAX_CALLS) {
             if wanted.calls.contains_key(&address) {
                 continue;
             }
-            if let Some(reason) = useless(address, self.loopback) {
-                doubt(format!("one at {address}, {reason}"));
+            if let Some(reason) = unusable_reason(address, self.loopback) {
+                reject(format!("one at {address}, {reason}"));
             } else if wanted.calls.len() >= MAX_CALLS {
-                doubt("more than can be called".into());
+                reject("more than can be called".into());
             } else {
-                wanted.calls.insert(address, (sighting.instance.clone(), None));
+                wanted.calls.insert(address, (service.instance.clone(), None));
                 fresh.push(address);
             }
         }
@@ -207,22 +209,26 @@ impl Heard {
             if instances.len() > 1 {
                 let addresses: Vec<String> =
                     wanted.answered().map(|(address, _)| address.to_string()).collect();
-                return Err(DiscoveryError::Twice { name: shown(name), addresses: addresses.join(", ") });
+                return Err(DiscoveryError::Ambiguous {
+                    name: printable(name),
+                    addresses: addresses.join(", "),
+                });
             }
             // Other devices of the ring reach it there too, which loopback is not for.
             let best = wanted.answered().min_by_key(|(address, _)| (address.ip().is_loopback(), *address));
             match best {
                 Some((address, _)) => drop(found.insert(name.clone(), address.to_string())),
-                None => missing.push(format!("`{}`{}", shown(name), wanted.heard())),
+                None => missing.push(format!("`{}`{}", printable(name), wanted.summary())),
             }
         }
         if missing.is_empty() {
             return Ok(found);
         }
-        let found = found.iter().map(|(name, at)| format!("`{}` at {at}", shown(name)));
-        let mut others: Vec<String> = self.others.iter().map(|name| format!("`{}`", shown(name))).collect();
-        if self.passed_over > 0 {
-            others.push(format!("{} more announcements", self.passed_over));
+        let found = found.iter().map(|(name, at)| format!("`{}` at {at}", printable(name)));
+        let mut others: Vec<String> =
+            self.others.iter().map(|name| format!("`{}`", printable(name))).collect();
+        if self.ignored > 0 {
+            others.push(format!("{} more announcements", self.ignored));
         }
         Err(DiscoveryError::Missing {
             seconds: limit.as_secs(),
@@ -233,15 +239,15 @@ impl Heard {
     }
 }
 
-impl Wanted {
+impl Candidates {
     /// Addresses whose handshake went well, and of which instance.
     fn answered(&self) -> impl Iterator<Item = (SocketAddr, &str)> {
         let calls = self.calls.iter().filter(|(_, (_, ended))| *ended == Some(Ok(())));
         calls.map(|(address, (instance, _))| (*address, instance.as_str()))
     }
 
-    /// What was heard, though nobody answered.
-    fn heard(&self) -> String {
+    /// What was seen of a worker that did not answer.
+    fn summary(&self) -> String {
         let mut text = String::new();
         for (address, (_, ended)) in &self.calls {
             let reason = match ended {
@@ -250,15 +256,15 @@ impl Wanted {
             };
             let _ = write!(text, "{}{address}: {reason}", if text.is_empty() { " (" } else { "; " });
         }
-        for doubt in &self.doubts {
-            let _ = write!(text, "{}{doubt}", if text.is_empty() { " (" } else { "; " });
+        for rejected in &self.rejected {
+            let _ = write!(text, "{}{rejected}", if text.is_empty() { " (" } else { "; " });
         }
         if text.is_empty() { " (nobody of that name announces itself)".into() } else { text + ")" }
     }
 }
 
 /// Why an address is not called.
-fn useless(address: SocketAddr, loopback: bool) -> Option<&'static str> {
+fn unusable_reason(address: SocketAddr, loopback: bool) -> Option<&'static str> {
     let host = address.ip();
     if address.port() == 0 || host.is_unspecified() || host.is_multicast() {
         return Some("which is no address of a device");
@@ -269,8 +275,8 @@ fn useless(address: SocketAddr, loopback: bool) -> Option<&'static str> {
     (loopback && !host.is_loopback()).then_some("which is not called without a key")
 }
 
-/// A name or version that came from somewhere, fit to be shown.
-fn shown(text: &str) -> String {
+/// A name or version from the network, fit to be printed.
+fn printable(text: &str) -> String {
     text.chars().take(MAX_NAME).flat_map(char::escape_debug).collect()
 }
 
@@ -279,49 +285,49 @@ fn list(before: &str, items: &[String]) -> String {
 }
 
 /// A search; over when dropped.
-struct Search {
+struct Browser {
     daemon: ServiceDaemon,
     events: Receiver<ServiceEvent>,
 }
 
-impl Drop for Search {
+impl Drop for Browser {
     fn drop(&mut self) {
         let _ = self.daemon.shutdown();
     }
 }
 
-/// Announcements as they are heard, until nobody takes them any more.
-fn sightings(medium: MdnsScope) -> Result<mpsc::Receiver<Sighting>, DiscoveryError> {
-    let daemon = daemon(medium)?;
+/// Announcements as they are read, until the receiver is gone.
+fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, DiscoveryError> {
+    let daemon = daemon(scope)?;
     let events = daemon.browse(SERVICE).map_err(|error| cannot(&error))?;
-    let search = Search { daemon, events };
-    let (sender, sightings) = mpsc::channel(QUEUE);
+    let search = Browser { daemon, events };
+    let (sender, services) = mpsc::channel(QUEUE_LEN);
     tokio::task::spawn_blocking(move || {
         while !sender.is_closed() && !search.events.is_disconnected() {
-            if let Ok(ServiceEvent::ServiceResolved(service)) = search.events.recv_timeout(LOOK) {
-                let _ = sender.blocking_send(Sighting::of(&service));
+            if let Ok(ServiceEvent::ServiceResolved(service)) = search.events.recv_timeout(POLL_INTERVAL) {
+                let _ = sender.blocking_send(DiscoveredService::from_mdns(&service));
             }
         }
     });
-    Ok(sightings)
+    Ok(services)
 }
 
 /// Who announces itself within a time, by name, with the likeliest of its addresses. Nobody is called: these are hints,
 /// at most sixteen of them.
-pub async fn listen(
+pub async fn browse(
     limit: Duration,
-    medium: MdnsScope,
+    scope: MdnsScope,
 ) -> Result<BTreeMap<String, SocketAddr>, DiscoveryError> {
-    let mut sightings = sightings(medium)?;
-    let (mut heard, mut count) = (BTreeMap::new(), 0);
+    let mut services = services(scope)?;
+    let (mut state, mut count) = (BTreeMap::new(), 0);
     let until = Instant::now() + limit;
     loop {
         tokio::select! {
-            () = sleep_until(until) => return Ok(heard),
-            Some(sighting) = sightings.recv() => {
+            () = sleep_until(until) => return Ok(state),
+            Some(service) = services.recv() => {
                 count += 1;
-                if count <= MAX_SIGHTINGS {
-                    note(&mut heard, &sighting);
+                if count <= MAX_SERVICES {
+                    record_hint(&mut state, &service);
                 }
             }
         }
@@ -330,37 +336,40 @@ pub async fn listen(
 
 /// Takes an announcement of a name that is one, if there is room. An address on the network is better than one of this
 /// machine only, and one with numbers that people know better than others.
-fn note(heard: &mut BTreeMap<String, SocketAddr>, sighting: &Sighting) {
-    let known = heard.contains_key(&sighting.name);
-    if !is_name(&sighting.name) || (!known && heard.len() >= MAX_OTHERS) {
+fn record_hint(state: &mut BTreeMap<String, SocketAddr>, service: &DiscoveredService) {
+    let known = state.contains_key(&service.name);
+    if !is_name(&service.name) || (!known && state.len() >= MAX_OTHERS) {
         return;
     }
-    let usable =
-        sighting.addresses.iter().take(MAX_CALLS).filter(|address| useless(**address, false).is_none());
+    let usable = service
+        .addresses
+        .iter()
+        .take(MAX_CALLS)
+        .filter(|address| unusable_reason(**address, false).is_none());
     let best = |address: &&SocketAddr| (address.ip().is_loopback(), address.is_ipv6(), **address);
     if let Some(address) = usable.min_by_key(best) {
-        heard.entry(sighting.name.clone()).or_insert(*address);
+        state.entry(service.name.clone()).or_insert(*address);
     }
 }
 
 /// Finds where the workers of these names listen. Whoever is said to be somewhere has answered the handshake there.
-pub async fn find<T: Transport>(
+pub async fn find_workers<T: Transport>(
     transport: &T,
     names: &BTreeSet<String>,
     limit: Duration,
-    medium: MdnsScope,
+    scope: MdnsScope,
 ) -> Result<BTreeMap<String, String>, DiscoveryError> {
-    let mut sightings = sightings(medium)?;
-    let mut heard = Heard::of(names, !transport.is_encrypted());
+    let mut services = services(scope)?;
+    let mut state = SearchState::new(names, !transport.is_encrypted());
     let mut calls = JoinSet::new();
     let mut until = Instant::now() + limit;
     let mut is_settling = false;
     loop {
         tokio::select! {
             () = sleep_until(until) => break,
-            Some(sighting) = sightings.recv() => {
-                for address in heard.take(&sighting) {
-                    let (transport, name) = (transport.clone(), sighting.name.clone());
+            Some(service) = services.recv() => {
+                for address in state.add(&service) {
+                    let (transport, name) = (transport.clone(), service.name.clone());
                     calls.spawn(async move {
                         let result = try_call(&transport, &name, address).await;
                         (name, address, result)
@@ -369,16 +378,16 @@ pub async fn find<T: Transport>(
             }
             Some(called) = calls.join_next() => {
                 if let Ok((name, address, result)) = called {
-                    heard.called(&name, address, result);
+                    state.called(&name, address, result);
                 }
-                if heard.is_complete() && !is_settling {
+                if state.is_complete() && !is_settling {
                     is_settling = true;
                     until = until.min(Instant::now() + SETTLE);
                 }
             }
         }
     }
-    heard.result(limit)
+    state.result(limit)
 }
 
 /// Whether somebody with our key answers there.

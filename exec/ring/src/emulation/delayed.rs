@@ -1,11 +1,9 @@
-//! How does a ring run over links that are slower than those of this machine?
+//! A transport with a fixed delay, to try a slow network on one machine.
 //!
-//! A [`Transport`] whose connections deliver what this end writes a fixed time later, in order and at full bandwidth: a
-//! rehearsal of Wi-Fi on one machine. Each end delays what it sends, so that a link is slow in both directions if both
-//! of its ends say so. Time is the runtime's, to about a millisecond.
+//! Connections deliver what this end writes a fixed time later, in order and at full bandwidth. Each end delays what it sends,
+//! so that a link is slow in both directions if both ends use it. Time is the runtime's, to about a millisecond.
 //!
-//! Not here: limits of bandwidth, delays that vary and media that others use ([`super::emulated`]); loss, which TCP
-//! turns into more delay.
+//! Not here: bandwidth limits, delays that vary and shared media ([`super::paths`]); loss, which TCP turns into more delay.
 
 use std::io;
 use std::net::IpAddr;
@@ -94,7 +92,7 @@ where
     type Stream = DelayedStream;
 
     async fn accept(&mut self) -> io::Result<DelayedStream> {
-        // Only who connects asks for the host.
+        // Only the end that connects needs the host.
         Ok(delayed(self.listener.accept().await?, None, self.delay))
     }
 
@@ -129,13 +127,13 @@ where
             }
         }
     });
-    tokio::spawn(write_on(now_due, to_peer));
-    tokio::spawn(read_on(from_peer, to_near));
+    tokio::spawn(write_pieces(now_due, to_peer));
+    tokio::spawn(copy_from_peer(from_peer, to_near));
     DelayedStream { near, host }
 }
 
 /// Writes pieces as they come, and an end after the last.
-pub(super) async fn write_on(mut due: mpsc::Receiver<Vec<u8>>, mut to_peer: impl AsyncWrite + Unpin) {
+pub(super) async fn write_pieces(mut due: mpsc::Receiver<Vec<u8>>, mut to_peer: impl AsyncWrite + Unpin) {
     while let Some(piece) = due.recv().await {
         let written = match to_peer.write_all(&piece).await {
             Ok(()) => to_peer.flush().await,
@@ -149,7 +147,10 @@ pub(super) async fn write_on(mut due: mpsc::Receiver<Vec<u8>>, mut to_peer: impl
 }
 
 /// Hands on what the peer sends. However that way ends, this end reads an end.
-pub(super) async fn read_on(mut from_peer: impl AsyncRead + Unpin, mut to_near: impl AsyncWrite + Unpin) {
+pub(super) async fn copy_from_peer(
+    mut from_peer: impl AsyncRead + Unpin,
+    mut to_near: impl AsyncWrite + Unpin,
+) {
     let _ = tokio::io::copy(&mut from_peer, &mut to_near).await;
     let _ = to_near.shutdown().await;
 }
@@ -190,7 +191,7 @@ mod tests {
 
     /// Under a paused clock: the delay is exact.
     #[tokio::test(start_paused = true)]
-    async fn what_is_sent_comes_later_and_whole() {
+    async fn delayed_frames_arrive_later_and_whole() {
         let delay = Duration::from_millis(5);
         let transport = DelayedTransport::new(MemoryTransport::default(), delay);
         let mut listener = transport.bind("a").await.unwrap();

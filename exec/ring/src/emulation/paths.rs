@@ -1,14 +1,14 @@
-//! How does a ring on one machine run over the links of other devices?
+//! A transport that emulates the links of other devices on one machine.
 //!
-//! A [`Transport`] whose connections deliver what this end writes as late as a given [`EmulatedPath`] would: a message waits until
-//! the medium is free, is on it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be
-//! drawn anew for each. The medium is the connection's own (a wire) or one that others take turns on (air): then all who
-//! name the same file keep in it until when the medium is taken, first come, first served. Each end delays what it sends.
+//! Connections deliver what this end writes as late as a given [`EmulatedPath`] would: a message waits until the medium is
+//! free, occupies it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be drawn for each.
+//! The medium is the connection's own (a wire) or shared (Wi-Fi): all paths that name the same file keep in it until when the
+//! medium is occupied, first come, first served. Each end delays what it sends.
 //!
-//! What one write hands over is one message, as long as it is at most [`PIECE_BYTES`]; more are several.
+//! What one write hands over is one message, if it is at most [`PIECE_BYTES`] long; otherwise it is several.
 //!
-//! A thread for each direction sleeps until the nanosecond, because the runtime's timer has steps of a millisecond. What
-//! that thread and the connection below add is not taken off: measure it ([`crate::probe`]) and count it in.
+//! A thread for each direction sleeps until the nanosecond, because the runtime's timer has steps of a millisecond. What that
+//! thread and the connection below add is not subtracted: measure it ([`crate::probe`]) and count it in.
 //!
 //! Not here: loss, and connections that open slowly, which TCP turns into more delay.
 
@@ -39,9 +39,9 @@ const PIECE_BYTES: usize = 1 << 20;
 /// source: assumed
 const MAX_PIECES: usize = 256;
 
-/// The longest that a medium is taken by all who wait for it, in nanoseconds: an hour.
+/// The longest time for which waiting messages can occupy a medium, in nanoseconds: an hour.
 /// source: assumed
-const LONGEST_HOLD: u64 = 3_600_000_000_000;
+const MAX_HOLD: u64 = 3_600_000_000_000;
 
 /// What it takes from this end to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,29 +94,29 @@ fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
 
-/// The way to a peer by its address; to whoever has connected, if there is no address.
+/// The path to a peer by its address; to a peer that has connected, if there is no address.
 pub type EmulatedPaths = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
 
-/// A network over ways.
+/// A transport over emulated paths.
 #[derive(Clone)]
 pub struct EmulatedTransport<T> {
     transport: T,
-    ways: EmulatedPaths,
+    paths: EmulatedPaths,
     /// Connections so far, each with delays of its own.
     count: Arc<AtomicU64>,
 }
 
 impl<T> EmulatedTransport<T> {
-    /// What is written to a peer takes the way to it.
-    pub fn new(transport: T, ways: EmulatedPaths) -> Self {
-        Self { transport, ways, count: Arc::default() }
+    /// What is written to a peer takes the path to it.
+    pub fn new(transport: T, paths: EmulatedPaths) -> Self {
+        Self { transport, paths, count: Arc::default() }
     }
 }
 
 /// The accepting end of an emulated network.
 pub struct EmulatedListener<L> {
     listener: L,
-    ways: EmulatedPaths,
+    paths: EmulatedPaths,
     count: Arc<AtomicU64>,
 }
 
@@ -125,15 +125,15 @@ impl<T: Transport> Transport for EmulatedTransport<T> {
     type Listener = EmulatedListener<T::Listener>;
 
     async fn connect(&self, address: &str) -> io::Result<DelayedStream> {
-        let way = (self.ways)(Some(address))?;
+        let path = (self.paths)(Some(address))?;
         let stream = self.transport.connect(address).await?;
         let host = self.transport.local_ip(&stream);
-        emulated(stream, host, Pacer::new(way, &self.count)?)
+        emulated(stream, host, Pacer::new(path, &self.count)?)
     }
 
     async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
         let listener = self.transport.bind(address).await?;
-        Ok(EmulatedListener { listener, ways: self.ways.clone(), count: self.count.clone() })
+        Ok(EmulatedListener { listener, paths: self.paths.clone(), count: self.count.clone() })
     }
 
     fn is_encrypted(&self) -> bool {
@@ -154,7 +154,7 @@ where
 
     async fn accept(&mut self) -> io::Result<DelayedStream> {
         let stream = self.listener.accept().await?;
-        emulated(stream, None, Pacer::new((self.ways)(None)?, &self.count)?)
+        emulated(stream, None, Pacer::new((self.paths)(None)?, &self.count)?)
     }
 
     fn address(&self) -> String {
@@ -165,9 +165,9 @@ where
 /// Says when each message arrives.
 #[derive(Debug)]
 struct Pacer {
-    way: EmulatedPath,
+    path: EmulatedPath,
     medium: Option<File>,
-    chance: ChaCha8Rng,
+    random: ChaCha8Rng,
     /// When the medium is free.
     free: u64,
     /// When the last message was there.
@@ -175,44 +175,44 @@ struct Pacer {
 }
 
 impl Pacer {
-    fn new(way: EmulatedPath, count: &AtomicU64) -> io::Result<Self> {
-        let mut chance = ChaCha8Rng::seed_from_u64(way.seed);
-        // Sixteen bits of connections of each way.
-        chance.set_stream((way.stream << 16) | (count.fetch_add(1, Ordering::Relaxed) & 0xffff));
+    fn new(path: EmulatedPath, count: &AtomicU64) -> io::Result<Self> {
+        let mut random = ChaCha8Rng::seed_from_u64(path.seed);
+        // Sixteen bits of connections of each path.
+        random.set_stream((path.stream << 16) | (count.fetch_add(1, Ordering::Relaxed) & 0xffff));
         let open = |path| File::options().read(true).write(true).open(path);
-        let medium = way.medium.as_ref().map(open).transpose()?;
-        Ok(Self { way, medium, chance, free: 0, last: 0 })
+        let medium = path.medium.as_ref().map(open).transpose()?;
+        Ok(Self { path, medium, random, free: 0, last: 0 })
     }
 
     /// When a message arrives that is handed over at a moment. It takes its turn on a shared medium.
     fn arrival(&mut self, handed: u64, bytes: usize) -> io::Result<u64> {
-        let hold = self.way.hold(bytes);
+        let hold = self.path.hold(bytes);
         self.free = match &self.medium {
             None => self.free.max(handed) + hold,
-            Some(medium) => taken(medium, handed, hold)?,
+            Some(medium) => occupy(medium, handed, hold)?,
         };
         let sent = self.free;
-        let after = (self.delay() - self.way.overhead.0).max(0.0);
+        let after = (self.delay() - self.path.overhead.0).max(0.0);
         // Messages of one connection arrive in their order.
         self.last = self.last.max(sent + nanos(after));
         Ok(self.last)
     }
 
     fn delay(&mut self) -> f64 {
-        let median = self.way.latency.0;
-        if self.way.sigma <= 0.0 {
+        let median = self.path.latency.0;
+        if self.path.sigma <= 0.0 {
             median
         } else {
-            median * (self.way.sigma * normal(&mut self.chance)).exp()
+            median * (self.path.sigma * normal(&mut self.random)).exp()
         }
     }
 }
 
 /// Takes a shared medium for a time from a moment on, or from when it is free. Until when it is then taken.
 ///
-/// The lock is held for a write only: a process that is stopped while its message is on the medium keeps nobody off.
-/// A medium that is said to be taken for longer than [`LONGEST_HOLD`] is some other file.
-fn taken(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
+/// The lock is held for a write only: a process that is stopped while its message is on the medium blocks no other.
+/// A medium that claims to be occupied for longer than [`MAX_HOLD`] is some other file.
+fn occupy(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
     medium.lock()?;
     let mut free = Vec::new();
     medium.rewind()?;
@@ -221,10 +221,10 @@ fn taken(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
         Ok(free) => u64::from_le_bytes(free),
         // Nobody has written before the first.
         Err(_) if free.is_empty() => 0,
-        Err(_) => return Err(no_medium()),
+        Err(_) => return Err(invalid_medium()),
     };
-    if free > from.saturating_add(LONGEST_HOLD) {
-        return Err(no_medium());
+    if free > from.saturating_add(MAX_HOLD) {
+        return Err(invalid_medium());
     }
     let until = free.max(from).saturating_add(hold);
     medium.rewind()?;
@@ -233,13 +233,13 @@ fn taken(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
     Ok(until)
 }
 
-fn no_medium() -> io::Error {
+fn invalid_medium() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the medium's file holds something else than when it is free")
 }
 
 /// A draw of the standard normal distribution (Box and Muller, 1958).
-fn normal(chance: &mut ChaCha8Rng) -> f64 {
-    let mut uniform = || (chance.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+fn normal(random: &mut ChaCha8Rng) -> f64 {
+    let mut uniform = || (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     let (radius, angle) = (1.0 - uniform(), uniform());
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
 }
@@ -252,7 +252,7 @@ fn sleep_until(at: u64) {
 }
 
 /// Lets this thread sleep to the microsecond; else the kernel may wake it 50 us late.
-fn wake_in_time() {
+fn set_timer_slack() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call takes numbers and changes how this thread's timers are rounded.
     unsafe {
@@ -260,7 +260,7 @@ fn wake_in_time() {
     }
 }
 
-/// Puts a pacer into the way out of a connection.
+/// Puts a pacer into the outgoing direction of a connection.
 fn emulated<S>(stream: S, host: Option<IpAddr>, mut pacer: Pacer) -> io::Result<DelayedStream>
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
@@ -281,7 +281,7 @@ where
         }
     });
     std::thread::Builder::new().name("link".into()).spawn(move || {
-        wake_in_time();
+        set_timer_slack();
         while let Some((at, piece)) = waiting.blocking_recv() {
             sleep_until(at);
             if arrived.blocking_send(piece).is_err() {
@@ -289,8 +289,8 @@ where
             }
         }
     })?;
-    tokio::spawn(delayed::write_on(due, to_peer));
-    tokio::spawn(delayed::read_on(from_peer, to_near));
+    tokio::spawn(delayed::write_pieces(due, to_peer));
+    tokio::spawn(delayed::copy_from_peer(from_peer, to_near));
     Ok(DelayedStream::new(near, host))
 }
 
@@ -306,17 +306,17 @@ mod tests {
     use crate::wire::MemoryTransport;
     use crate::wire::{Frame, Message};
 
-    fn over(way: &EmulatedPath) -> EmulatedTransport<MemoryTransport> {
-        let way = way.clone();
-        EmulatedTransport::new(MemoryTransport::default(), Arc::new(move |_| Ok(way.clone())))
+    fn transport_over(path: &EmulatedPath) -> EmulatedTransport<MemoryTransport> {
+        let path = path.clone();
+        EmulatedTransport::new(MemoryTransport::default(), Arc::new(move |_| Ok(path.clone())))
     }
 
-    fn pacer(way: EmulatedPath) -> Pacer {
-        Pacer::new(way, &AtomicU64::new(0)).unwrap()
+    fn pacer(path: EmulatedPath) -> Pacer {
+        Pacer::new(path, &AtomicU64::new(0)).unwrap()
     }
 
     #[test]
-    fn a_message_takes_its_latency_and_its_bytes_after_those_before_it() {
+    fn messages_queue_for_their_bytes_and_arrive_after_the_latency() {
         let mut slow =
             pacer(EmulatedPath { bandwidth: Some(BytesPerSecond(1e6)), ..EmulatedPath::of(Seconds(0.005)) });
         // 1000 bytes take a millisecond; the second waits for the first.
@@ -324,21 +324,21 @@ mod tests {
         assert_eq!(slow.arrival(500_000, 2000).unwrap(), 8_000_000);
         assert_eq!(slow.arrival(50_000_000, 1000).unwrap(), 56_000_000);
         // An overhead is part of the latency, and keeps the medium.
-        let mut air = pacer(EmulatedPath { overhead: Seconds(0.002), ..EmulatedPath::of(Seconds(0.005)) });
-        assert_eq!((air.arrival(0, 9).unwrap(), air.arrival(0, 9).unwrap()), (5_000_000, 7_000_000));
+        let mut wifi = pacer(EmulatedPath { overhead: Seconds(0.002), ..EmulatedPath::of(Seconds(0.005)) });
+        assert_eq!((wifi.arrival(0, 9).unwrap(), wifi.arrival(0, 9).unwrap()), (5_000_000, 7_000_000));
     }
 
     #[test]
-    fn drawn_delays_have_their_median_and_follow_from_the_seed() {
-        let way = EmulatedPath { sigma: 0.5, seed: 7, ..EmulatedPath::of(Seconds(0.002)) };
-        let draw = |way: &EmulatedPath| {
-            let mut pacer = pacer(way.clone());
+    fn random_delays_have_their_median_and_follow_from_the_seed() {
+        let path = EmulatedPath { sigma: 0.5, seed: 7, ..EmulatedPath::of(Seconds(0.002)) };
+        let draw = |path: &EmulatedPath| {
+            let mut pacer = pacer(path.clone());
             (0..2001).map(|_| pacer.delay()).collect::<Vec<f64>>()
         };
-        let (first, again) = (draw(&way), draw(&way));
+        let (first, again) = (draw(&path), draw(&path));
         assert_eq!(first, again);
-        assert_ne!(first, draw(&EmulatedPath { seed: 8, ..way.clone() }));
-        assert_ne!(first, draw(&EmulatedPath { stream: 1, ..way.clone() }));
+        assert_ne!(first, draw(&EmulatedPath { seed: 8, ..path.clone() }));
+        assert_ne!(first, draw(&EmulatedPath { stream: 1, ..path.clone() }));
         let mut sorted = first;
         sorted.sort_by(f64::total_cmp);
         // The median of 2001 draws is within 5 % of the distribution's.
@@ -346,15 +346,15 @@ mod tests {
         // 84.1 % are below the median times e^sigma.
         assert!((sorted[1683] / (0.002 * 0.5_f64.exp()) - 1.0).abs() < 0.1, "{}", sorted[1683]);
         // However they are drawn, messages do not overtake.
-        let mut pacer = pacer(way);
+        let mut pacer = pacer(path);
         let arrivals: Vec<u64> = (0..100).map(|at| pacer.arrival(at * 1000, 10).unwrap()).collect();
         assert!(arrivals.is_sorted());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_is_sent_comes_whole_and_not_before_its_time() {
-        let way = EmulatedPath { bandwidth: Some(BytesPerSecond(100e6)), ..EmulatedPath::of(Seconds(0.02)) };
-        let transport = over(&way);
+    async fn frames_arrive_whole_and_not_early() {
+        let path = EmulatedPath { bandwidth: Some(BytesPerSecond(100e6)), ..EmulatedPath::of(Seconds(0.02)) };
+        let transport = transport_over(&path);
         let mut listener = transport.bind("a").await.unwrap();
         let mut near = transport.connect("a").await.unwrap();
         let mut far = listener.accept().await.unwrap();
@@ -373,11 +373,11 @@ mod tests {
     }
 
     #[test]
-    fn one_message_at_a_time_is_on_a_shared_medium() {
+    fn shared_medium_carries_one_message_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("air");
+        let file = folder.path().join("wifi");
         std::fs::write(&file, "").unwrap();
-        let way = EmulatedPath {
+        let path = EmulatedPath {
             overhead: Seconds(0.01),
             medium: Some(file.clone()),
             ..EmulatedPath::of(Seconds(0.01))
@@ -385,31 +385,31 @@ mod tests {
         let begin = machine_nanos();
         let senders: Vec<_> = (0..3)
             .map(|_| {
-                let way = way.clone();
-                std::thread::spawn(move || pacer(way).arrival(begin, 5).unwrap())
+                let path = path.clone();
+                std::thread::spawn(move || pacer(path).arrival(begin, 5).unwrap())
             })
             .collect();
         let mut ends: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap() - begin).collect();
         ends.sort_unstable();
         assert_eq!(ends, [10_000_000, 20_000_000, 30_000_000]);
         // The next waits for the one before to be off the medium, not for its arrival; and later it is free.
-        let mut far = pacer(EmulatedPath { latency: Seconds(0.05), ..way.clone() });
+        let mut far = pacer(EmulatedPath { latency: Seconds(0.05), ..path.clone() });
         let mut after = |at: u64| far.arrival(begin + at * 1_000_000, 5).unwrap() - begin;
         let arrivals = [after(100), after(100), after(200)];
         assert_eq!(arrivals, [150_000_000, 160_000_000, 250_000_000]);
         for other in ["", "what", "20261122"] {
             std::fs::write(&file, other).unwrap();
-            assert_eq!(pacer(way.clone()).arrival(begin, 5).is_ok(), other.is_empty(), "{other}");
+            assert_eq!(pacer(path.clone()).arrival(begin, 5).is_ok(), other.is_empty(), "{other}");
         }
         std::fs::remove_file(&file).unwrap();
-        assert!(Pacer::new(way, &AtomicU64::new(0)).is_err(), "a medium must be there");
+        assert!(Pacer::new(path, &AtomicU64::new(0)).is_err(), "a medium must be there");
     }
 
     #[tokio::test]
-    async fn a_way_that_cannot_be_told_refuses_the_connection() {
+    async fn unknown_path_refuses_the_connection() {
         let transport = EmulatedTransport::new(
             MemoryTransport::default(),
-            Arc::new(|_| Err(io::Error::other("no such way"))),
+            Arc::new(|_| Err(io::Error::other("no such path"))),
         );
         assert!(transport.connect("a").await.is_err());
     }

@@ -1,14 +1,14 @@
-//! On which thread does a node compute?
+//! The thread that a stage computes on.
 //!
-//! A computation takes milliseconds to seconds, in which heartbeats must go on: on a thread of its own. A runtime of
-//! one thread under a simulated clock computes inline, so that what happens has one order.
+//! A computation takes milliseconds to seconds, in which heartbeats must go on, so it has a thread of its own. A
+//! single-threaded runtime under a simulated clock computes inline, so that events have one order.
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::error::{RingError, protocol_error};
 
-/// Where nodes compute.
+/// The thread that a stage computes on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ComputeMode {
     /// On threads of their own.
@@ -40,6 +40,6 @@ impl ComputeMode {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.spawn(task).await.map_err(|error| protocol_error("this device's node", &error.to_string()))
+        self.spawn(task).await.map_err(|error| protocol_error("this device's stage", &error.to_string()))
     }
 }

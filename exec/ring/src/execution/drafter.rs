@@ -1,8 +1,8 @@
-//! Which tokens does a small model expect next?
+//! The draft model on the head, for speculative decoding.
 //!
-//! The head holds the draft model whole: all its layers with a cache for each sequence, and both of its ends. It reads
-//! what it has not seen of a sequence and proposes the tokens that it likes best. Its proposals decide nothing: the
-//! large model gives the tokens (`samplers`), so that a bad draft costs time and changes no text.
+//! The head holds the draft model whole: all its layers with a cache for each sequence, and both of its ends. It reads the
+//! tokens of a sequence that it has not seen, and proposes the likeliest next ones. The large model decides which of them stand
+//! ([`super::sampling`]), so a bad draft costs time and changes no text.
 //!
 //! Not here: when it drafts (`hearth_core::schedule`), and how many tokens (`hearth_core::schedule::Generation`).
 
@@ -79,13 +79,13 @@ impl Drafter {
 
     /// Reads tokens of a sequence, all from its begin on, as far as they are not read yet.
     pub fn read(&mut self, sequence: u32, tokens: &[u32]) -> Result<(), RingError> {
-        self.go_on(sequence, tokens, tokens.len()).map(drop)
+        self.read_up_to(sequence, tokens, tokens.len()).map(drop)
     }
 
     /// The `count` tokens that it expects after these, all of the sequence so far and at least one.
     pub fn draft(&mut self, sequence: u32, tokens: &[u32], count: u32) -> Result<Vec<u32>, RingError> {
         let mut drafts = Vec::new();
-        let mut hidden = self.go_on(sequence, tokens, tokens.len().saturating_sub(1))?;
+        let mut hidden = self.read_up_to(sequence, tokens, tokens.len().saturating_sub(1))?;
         loop {
             let logits = self.head.logits_of_last(&hidden)?;
             self.cost += self.head.last_cost();
@@ -97,13 +97,13 @@ impl Drafter {
         }
     }
 
-    /// What it cost since this was asked last, and how often the weights were passed over.
+    /// Takes the cost since the last call, and how often the weights were read.
     pub fn take_cost(&mut self) -> (ComputeCost, u32) {
         (std::mem::take(&mut self.cost), std::mem::take(&mut self.passes))
     }
 
     /// Reads on from where the cache and `tokens` part, from position `most` at the latest. The last hidden rows.
-    fn go_on(&mut self, sequence: u32, tokens: &[u32], most: usize) -> Result<Vec<f32>, RingError> {
+    fn read_up_to(&mut self, sequence: u32, tokens: &[u32], most: usize) -> Result<Vec<f32>, RingError> {
         let read = self.read.get_mut(sequence as usize);
         let read = read.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
         let same = read.iter().zip(tokens).take_while(|(one, other)| one == other).count().min(most);

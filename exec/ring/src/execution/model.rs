@@ -59,7 +59,7 @@ impl LocalModel {
         MAX_PASS_TOKENS as usize * self.weights.shape().embedding as usize * size_of::<f32>()
     }
 
-    /// What a worker with this model tells a head.
+    /// The facts that a worker with this model sends to a head.
     pub fn facts(&self) -> WorkerFacts {
         WorkerFacts {
             model_digest: self.profile.digest.clone(),
@@ -154,12 +154,12 @@ impl LocalModel {
     }
 }
 
-/// How a place is taken up.
+/// How the layers of a GPU are taken up.
 #[derive(Clone, Copy)]
 pub(super) struct GpuOptions<'a> {
-    /// Whether a run goes on with it.
+    /// Whether a failed GPU falls back to the CPU: a run goes on with it.
     pub(super) fallback_to_cpu: bool,
-    /// Hears how far the layers of its GPU have come.
+    /// Receives how far the upload has come.
     pub(super) progress: &'a Progress,
 }
 
@@ -169,7 +169,7 @@ fn gpu_windows(plan: &Plan, place: usize) -> Vec<Range<u32>> {
     windows.filter(|window| !window.is_empty()).collect()
 }
 
-/// The threads that a device computes with: so many, or 0 for all cores.
+/// The threads that a device computes with; 0 for all cores.
 pub(super) fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
     // Several workers may share this machine; pinned, their threads would all share one processor.
     let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
@@ -189,7 +189,7 @@ pub(super) fn cache_options(plan: &Plan) -> CacheOptions {
     CacheOptions { context: plan.context, format, sequences: plan.sequences }
 }
 
-/// What a worker without a model tells a head.
+/// The facts that a worker without a model sends to a head.
 pub fn facts() -> WorkerFacts {
     WorkerFacts {
         version: env!("CARGO_PKG_VERSION").into(),

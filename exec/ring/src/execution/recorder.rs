@@ -1,7 +1,6 @@
-//! What did this device do, when, and what did it read?
+//! The recorder of a device's trace.
 //!
-//! Writes the records of a device's trace. Times are nanoseconds on this process's own clock; the head
-//! shifts other devices' records by the offset it estimated from the shortest ping.
+//! Times are nanoseconds on this process's own clock; the head shifts other devices' records by the offset of their clocks.
 //!
 //! Not here: how a computing step's time is divided ([`hearth_runtime::clock`]).
 
@@ -51,7 +50,7 @@ impl Recorder {
     }
 
     /// The device has another place in the ring from now on.
-    pub fn move_to(&mut self, device: u16) {
+    pub fn set_device(&mut self, device: u16) {
         self.device = device;
     }
 

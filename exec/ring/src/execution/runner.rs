@@ -1,13 +1,12 @@
-//! How does a device carry out the schedule's steps?
+//! The stage runner: carries out the steps of the schedule on one device.
 //!
-//! A node interprets `schema::schedule` on one thread: it computes, hands activations to the outbox, and
-//! starts prefetches, in the order the schedule says and with no choice of its own. What it does is
-//! recorded as the device's trace.
+//! It interprets `hearth_core::schedule` on one thread: it computes, puts activations into the outbox and starts prefetches, in
+//! the order of the schedule and with no choice of its own. What it does is recorded as the device's trace.
 //!
-//! A node lives through the epochs of a session: a new request makes it forget the sequence ([`StageRunner::reset`]), a new
-//! plan makes it forget that and take up other layers ([`StageRunner::renew`]). Activations of an earlier epoch are dropped.
+//! A runner lives through the epochs of a session: a new request makes it forget the sequences ([`StageRunner::reset`]), and a
+//! new plan also gives it other layers ([`StageRunner::reconfigure`]). Activations of an earlier epoch are dropped.
 //!
-//! Not here: where messages come from and go to ([`crate::worker::epoch`], [`crate::coordinator::generation`]).
+//! Not here: where messages come from and go to ([`crate::worker`], [`crate::coordinator`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +46,6 @@ use hearth_runtime::weights::Weights;
 /// A pass that has come out of the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassOutput {
-    /// Which.
     pub pass: Pass,
     /// The tokens it gave: none if no output was wanted, else the drafts that stood, and one.
     pub tokens: Vec<u32>,
@@ -82,7 +80,7 @@ pub struct StageRunner {
     idle_since: u64,
     /// The pass that was here last.
     last_pass: u32,
-    /// When its memory is looked at again.
+    /// When its memory is sampled again.
     next_memory_sample: u64,
     /// Tokens of the largest pass so far.
     largest_pass: u32,
@@ -93,15 +91,14 @@ pub struct StageRunner {
     refaults_before: u64,
 }
 
-/// What a pass of tokens that nobody has is.
 const MISSING: &str = "a pass of tokens that are not there";
 
-/// Looking at its memory takes a device at most one part in so many of its time.
+/// Sampling its memory takes a device at most one part in this many of its time.
 const MEMORY_SAMPLE_SHARE: u64 = 100;
 
 impl StageRunner {
-    /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers, and `progress` hears
-    /// how far the layers of its GPU have come.
+    /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers, and `progress`
+    /// receives how far the upload to its GPU has come.
     pub fn new(
         plan: &Arc<Plan>,
         place: usize,
@@ -183,7 +180,7 @@ impl StageRunner {
         (self.outbox, self.epoch) = (outbox, epoch);
         self.drafts.clear();
         let place = self.schedule.device();
-        self.recorder.move_to(place as u16);
+        self.recorder.set_device(place as u16);
         if is_same {
             self.stage.truncate(0);
             self.residency.reset();
@@ -261,8 +258,8 @@ impl StageRunner {
         self.recorder.take()
     }
 
-    /// Looks at its memory: what cannot be taken back, what was read again, and what of its weights is there, where the
-    /// system tells.
+    /// Samples its memory: what cannot be reclaimed, what was read again, and which weights are resident, where the
+    /// system reports it.
     fn sample_memory(&mut self, pass: u32) {
         let start = wall_nanos();
         let refaults = recorder::refaults().saturating_sub(self.refaults_before);
@@ -369,7 +366,7 @@ impl StageRunner {
                     let processor = self.carried_out_by(processor);
                     let record = self.computed(at, Kind::Compute, measured, touched);
                     record.layers = Some(recorder::layers(&layers));
-                    on(record, processor);
+                    set_processor(record, processor);
                 }
                 Step::Output { pass, processor } => {
                     tokens = self.output(pass, processor)?;
@@ -450,7 +447,7 @@ impl StageRunner {
         let tokens = tokens.ok_or_else(|| protocol_error("the head", "nobody samples for this sequence"))?;
         let touched = self.weights.part_bytes(&ModelPart::Output);
         let processor = self.carried_out_by(processor);
-        on(self.computed(at, Kind::Output, measured, touched), processor);
+        set_processor(self.computed(at, Kind::Output, measured, touched), processor);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
             self.recorder.counter(pass.index, Counter::Accepted, accepted);
@@ -516,7 +513,7 @@ impl StageRunner {
         let Some(link) = self.outbox.get(&to) else {
             return Err(protocol_error(self.name(), "its plan sends where it has no connection to"));
         };
-        // If the connection is broken, its writer has told so and the pass is lost with it.
+        // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Send, start, wall_nanos());
         record.bytes = length;
@@ -538,7 +535,7 @@ impl StageRunner {
 }
 
 /// A step on a GPU occupies that, and its time is not divided further.
-fn on(record: &mut Record, processor: Processor) {
+fn set_processor(record: &mut Record, processor: Processor) {
     if processor == Processor::Gpu {
         record.resource = Resource::Gpu;
         record.cost = None;
@@ -555,8 +552,8 @@ struct Measured {
     faulted: u64,
 }
 
-/// The cost of a stretch of this thread alone.
-fn cost_of(stretch: TimeSlice) -> ComputeCost {
-    let TimeSlice { wall, cpu, queue } = stretch;
+/// The cost of a slice of this thread alone.
+fn cost_of(slice: TimeSlice) -> ComputeCost {
+    let TimeSlice { wall, cpu, queue } = slice;
     ComputeCost { wall_ns: wall, cpu_ns: cpu, queue_ns: queue, all_cpu_ns: cpu }
 }

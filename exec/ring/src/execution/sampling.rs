@@ -1,9 +1,9 @@
-//! Which tokens come out of a pass?
+//! Sampling: the tokens that a pass gives.
 //!
-//! Each sequence has a sampler of its own, which is asked once for each of its tokens and in their order, as if there
-//! were no drafts: the token after the last that stands, and, while a draft is that very token, the one after the
-//! draft. So drafts change neither greedy text nor sampled text: a sampler sees the logits it would have seen alone,
-//! and draws as often. (Leviathan et al., 2023, accept more drafts of a sampler, and keep its distribution only.)
+//! Each sequence has a sampler of its own, which is called once for each of its tokens and in their order, as if there were no
+//! drafts: for the token after the last accepted one, and, while a draft is that very token, for the one after the draft. So
+//! drafts change neither greedy text nor sampled text: a sampler sees the logits it would have seen alone, and draws as often.
+//! (Leviathan et al., 2023, accept more drafts of a sampler, and keep its distribution only.)
 //!
 //! Not here: the logits ([`hearth_runtime::head`]).
 
@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 /// What turns logits into a token, on the head.
 pub type SampleFn = Box<dyn FnMut(&[f32]) -> u32 + Send>;
 
-/// The samplers of a request, or of whoever a server has seated.
+/// The samplers of a request, or of a server's active requests.
 pub struct Samplers {
     samplers: BTreeMap<u32, SampleFn>,
-    stop: Vec<u32>,
+    stop_tokens: Vec<u32>,
 }
 
 impl Samplers {
-    /// One sampler a sequence; a token in `stop` is a sequence's last.
-    pub fn new(samplers: Vec<SampleFn>, stop: Vec<u32>) -> Self {
-        Self { samplers: (0..).zip(samplers).collect(), stop }
+    /// One sampler a sequence; a token in `stop_tokens` is a sequence's last.
+    pub fn new(samplers: Vec<SampleFn>, stop_tokens: Vec<u32>) -> Self {
+        Self { samplers: (0..).zip(samplers).collect(), stop_tokens }
     }
 
     /// Gives a sequence a sampler, in place of the one before.
@@ -32,14 +32,14 @@ impl Samplers {
     /// The tokens that come out, at least one: the drafts that stand, and one more. `logits` are those after the token
     /// before the drafts and after each of these, `[drafts + 1, vocabulary]`. None for an unknown sequence.
     pub fn sample(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
-        let Self { samplers, stop } = self;
+        let Self { samplers, stop_tokens } = self;
         let sample = samplers.get_mut(&sequence)?;
         let vocabulary = (logits.len() / (drafts.len() + 1)).max(1);
         let mut tokens = Vec::new();
         for (at, row) in logits.chunks_exact(vocabulary).enumerate() {
             let token = sample(row);
             tokens.push(token);
-            if drafts.get(at) != Some(&token) || stop.contains(&token) {
+            if drafts.get(at) != Some(&token) || stop_tokens.contains(&token) {
                 break;
             }
         }
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_stand_up_to_the_first_that_would_not_have_been_chosen() {
+    fn drafts_are_accepted_up_to_the_first_wrong_one() {
         let mut samplers = Samplers::new(vec![Box::new(greedy)], vec![5]);
         let mut tokens = |likeliest: &[usize], drafts: &[u32]| samplers.sample(0, &rows(likeliest), drafts);
         assert_eq!(tokens(&[3], &[]), Some(vec![3]));
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sampler_is_asked_once_for_each_token_that_comes_out() {
+    fn sampler_is_called_once_a_token() {
         let asked = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
         let counter = asked.clone();
         let sample = move |row: &[f32]| {

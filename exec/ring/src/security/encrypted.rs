@@ -1,15 +1,13 @@
-//! How does a link stay among those who have the key?
+//! Encrypted transports: connections that only holders of the key can read and write.
 //!
-//! [`EncryptedTransport`] wraps a network: every connection begins with a handshake (`noise`) and then carries
-//! messages of at most 65535 bytes, each two big-endian bytes of length and a ChaCha20-Poly1305
-//! ciphertext under keys that only this connection has. Message numbers are the nonces, so a message
-//! altered, repeated, left out or moved does not verify; the connection then fails for good. Frames run
-//! over it as over any stream.
+//! [`EncryptedTransport`] wraps a transport: every connection begins with a handshake ([`super::noise`]) and then carries
+//! messages of at most 65535 bytes, each two big-endian bytes of length and a ChaCha20-Poly1305 ciphertext under keys that only
+//! this connection has. Message numbers are the nonces, so a message altered, repeated, left out or moved does not verify; the
+//! connection then fails for good. Frames run over it as over any stream.
 //!
-//! The handshake happens at the first read or write, in the task that serves the connection: a peer that
-//! dawdles there holds nobody else up.
+//! The handshake happens at the first read or write, in the task that serves the connection, so a slow peer delays no other.
 //!
-//! Not here: that a stranger can close a connection, or count and time its bytes. An orderly end is the
+//! Not here: protection against a third party that closes a connection, or counts and times its bytes. An orderly end is the
 //! protocol's `Goodbye`, not the end of the stream.
 
 use std::io;
@@ -41,7 +39,7 @@ pub struct EncryptedTransport<T> {
 }
 
 impl<T> EncryptedTransport<T> {
-    /// Seals a network's connections.
+    /// Encrypts a transport's connections.
     pub fn new(transport: T, key: Key) -> Self {
         Self { transport, key }
     }
@@ -93,7 +91,7 @@ where
     }
 }
 
-/// A connection that only holders of the key can speak on.
+/// A connection that only holders of the key can use.
 pub struct EncryptedStream<S> {
     state: State<S>,
     /// Both halves' tasks, while either may drive the handshake.
@@ -106,7 +104,7 @@ pub struct EncryptedStream<S> {
 type Handshake<S> = Pin<Box<dyn Future<Output = Result<(S, Box<TransportState>), EncryptionError>> + Send>>;
 
 enum State<S> {
-    Greeting(Handshake<S>),
+    Handshaking(Handshake<S>),
     Open { link: S, cipher: Box<TransportState> },
     Failed(EncryptionError),
 }
@@ -115,8 +113,8 @@ enum State<S> {
 #[derive(Default)]
 struct Incoming {
     /// One message at most, and what came with it.
-    sealed: Vec<u8>,
-    /// The bytes of `sealed` that are there.
+    ciphertext: Vec<u8>,
+    /// The bytes of `ciphertext` that are there.
     held: std::ops::Range<usize>,
     /// A message's content.
     plain: Vec<u8>,
@@ -124,14 +122,14 @@ struct Incoming {
     taken: usize,
 }
 
-/// Sealed bytes that the link has not taken yet.
+/// Encrypted bytes that the link has not taken yet.
 #[derive(Default)]
 struct Outgoing {
-    sealed: Vec<u8>,
+    ciphertext: Vec<u8>,
     written: usize,
 }
 
-/// The wakers of a reading and a writing task. A link remembers only who polled it last, but the
+/// The wakers of a reading and a writing task. A link remembers only the task that polled it last, but the
 /// handshake, which reads and writes, can be driven by either.
 #[derive(Default)]
 struct Halves(Mutex<[Option<Waker>; 2]>);
@@ -156,7 +154,7 @@ where
 {
     fn new(link: S, key: Key, side: Side) -> Self {
         Self {
-            state: State::Greeting(Box::pin(handshake(link, key, side))),
+            state: State::Handshaking(Box::pin(handshake(link, key, side))),
             halves: Arc::default(),
             local: None,
             incoming: Incoming::default(),
@@ -166,7 +164,7 @@ where
 
     /// Gets the handshake done.
     fn poll_open(&mut self, context: &Context<'_>, half: Half) -> Poll<io::Result<()>> {
-        let State::Greeting(handshake) = &mut self.state else { return Poll::Ready(self.usable()) };
+        let State::Handshaking(handshake) = &mut self.state else { return Poll::Ready(self.usable()) };
         self.halves.0.lock().unwrap_or_else(PoisonError::into_inner)[half as usize] =
             Some(context.waker().clone());
         let both = Waker::from(self.halves.clone());
@@ -181,7 +179,7 @@ where
     fn usable(&self) -> io::Result<()> {
         match &self.state {
             State::Failed(error) => Err(error.clone().into()),
-            State::Open { .. } | State::Greeting(_) => Ok(()),
+            State::Open { .. } | State::Handshaking(_) => Ok(()),
         }
     }
 
@@ -232,7 +230,7 @@ impl Incoming {
 
     /// Opens the next message, if it is there.
     fn open(&mut self, cipher: &mut TransportState) -> Result<bool, EncryptionError> {
-        let held = &self.sealed[self.held.clone()];
+        let held = &self.ciphertext[self.held.clone()];
         let Some((length, rest)) = held.split_first_chunk::<LENGTH>() else { return Ok(false) };
         let length = usize::from(u16::from_be_bytes(*length));
         if length <= TAG {
@@ -253,13 +251,13 @@ impl Incoming {
         link: &mut (impl AsyncRead + Unpin),
         context: &mut Context<'_>,
     ) -> Poll<io::Result<usize>> {
-        self.sealed.resize(LENGTH + MAX_CIPHERTEXT, 0);
+        self.ciphertext.resize(LENGTH + MAX_CIPHERTEXT, 0);
         if self.held.start > 0 {
-            self.sealed.copy_within(self.held.clone(), 0);
+            self.ciphertext.copy_within(self.held.clone(), 0);
             self.held = 0..self.held.len();
         }
         // A whole message would have been opened: there is room.
-        let mut room = ReadBuf::new(&mut self.sealed[self.held.end..]);
+        let mut room = ReadBuf::new(&mut self.ciphertext[self.held.end..]);
         ready!(Pin::new(link).poll_read(context, &mut room))?;
         let count = room.filled().len();
         self.held.end += count;
@@ -284,7 +282,7 @@ where
         if count == 0 {
             return Poll::Ready(Ok(0));
         }
-        if let Err(error) = this.outgoing.seal(cipher, &bytes[..count]) {
+        if let Err(error) = this.outgoing.encrypt(cipher, &bytes[..count]) {
             return this.fail(error);
         }
         // The bytes are taken; what the link does not take now goes with the next write or flush.
@@ -309,7 +307,7 @@ where
                 ready!(this.outgoing.poll_drain(link, context))?;
                 Pin::new(link).poll_shutdown(context)
             }
-            State::Greeting(_) => {
+            State::Handshaking(_) => {
                 // The handshake owns the link: both go.
                 this.state = State::Failed(EncryptionError::Key { seen: "this end hung up first" });
                 Poll::Ready(Ok(()))
@@ -320,13 +318,13 @@ where
 }
 
 impl Outgoing {
-    /// Seals one message. The one before is on its way.
-    fn seal(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), EncryptionError> {
+    /// Encrypts one message. The one before is on its way.
+    fn encrypt(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), EncryptionError> {
         let length = (bytes.len() + TAG) as u16;
         self.written = 0;
-        self.sealed.resize(LENGTH + usize::from(length), 0);
-        self.sealed[..LENGTH].copy_from_slice(&length.to_be_bytes());
-        cipher.write_message(bytes, &mut self.sealed[LENGTH..])?;
+        self.ciphertext.resize(LENGTH + usize::from(length), 0);
+        self.ciphertext[..LENGTH].copy_from_slice(&length.to_be_bytes());
+        cipher.write_message(bytes, &mut self.ciphertext[LENGTH..])?;
         Ok(())
     }
 
@@ -336,8 +334,8 @@ impl Outgoing {
         link: &mut (impl AsyncWrite + Unpin),
         context: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.written < self.sealed.len() {
-            let count = ready!(Pin::new(&mut *link).poll_write(context, &self.sealed[self.written..]))?;
+        while self.written < self.ciphertext.len() {
+            let count = ready!(Pin::new(&mut *link).poll_write(context, &self.ciphertext[self.written..]))?;
             if count == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }

@@ -1,17 +1,16 @@
-//! Who belongs to the ring?
+//! The key of a ring: 32 secret bytes, the same on every device.
 //!
-//! Whoever has its key: 32 secret bytes, the same on every device, given as a file or in the
-//! environment variable `HEARTH_KEY`. The text is 64 hexadecimal digits, or a passphrase of at least
-//! 16 bytes, which is hashed (SHA-256, with a prefix that no other use of the phrase shares). A random
-//! key is best:
+//! The key is given as a file or in the environment variable `HEARTH_KEY`. The text is 64 hexadecimal digits, or a passphrase
+//! of at least 16 bytes, which is hashed (SHA-256, with a prefix that no other use of the passphrase shares). A random key is
+//! best:
 //!
 //! ```text
 //! (umask 077; head -c32 /dev/urandom | od -An -tx1 | tr -d ' \n' > ring.key)
 //! ```
 //!
-//! A passphrase can be guessed at leisure by whoever recorded one connection, and one hash makes each
-//! guess cheap; use one only if nobody could guess it. All devices are equal: one that has the key can
-//! pretend to be any other, so a lost device means a new key.
+//! A passphrase can be guessed offline by anybody who recorded one connection, and one hash makes each guess cheap; use one
+//! only if it cannot be guessed. All devices are equal: a holder of the key can pretend to be any device, so a lost device
+//! means a new key.
 //!
 //! Not here: what the key does to a connection ([`super::encrypted`]).
 
@@ -133,7 +132,7 @@ fn hexadecimal(text: &str) -> Option<[u8; 32]> {
     (digits.len() == 64).then(|| bytes.try_into().ok()).flatten()
 }
 
-/// Asks the opened file, so that nobody can swap it between the question and the reading.
+/// Checks the opened file, so that it cannot be swapped between the check and the reading.
 #[cfg(unix)]
 fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     use std::os::unix::fs::PermissionsExt;
@@ -155,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digits_are_bytes_and_phrases_are_hashed() {
+    fn hex_digits_are_bytes_and_passphrases_are_hashed() {
         let digits = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F";
         let counted: [u8; 32] = std::array::from_fn(|at| at as u8);
         assert_eq!(Key::parse(&format!("{digits}\n")).unwrap().0, counted);
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_says_why_without_showing_it() {
+    fn invalid_key_error_does_not_show_the_key() {
         for text in ["", "hunter2", "fifteen bytes .", &"x".repeat(5000)] {
             let reason = Key::parse(text).unwrap_err();
             assert!(reason.contains("bytes") && (text.is_empty() || !reason.contains(text)), "{reason}");
@@ -179,14 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_not_printed() {
+    fn debug_output_hides_the_key() {
         let key = Key::parse("correct horse battery staple").unwrap();
         assert_eq!(format!("{key:?}"), "Key(secret)");
     }
 
     #[cfg(unix)]
     #[test]
-    fn a_file_that_others_can_read_is_refused() {
+    fn key_file_readable_by_others_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ring.key");

@@ -1,16 +1,16 @@
-//! How do two ends find out that both have the key?
+//! The handshake of an encrypted connection: both ends prove that they have the key.
 //!
-//! Noise `NNpsk0`: each end sends a fresh Curve25519 point, and every flight is authenticated under the
-//! key. Two flights of 56 bytes, nothing else, whatever a peer sends:
+//! Noise `NNpsk0`: each end sends a fresh Curve25519 point, and every flight is authenticated under the key. Two flights of 56
+//! bytes, nothing else, whatever a peer sends:
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 8 | [`ENCRYPTED_PREFIX`], which no unsealed frame can begin with |
+//! | 8 | [`ENCRYPTED_PREFIX`], which no plain frame can begin with |
 //! | 32 | the point |
 //! | 16 | the tag |
 //!
-//! A recorded first flight is answered when it is replayed, and that is all: the answer's point is new,
-//! so whoever replays cannot compute the session's keys.
+//! A recorded first flight is answered when it is replayed, and that is all: the answer's point is new, so a replay does not
+//! give the session's keys.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ const FLIGHT: usize = 32 + 16;
 /// From the first byte to the last; shorter than a worker's wait for a hello, so that this error comes
 /// first.
 const DEADLINE: Duration = Duration::from_secs(4);
-/// For an unsealed peer's first frame to arrive, so that closing does not cut off what it is told.
-const FAREWELL: Duration = Duration::from_millis(200);
+/// For a plain peer's first frame to arrive, so that closing does not cut off what it is told.
+const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
 
 /// Who speaks first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,27 +101,27 @@ where
     let mut first = [0; ENCRYPTED_PREFIX.len()];
     link.read_exact(&mut first).await.map_err(hung_up)?;
     if first != ENCRYPTED_PREFIX {
-        turn_away(link).await;
-        return Err(EncryptionError::Key { seen: "it speaks unsealed" });
+        refuse_plain_peer(link).await;
+        return Err(EncryptionError::Key { seen: "it does not encrypt" });
     }
     let (mut flight, mut empty) = ([0; FLIGHT], [0; FLIGHT]);
     link.read_exact(&mut flight).await.map_err(hung_up)?;
     state
         .read_message(&flight, &mut empty)
-        .map_err(|_| EncryptionError::Key { seen: "its greeting is sealed with another key" })?;
+        .map_err(|_| EncryptionError::Key { seen: "its handshake is encrypted with another key" })?;
     Ok(())
 }
 
-/// Lets an unsealed peer know why it is turned away: it takes [`ENCRYPTED_PREFIX`] for the start of a frame.
-async fn turn_away<S>(link: &mut S)
+/// Lets a plain peer know why it is refused: it takes [`ENCRYPTED_PREFIX`] for the start of a frame.
+async fn refuse_plain_peer<S>(link: &mut S)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let farewell = async {
+    let refusal = async {
         link.write_all(&ENCRYPTED_PREFIX).await?;
         link.flush().await?;
         // Closing over unread bytes resets the connection, and the peer might then see only that.
         link.read(&mut [0; 4096]).await
     };
-    let _ = timeout(FAREWELL, farewell).await;
+    let _ = timeout(REFUSAL_DEADLINE, refusal).await;
 }

@@ -1,14 +1,14 @@
-//! How do activations travel in half the bytes, and mean the same wherever the ring is cut?
+//! The encoding of activations, in f32 or f16.
 //!
-//! With `activations: f16` in the plan every device rounds them to f16, to nearest and to even, after the embedding and
-//! after every layer: whether another device follows or not. So the numbers do not depend on the windows, and a ring
-//! that goes on with another plan gives the same tokens. A number too large for f16 stays as it is: an infinity would
-//! make all that follows no number, and one cut down to 65504 would be another number without a word.
+//! With `activations: f16` in the plan every device rounds them to f16, to nearest and to even, after the embedding and after
+//! every layer, whether another device follows or not. So the numbers do not depend on the windows, and a ring that continues
+//! with another plan gives the same tokens. A number too large for f16 stays as it is: an infinity would make all that follows
+//! not a number, and a cut to 65504 would silently be another number.
 //!
-//! What was rounded so is sent in two bytes each, which loses nothing. Activations with a number that f16 cannot hold
-//! are sent in four; the frame says which.
+//! Rounded numbers are sent in two bytes each, which loses nothing. Activations with a number that f16 cannot hold are sent in
+//! four; the frame says which.
 //!
-//! Not here: who may send what ([`crate::execution::runner`]).
+//! Not here: who may send what ([`super::data_link`]).
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn it_rounds_to_nearest_and_to_even() {
+    fn rounds_to_nearest_even() {
         // f16 has ten bits after the point: 2^-10 is the last of 1, and halves of it are ties.
         let last = 2f32.powi(-10);
         assert_eq!(rounded(1.0 + last / 2.0), 1.0);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_f16_cannot_hold_stays_and_is_sent_whole() {
+    fn numbers_beyond_f16_are_sent_as_f32() {
         assert_eq!(rounded(65_519.0), 65_504.0);
         for large in [65_520.0, -70_000.0, 1e30] {
             assert_eq!(rounded(large), large);
@@ -128,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_long_as_it_should_be_is_refused() {
+    fn wrong_length_is_refused() {
         assert!(decode(&[0; 8], true, 2).is_none() && decode(&[0; 8], false, 4).is_none());
         assert!(decode(&[0; 8], true, 4).is_some() && decode(&[0; 8], false, 2).is_some());
     }
 
     proptest! {
         #[test]
-        fn what_was_rounded_loses_nothing_on_the_way(
+        fn rounded_numbers_round_trip(
             bits in proptest::collection::vec(any::<u32>(), 0..1200),
             scale in prop_oneof![Just(1.0f32), Just(1e-6), Just(1e4)],
             plain in any::<bool>(),

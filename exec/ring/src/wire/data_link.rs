@@ -1,14 +1,14 @@
-//! How do activations get from one device to the next?
+//! Data links: connections that carry activations from one device to the next.
 //!
-//! Over a connection of their own that the sender opens for one epoch. The receiver's [`OpenEpoch`] lets those in who name
-//! its session and the epoch that was prepared last, so that nothing of an earlier ring can come in by a new
-//! connection; what an old connection still carries has its epoch in every frame.
+//! The sender opens a connection for one epoch. The receiver accepts those that name its session and the epoch prepared last
+//! ([`OpenEpoch`]), so that nothing of an earlier ring can come in by a new connection; what an old connection still carries has
+//! its epoch in every frame.
 //!
-//! A connection that ends tells both of its ends' owners, who tell the head. It does not end a session: that one
-//! connection broke says nothing of who is still there.
+//! A connection that ends is reported at both ends, and from there to the head. It does not end a session: a broken connection
+//! does not tell which devices are still there.
 //!
-//! Not here: what a device does with activations ([`crate::execution::runner`]), and what a head makes of a cut
-//! (`super::recovery`).
+//! Not here: what a device does with activations ([`crate::execution`]), and what the head makes of a broken link
+//! ([`crate::coordinator`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,7 +30,7 @@ use hearth_runtime::clock::wall_nanos;
 /// source: assumed
 const HANG_UP_GRACE: Duration = Duration::from_secs(1);
 
-/// Activations on their way into a node.
+/// Activations that have arrived.
 #[derive(Debug)]
 pub struct ReceivedActivations {
     /// The sender's place in the ring, as it said when it connected.
@@ -69,10 +69,10 @@ pub enum DataEvent {
     LinkBroken(BrokenLink),
 }
 
-/// Takes what data connections bring; false if nobody listens any more.
+/// Receives what data connections bring. Returns false if its receiver is gone.
 pub type DataSink = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
 
-/// Whom a device lets send activations.
+/// The session and epoch whose activations a device accepts.
 #[derive(Clone)]
 pub struct OpenEpoch {
     /// The session.
@@ -83,13 +83,13 @@ pub struct OpenEpoch {
     pub sink: DataSink,
 }
 
-/// A device's door, closed while there is none.
+/// A device's open_epoch, closed while there is none.
 pub type SharedOpenEpoch = Arc<Mutex<Option<OpenEpoch>>>;
 
 /// Takes activations from a neighbour that has connected and said so, until the connection ends.
 pub async fn accept_activations<S>(
     mut stream: S,
-    door: &SharedOpenEpoch,
+    open_epoch: &SharedOpenEpoch,
     session: u64,
     (from, epoch): (u16, u32),
     max_payload: usize,
@@ -97,7 +97,7 @@ pub async fn accept_activations<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let open = door.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let open = open_epoch.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
         return Err(refuse(&mut stream, "this device is not in that session and epoch".into()).await);
     };
@@ -106,7 +106,7 @@ where
     Ok(())
 }
 
-/// Reads activations until the connection ends, and tells how it ended.
+/// Reads activations until the connection ends, and reports how it ended.
 pub async fn receive_activations<S>(
     mut stream: S,
     (from, epoch): (u16, u32),
@@ -138,7 +138,7 @@ pub async fn receive_activations<S>(
     sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: from, reason }));
 }
 
-/// A connection that this device sends activations over: who it is, and to whom.
+/// Opens the connections over which this device sends activations.
 pub struct DataConnector<'a, T> {
     /// Over what.
     pub transport: &'a T,
@@ -148,7 +148,7 @@ pub struct DataConnector<'a, T> {
     pub epoch: u32,
     /// This device's place.
     pub place: u16,
-    /// Is told when the connection breaks.
+    /// Receives broken links.
     pub sink: &'a DataSink,
 }
 

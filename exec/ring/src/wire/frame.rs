@@ -1,9 +1,9 @@
-//! Frames: how messages and their payloads are laid out on a connection that nobody trusts.
+//! Frames: how messages and their payloads are laid out on a connection with an untrusted peer.
 //!
-//! A frame is two little-endian `u32` lengths, a bincode header of the first length and a raw payload of
-//! the second: tensors and documents travel beside the header, never inside. Both lengths are checked
-//! against limits before anything is allocated, the header is decoded with a byte limit (bincode without
-//! one allocates what a ten-byte message asks for), and every byte of it must be used.
+//! A frame is two little-endian `u32` lengths, a bincode header of the first length and a raw payload of the second: tensors and
+//! documents travel beside the header, never inside. Both lengths are checked against limits before anything is allocated, the
+//! header is decoded with a byte limit (bincode without one allocates what a ten-byte message asks for), and every byte of it
+//! must be used.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -13,8 +13,8 @@ use crate::error::WireError;
 #[cfg(target_endian = "big")]
 compile_error!("activations travel as little-endian numbers; a big-endian host needs a conversion here");
 
-/// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
-/// so no unsealed frame begins like this.
+/// The first bytes of an encrypted connection. As the length of a header it is far beyond the limit,
+/// so no plain frame begins like this.
 pub const ENCRYPTED_PREFIX: [u8; 8] = *b"hearth\0\x01";
 
 /// The longest header, in bytes: names, addresses and digests.
@@ -147,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_reads_back() {
+    fn frame_round_trips() {
         let bytes = sample().encode().unwrap();
         assert_eq!(Frame::decode(&bytes, 16).unwrap(), Some((sample(), bytes.len())));
         assert_eq!(Frame::decode(&bytes[..bytes.len() - 1], 16).unwrap(), None, "one byte is missing");
     }
 
     #[test]
-    fn a_huge_length_is_refused_before_it_is_believed() {
+    fn huge_length_is_refused_before_allocating() {
         let bytes = [0xff; 16];
         assert!(matches!(Frame::decode(&bytes, 16), Err(WireError::TooLong { what: "header", .. })));
         let payload = [4, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_connection_is_told_from_damage() {
+    fn encrypted_connection_is_detected() {
         assert!(matches!(Frame::decode(&ENCRYPTED_PREFIX, 16), Err(WireError::Encrypted)));
     }
 
@@ -180,12 +180,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn random_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = Frame::decode(&bytes, 64);
         }
 
         #[test]
-        fn any_damage_is_a_frame_or_an_error(at in 0usize..24, bit in 0u8..8, cut in 0usize..24) {
+        fn damaged_frame_is_a_frame_or_an_error(at in 0usize..24, bit in 0u8..8, cut in 0usize..24) {
             let mut bytes = sample().encode().unwrap();
             let at = at % bytes.len();
             bytes[at] ^= 1 << bit;

@@ -1,9 +1,9 @@
-//! The start of a connection: hello and welcome, and the deadline that every wait for another device has.
+//! The start of a connection: hello and welcome, and the deadline of every wait for another device.
 //!
-//! Whoever connects says first what it wants; the other end welcomes it, or refuses with a reason and hangs up. The
-//! same for orders, activations, probes and layers, at either end.
+//! The end that connects sends a hello with its purpose; the other end welcomes it, or refuses with a reason and hangs up. It is
+//! the same for control connections, activations, probes and layers.
 //!
-//! Not here: who may connect ([`crate::security::encrypted`]), and what follows the greeting.
+//! Not here: who may connect ([`crate::security`]), and what follows the welcome.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub async fn with_deadline<T>(
     })
 }
 
-/// Connects to a device at an address and is welcomed; what the device tells of itself.
+/// Connects to a device and waits for its welcome. Returns the stream, and the facts about the device.
 pub async fn open_connection<T: Transport>(
     transport: &T,
     name: &str,
@@ -68,7 +68,7 @@ pub async fn open_connection<T: Transport>(
     with_deadline(CALL_DEADLINE, &format!("reaching `{name}`"), calling).await?
 }
 
-/// Hears what a connection is for, and of which session. A peer of another version is told so.
+/// Reads the session and the purpose of a connection. A peer of another version is refused.
 pub async fn read_hello<S>(stream: &mut S) -> Result<(u64, Purpose), RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -85,7 +85,7 @@ where
     Err(refuse(stream, reason).await)
 }
 
-/// Lets a connection in.
+/// Accepts a connection.
 pub async fn send_welcome<S: AsyncWrite + Unpin>(
     stream: &mut S,
     facts: WorkerFacts,
@@ -94,7 +94,7 @@ pub async fn send_welcome<S: AsyncWrite + Unpin>(
     Ok(with_deadline(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
 }
 
-/// Sends a connection away. The error is what this end has to say of it.
+/// Refuses a connection. Returns the error of this end.
 pub async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, reason: String) -> RingError {
     let frame = Frame::from(Message::Refuse { reason: reason.clone() });
     // Whoever has gone already does not need the reason.

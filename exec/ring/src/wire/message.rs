@@ -25,7 +25,7 @@ pub enum Purpose {
     },
     /// Link measurements.
     Probe,
-    /// Layers that the one who connects has not.
+    /// Layers for a worker without a model file.
     Fetch,
 }
 
@@ -38,7 +38,7 @@ pub struct FileOutline {
     pub header: u64,
 }
 
-/// What a worker tells about itself.
+/// The facts that a worker sends about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Encode, Decode)]
 pub struct WorkerFacts {
     /// Version of the program.
@@ -65,7 +65,7 @@ pub struct PeerAddress {
 /// A header.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub enum Message {
-    /// First frame of whoever connects.
+    /// First frame of the end that connects.
     Hello {
         /// [`MAGIC`].
         magic: u32,
@@ -76,14 +76,14 @@ pub enum Message {
         /// What for.
         purpose: Purpose,
     },
-    /// First frame of whoever was connected to.
+    /// First frame of the end that accepts.
     Welcome(WorkerFacts),
     /// Instead of [`Message::Welcome`], or of any answer: why not. The connection ends.
     Refuse {
         /// What, where and how to mend it.
         reason: String,
     },
-    /// A new epoch: stop what is under way, and let those in who send activations of the new one.
+    /// A new epoch: stop the current one, and accept activations of the new one.
     Prepare {
         /// Greater than every one before.
         epoch: u32,
@@ -101,7 +101,7 @@ pub enum Message {
         place: u16,
         /// Earlier passes were given up with an earlier plan.
         first_pass: u32,
-        /// Where the head gives layers to those who have not the model.
+        /// Where workers without the model fetch layers.
         head: String,
         /// Where it sends activations to.
         receivers: Vec<PeerAddress>,
@@ -169,21 +169,21 @@ pub enum Message {
         /// Whether more follow.
         more: bool,
     },
-    /// Are you there, and what time is it with you?
+    /// Asks for a sign of life and the time.
     Ping {
         /// Repeated in the answer.
         nonce: u64,
     },
-    /// I am.
+    /// The answer to a ping.
     Pong {
         /// The asker's.
         nonce: u64,
         /// Nanoseconds on the answerer's clock.
         clock: u64,
     },
-    /// What files has the model?
+    /// Asks for the files of the model.
     Outline,
-    /// These.
+    /// The files of the model.
     Files {
         /// In the order of the parts.
         files: Vec<FileOutline>,

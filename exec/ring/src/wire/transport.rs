@@ -1,11 +1,9 @@
-//! Over what do frames travel?
+//! Transports: TCP between processes, or pipes in memory between tasks of one process.
 //!
-//! The ring is generic over a [`Transport`]: TCP between processes, or pipes in memory between tasks of
-//! one process. Both carry ordered bytes and deliver whole frames or an error; a test of the ring and a
-//! real ring run the same code.
+//! The ring is generic over a [`Transport`]. All carry ordered bytes and deliver whole frames or an error, so that a test of the
+//! ring and a real ring run the same code.
 //!
-//! Not here: deadlines and what is said ([`crate::worker`], [`crate::coordinator::generation`]); who may speak
-//! ([`crate::security::encrypted`]).
+//! Not here: deadlines and messages ([`super::handshake`]); who may connect ([`crate::security`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,7 +28,7 @@ pub trait Transport: Clone + Send + Sync + 'static {
     /// Listens at an address; port 0 takes a free one.
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
 
-    /// Whether strangers can neither speak nor listen on its connections.
+    /// Whether only holders of a key can read and write on its connections.
     fn is_encrypted(&self) -> bool {
         false
     }
@@ -140,7 +138,7 @@ impl Listener for MemoryListener {
     }
 }
 
-/// Binds an address, and refuses one that other machines can reach unless a key keeps strangers out.
+/// Binds an address. One that other machines can reach needs an encrypted transport.
 pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener, RingError> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());

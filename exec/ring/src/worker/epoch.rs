@@ -1,10 +1,10 @@
-//! What does a worker do in one ring of a session?
+//! A worker's part in one epoch of a session.
 //!
-//! From the plan that it is given until the head has it prepare for another epoch: it waits for the node of the ring
-//! before, connects to those it sends to, takes up its layers, says ready, and computes what arrives. When the next
-//! epoch is prepared it stops after the step at hand and hands its node on.
+//! It lasts from the plan until the head has the worker prepare for another epoch: it waits for the runner of the previous epoch,
+//! connects to those it sends to, takes up its layers, reports that it is ready, and computes what arrives. When the next epoch
+//! is prepared it stops after the current step and hands its runner on.
 //!
-//! Not here: the head's orders ([`crate::worker`]).
+//! Not here: the head's orders ([`super::session`]).
 
 use std::sync::Arc;
 
@@ -23,10 +23,9 @@ use crate::wire::Transport;
 use crate::wire::{BrokenLink, DataConnector, DataSink, ReceivedActivations};
 use hearth_runtime::accelerator::{Accelerator, Progress};
 
-/// What a node is told.
+/// An event for the runner of an epoch.
 #[derive(Debug)]
 pub enum RunnerEvent {
-    /// Activations are there.
     Activations(ReceivedActivations),
     /// A new request begins.
     Reset {
@@ -37,18 +36,18 @@ pub enum RunnerEvent {
     CollectTrace,
 }
 
-/// What the head is to be told.
+/// A report of an epoch to the head.
 #[derive(Debug)]
 pub enum EpochReport {
-    /// The node is ready for the passes of this epoch.
+    /// Ready for the passes of this epoch.
     Ready(u32),
     /// The trace, epoch by epoch.
     Trace(Vec<(u32, TraceLines)>),
     /// A connection broke.
     LinkBroken(BrokenLink),
-    /// So many bytes of so many have been fetched.
+    /// Bytes fetched, and bytes to fetch.
     Fetched(u64, u64),
-    /// So many bytes of so many are on the GPU.
+    /// Bytes on the GPU, and bytes in all.
     Uploaded(u64, u64),
     /// The worker cannot go on.
     Failed(RingError),
@@ -75,18 +74,16 @@ pub struct WorkerEpoch<T> {
     pub(super) reports: mpsc::UnboundedSender<EpochReport>,
 }
 
-/// The node of the ring before, if there is one.
+/// The runner of the previous epoch, if there is one.
 pub enum PreviousRunner {
-    /// None, or none any more.
     None,
-    /// It may still be in a step.
+    /// It may still compute.
     Running(JoinHandle<Option<StageRunner>>),
-    /// It waits.
     Idle(Box<StageRunner>),
 }
 
 impl<T: Transport> WorkerEpoch<T> {
-    /// Serves until another epoch is prepared or the session ends. What is left is the node.
+    /// Serves until another epoch is prepared or the session ends. Returns its runner.
     pub async fn serve(mut self, previous: PreviousRunner) -> Option<StageRunner> {
         let previous = match previous {
             PreviousRunner::None => None,

@@ -1,14 +1,14 @@
-//! How does a worker without the model get the layers that are its?
+//! The source of a worker's layers: a model file, or the head.
 //!
-//! From the head, over a connection of its own: first how long the model's files and their headers are, then the chunks
-//! of the headers, and when these have told where each tensor lies, the chunks of its layers and of the small tensors
-//! that belong to none. Each comes with its hash. A few are asked for ahead, so that the link does not rest. What was
-//! fetched stays in a folder that the user names and is not fetched again, by a later session or after a cut.
+//! A worker without a file fetches over a connection of its own: first the lengths of the model's files and of their headers,
+//! then the chunks of the headers, and when these have given the place of each tensor, the chunks of its layers and of the small
+//! tensors that belong to none. Each chunk comes with its hash. A few are requested ahead, so that the link does not idle. What
+//! was fetched stays in a folder that the user names and is not fetched again, by a later session or after a broken connection.
 //!
-//! The head is trusted as the model is: whoever has the key could send other weights. The hash finds damage, on the way
-//! where there is no key, and on the disk afterwards.
+//! The head is trusted as the model is: a holder of the key could send other weights. The hash finds damage, on the way where
+//! there is no key, and on the disk afterwards.
 //!
-//! Not here: what is in the folder ([`hearth_runtime::fetched`]).
+//! Not here: the folder's files ([`hearth_runtime::fetched`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,7 +36,7 @@ use hearth_runtime::weights::Weights;
 /// For one chunk to come, on a slow link behind a slow disk.
 /// source: assumed, 1 MiB at half a megabit a second
 const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
-/// Chunks asked for ahead.
+/// Chunks requested ahead.
 /// source: assumed, 4 MiB fill a gigabit link of 30 ms
 const AHEAD: usize = 4;
 /// More files than a model is split into.
@@ -82,7 +82,7 @@ impl ModelSource {
     }
 }
 
-/// Where and for whom layers are fetched.
+/// Fetches the layers of one place.
 pub struct LayerFetcher<'a, T> {
     /// Over what.
     pub transport: &'a T,
@@ -101,7 +101,7 @@ pub struct LayerFetcher<'a, T> {
 }
 
 impl<T: Transport> LayerFetcher<'_, T> {
-    /// Fetches what is missing. `progress` hears how many bytes of how many are there.
+    /// Fetches what is missing. `progress` receives the bytes that are there, and the bytes to fetch.
     pub async fn model(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
         let (mut stream, _) =
             open_connection(self.transport, "the head", self.head, self.session, Purpose::Fetch).await?;
@@ -149,7 +149,7 @@ impl<T: Transport> LayerFetcher<'_, T> {
         })
     }
 
-    /// Fetches chunks, with a few asked for ahead.
+    /// Fetches chunks, with a few requested ahead.
     async fn chunks<S>(
         &self,
         stream: &mut S,

@@ -17,9 +17,9 @@ use crate::wire::{
 };
 
 /// For the session before to end: its threads stop, its memory is given back.
-const ENTER_DEADLINE: Duration = Duration::from_secs(5);
+const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks whether it has.
-const ENTER_STEP: Duration = Duration::from_millis(5);
+const ACQUIRE_RETRY: Duration = Duration::from_millis(5);
 /// After a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// In a row, after which the listener counts as broken: half a minute.
@@ -31,8 +31,8 @@ pub struct Worker<T: Transport> {
     source: ModelSource,
     options: WorkerOptions,
     /// Whether a session has it.
-    taken: Arc<Mutex<bool>>,
-    door: SharedOpenEpoch,
+    busy: Arc<Mutex<bool>>,
+    open_epoch: SharedOpenEpoch,
 }
 
 impl<T: Transport> Worker<T> {
@@ -43,7 +43,7 @@ impl<T: Transport> Worker<T> {
 
     /// A worker with a model, or one that fetches its layers.
     pub fn with(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
-        Self { transport, source, options, taken: Arc::default(), door: Arc::default() }
+        Self { transport, source, options, busy: Arc::default(), open_epoch: Arc::default() }
     }
 
     /// Serves connections until the listener fails. `report` gets a line for each session's end.
@@ -84,8 +84,8 @@ impl<T: Transport> Worker<T> {
         match purpose {
             Purpose::Control => self.control(stream, session).await,
             Purpose::Data { from, epoch } => {
-                let most = self.source.max_activation_bytes();
-                accept_activations(stream, &self.door, session, (from, epoch), most).await
+                let limit = self.source.max_activation_bytes();
+                accept_activations(stream, &self.open_epoch, session, (from, epoch), limit).await
             }
             Purpose::Probe => answer_probes(stream).await,
             Purpose::Fetch => Err(refuse(&mut stream, "only a head gives layers".into()).await),
@@ -94,40 +94,40 @@ impl<T: Transport> Worker<T> {
 
     async fn control(&self, mut stream: T::Stream, id: u64) -> Result<(), RingError> {
         // A head that has just said goodbye may be followed at once by the next.
-        let entering = async {
-            while !self.enter() {
-                tokio::time::sleep(ENTER_STEP).await;
+        let acquiring = async {
+            while !self.try_acquire() {
+                tokio::time::sleep(ACQUIRE_RETRY).await;
             }
         };
-        if timeout(ENTER_DEADLINE, entering).await.is_err() {
+        if timeout(ACQUIRE_DEADLINE, acquiring).await.is_err() {
             let reason = "this worker is in another head's session; wait or stop that one".into();
             return Err(refuse(&mut stream, reason).await);
         }
         // However the session ends, a panic included, the worker is free again.
-        let _guard = SessionGuard { taken: self.taken.clone(), door: self.door.clone() };
+        let _guard = SessionGuard { busy: self.busy.clone(), open_epoch: self.open_epoch.clone() };
         let (transport, source, options) =
             (self.transport.clone(), self.source.clone(), self.options.clone());
-        Session::new(id, HeadConnection::new(stream), transport, source, options, self.door.clone())
+        Session::new(id, HeadConnection::new(stream), transport, source, options, self.open_epoch.clone())
             .serve()
             .await
     }
 
     /// Takes the one session, if it is free.
-    fn enter(&self) -> bool {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        !std::mem::replace(&mut *taken, true)
+    fn try_acquire(&self) -> bool {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        !std::mem::replace(&mut *busy, true)
     }
 }
 
 /// A worker's one session; free again when this is dropped.
 struct SessionGuard {
-    taken: Arc<Mutex<bool>>,
-    door: SharedOpenEpoch,
+    busy: Arc<Mutex<bool>>,
+    open_epoch: SharedOpenEpoch,
 }
 
 impl Drop for SessionGuard {
     fn drop(&mut self) {
-        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.open_epoch.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }

@@ -19,7 +19,7 @@ use crate::wire::{DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, S
 use hearth_runtime::accelerator::Accelerator;
 use hearth_runtime::clock::wall_nanos;
 
-/// For the node to finish the step at hand when a session ends: a layer's worth of disk reads.
+/// For the runner to finish its step when a session ends: a layer's worth of disk reads.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 
 /// How a worker works.
@@ -27,7 +27,7 @@ const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 pub struct WorkerOptions {
     /// Threads it computes with; 0 for all cores.
     pub threads: usize,
-    /// Where its node computes.
+    /// The thread that it computes on.
     pub compute_mode: ComputeMode,
     /// What computes layers on a GPU, of a model that is fetched; a file has its own.
     pub accelerator: Option<Accelerator>,
@@ -38,12 +38,12 @@ pub(super) struct Session<T: Transport> {
     transport: T,
     source: ModelSource,
     options: WorkerOptions,
-    door: SharedOpenEpoch,
+    open_epoch: SharedOpenEpoch,
     id: u64,
     head: HeadConnection<T::Stream>,
     /// The epoch that was prepared last.
     prepared: watch::Sender<u32>,
-    /// To the node of that epoch.
+    /// To the runner of that epoch.
     inbox: mpsc::UnboundedSender<RunnerEvent>,
     /// Its other end, until the plan is there.
     events: Option<mpsc::UnboundedReceiver<RunnerEvent>>,
@@ -60,14 +60,14 @@ impl<T: Transport> Session<T> {
         transport: T,
         source: ModelSource,
         options: WorkerOptions,
-        door: SharedOpenEpoch,
+        open_epoch: SharedOpenEpoch,
     ) -> Self {
         let (reports, report_rx) = mpsc::unbounded_channel();
         Self {
             transport,
             source,
             options,
-            door,
+            open_epoch,
             id,
             head,
             prepared: watch::Sender::new(0),
@@ -79,7 +79,7 @@ impl<T: Transport> Session<T> {
         }
     }
 
-    /// Serves the head until the session ends and the node has stopped.
+    /// Serves the head until the session ends and its runner has stopped.
     pub(super) async fn serve(mut self) -> Result<(), RingError> {
         let ended = self.run().await;
         if let Err(error) = &ended {
@@ -100,15 +100,15 @@ impl<T: Transport> Session<T> {
         loop {
             tokio::select! {
                 biased;
-                reports = self.report_rx.recv() => {
-                    if let Some(reports) = reports {
-                        self.tell(reports).await?;
+                report = self.report_rx.recv() => {
+                    if let Some(report) = report {
+                        self.forward(report).await?;
                     }
                 }
                 ended = ended(&mut self.previous) => {
-                    // A node that has stopped because of an error has said it; one that panicked has not.
+                    // A runner that stopped with an error has reported it; one that panicked has not.
                     let runner = ended.map_err(|_| {
-                        protocol_error("this worker's node", "it stopped; see the worker's output")
+                        protocol_error("this worker's stage", "it stopped; see the worker's output")
                     })?;
                     self.previous = runner.map_or(PreviousRunner::None, |runner| PreviousRunner::Idle(Box::new(runner)));
                 }
@@ -138,9 +138,9 @@ impl<T: Transport> Session<T> {
         Ok(true)
     }
 
-    /// Tells the head what the node or a connection has to say.
-    async fn tell(&mut self, reports: EpochReport) -> Result<(), RingError> {
-        match reports {
+    /// Forwards a report of the epoch to the head.
+    async fn forward(&mut self, report: EpochReport) -> Result<(), RingError> {
+        match report {
             EpochReport::Ready(epoch) => self.head.send(Message::Ready { epoch }).await,
             EpochReport::Trace(all) => self.report(all).await,
             EpochReport::LinkBroken(cut) if cut.epoch != *self.prepared.borrow() => Ok(()),
@@ -155,7 +155,7 @@ impl<T: Transport> Session<T> {
         }
     }
 
-    /// Stops what is under way and opens the door for the next ring.
+    /// Stops what is under way and opens the open_epoch for the next ring.
     async fn prepare(&mut self, epoch: u32) -> Result<(), RingError> {
         if epoch <= *self.prepared.borrow() {
             return Err(protocol_error("the head", &format!("it prepares for epoch {epoch} again")));
@@ -163,13 +163,13 @@ impl<T: Transport> Session<T> {
         let (inbox, events) = mpsc::unbounded_channel();
         let sink = sink(inbox.clone(), self.reports.clone());
         (self.inbox, self.events) = (inbox, Some(events));
-        let door = OpenEpoch { session: self.id, epoch, sink };
-        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
+        let open_epoch = OpenEpoch { session: self.id, epoch, sink };
+        *self.open_epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some(open_epoch);
         self.prepared.send_replace(epoch);
         self.head.send(Message::Prepared { epoch }).await
     }
 
-    /// Takes up a plan. What goes wrong from here on is said by the node.
+    /// Takes up a plan. Later errors are reported by the epoch.
     fn configure(
         &mut self,
         epoch: u32,
@@ -228,7 +228,7 @@ impl<T: Transport> Session<T> {
     }
 }
 
-/// Hands what data connections bring to the node, and what becomes of them to the session.
+/// A sink that gives activations to the runner, and broken links to the session.
 fn sink(inbox: mpsc::UnboundedSender<RunnerEvent>, reports: mpsc::UnboundedSender<EpochReport>) -> DataSink {
     Arc::new(move |event| match event {
         DataEvent::Activations(arrival) => inbox.send(RunnerEvent::Activations(arrival)).is_ok(),
@@ -236,7 +236,7 @@ fn sink(inbox: mpsc::UnboundedSender<RunnerEvent>, reports: mpsc::UnboundedSende
     })
 }
 
-/// The node that has stopped serving.
+/// Waits for the runner of the current epoch to stop.
 async fn ended(previous: &mut PreviousRunner) -> Result<Option<StageRunner>, JoinError> {
     match previous {
         PreviousRunner::Running(serving) => serving.await,

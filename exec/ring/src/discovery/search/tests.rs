@@ -1,4 +1,4 @@
-//! Is what anybody announces only ever a hint, and bounded?
+//! Announcements are hints, and what a search stores is bounded.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -17,8 +17,8 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-fn sighting(name: &str, instance: &str, addresses: &[&str]) -> Sighting {
-    Sighting {
+fn service(name: &str, instance: &str, addresses: &[&str]) -> DiscoveredService {
+    DiscoveredService {
         instance: instance.into(),
         name: name.into(),
         version: PROTOCOL.to_string(),
@@ -27,19 +27,19 @@ fn sighting(name: &str, instance: &str, addresses: &[&str]) -> Sighting {
 }
 
 #[test]
-fn who_is_missing_is_told_with_what_was_heard() {
-    let mut heard = Heard::of(&names(&["b", "c", "d"]), false);
+fn missing_workers_are_listed_with_what_was_seen() {
+    let mut state = SearchState::new(&names(&["b", "c", "d"]), false);
     let [good, other, bad] = ["10.0.0.2:9", "10.0.0.3:9", "10.0.0.4:0"];
-    assert_eq!(heard.take(&sighting("b", "x", &[good])), [good.parse().unwrap()]);
-    assert_eq!(heard.take(&sighting("b", "x", &[good])), [], "it is called once");
-    assert_eq!(heard.take(&sighting("c", "y", &[other, bad])).len(), 1);
-    heard.take(&sighting("tab\u{7}let", "z", &[good]));
-    heard.take(&sighting("tablet", "z", &[good]));
-    heard.take(&Sighting { version: "1".into(), ..sighting("d", "w", &[good]) });
-    heard.called("b", good.parse().unwrap(), Ok(()));
-    heard.called("c", other.parse().unwrap(), Err("it has another key".into()));
-    assert!(!heard.is_complete());
-    let told = RingError::from(heard.result(Duration::from_secs(5)).unwrap_err()).to_string();
+    assert_eq!(state.add(&service("b", "x", &[good])), [good.parse().unwrap()]);
+    assert_eq!(state.add(&service("b", "x", &[good])), [], "it is called once");
+    assert_eq!(state.add(&service("c", "y", &[other, bad])).len(), 1);
+    state.add(&service("tab\u{7}let", "z", &[good]));
+    state.add(&service("tablet", "z", &[good]));
+    state.add(&DiscoveredService { version: "1".into(), ..service("d", "w", &[good]) });
+    state.called("b", good.parse().unwrap(), Ok(()));
+    state.called("c", other.parse().unwrap(), Err("it has another key".into()));
+    assert!(!state.is_complete());
+    let text = RingError::from(state.result(Duration::from_secs(5)).unwrap_err()).to_string();
     for part in [
         "not found within 5 s: `c` (10.0.0.3:9: it has another key; one at 10.0.0.4:0, which is no address",
         "`d` (one that speaks protocol 1 of hearth",
@@ -47,75 +47,75 @@ fn who_is_missing_is_told_with_what_was_heard() {
         ". Also heard of: `tablet`, 1 more announcements",
         "; start them with the same --key",
     ] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(text.contains(part), "{part}: {text}");
     }
 }
 
 #[test]
-fn two_that_have_the_key_and_one_name_are_refused() {
-    let mut heard = Heard::of(&names(&["b"]), false);
-    heard.take(&sighting("b", "x", &["10.0.0.2:9", "127.0.0.1:9"]));
-    heard.take(&sighting("b", "y", &["10.0.0.3:9"]));
-    heard.called("b", "127.0.0.1:9".parse().unwrap(), Ok(()));
-    assert_eq!(heard.result(Duration::ZERO).unwrap()["b"], "127.0.0.1:9");
-    heard.called("b", "10.0.0.2:9".parse().unwrap(), Ok(()));
-    assert_eq!(heard.result(Duration::ZERO).unwrap()["b"], "10.0.0.2:9", "others reach it there too");
-    heard.called("b", "10.0.0.3:9".parse().unwrap(), Ok(()));
-    assert!(matches!(heard.result(Duration::ZERO), Err(DiscoveryError::Twice { .. })));
+fn two_workers_with_one_name_are_ambiguous() {
+    let mut state = SearchState::new(&names(&["b"]), false);
+    state.add(&service("b", "x", &["10.0.0.2:9", "127.0.0.1:9"]));
+    state.add(&service("b", "y", &["10.0.0.3:9"]));
+    state.called("b", "127.0.0.1:9".parse().unwrap(), Ok(()));
+    assert_eq!(state.result(Duration::ZERO).unwrap()["b"], "127.0.0.1:9");
+    state.called("b", "10.0.0.2:9".parse().unwrap(), Ok(()));
+    assert_eq!(state.result(Duration::ZERO).unwrap()["b"], "10.0.0.2:9", "others reach it there too");
+    state.called("b", "10.0.0.3:9".parse().unwrap(), Ok(()));
+    assert!(matches!(state.result(Duration::ZERO), Err(DiscoveryError::Ambiguous { .. })));
 }
 
 #[test]
-fn without_a_key_nothing_beyond_this_machine_is_called() {
-    let mut heard = Heard::of(&names(&["b"]), true);
-    let asked = heard.take(&sighting("b", "x", &["10.0.0.2:9", "127.0.0.1:9", "[fe80::1]:9", "[::1]:9"]));
+fn without_a_key_only_this_machine_is_tried() {
+    let mut state = SearchState::new(&names(&["b"]), true);
+    let asked = state.add(&service("b", "x", &["10.0.0.2:9", "127.0.0.1:9", "[fe80::1]:9", "[::1]:9"]));
     assert_eq!(asked, ["127.0.0.1:9".parse().unwrap(), "[::1]:9".parse().unwrap()]);
 }
 
 proptest! {
     #[test]
-    fn whatever_is_announced_is_bounded(
+    fn stored_announcements_are_bounded(
         seen in proptest::collection::vec(
             ("[a-c\\PC]{0,3}|.{0,300}", ".{0,20}", any::<[u8; 4]>(), any::<u16>(), 0u8..4),
             0..400,
         ),
         repeats in 1usize..30,
     ) {
-        let mut heard = Heard::of(&names(&["a", "b"]), false);
+        let mut state = SearchState::new(&names(&["a", "b"]), false);
         let mut asked = 0;
         for round in 0..repeats {
             for (name, version, host, port, kind) in &seen {
                 let version = if *kind == 0 { version.clone() } else { PROTOCOL.to_string() };
                 let host = IpAddr::from([host[0], host[1], host[2], host[3].wrapping_add(round as u8)]);
                 let addresses = vec![SocketAddr::new(host, *port); usize::from(*kind)];
-                let one = Sighting { instance: name.clone(), name: name.clone(), version, addresses };
-                asked += heard.take(&one).len();
+                let one = DiscoveredService { instance: name.clone(), name: name.clone(), version, addresses };
+                asked += state.add(&one).len();
             }
         }
         prop_assert!(asked <= 2 * MAX_CALLS);
-        prop_assert!(heard.others.len() <= MAX_OTHERS);
-        prop_assert!(heard.wanted.values().all(|it| it.doubts.len() <= MAX_OTHERS));
-        // Nobody has answered, so that nobody is found; what is told fits a screen.
-        let told = heard.result(Duration::ZERO).unwrap_err().to_string();
-        prop_assert!(told.len() < 20_000 && !told.chars().any(char::is_control), "{}", told.len());
+        prop_assert!(state.others.len() <= MAX_OTHERS);
+        prop_assert!(state.wanted.values().all(|it| it.rejected.len() <= MAX_OTHERS));
+        // Nobody has answered, so that nobody is found; the text fits a screen.
+        let text = state.result(Duration::ZERO).unwrap_err().to_string();
+        prop_assert!(text.len() < 20_000 && !text.chars().any(char::is_control), "{}", text.len());
     }
 }
 
 /// A port of this test's own: other processes have theirs.
-fn medium() -> MdnsScope {
+fn scope() -> MdnsScope {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let port = 20_000 + (std::process::id() % 20_000) as u16 + NEXT.fetch_add(1, Ordering::SeqCst);
     MdnsScope { port, loopback: true }
 }
 
 /// Whether multicast gets through on this machine: one announcement comes back.
-fn multicast_works(medium: MdnsScope) -> bool {
+fn multicast_works(scope: MdnsScope) -> bool {
     let listening = "127.0.0.1:9".parse().unwrap();
-    let Ok(_announcement) = Announcement::begin("control", listening, medium) else { return false };
-    let Ok(daemon) = daemon(medium) else { return false };
+    let Ok(_announcement) = Announcement::start("control", listening, scope) else { return false };
+    let Ok(daemon) = daemon(scope) else { return false };
     let Ok(events) = daemon.browse(SERVICE) else { return false };
     // Eight seconds, or as many other events.
     for _ in 0..80 {
-        if let Ok(ServiceEvent::ServiceResolved(_)) = events.recv_timeout(LOOK) {
+        if let Ok(ServiceEvent::ServiceResolved(_)) = events.recv_timeout(POLL_INTERVAL) {
             let _ = daemon.shutdown();
             return true;
         }
@@ -144,32 +144,37 @@ const OURS: &str = "a phrase for this ring";
 const THEIRS: &str = "a phrase of somebody else";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_the_key_is_found_between_those_who_only_say_so() {
-    let medium = medium();
-    if !tokio::task::spawn_blocking(move || multicast_works(medium)).await.unwrap() {
-        eprintln!("SKIPPED who_has_the_key_is_found: multicast does not come back on this machine");
+async fn worker_with_the_key_is_found_among_impostors() {
+    let scope = scope();
+    if !tokio::task::spawn_blocking(move || multicast_works(scope)).await.unwrap() {
+        eprintln!(
+            "SKIPPED worker_with_the_key_is_found_among_impostors: multicast does not come back on this machine"
+        );
         return;
     }
-    let (honest, stranger) = (answering(OURS).await, answering(THEIRS).await);
+    let (honest, impostor) = (answering(OURS).await, answering(THEIRS).await);
     let announcements: Vec<Announcement> = tokio::task::spawn_blocking(move || {
         let nobody = "127.0.0.1:1".parse().unwrap();
         let said =
-            [("b", stranger), ("b", nobody), ("b", honest), ("c", honest), ("c", stranger), ("x", honest)];
-        said.iter().map(|(name, at)| Announcement::begin(name, *at, medium).unwrap()).collect()
+            [("b", impostor), ("b", nobody), ("b", honest), ("c", honest), ("c", impostor), ("x", honest)];
+        said.iter().map(|(name, at)| Announcement::start(name, *at, scope).unwrap()).collect()
     })
     .await
     .unwrap();
-    let flood = std::thread::spawn(move || flood(medium.port));
+    let flood = std::thread::spawn(move || flood(scope.port));
     let transport = EncryptedTransport::new(TcpTransport, Key::parse(OURS).unwrap());
     let limit = Duration::from_secs(20);
-    let found = find(&transport, &names(&["b", "c"]), limit, medium).await.unwrap();
+    let found = find_workers(&transport, &names(&["b", "c"]), limit, scope).await.unwrap();
     assert_eq!(found, BTreeMap::from([("b".into(), honest.to_string()), ("c".into(), honest.to_string())]));
-    let missing = find(&transport, &names(&["c", "d"]), Duration::from_secs(3), medium).await.unwrap_err();
-    let told = missing.to_string();
-    assert!(told.contains("`d` (nobody of that name announces itself)"), "{told}");
-    // Without a key nobody on a sealed port is taken for a worker.
-    let error =
-        find(&TcpTransport, &names(&["c"]), Duration::from_secs(3), medium).await.unwrap_err().to_string();
+    let missing =
+        find_workers(&transport, &names(&["c", "d"]), Duration::from_secs(3), scope).await.unwrap_err();
+    let text = missing.to_string();
+    assert!(text.contains("`d` (nobody of that name announces itself)"), "{text}");
+    // Without a key nobody on an encrypted port is taken for a worker.
+    let error = find_workers(&TcpTransport, &names(&["c"]), Duration::from_secs(3), scope)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("`c` (127.0.0.1:"), "{error}");
     flood.join().unwrap();
     tokio::task::spawn_blocking(move || drop(announcements)).await.unwrap();
@@ -204,11 +209,11 @@ fn forged(number: u32, name: &[u8]) -> Vec<u8> {
     let own = labels(&[instance.as_bytes(), service[0], service[1], service[2]]);
     let host = labels(&[instance.as_bytes(), b"local"]);
     let port = (number as u16).to_be_bytes();
-    let told = [&[(name.len() + 5).min(255) as u8], &b"name="[..], name, b"\x0aprotocol=2"].concat();
+    let text = [&[(name.len() + 5).min(255) as u8], &b"name="[..], name, b"\x0aprotocol=2"].concat();
     let records = [
         record(&labels(&service), 12, &own),
         record(&own, 33, &[&[0, 0, 0, 0][..], &port, &host].concat()),
-        record(&own, 16, &told),
+        record(&own, 16, &text),
         record(&host, 1, &[127, 0, (number >> 8) as u8, number as u8]),
     ];
     [&[0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 0][..], &records.concat()].concat()
@@ -239,24 +244,27 @@ fn flood(port: u16) {
 }
 
 #[test]
-fn what_is_no_name_is_not_announced() {
+fn invalid_name_is_not_announced() {
     for name in ["", "a\nb", &"n".repeat(64)] {
-        let refused = Announcement::begin(name, "127.0.0.1:9".parse().unwrap(), medium()).unwrap_err();
+        let refused = Announcement::start(name, "127.0.0.1:9".parse().unwrap(), scope()).unwrap_err();
         assert!(refused.hint().contains("--name"), "{refused}");
     }
 }
 
 #[test]
-fn what_is_only_listened_to_is_bounded_too() {
-    let mut heard = BTreeMap::new();
-    note(&mut heard, &sighting("b", "x", &["127.0.0.1:9", "[2001:db8::1]:9", "10.0.0.2:9", "0.0.0.0:9"]));
-    assert_eq!(heard["b"], "10.0.0.2:9".parse().unwrap());
-    note(&mut heard, &sighting("b", "y", &["10.0.0.3:9"]));
-    note(&mut heard, &sighting("tab\u{7}let", "z", &["10.0.0.4:9"]));
-    note(&mut heard, &sighting("nowhere", "z", &["10.0.0.4:0"]));
-    assert_eq!(heard.len(), 1);
+fn browsed_hints_are_bounded() {
+    let mut state = BTreeMap::new();
+    record_hint(
+        &mut state,
+        &service("b", "x", &["127.0.0.1:9", "[2001:db8::1]:9", "10.0.0.2:9", "0.0.0.0:9"]),
+    );
+    assert_eq!(state["b"], "10.0.0.2:9".parse().unwrap());
+    record_hint(&mut state, &service("b", "y", &["10.0.0.3:9"]));
+    record_hint(&mut state, &service("tab\u{7}let", "z", &["10.0.0.4:9"]));
+    record_hint(&mut state, &service("nowhere", "z", &["10.0.0.4:0"]));
+    assert_eq!(state.len(), 1);
     for number in 0..1000 {
-        note(&mut heard, &sighting(&format!("n{number}"), "x", &["10.0.0.2:9"]));
+        record_hint(&mut state, &service(&format!("n{number}"), "x", &["10.0.0.2:9"]));
     }
-    assert_eq!(heard.len(), MAX_OTHERS);
+    assert_eq!(state.len(), MAX_OTHERS);
 }

@@ -1,4 +1,4 @@
-//! What can a stranger between two ends do? Read nothing, change nothing, repeat nothing.
+//! A third party between two ends can read, change and repeat nothing.
 
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -38,13 +38,17 @@ fn run<T>(wait: impl Future<Output = T>) -> T {
 
 /// What the one in the middle does to the connecting end's bytes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Meddling {
+struct Tampering {
     flip: Option<(usize, u8)>,
     cut: Option<usize>,
 }
 
-/// Passes bytes on with its meddling, and gives all that passed.
-async fn meddle(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, how: Meddling) -> Vec<u8> {
+/// Passes bytes on with its tampering, and gives all that passed.
+async fn tamper(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    how: Tampering,
+) -> Vec<u8> {
     let (mut passed, mut buffer) = (Vec::new(), [0; 4096]);
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let mut bytes = buffer[..count].to_vec();
@@ -63,8 +67,8 @@ async fn meddle(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpi
     passed
 }
 
-/// Sends a frame from one end to the other through a meddler; what was read, and all bytes that passed.
-async fn through(how: Meddling) -> (Read, Vec<u8>) {
+/// Sends a frame from one end to the other through a third party; what was read, and all bytes that passed.
+async fn through(how: Tampering) -> (Read, Vec<u8>) {
     let (near, near_end) = duplex(1 << 16);
     let (far_end, far) = duplex(1 << 16);
     let (from_near, to_near) = tokio::io::split(near_end);
@@ -78,23 +82,23 @@ async fn through(how: Meddling) -> (Read, Vec<u8>) {
         let mut far = accepting(far, key());
         Frame::read(&mut far, 1 << 10).await
     };
-    let answers = tokio::spawn(meddle(from_far, to_near, Meddling::default()));
-    let ((), read, passed) = tokio::join!(write, read, meddle(from_near, to_far, how));
+    let answers = tokio::spawn(tamper(from_far, to_near, Tampering::default()));
+    let ((), read, passed) = tokio::join!(write, read, tamper(from_near, to_far, how));
     answers.abort();
     (read, passed)
 }
 
 #[tokio::test]
-async fn what_passes_cannot_be_read() {
-    let (read, passed) = soon(through(Meddling::default())).await;
+async fn ciphertext_hides_the_frame() {
+    let (read, passed) = soon(through(Tampering::default())).await;
     assert_eq!(read.unwrap(), Some(frame()));
-    let sealed = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
-    assert_eq!(passed.len(), sealed, "a handshake's flight and one message");
+    let encrypted = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
+    assert_eq!(passed.len(), encrypted, "a handshake's flight and one message");
     assert!(!passed.windows(4).any(|part| part == b"what" || part == b"know"));
 }
 
 #[tokio::test]
-async fn another_key_is_refused_at_both_ends() {
+async fn wrong_key_is_refused_at_both_ends() {
     let (near, far) = duplex(1 << 16);
     let near = async move {
         let mut near = connecting(near, key());
@@ -111,33 +115,33 @@ async fn another_key_is_refused_at_both_ends() {
 }
 
 #[tokio::test]
-async fn an_unsealed_peer_and_a_sealed_one_part_at_once() {
-    let (mut plain, sealed) = duplex(1 << 16);
+async fn plain_and_encrypted_peers_refuse_each_other() {
+    let (mut plain, encrypted) = duplex(1 << 16);
     let plain = async move {
         frame().write(&mut plain).await.unwrap();
         Frame::read(&mut plain, 1 << 10).await.unwrap_err()
     };
-    let sealed = async move {
-        let mut sealed = accepting(sealed, key());
-        Frame::read(&mut sealed, 1 << 10).await.unwrap_err()
+    let encrypted = async move {
+        let mut encrypted = accepting(encrypted, key());
+        Frame::read(&mut encrypted, 1 << 10).await.unwrap_err()
     };
-    let (told, seen) = soon(async { tokio::join!(plain, sealed) }).await;
+    let (told, seen) = soon(async { tokio::join!(plain, encrypted) }).await;
     assert!(matches!(told, WireError::Encrypted), "{told}");
-    assert!(seen.to_string().contains("it speaks unsealed"), "{seen}");
+    assert!(seen.to_string().contains("it does not encrypt"), "{seen}");
 
-    let (sealed, mut plain) = duplex(1 << 16);
+    let (encrypted, mut plain) = duplex(1 << 16);
     let plain = async move { Frame::read(&mut plain, 1 << 10).await.unwrap_err() };
-    let sealed = async move {
-        let mut sealed = connecting(sealed, key());
-        frame().write(&mut sealed).await.unwrap_err()
+    let encrypted = async move {
+        let mut encrypted = connecting(encrypted, key());
+        frame().write(&mut encrypted).await.unwrap_err()
     };
-    let (told, seen) = soon(async { tokio::join!(plain, sealed) }).await;
+    let (told, seen) = soon(async { tokio::join!(plain, encrypted) }).await;
     assert!(matches!(told, WireError::Encrypted), "{told}");
     assert!(seen.to_string().contains("it hung up"), "{seen}");
 }
 
 #[tokio::test]
-async fn a_peer_that_says_nothing_is_left_after_the_deadline() {
+async fn silent_peer_is_disconnected_after_the_deadline() {
     let (_silent, far) = duplex(1 << 16);
     let mut far = accepting(far, key());
     let error = soon(Frame::read(&mut far, 0)).await.unwrap_err();
@@ -145,8 +149,8 @@ async fn a_peer_that_says_nothing_is_left_after_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_recorded_connection_cannot_be_replayed() {
-    let (_, recorded) = soon(through(Meddling::default())).await;
+async fn recorded_connection_cannot_be_replayed() {
+    let (_, recorded) = soon(through(Tampering::default())).await;
     for (replayed, fine) in [(FLIGHT, true), (recorded.len(), false)] {
         let (mut replay, far) = duplex(1 << 16);
         replay.write_all(&recorded[..replayed]).await.unwrap();
@@ -161,7 +165,7 @@ async fn a_recorded_connection_cannot_be_replayed() {
 }
 
 #[tokio::test]
-async fn a_connecting_end_cannot_be_answered_with_its_own_flight() {
+async fn reflected_flight_is_refused() {
     let (near, mut mirror) = duplex(1 << 16);
     let reflect = async move {
         let mut flight = [0; FLIGHT];
@@ -192,9 +196,9 @@ fn link(stream: &mut EncryptedStream<DuplexStream>) -> &mut DuplexStream {
 }
 
 #[tokio::test]
-async fn a_message_repeated_in_its_own_connection_fails_it() {
+async fn repeated_message_fails_the_connection() {
     let (mut near, mut far) = pair().await;
-    let last = near.outgoing.sealed.clone();
+    let last = near.outgoing.ciphertext.clone();
     link(&mut near).write_all(&last).await.unwrap();
     frame().write(&mut near).await.unwrap();
     for _ in 0..2 {
@@ -204,7 +208,7 @@ async fn a_message_repeated_in_its_own_connection_fails_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_halves_of_both_ends_carry_large_frames_at_once() {
+async fn both_halves_carry_large_frames_at_once() {
     let (near, far) = duplex(1 << 12);
     let large = Frame { payload: (0..4u32 << 20).map(|at| (at % 251) as u8).collect(), ..frame() };
     let mut tasks = Vec::new();
@@ -226,22 +230,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_flipped_bit_anywhere_delivers_nothing(at in 0usize..320, bit in 0u8..8) {
+    fn flipped_bit_delivers_nothing(at in 0usize..320, bit in 0u8..8) {
         let length = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
         let flip = Some((at % length, bit));
-        let (read, _) = run(through(Meddling { flip, cut: None }));
+        let (read, _) = run(through(Tampering { flip, cut: None }));
         prop_assert!(!matches!(read, Ok(Some(_))), "{flip:?}: {read:?}");
     }
 
     #[test]
-    fn a_cut_anywhere_delivers_nothing(at in 0usize..320) {
+    fn cut_stream_delivers_nothing(at in 0usize..320) {
         let length = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
-        let (read, _) = run(through(Meddling { flip: None, cut: Some(at % length) }));
+        let (read, _) = run(through(Tampering { flip: None, cut: Some(at % length) }));
         prop_assert!(!matches!(read, Ok(Some(_))), "{at}: {read:?}");
     }
 
     #[test]
-    fn any_bytes_for_a_handshake_are_an_error(
+    fn random_handshake_bytes_are_an_error(
         bytes in proptest::collection::vec(any::<u8>(), 0..200), marked: bool, accept: bool
     ) {
         run(async {
@@ -258,7 +262,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_for_messages_are_an_error(bytes in proptest::collection::vec(any::<u8>(), 1..200)) {
+    fn random_message_bytes_are_an_error(bytes in proptest::collection::vec(any::<u8>(), 1..200)) {
         run(async {
             let (mut near, mut far) = pair().await;
             link(&mut near).write_all(&bytes).await.unwrap();
