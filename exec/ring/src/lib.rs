@@ -1,8 +1,8 @@
 //! The ring: several devices run one model, each its own layers.
 //!
 //! The head ([`Ring`]) gives every [`Worker`] the plan and its place in it, lets tokens enter, and gets
-//! activations back after the last window of each round. Every device's [`execution::Node`] interprets
-//! `hearth_core::schedule`. Frames travel over a [`Transport`], which a [`Key`] seals ([`EncryptedTransport`]).
+//! activations back after the last window of each round. Every device's [`execution::StageRunner`] interprets
+//! `hearth_core::schedule`. Frames travel over a [`Transport`], which a [`Key`] encrypts ([`EncryptedTransport`]).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

@@ -1,6 +1,6 @@
 //! Link measurements: the latency and bandwidth to a peer, and the cost of a hop of the ring.
 //!
-//! A worker answers probes ([`crate::worker`]): it reads a whole frame and sends a short one back. Half the time of a short
+//! A worker answers probes ([`crate::Worker`]): it reads a whole frame and sends a short one back. Half the time of a short
 //! exchange is the one-way latency; what a frame of [`LONG`] bytes takes beyond that is the bandwidth in its direction.
 //! Exchanges are a little apart, as tokens are: a link that has just been used answers faster than an idle one.
 //!

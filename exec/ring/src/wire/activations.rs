@@ -8,7 +8,7 @@
 //! Rounded numbers are sent in two bytes each, which loses nothing. Activations with a number that f16 cannot hold are sent in
 //! four; the frame says which.
 //!
-//! Not here: who may send what ([`super::data_link`]).
+//! Not here: who may send what ([`super::OpenEpoch`]).
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
