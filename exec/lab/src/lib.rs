@@ -55,7 +55,6 @@ pub enum LabError {
         path: String,
         /// What was written.
         value: String,
-        /// What the system said.
         why: String,
     },
     /// The model cannot be copied.
@@ -65,7 +64,6 @@ pub enum LabError {
     Copy {
         /// The copy.
         path: String,
-        /// What the system said.
         why: String,
     },
     /// A file cannot be dropped from memory.
@@ -73,7 +71,6 @@ pub enum LabError {
     Cache {
         /// The file.
         path: String,
-        /// What the system said.
         why: String,
     },
     /// A device's process does not start, or ends.

@@ -33,7 +33,6 @@ const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 /// A device to look at.
 #[derive(Debug)]
 pub struct WatchedDevice<'g> {
-    /// Its name.
     pub name: String,
     /// Its group, if it has one.
     pub group: Option<&'g Group>,
@@ -61,7 +60,6 @@ pub struct Meter<'g> {
 /// What was seen of one device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceUsage {
-    /// Its name.
     pub name: String,
     /// The limit of its memory, as the system has it.
     pub memory_limit: Option<u64>,

@@ -40,7 +40,6 @@ const GOODBYE: Duration = Duration::from_millis(500);
 /// Where announcements are sent and heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MdnsScope {
-    /// The port.
     pub port: u16,
     /// On this machine only.
     pub loopback: bool,

@@ -57,7 +57,6 @@ pub enum DiscoveryError {
     /// Two devices that both have the key have one name.
     #[error("two workers say that they are `{name}`: {addresses}")]
     Ambiguous {
-        /// The name.
         name: String,
         /// Where they listen.
         addresses: String,

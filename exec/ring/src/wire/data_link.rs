@@ -56,14 +56,12 @@ pub struct BrokenLink {
     pub epoch: u32,
     /// The other device's place.
     pub peer: u16,
-    /// What was seen.
     pub reason: String,
 }
 
 /// What data connections bring.
 #[derive(Debug)]
 pub enum DataEvent {
-    /// Activations.
     Activations(ReceivedActivations),
     /// No more of them.
     LinkBroken(BrokenLink),
@@ -75,7 +73,6 @@ pub type DataSink = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
 /// The session and epoch whose activations a device accepts.
 #[derive(Clone)]
 pub struct OpenEpoch {
-    /// The session.
     pub session: u64,
     /// The epoch that was prepared last.
     pub epoch: u32,
@@ -140,11 +137,8 @@ pub async fn receive_activations<S>(
 
 /// Opens the connections over which this device sends activations.
 pub struct DataConnector<'a, T> {
-    /// Over what.
     pub transport: &'a T,
-    /// The session.
     pub session: u64,
-    /// The epoch.
     pub epoch: u32,
     /// This device's place.
     pub place: u16,

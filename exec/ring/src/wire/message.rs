@@ -67,13 +67,10 @@ pub struct PeerAddress {
 pub enum Message {
     /// First frame of the end that connects.
     Hello {
-        /// [`MAGIC`].
         magic: u32,
-        /// [`PROTOCOL`].
         protocol: u16,
         /// Names the head's session; data connections must repeat it.
         session: u64,
-        /// What for.
         purpose: Purpose,
     },
     /// First frame of the end that accepts.
@@ -90,12 +87,10 @@ pub enum Message {
     },
     /// The worker takes connections of that epoch, and of no other.
     Prepared {
-        /// The epoch.
         epoch: u32,
     },
     /// The plan of the epoch that was prepared, as payload, and this worker's place in it.
     Configure {
-        /// The epoch.
         epoch: u32,
         /// The worker's place in the ring.
         place: u16,
@@ -108,7 +103,6 @@ pub enum Message {
     },
     /// The worker holds its layers and its neighbours, and nothing of passes before the epoch.
     Ready {
-        /// The epoch.
         epoch: u32,
     },
     /// The worker is fetching layers before it can be ready.
@@ -134,9 +128,7 @@ pub enum Message {
     LinkBroken {
         /// Since which epoch.
         epoch: u32,
-        /// The other's place in the ring.
         peer: u16,
-        /// What was seen.
         reason: String,
     },
     /// Activations of a pass as payload, `[tokens, embedding]`.
@@ -190,14 +182,12 @@ pub enum Message {
     },
     /// Asks for a chunk of a file.
     Want {
-        /// Which file.
         file: u16,
         /// Which chunk, from 0.
         chunk: u64,
     },
     /// A chunk, as payload.
     Chunk {
-        /// Which file.
         file: u16,
         /// Which chunk, from 0.
         chunk: u64,

@@ -29,7 +29,6 @@ pub enum RunnerEvent {
     Activations(ReceivedActivations),
     /// A new request begins.
     Reset {
-        /// Its epoch.
         epoch: u32,
     },
     /// The trace is wanted.

@@ -84,13 +84,10 @@ impl ModelSource {
 
 /// Fetches the layers of one place.
 pub struct LayerFetcher<'a, T> {
-    /// Over what.
     pub transport: &'a T,
     /// The head's address.
     pub head: &'a str,
-    /// The session.
     pub session: u64,
-    /// The plan.
     pub plan: &'a Plan,
     /// The worker's place in it.
     pub place: usize,
