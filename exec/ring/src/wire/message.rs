@@ -86,9 +86,7 @@ pub enum Message {
         epoch: u32,
     },
     /// The worker takes connections of that epoch, and of no other.
-    Prepared {
-        epoch: u32,
-    },
+    Prepared { epoch: u32 },
     /// The plan of the epoch that was prepared, as payload, and this worker's place in it.
     Configure {
         epoch: u32,
@@ -102,9 +100,7 @@ pub enum Message {
         receivers: Vec<PeerAddress>,
     },
     /// The worker holds its layers and its neighbours, and nothing of passes before the epoch.
-    Ready {
-        epoch: u32,
-    },
+    Ready { epoch: u32 },
     /// The worker is fetching layers before it can be ready.
     Fetching {
         /// Bytes that are there.
