@@ -1,19 +1,17 @@
-//! How long does a processor work on a layer when all its weights are at hand?
+//! Compute cost: the time of a processor for a layer whose weights are at hand.
 //!
-//! Roofline, format by format: a matrix costs the longer of its arithmetic at the processor's rate for the
-//! format and its bytes at the processor's read bandwidth. Decoding streams every weight once for one token;
-//! where the rate was measured with weights streamed from memory, that rate holds both. A batch of tokens
-//! reads the weights once and multiplies with each. Attention costs the longer of its arithmetic and reading
-//! the keys and values of the positions so far. To that come the copy of the new keys and values and the fixed
-//! costs of a layer and of a window, where the profile has them.
+//! Roofline, format by format: a matrix costs the longer of its arithmetic at the processor's rate for the format and
+//! its bytes at the processor's read bandwidth. Decoding streams every weight once for one token; a rate that was
+//! measured with weights streamed from memory covers both. A batch of tokens reads the weights once and multiplies
+//! with each. Attention costs the longer of its arithmetic and reading the keys and values of the positions so far.
+//! The copy of the new keys and values and the fixed costs of a layer and of a window are added where the profile has
+//! them.
 //!
-//! The kernel works too: for each page that comes into memory and goes again. A thread that streams weights does
-//! nothing else between two waits, so that this bounds it however fast the disk is ([`stream_rate`]).
+//! The kernel works too: for each page that enters memory and leaves it. A thread that streams weights does nothing
+//! else between two waits, so this bounds it however fast the disk is ([`stream_rate`]).
 //!
-//! The planner and the simulator both ask here, so that a plan's expectation and its simulation differ in what they
-//! make of memory and links, never in the work.
-//!
-//! A device with a SoC computes on its GPU and NPU what another computes on its cores ([`crate::soc`]).
+//! Planner and simulator both use this module, so a plan's expectation and its simulation differ in memory and links
+//! only. A device with a SoC computes on its GPU and NPU instead of its cores ([`crate::soc`]).
 //!
 //! Not here: waiting for weights and sharing the cores, which is simulated.
 

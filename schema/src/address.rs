@@ -1,7 +1,4 @@
-//! Where does a device listen?
-//!
-//! `HOST:PORT`, where the host is a name, an IPv4 address or an IPv6 address in brackets. Not here: whether anybody is
-//! there, which only calling tells.
+//! Addresses: `HOST:PORT`, where the host is a name, an IPv4 address or an IPv6 address in brackets.
 
 use core::net::Ipv6Addr;
 

@@ -1,7 +1,4 @@
-//! Is this the same document as the one it was made from?
-//!
-//! SHA-256 of the document's text, written `sha256:` and 16 hexadecimal digits: enough to tell two
-//! files apart, short enough to be read.
+//! Digests of documents: SHA-256 of the text, written as `sha256:` and 16 hexadecimal digits.
 
 use sha2::{Digest as _, Sha256};
 

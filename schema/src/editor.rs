@@ -1,8 +1,7 @@
-//! What may an editor know of a document before anybody reads it?
+//! JSON Schemas of `scenario/1`, `plan/1`, `device/1` and `model/1` for editors.
 //!
-//! JSON Schemas of `scenario/1`, `plan/1`, `device/1` and `model/1`, made from the types that read them, with their
-//! comments: an editor completes keys, explains them, and marks what cannot be. A schema says less than a reader checks:
-//! what contradicts itself is found by reading.
+//! They are derived from the types that read the documents, with their comments: an editor completes keys, explains
+//! them and marks mistakes. A schema accepts more than a reader: contradictions are found by reading.
 
 use hearth_profiles::model::ModelDocument;
 use hearth_profiles::{Device, Document};

@@ -1,17 +1,16 @@
-//! What happens to the devices while a ring runs?
+//! Events of a scenario: what happens to the devices while a ring runs.
 //!
-//! A scenario's `events`: each has a moment, `at` a simulated time from the run's start or when the k-th `token` is
-//! out, perhaps a length (`for`), and says one thing. Loads and memory of several programs add up. What has one
-//! value at a time (a clock, the share of a disk, a link that stands still) may not be given two at once.
+//! Each of the `events` has a moment, `at` a simulated time from the run's start or after the k-th `token`, perhaps a
+//! duration (`for`), and one change. Loads and memory of several programs add up. A clock, the share of a disk and
+//! the stall of a link have one value at a time.
 //!
 //! ```
 //! use hearth_schema::events::Event;
 //!
 //! let game: Event = serde_yaml::from_str("{at: 3 s, for: 10 s, device: laptop, load: 4 threads}").unwrap();
-//! assert_eq!(game.load.unwrap().threads, 4);
-//! ```
+//! assert_eq!(game.load.unwrap().threads, 4); ```
 //!
-//! Not here: what devices make of it (`sim`), and what a trace says of it ([`crate::run_events`]).
+//! Not here: their effect (`hearth_sim`), and the events of a trace ([`crate::run_events`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

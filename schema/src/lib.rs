@@ -1,7 +1,7 @@
 //! The documents that cross a boundary: scenario, plan, trace and their parts.
 //!
-//! Data walks one way: a [`scenario`] names devices, links, a model and a workload; a planner turns it into an immutable
-//! [`plan`]; the simulator and the executor run the plan and write a [`trace`].
+//! A [`scenario`] names devices, links, a model and a workload; a planner turns it into an immutable [`plan`]; the
+//! simulator and the executor run the plan and write a [`trace`].
 //!
 //! Not here: what follows from a document (`hearth_core`), and opening files (the command line).
 
@@ -11,12 +11,12 @@ pub mod address;
 pub mod digest;
 pub mod editor;
 pub mod events;
+pub mod model;
 pub mod pass;
 pub mod plan;
 pub mod residency;
 pub mod run_events;
 pub mod scenario;
-pub mod tensor;
 pub mod trace;
 pub mod workload;
 

@@ -1,9 +1,9 @@
-//! What goes around the ring at once?
+//! Pass: consecutive tokens of one sequence that go around the ring together.
 //!
-//! Some consecutive tokens of one sequence. A prompt enters in batches; a generated token enters alone, or, with a
-//! draft model, in front of the tokens drafted to follow it.
+//! A prompt enters in batches; a generated token enters alone, or, with a draft model, in front of the tokens drafted
+//! to follow it.
 //!
-//! Not here: which pass comes when (`super::Generation`).
+//! Not here: which pass comes when (`hearth_core::schedule::Generation`).
 
 use serde::{Deserialize, Serialize};
 
@@ -30,9 +30,9 @@ pub struct Pass {
     pub drafted: u32,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_zero(value: &u32) -> bool {
-    *value == 0
+/// Whether a number is zero, which documents leave out.
+pub(crate) fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Pass {

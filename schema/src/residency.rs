@@ -1,19 +1,18 @@
-//! Which weights of a device stay in memory, and who decides that?
+//! Residency: which policy decides the weights of a device that stay in memory.
 //!
-//! A device reads its share of the weights round and round, once a token. If the share is larger than memory,
-//! a page cache that evicts what was used longest ago reads all of it again for every token. Three policies
-//! answer that differently; a scenario chooses one for all devices or for each, and the plan carries the
-//! choice to the simulator and the executor, which both take the rules from here:
+//! A device reads its share of the weights once a token. If the share is larger than memory, a page cache that evicts
+//! the least recently used pages reads all of it again for every token. A scenario chooses a policy for all devices
+//! or for each; the plan carries it to simulator and executor, which take the rules from here:
 //!
 //! - [`Residency::Os`], [`Residency::Windowed`]: the system evicts, advised of what comes next;
-//! - [`Residency::Managed`]: a `Share` of pieces, of which those are kept that memory has room for
-//!   (`KeptBudget`), while the others stream through a bounded buffer.
+//! - [`Residency::Managed`]: the device keeps the pieces that memory has room for and streams the others through a
+//!   bounded buffer (`hearth_core::residency`).
 //!
-//! Two more are those of other systems, which the simulator alone carries out: [`Residency::Pinned`] and
-//! [`Residency::Sliding`] read weights into memory of their own, which the system cannot take back, and may convert
-//! them on the way. A scenario cannot ask for them; the planners of these systems do.
+//! [`Residency::Pinned`] and [`Residency::Sliding`] are other systems' and are simulated only: they read weights into
+//! memory of their own, which the system cannot evict, and may convert them. Only the planners of these systems use
+//! them.
 //!
-//! Not here: how pages are read and given up. The executor does that, and the simulator models it.
+//! Not here: how pages are read and evicted.
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::{Bytes, Format};
@@ -208,7 +207,7 @@ impl ResidencyOptions {
     }
 
     /// Whether the weights are in memory of the device's own.
-    pub fn holds(&self) -> bool {
+    pub fn is_pinned(&self) -> bool {
         matches!(self.policy, Residency::Pinned | Residency::Sliding)
     }
 
@@ -228,7 +227,7 @@ impl ResidencyOptions {
     }
 
     /// The most that is kept of a share, whatever room there is.
-    pub fn most_kept(&self, share: u64) -> u64 {
+    pub fn max_kept(&self, share: u64) -> u64 {
         self.kept.map_or(share, |kept| kept.0.min(share))
     }
 
@@ -239,8 +238,8 @@ impl ResidencyOptions {
     }
 
     /// Refuses what a scenario cannot ask for, and what contradicts itself.
-    pub fn validate_wish(&self, place: &str) -> Result<(), DocumentError> {
-        if self.holds() {
+    pub fn validate_requested(&self, place: &str) -> Result<(), DocumentError> {
+        if self.is_pinned() {
             return Err(DocumentError::invalid(format!(
                 "{place}: `{}` belongs to the plans of other systems: use `os`, `windowed` or `managed`, or plan with \
                  `--strategy exo` or another of them",
@@ -292,12 +291,12 @@ impl ResidencyOptions {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
         let stray = [
-            ("weights_as", self.weights_as.is_some() && !self.holds(), "`pinned` and `sliding`"),
+            ("weights_as", self.weights_as.is_some() && !self.is_pinned(), "`pinned` and `sliding`"),
             ("gpu_weights_as", self.gpu_weights_as.is_some() && !pinned, "`pinned`"),
             ("blocks", self.blocks.is_some() && !sliding, "`sliding`"),
-            ("prefetch", !self.prefetch && self.holds(), "`os` and `windowed`"),
-            ("prefetch_budget", self.prefetch_budget.is_some() && self.holds(), "`os` and `windowed`"),
-            ("release", self.release && self.holds(), "`os` and `windowed`"),
+            ("prefetch", !self.prefetch && self.is_pinned(), "`os` and `windowed`"),
+            ("prefetch_budget", self.prefetch_budget.is_some() && self.is_pinned(), "`os` and `windowed`"),
+            ("release", self.release && self.is_pinned(), "`os` and `windowed`"),
         ];
         if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
             return refuse(format!(

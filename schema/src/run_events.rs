@@ -1,10 +1,10 @@
-//! What happened to the ring during a run, and what did it make of it?
+//! Run events: what happened to the ring during a run, and how it reacted.
 //!
-//! The `event` lines of a trace: a scenario's events as they came, and what followed from them: that a device was
-//! missed, that the ring planned again. `hearth_core::metrics::event_impact` computes the time of a token before, during and after one of them,
-//! and the memory pressure of its device, from the trace and nothing else.
+//! The `event` lines of a trace: a scenario's events, and their consequences, such as a lost device or a new plan.
+//! `hearth_core::metrics::event_impact` computes the time of a token before, during and after one of them, and the
+//! memory pressure of its device, from the trace alone.
 //!
-//! Not here: what a scenario says is to happen ([`crate::events`]).
+//! Not here: the events of a scenario ([`crate::events`]).
 
 use serde::{Deserialize, Serialize};
 

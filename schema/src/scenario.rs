@@ -1,9 +1,6 @@
-//! What does a person want to know?
+//! Scenario: devices, links, a model, a context, a workload and a seed, in a `scenario/1` document.
 //!
-//! A `scenario/1` document: the devices at hand, the links between them, a model, a context, a
-//! workload and a seed. Everything downstream follows from it.
-//!
-//! Not here: what a device or a model is (`profiles`), and the numbers a reference to one stands for
+//! Not here: what a device or a model is (`hearth_profiles`), and the numbers that a reference to one stands for
 //! (`hearth_core::cluster`).
 
 use std::collections::BTreeSet;
@@ -11,7 +8,6 @@ use std::collections::BTreeSet;
 use hearth_profiles::device::{MAX_BYTES, Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError, RenamedKey};
 use hearth_profiles::link::wifi::Wifi;
-use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,8 +17,8 @@ use crate::events;
 use crate::events::Event;
 use crate::residency::ResidencyOptions;
 
-pub use crate::workload::Speculation;
-pub use crate::workload::Workload;
+pub use crate::model::{ActivationFormat, KvFormat, ModelRef};
+pub use crate::workload::{Speculation, Workload};
 
 /// A question about a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -33,7 +29,7 @@ pub struct Scenario {
     /// Short name.
     pub name: String,
     /// Every random draw follows from it; 1 if absent.
-    #[serde(default = "usual_seed")]
+    #[serde(default = "default_seed")]
     pub seed: u64,
     /// Which model.
     pub model: ModelRef,
@@ -43,7 +39,7 @@ pub struct Scenario {
     #[serde(default)]
     pub kv_cache: KvFormat,
     /// How activations travel from device to device.
-    #[serde(default, skip_serializing_if = "ActivationFormat::is_usual")]
+    #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
     pub activations: ActivationFormat,
     /// What is asked of it.
     pub workload: Workload,
@@ -62,83 +58,9 @@ pub struct Scenario {
     pub events: Vec<Event>,
 }
 
-/// A model by shipped name, by document or by file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`"
-)]
-pub struct ModelRef {
-    /// A shipped model, as `llama-70b`, or the path of a `model/1` document.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub profile: Option<String>,
-    /// The path of a GGUF file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<String>,
-}
-
-impl ModelRef {
-    /// Checks that it says one thing. `place` is its key.
-    pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
-        if self.profile.is_some() == self.file.is_some() {
-            return Err(DocumentError::invalid(format!("`{place}` needs one of `profile` and `file`")));
-        }
-        Ok(())
-    }
-}
-
-/// The seed of a scenario that says none: any will do, as long as it is always the same.
-fn usual_seed() -> u64 {
+/// The seed of a scenario without one.
+fn default_seed() -> u64 {
     1
-}
-
-/// How a key or value is stored.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum KvFormat {
-    /// Two bytes an element.
-    #[default]
-    F16,
-    /// Four bytes an element.
-    F32,
-}
-
-impl KvFormat {
-    /// Bytes an element takes.
-    pub fn element_bytes(self) -> u64 {
-        match self {
-            KvFormat::F16 => 2,
-            KvFormat::F32 => 4,
-        }
-    }
-}
-
-/// How activations travel from device to device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ActivationFormat {
-    /// Two bytes a number: half the air. They are rounded after every layer, so that no split changes a bit.
-    F16,
-    /// Four bytes a number, as they were computed.
-    #[default]
-    F32,
-}
-
-impl ActivationFormat {
-    /// Whether it needs no word.
-    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-    pub fn is_usual(&self) -> bool {
-        *self == ActivationFormat::F32
-    }
-
-    /// What travels from device to device for one token.
-    pub fn bytes(self, shape: &ModelShape) -> Bytes {
-        let wide = shape.activation_bytes();
-        match self {
-            ActivationFormat::F16 => Bytes(wide.0 / 2),
-            ActivationFormat::F32 => wide,
-        }
-    }
 }
 
 /// A device in a scenario.
@@ -435,11 +357,11 @@ impl Document for Scenario {
             device.validate()?;
         }
         if let Some(residency) = &self.residency {
-            residency.validate_wish("`residency`")?;
+            residency.validate_requested("`residency`")?;
         }
         for device in &self.devices {
             if let Some(residency) = &device.residency {
-                residency.validate_wish(&format!("device `{}`: `residency`", device.name))?;
+                residency.validate_requested(&format!("device `{}`: `residency`", device.name))?;
             }
         }
         if self.devices.iter().filter(|device| device.head).count() > 1 {

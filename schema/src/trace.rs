@@ -1,16 +1,15 @@
-//! What happened, step by step?
+//! Trace: what happened in a run, step by step.
 //!
-//! A trace is JSON lines: a header, one line a step or counter, and an end line that tells the outcome.
-//! The simulator and the executor write the same schema; times are integer nanoseconds from the run's
-//! start, on the head's clock (a measured trace of another device is shifted by the offset that its
-//! handshake estimated).
+//! A trace is JSON lines: a header, one line a step or counter, and an end line with the outcome. The simulator and
+//! the executor write the same schema; times are integer nanoseconds from the run's start, on the head's clock (a
+//! measured trace of another device is shifted by the offset that its handshake estimated).
 //!
-//! The lines of one visit of a device are, all with the round of the visit: `receive` (from when it began to
-//! wait until the message was there), `compute` steps, `send` (from when it was handed over; a simulated one
-//! lasts until the message has left). What the head receives and outputs last has the round `rounds`.
-//! `prefetch` lines are those that read something. The head's token begins with
-//! `embed` and ends with `output`; a `draft` line may stand before, and a pass with drafts has an `accepted` counter.
-//! A SoC that runs alone has `kernel` and `synchronise` lines beside the `compute` line that they are part of.
+//! The lines of one visit of a device all have the round of the visit: `receive` (from when it began to wait until
+//! the message was there), `compute` steps, `send` (from when it was handed over; a simulated one lasts until the
+//! message has left). The messages that the head receives and outputs last have the round `rounds`. `prefetch` lines
+//! are those that read something. The head's token begins with `embed` and ends with `output`; a `draft` line may
+//! stand before, and a pass with drafts has an `accepted` counter. A SoC that runs alone has `kernel` and
+//! `synchronise` lines as parts of a `compute` line.
 //!
 //! Not here: what is computed from a trace (`hearth_core::metrics`).
 
@@ -20,7 +19,7 @@ use std::ops::Range;
 use hearth_profiles::device::PageCachePolicy;
 use serde::{Deserialize, Serialize};
 
-use crate::pass::Pass;
+use crate::pass::{Pass, is_zero};
 use crate::plan::Parallelism;
 use crate::run_events::RunEvent;
 
@@ -155,11 +154,6 @@ pub struct Cost {
     /// Bytes of its weights that had to be read.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub faulted: u64,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_zero(value: &u64) -> bool {
-    *value == 0
 }
 
 /// One step of one device.

@@ -1,10 +1,9 @@
-//! What is asked of the ring?
+//! Workload: prompts, how they enter the ring, and how many tokens each generates.
 //!
-//! One prompt or several at once, how they enter the ring, and how many tokens each generates. With `speculation` a
-//! small model drafts tokens that the large one verifies in one batch (Leviathan et al., 2023; prima.cpp paper,
-//! appendix A.9).
+//! With `speculation` a small model drafts tokens that the large one verifies in one batch (Leviathan et al., 2023;
+//! prima.cpp paper, appendix A.9).
 //!
-//! Not here: the draft's numbers (`hearth_core::Cluster::draft`), and in which passes the tokens go around the ring
+//! Not here: the draft's numbers (`hearth_core::Cluster::draft`), and the passes of the tokens
 //! (`hearth_core::schedule::Generation`).
 
 use hearth_profiles::document::DocumentError;
@@ -12,9 +11,8 @@ use hearth_profiles::{Fraction, Sourced};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::model::{ModelRef, Processor};
 use crate::pass::MAX_PASS_TOKENS;
-use crate::plan::Processor;
-use crate::scenario::ModelRef;
 
 /// More requests at once than a home has. Keeps products of counts far from overflow.
 /// source: assumed
@@ -57,12 +55,12 @@ pub struct Speculation {
     pub processor: Option<Processor>,
 }
 
-fn one() -> u32 {
+pub(crate) fn one() -> u32 {
     1
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_one(count: &u32) -> bool {
+pub(crate) fn is_one(count: &u32) -> bool {
     *count == 1
 }
 

@@ -39,7 +39,7 @@ pub fn standalone_soc<'a>(
     let is_alone = plan.devices.len() == 1 && disturbances.events.is_empty();
     let is_held =
         input.options.warm && (input.options.ignore_memory || memory.weights <= memory.weight_cache);
-    let is_plain = !plan.devices[0].residency.holds() && plan.kind.is_ring();
+    let is_plain = !plan.devices[0].residency.is_pinned() && plan.kind.is_ring();
     device.soc.as_ref().filter(|_| is_alone && is_held && is_plain)
 }
 

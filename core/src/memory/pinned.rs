@@ -14,9 +14,9 @@
 
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Device};
+use hearth_schema::plan::tensor::{HeadLoads, TensorPlan};
 use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
-use hearth_schema::tensor::{HeadLoads, TensorPlan};
 use hearth_schema::trace::{MemoryKind, Shortage};
 
 use super::conversion::{converted, model_as};
@@ -57,7 +57,7 @@ impl PinnedMemory {
         device: &Device,
         ignore_limits: bool,
     ) -> Option<Self> {
-        if !plan.devices[place].residency.holds() {
+        if !plan.devices[place].residency.is_pinned() {
             return None;
         }
         let mut account = Account::new(plan, place, model, device);

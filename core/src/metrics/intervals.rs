@@ -1,13 +1,13 @@
-//! How sure is a mean over the tokens of one run?
+//! Confidence intervals of the mean over the tokens of one run.
 //!
-//! Batch means: neighbouring tokens resemble each other (a page cache that fills, a network that has a bad minute), so
-//! that their times are no independent draws. The steps are cut into batches of equal length, whose means hardly
+//! Batch means: neighbouring tokens resemble each other (a page cache that fills, a network that has a bad minute),
+//! so their times are not independent draws. The steps are cut into batches of equal length, whose means hardly
 //! depend on each other, and Student's t gives the interval that holds the mean of an endless run in 95 of 100 cases.
 //!
 //! Deviation: with fewer than two steps a batch there are as many batches as steps, because a run of ten tokens has
 //! an interval too; it is too narrow where tokens resemble each other.
 //!
-//! Not here: how a prediction moves with the parameters of devices and links (`hearth simulate --draws`).
+//! Not here: how a prediction changes with the parameters of devices and links (`hearth simulate --draws`).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,12 +1,11 @@
-//! Where did a token's time go that all devices worked on at once?
+//! The terms of a token in a tensor-parallel run.
 //!
-//! In a tensor-parallel run a token takes one block after another, each ended by an all-reduce. A block lasts, on the
-//! head's clock, from the end of the one before it to the head's last step with the block's number. Of this time the
-//! work of the device that was done last is that device's (`cpu`, `gpu`, `memory`, `demand_disk`, `queue`, as its
-//! steps have it), as far as it lies within; the rest is `network`: sums on their way, and waiting for them. So the terms
-//! add up to TPOT, and slow devices show as work. Who waited for whom is told by the devices' `busy_ms`.
-//!
-//! The steps of a simulated run are on one clock; no run of this kind is measured.
+//! A token takes one block after another, each ended by an all-reduce. On the head's clock a block lasts from the end
+//! of the one before it to the head's last step with the block's number. The work of the device that finished last is
+//! counted as its steps have it (`cpu`, `gpu`, `memory`, `demand_disk`, `queue`), as far as it lies within the block.
+//! The rest is `network`: sums on their way, and waiting for them. So the terms add up to TPOT, and slow devices show
+//! as work; `busy_ms` of the devices shows who waited. All steps are on one clock: runs of this kind are simulated
+//! only.
 //!
 //! Not here: rings ([`super`]).
 

@@ -1,26 +1,23 @@
-//! How fast was it, and where did the time go?
+//! Metrics of a trace: times per token, their terms, and the numbers of each device.
 //!
-//! One function computes the numbers of a trace, simulated or measured, so that neither runner reports
-//! its own speed. TPOT is over the tokens after the first of each sequence: the time between two outputs of one
-//! sequence, shared by the tokens of the later one, which are several where drafts were accepted. Its terms sum to it
-//! exactly:
+//! One function computes them from a simulated or a measured trace, so neither runner reports its own speed. TPOT is
+//! over the tokens after the first of each sequence: the time between two outputs of one sequence, shared by the
+//! tokens of the later one, which are several where drafts were accepted. Its terms sum to it exactly:
 //!
-//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, explicit
-//!   copies, on whichever device the token was at; drafting is computing on the head;
+//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, explicit copies, on any
+//!   device; drafting is computing on the head;
 //! - `demand_disk`: wall time of a CPU step less its CPU time, run-queue delay and copies;
-//! - `network`: from the head's `send` to its `receive`, less the time the message was with other devices
-//!   by their own clocks (there is no shared clock);
-//! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds
-//!   the token, as when it is at work on another sequence;
-//! - `bubble`: what is left; zero where every pass is somewhere, unless the ring lost a device and had to begin again.
+//! - `network`: from the head's `send` to its `receive`, less the time the message was with other devices by their
+//!   own clocks (there is no shared clock);
+//! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds the token, as
+//!   when it works on another sequence;
+//! - `bubble`: the rest; zero where every pass is somewhere, unless the ring lost a device and began again.
 //!
-//! In a `tensor` trace the token is everywhere at once, see `lockstep`.
+//! A token of a `tensor` trace is on all devices at once, see `lockstep`. `hidden_disk` is reading ahead, less the
+//! time that the computations of the same device waited meanwhile. It is not part of the sum.
 //!
-//! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
-//! stands next to the sum, not in it.
-//!
-//! Not here: what came out when ([`token_times`]), how sure a mean is ([`intervals`]), and the numbers of several sequences
-//! and of drafts ([`sequences`]).
+//! Not here: the times of tokens ([`token_times`]), the intervals of means ([`intervals`]), and the numbers of
+//! several sequences and of drafts ([`sequences`]).
 
 pub mod event_impact;
 pub mod intervals;

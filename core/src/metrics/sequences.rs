@@ -1,14 +1,14 @@
-//! How did each of several sequences do, and what did drafting bring?
+//! The numbers of each of several sequences, and of drafting.
 //!
-//! All sequences are asked for when the run begins: the time to the first token of each is from there, waiting for
-//! the prompts before it included. The rate of all is the tokens after the very first, over the time from that one to
+//! All sequences are requested when the run begins. The time to the first token of each counts from there, including
+//! the wait for earlier prompts. The overall rate is the tokens after the very first, over the time from that one to
 //! the last.
 //!
-//! Drafting stands in a token's terms as what it is, `cpu` or `gpu` of the head. Beside them, the mean time per token
-//! is split in two: `draft_ms`, in which the head drafted for the pass, and `verify_ms`, the rest.
+//! Drafting is part of a token's `cpu` or `gpu` term on the head. Beside the terms, the mean time per token is split
+//! in two: `draft_ms`, in which the head drafted for the pass, and `verify_ms`, the rest.
 //!
-//! `acceptance` counts the drafts that were looked at: those accepted and in each pass the first rejected one. What
-//! comes after that one says nothing of the draft model.
+//! `acceptance` counts the drafts that were verified: those accepted, and in each pass the first rejected one. The
+//! drafts after that one say nothing about the draft model.
 
 use serde::{Deserialize, Serialize};
 

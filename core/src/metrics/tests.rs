@@ -1,4 +1,4 @@
-//! Do the terms of a token add up, on traces that can be checked by hand?
+//! Terms of tokens in traces that can be checked by hand.
 
 use super::*;
 use hearth_schema::pass::Pass;

@@ -1,10 +1,9 @@
-//! When did which tokens come out of the ring?
+//! The times at which tokens left the ring, sequence by sequence, on the head's clock.
 //!
-//! Sequence by sequence, on the head's clock. The first output of a sequence ends its prompt; each later one is a
-//! [`DecodeStep`], from the end of the sequence's output before it to its own. A step with drafts gives as many tokens as
-//! were accepted, and one.
+//! The first output of a sequence ends its prompt. Each later one is a [`DecodeStep`], from the end of the sequence's
+//! output before it to its own. A step with drafts gives one token more than were accepted.
 //!
-//! Not here: how long the parts of a step took.
+//! Not here: the terms of a step ([`super`]).
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
-//! How large may the kept set be while other programs take memory and give it back?
+//! Kept budget: the size of the kept set while other programs take memory and give it back.
 //!
-//! Kept weights are ordinary page cache: the system takes them whenever somebody needs the memory, and asks
-//! nobody. A set that no longer fits is worse than none, because a cyclic scan of it loses every page to the
-//! next one. So the budget follows what is left: at the end of each token it hears how much of the kept set
-//! was found missing, and how much room the system says there is. It shrinks at once, and grows back in steps,
-//! each of which must last before the next is taken; a step that did not last makes the next wait longer.
+//! Kept weights are ordinary page cache, which the system evicts without notice. A set that no longer fits is worse
+//! than none, because a cyclic scan of it evicts every page before its next use. So the budget follows the memory
+//! that is left: at the end of each token it gets the bytes of the kept set that were found missing, and the system's
+//! own number if there is one. It shrinks at once and grows back in steps. Each step must last before the next is
+//! taken, and a step that did not last makes the next wait longer.
 
 /// A growing kept set takes so many steps from nothing to all of it.
 /// source: assumed

@@ -197,7 +197,7 @@ impl ManagedResidency {
         Self {
             options,
             processors,
-            budget: KeptBudget::new(options.most_kept(share.total())),
+            budget: KeptBudget::new(options.max_kept(share.total())),
             share,
             order: visits.concat(),
             pieces: bytes.iter().map(piece).collect(),

@@ -20,7 +20,7 @@ pub use share::Share;
 /// is kept and nothing streams. Measured: with less than 1 MiB left below the limit of a memory control group a
 /// kept set is lost, with more nothing is.
 pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
-    let most = options.most_kept(share);
+    let most = options.max_kept(share);
     let left = left(room, share, processors);
     let buffer = stream_bytes(room, share, processors, options);
     if left.min(most) >= share { share } else { left.saturating_sub(buffer).min(most) }

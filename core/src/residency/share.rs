@@ -1,14 +1,13 @@
-//! Which pieces of a device's share are kept when not all of them fit?
+//! Share: the order in which pieces of a device's share are evicted when not all of them fit.
 //!
-//! The share is a list of visits (what is used between two times of idleness), each a list of pieces in the
-//! order of use. For a cyclic scan any choice of the kept set reads the same bytes; it matters *when* the rest is
-//! read. A buffer is filled while the device is idle, so every visit should miss equally much; and a disk should
-//! never wait while the device computes, so what a visit misses should lie evenly over it.
+//! The share is a list of visits (the work between two idle times of the device), each a list of pieces in the order
+//! of use. For a cyclic scan any kept set reads the same bytes; it matters *when* the rest is read. A buffer is
+//! filled while the device is idle, so every visit should miss equally much. A disk should never wait while the
+//! device computes, so the missing pieces of a visit should lie evenly over it.
 //!
-//! Pieces are therefore ranked once, in the order in which they are given up: the visit that misses least is
-//! next, and within a visit the places follow the van der Corput sequence, which is even for every length. The
-//! kept sets of two budgets are nested, so that a budget can change while the device runs: shrinking only gives
-//! up, growing only adds.
+//! Pieces are therefore ranked once, in the order of eviction: the visit that misses least is next, and within a
+//! visit the places follow the van der Corput sequence, which is even for every length. The kept sets of two budgets
+//! are nested, so that a budget can change while the device runs: shrinking only evicts, growing only adds.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,28 +1,28 @@
-//! Which tokens enter the ring next?
+//! Generation: decides which tokens enter the ring next.
 //!
-//! A pure reducer that both runners use. It knows two events: the head is free ([`Generation::begin`]), and the
-//! tokens of a pass are out ([`Generation::output`]).
+//! A pure reducer that both runners use. It has two events: the head is free ([`Generation::begin`]), and the tokens
+//! of a pass are out ([`Generation::output`]).
 //!
-//! Prompts go first, one sequence after the other, each in batches that follow one another into the ring as soon as
-//! the head is free. So devices work at once: `m` batches over `d` equal devices take `m + d - 1` steps instead of
-//! `m d`. Then every sequence has one pass under way at a time, and those that have their last token out enter in the
-//! order in which it came.
+//! Prompts go first, one sequence after the other, in batches that enter one after another as soon as the head is
+//! free. So devices work at once: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After
+//! its prompt every sequence has one pass under way at a time, and sequences enter in the order in which their last
+//! tokens came out.
 //!
-//! With a draft model a pass holds the last token and the drafts after it. The large model accepts some of them, up to
-//! the first that it would not have chosen, and gives one token of its own: its correction of that one, or the token
-//! after the last draft. What follows is forgotten: the next pass begins at the last token that stands. With
+//! With a draft model a pass holds the last token and the drafts after it. The large model accepts drafts up to the
+//! first that it would not have chosen, and adds one token of its own: its correction of that draft, or the token
+//! after the last one. Rejected drafts are rolled back: the next pass begins behind the last accepted token. With
 //! acceptance `a` and `n` drafts, a pass gives `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023,
-//! Eq. 1). Drafts never run past the tokens wanted.
+//! Eq. 1). Drafts never exceed the tokens wanted.
 //!
-//! A server's sequences come and go: each is a slot whose caches outlive a text ([`Generation::vacant`],
-//! [`Generation::enter`]). A new text that begins as the slot's tokens do enters behind what they have in common, and one
-//! that nobody waits for any more is given up ([`Generation::give_up`]).
+//! In a server each sequence is a slot whose caches outlive a request ([`Generation::vacant`],
+//! [`Generation::enter`]). A request that begins with the same tokens as the slot's last one enters behind their
+//! common prefix, and a request that nobody waits for is cancelled ([`Generation::give_up`]).
 //!
-//! When a ring gives way to another in mid-run ([`Generation::again`]), what was under way is given up, and each
-//! sequence that wants more tokens enters again: all its tokens so far are its prompt.
+//! When the ring is replaced in the middle of a run ([`Generation::again`]), unfinished passes are dropped, and each
+//! sequence that wants more tokens enters again with all its tokens so far as its prompt.
 //!
-//! Not here: who accepts a draft, which the executor computes and the simulator draws, and what a pass does on a
-//! device ([`super::Schedule`]).
+//! Not here: which drafts are accepted, which the executor computes and the simulator draws, and the steps of a pass
+//! on a device ([`super::Schedule`]).
 
 use std::collections::VecDeque;
 

@@ -1,23 +1,22 @@
-//! In which steps does a device carry out its part of a plan?
+//! The schedule: the steps in which a device carries out its part of a plan.
 //!
-//! The one expansion of a plan that the simulator and the executor both interpret. They can differ in
-//! how long a step takes, never in what is done, so every gap between a simulated and a real run
-//! points at a resource model. It is a pure reducer per device, `(state, event) -> (state, steps)`, and
-//! needs only what that device can see: its plan, and the messages that reach it.
+//! Simulator and executor both interpret this one expansion of a plan. They can differ in how long a step takes,
+//! never in what is done, so every gap between a simulated and a real run points at a resource model. It is a pure
+//! reducer per device, `(state, event) -> (state, steps)`, and needs only what that device can see: its plan and the
+//! messages that reach it.
 //!
-//! One token goes around the ring `rounds` times (paper, Section 3.1 and Fig. 1). In each visit a device
-//! computes its window, sends the activations on, gives the window up if the plan says so, and then reads
-//! its next window ahead of its turn (Fig. 4). A device that manages its own residency begins to read ahead
-//! before it computes: its buffer bounds how far it runs ahead, and what it gives up on the way makes room. In a
-//! partial last round the devices without layers are passed by; relays are not. The head embeds before the
-//! first round and outputs after the last.
+//! One token goes around the ring `rounds` times (prima.cpp paper, section 3.1 and Fig. 1). In each visit a device
+//! computes its window, sends the activations on, releases the window if the plan says so, and then reads its next
+//! window ahead (Fig. 4). A device with managed residency begins to read ahead before it computes: its buffer bounds
+//! how far it runs ahead, and evictions make room. A partial last round skips devices without layers, but not relays.
+//! The head embeds before the first round and outputs after the last.
 //!
-//! Several passes may be under way, of one sequence or of several; each follows the one before it from device to
-//! device. With a draft model the head drafts before a pass that has drafts, and lets the draft read a batch of the
-//! prompt when it has sent that batch on. Where a pass begins before the end of what a device holds of its sequence,
-//! the drafts in between were rejected: the device forgets them first.
+//! Several passes may be under way, of one sequence or of several; they keep their order on every device. With a
+//! draft model the head drafts before a pass that has drafts, and lets the draft model read a batch of the prompt
+//! after it has sent that batch. If a pass begins before the end of the positions that a device holds of its
+//! sequence, the drafts in between were rejected, and the device rolls them back first.
 //!
-//! Not here: which pass enters when ([`Generation`]), how a step is carried out or how long it takes.
+//! Not here: which pass enters when ([`Generation`]), and how a step is carried out.
 
 mod reconfigure;
 

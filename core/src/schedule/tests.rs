@@ -1,4 +1,4 @@
-//! Are the steps of a plan what the paper's figures and the rules of the ring say?
+//! Steps of plans, as in the paper's figures and the rules of the ring.
 
 use proptest::prelude::*;
 

@@ -1,22 +1,23 @@
-//! What are the stages of a layer while tokens are generated?
+//! The stages of a layer while tokens are generated.
 //!
-//! Decoding reads every weight and the cached keys and values, and computes little. On the GPU alone the bus gives it what
-//! one processor gets. Cut by rows between GPU and NPU the weights come at the rate of both (HeteroLLM paper, sections
-//! 4.1.2 and 5.3); keys and values still come to the GPU, and each of the seven products has two events. In closed form,
+//! Decoding reads every weight and the cached keys and values, and computes little. On the GPU alone the bus gives
+//! the rate of one processor. Cut by rows between GPU and NPU, the weights come at the rate of both (HeteroLLM paper,
+//! sections 4.1.2 and 5.3); keys and values still come to the GPU, and each of the seven products has two events. In
+//! closed form,
 //!
 //! ```text
 //! GPU only         (weights + keys and values) / B_g
 //! cut by rows      weights / B_soc + keys and values / B_g + 14 T_sync
 //! ```
 //!
-//! with n tokens at once (drafts that are verified) a weight keeps the GPU for `a = max(2 n / F_g, w / B_g)` and the NPU,
-//! whose graph for n rows is one stage of its array for up to a tile, for `b = ceil(n / tile) w / (B_soc - B_g)`. The cut
-//! that ends both together takes `a b / (a + b)`, which for one token is the closed form.
+//! With n tokens at once (drafts that are verified) a weight takes `a = max(2 n / F_g, w / B_g)` on the GPU, and `b =
+//! ceil(n / tile) w / (B_soc - B_g)` on the NPU, whose graph for up to a tile of rows is one stage of its array. The
+//! cut that ends both together takes `a b / (a + b)`, which for one token is the closed form.
 //!
-//! Deviation: the rows are cut where both end together, not in steps of 256, and all seven products are cut, though the
-//! small ones do not gain; both are what the published closed form says. The NPU is taken to read weights of four bits
-//! here: the paper has its integer path for decoding (section 5, footnote 2), which no longer follows the formula of
-//! prefill. The kernels beside products and cached keys are not counted, as there.
+//! Deviation: the rows are cut where both end together, not in steps of 256, and all seven products are cut, though
+//! the small ones do not gain; the published closed form does both. The NPU reads weights of four bits here, because
+//! the paper uses its integer path for decoding (section 5, footnote 2), which does not follow the formula of
+//! prefill. The kernels beside products and cached keys are not counted there either.
 
 use hearth_profiles::device::Soc;
 use hearth_profiles::model::ModelShape;

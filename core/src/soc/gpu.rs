@@ -1,4 +1,4 @@
-//! How long does the GPU of a SoC take?
+//! The time of a SoC's GPU for a product.
 //!
 //! HeteroLLM paper, section 3.1: its speed is the same for every shape, bound by arithmetic or by the bus,
 //!
@@ -6,9 +6,8 @@
 //! T = max(2 S i o / F_g, (weights + 2 S (i + o)) / B_g) + t_async
 //! ```
 //!
-//! with activations of two bytes and the cost of submitting a kernel behind another.
-//!
-//! Not here: an empty queue, which is a part of waiting ([`super::sync`]).
+//! with activations of two bytes and the cost of submitting a kernel behind another. An empty queue is part of
+//! waiting ([`super::sync`]).
 
 use hearth_profiles::device::Soc;
 

@@ -1,7 +1,7 @@
-//! For how many tokens can an NPU compute, and how is a prompt of any length made of that?
+//! NPU graphs: the numbers of tokens that an NPU can compute, and covers of a prompt by them.
 //!
-//! HeteroLLM paper, sections 4.1.1 and 5.2.2. A graph is for one number of tokens and is made ahead, in sizes of powers of
-//! two. A prompt is padded to the next size, or covered by several, or gets graphs of its own while it waits.
+//! HeteroLLM paper, sections 4.1.1 and 5.2.2. A graph is for one number of tokens and is made ahead, in sizes of
+//! powers of two. A prompt is padded to the next size, covered by several, or gets graphs of its own while it waits.
 //!
 //! Not here: which cover is the cheapest, which depends on the products ([`super::solver`], [`super::prefill`]).
 

@@ -1,7 +1,7 @@
-//! Which products does a layer consist of?
+//! The products that a layer consists of.
 //!
-//! `Y[S, o] = X[S, i] W[i, o]`, seven times: the projections of queries, keys, values and of attention's output, and the
-//! three of the feed-forward block. Those that read the same activations can wait for them once
+//! `Y[S, o] = X[S, i] W[i, o]`, seven times: the projections of queries, keys, values and of attention's output, and
+//! the three of the feed-forward block. Products that read the same activations can share a wait for them
 //! ([`Group`]).
 
 use hearth_profiles::model::{ModelProfile, ModelShape};

@@ -1,10 +1,10 @@
-//! What does a trace tell of a SoC that ran alone?
+//! Metrics of a trace of a SoC that ran alone.
 //!
-//! Speeds, the energy of the prompt, the time for making graphs, how the CPU waited, and how long the GPU's queue was
-//! held without a gap. The last is what a game feels: its frame waits until the queue lets it in, so that what counts is
-//! the longest stretch beside the time of a frame, not the share of the GPU (HeteroLLM paper, section 5.5).
+//! Speeds, the energy of the prompt, the time for making graphs, the CPU's waiting, and the longest time for which
+//! the GPU's queue was held without a gap. The frame of a game waits until the queue lets it in, so the longest hold
+//! matters, not the share of the GPU (HeteroLLM paper, section 5.5).
 //!
-//! Not here: times per token and their terms, which are [`crate::metrics`]'.
+//! Not here: times per token and their terms ([`crate::metrics`]).
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::{Soc, Strategy};

@@ -1,17 +1,17 @@
-//! How long does an NPU take for a product of matrices?
+//! The time of an NPU for a product of matrices.
 //!
-//! HeteroLLM paper, section 3.2. An array of processing elements holds a tile of one matrix while the rows of the other
-//! stream through it. For `M` streamed rows of `N` numbers and `K` held columns, all padded to the array,
+//! HeteroLLM paper, section 3.2. An array of processing elements holds a tile of one matrix while the rows of the
+//! other stream through it. For `M` streamed rows of `N` numbers and `K` held columns, all padded to the array,
 //!
 //! ```text
 //! t(M, N, K) = 2 M N K / F0 * (1 + lambda N / M)
 //! ```
 //!
 //! which has the three effects of the paper: stages (padding), order (streaming the weights or the activations), and
-//! shape (a held matrix that is large beside the stream is loaded again and again). The compiler takes the faster order.
-//! No product is faster than its weights come over the bus.
+//! shape (a held matrix that is large beside the stream is loaded again and again). The compiler takes the faster
+//! order. No product is faster than its weights come over the bus.
 //!
-//! Not here: which sizes it has graphs for ([`super::graphs`]), and measured times ([`super::profiled`]).
+//! Not here: the sizes of its graphs ([`super::graphs`]), and measured times ([`super::profiled`]).
 
 use hearth_profiles::device::soc::{Bus, SocNpu};
 

@@ -1,8 +1,8 @@
-//! What are the stages of a layer while a prompt is read?
+//! The stages of a layer while a prompt is read.
 //!
-//! Under each strategy the products are computed by another rule, and the rest of the layer on the GPU between them:
-//! norm, q k v, attention, o, residual and norm, gate and up, activation, down, residual. Products that are not cut share
-//! a pair of events by groups ([`super::matmul::groups`]).
+//! Each strategy has its own rule for products; the GPU computes the rest of the layer between them: norm, q k v,
+//! attention, o, residual and norm, gate and up, activation, down, residual. Products that are not cut share a pair
+//! of events by groups ([`super::matmul::groups`]).
 //!
 //! Not here: choosing the best of the strategies ([`super::Chip`]), and the head.
 

@@ -1,11 +1,12 @@
-//! What does a table of measured products say of those that were not measured?
+//! Times of products derived from a table of measured ones.
 //!
-//! The two modes of the HeteroLLM paper's profiler (section 4.3). In either, what is taken from the table is a rate: work,
-//! padded to whole tiles, over time. By `table` a product has the rate of the nearest one that was measured, nearest by
-//! the logarithms of its sides; one that was measured takes what it took. By `tree` it has the mean rate of a leaf of a
-//! regression tree, grown by splitting where the squares of the rates' logarithms around their means shrink most.
+//! The two modes of the HeteroLLM paper's profiler (section 4.3). In both, the table gives a rate: work, padded to
+//! whole tiles, over time. By `table` a product has the rate of the nearest measured one, nearest by the logarithms
+//! of its sides; a measured product takes its measured time. By `tree` it has the mean rate of a leaf of a regression
+//! tree, grown by splitting where the squares of the rates' logarithms around their means shrink most.
 //!
-//! Not here: measuring. No NPU is at hand to this program; its tests fill tables from the formula of [`super::npu`].
+//! Not here: measuring. No NPU is available to this program; its tests fill tables from the formula of
+//! [`super::npu`].
 
 use hearth_profiles::device::soc::{Mode, Profiled, Shape};
 

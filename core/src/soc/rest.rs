@@ -1,8 +1,8 @@
-//! What does a layer cost beside its products?
+//! The cost of a layer beside its products.
 //!
-//! Two norms, the rotation of queries and keys, the scores, their softmax, the weighted values, two residual additions and
-//! the activation of the feed-forward block: nine kernels on the GPU, each bound by its arithmetic or its bytes, in FP16.
-//! Attention is not masked: each token of a prompt computes all scores of the prompt.
+//! Two norms, the rotation of queries and keys, the scores, their softmax, the weighted values, two residual
+//! additions and the activation of the feed-forward block: nine kernels on the GPU, each bound by its arithmetic or
+//! its bytes, in FP16. Attention is not masked: each token of a prompt computes all scores of the prompt.
 //!
 //! Not here: decoding, where only the cached keys and values count ([`super::decode`]).
 

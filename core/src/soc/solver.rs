@@ -1,4 +1,4 @@
-//! How is a product cut between GPU and NPU?
+//! The solver: cuts a product between GPU and NPU.
 //!
 //! HeteroLLM paper, section 4.3: the least of
 //!
@@ -6,14 +6,14 @@
 //! max(T_gpu(part 1), T_npu(part 2)) + T_sync,    T_gpu(all),    T_npu(all) + T_sync
 //! ```
 //!
-//! over all parts that add up to the whole. Rows of the weights (columns of the result) go to the GPU in multiples of 256,
-//! tokens to the NPU in multiples of 32.
+//! over all parts that add up to the whole. Rows of the weights (columns of the result) go to the GPU in multiples of
+//! 256, tokens to the NPU in multiples of 32.
 //!
-//! A prompt as long as a graph is one that was solved ahead, so that the NPU has a graph for whatever part of it is best.
-//! Any other gets the graphs of standard sizes: a margin of tokens goes to the GPU, or the NPU pads, or both, and
-//! perhaps some rows to the GPU as well (hybrid).
+//! A prompt as long as a graph was solved ahead, so the NPU has a graph for whatever part of it is best. Any other
+//! prompt uses the graphs of standard sizes: a margin of tokens goes to the GPU, or the NPU pads, or both, and
+//! perhaps some rows go to the GPU as well (hybrid).
 //!
-//! Not here: what is the same for several products, as a cover of the prompt without the GPU ([`super::prefill`]).
+//! Not here: covers of a prompt without the GPU, which several products share ([`super::prefill`]).
 
 use super::gpu::Gpu;
 use super::graphs::Sizes;

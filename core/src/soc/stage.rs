@@ -1,7 +1,7 @@
-//! What happens between two moments at which the processors have waited for one another?
+//! A stage: the work of GPU and NPU between two synchronisations.
 //!
-//! Kernels on the GPU and graphs on the NPU side by side, and the events that this costs. A stage without events is a
-//! stretch of the GPU's queue: the next one follows without a gap.
+//! Kernels on the GPU and graphs on the NPU run side by side, and the stage has the events that this costs. A stage
+//! without events continues the GPU's queue: the next one follows without a gap.
 
 use hearth_profiles::Seconds;
 

@@ -1,13 +1,13 @@
-//! What does it cost that GPU and NPU wait for one another?
+//! The cost of synchronising GPU and NPU.
 //!
-//! HeteroLLM paper, sections 3.1 and 4.2. Slow: a buffer is copied through the GPU's framework, and the GPU's queue, which
-//! has run empty, takes a kernel anew. Fast: the buffers are shared; a thread sleeps for as long as the kernel is predicted
-//! to take, in steps of the shortest sleep, and polls a flag for the rest, so that an event costs only seeing the flag and
-//! handing on. A product cut between both has two events, which is 14 a layer; with products whole, those that read
-//! the same activations share a pair, which is 8.
+//! HeteroLLM paper, sections 3.1 and 4.2. Slow: a buffer is copied through the GPU's framework, and the GPU's queue,
+//! which has run empty, accepts a kernel anew. Fast: the buffers are shared; a thread sleeps for the predicted time
+//! of the kernel, in steps of the shortest sleep, and polls a flag for the rest, so an event costs only seeing the
+//! flag and handing on. A product cut between both has two events, which is 14 a layer; with products whole, those
+//! that read the same activations share a pair, which is 8.
 //!
-//! Whoever dominates is waited for: while a prompt is read the NPU, so that the next kernel is submitted late; in
-//! decoding the GPU, whose queue keeps the order. The fitted cost of a fast event holds both.
+//! The dominating processor is waited for: the NPU while a prompt is read, so that the next kernel is submitted late;
+//! the GPU in decoding, whose queue keeps the order. The fitted cost of a fast event holds both.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Soc;

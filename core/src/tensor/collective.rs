@@ -1,8 +1,8 @@
-//! Who sends what to whom until everybody has the sum?
+//! All-reduce: the messages of each pattern until every device has the sum.
 //!
-//! Each device's part in one all-reduce depends on nothing but how many messages it has had so far: so many it may
-//! have sent by now ([`Collective::due`]), and after so many it is done ([`Collective::awaited`]). For `N` devices
-//! and a partial result of `p` bytes:
+//! A device's part in one all-reduce depends only on the number of messages it has received: it may have sent
+//! [`Collective::due`] of its own by now, and is done after [`Collective::awaited`]. For `N` devices and a partial
+//! result of `p` bytes:
 //!
 //! | pattern | messages | of bytes each | one after another |
 //! | --- | --- | --- | --- |
@@ -18,7 +18,7 @@
 
 use hearth_profiles::Bytes;
 
-use hearth_schema::tensor::AllReduce;
+use hearth_schema::plan::tensor::AllReduce;
 
 /// The pattern of messages of one all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Tensor parallelism: which bytes a slice has, and who sends what in an all-reduce.
 //!
-//! The plan itself is [`hearth_schema::tensor`].
+//! The plan itself is [`hearth_schema::plan::tensor`].
 
 pub mod collective;
 pub mod slicing;

@@ -1,17 +1,18 @@
-//! Which weights does a device hold of each layer, and in which format?
+//! Slicing: the weights of each layer that a device holds in a tensor-parallel plan.
 //!
 //! A layer's matrices are its attention's (queries, keys, values, output) and its feed-forward block's (gate, up,
-//! down). Of the first a device has as large a part as it has key-value heads, of the second as it has rows. Bytes
-//! are shared out by cumulative shares, so that those of all devices are the layer's, to the byte. Norms are small,
-//! and every device has them.
+//! down). A device has the share of the first that it has of the key-value heads, and of the second that it has of
+//! the rows. Bytes are divided by cumulative shares, so those of all devices sum to the layer's, to the byte. Norms
+//! are small, and every device has them.
 //!
-//! A model profile sums a layer's tensors by format and does not know which of them is which; the bytes of a format
-//! are split between attention and feed-forward block as their weights are. In one format, as systems that convert
-//! have it, this is exact.
+//! A model profile sums a layer's tensors by format and does not separate them; the bytes of a format are split
+//! between attention and feed-forward block as their weights are. In one format, as in systems that convert, this is
+//! exact.
 //!
-//! [`SlicedModel`] is the model as one device sees it, so that [`crate::compute_cost`] tells what its part takes.
+//! [`SlicedModel`] is the model as one device sees it, from which [`crate::compute_cost`] computes the time of its
+//! part.
 //!
-//! Not here: how much memory that is ([`crate::memory`]).
+//! Not here: the memory of a slice ([`crate::memory`]).
 
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
@@ -19,7 +20,7 @@ use hearth_profiles::{Bytes, Flops, Format};
 use crate::memory::conversion::converted;
 use crate::memory::conversion::is_matrix;
 use hearth_schema::plan::Plan;
-use hearth_schema::tensor::{Slice, TensorPlan};
+use hearth_schema::plan::tensor::{Slice, TensorPlan};
 
 /// A model as one device of a tensor-parallel plan sees it.
 #[derive(Debug, Clone, PartialEq)]

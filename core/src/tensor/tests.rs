@@ -1,4 +1,4 @@
-//! Do slices make up the model, and messages the sums?
+//! Slices sum to the model, and messages to the sum.
 
 use hearth_profiles::Bytes;
 use hearth_profiles::Document;
@@ -6,7 +6,7 @@ use hearth_profiles::model::shipped;
 use proptest::prelude::*;
 
 use hearth_schema::Plan;
-use hearth_schema::tensor::AllReduce;
+use hearth_schema::plan::tensor::AllReduce;
 
 use super::*;
 

@@ -1,7 +1,6 @@
-//! Can any text make the readers of scenarios, plans and traces panic or hang?
+//! Fuzz tests: no text makes the readers of scenarios, plans and traces panic or hang.
 //!
-//! A million cases of each: `PROPTEST_CASES=1000000 cargo test --release -p hearth-schema --test
-//! document_fuzz`.
+//! A million cases of each: `PROPTEST_CASES=1000000 cargo test --release -p hearth-core --test it document_fuzz`.
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Connection;

@@ -1,4 +1,4 @@
-//! Who is joined to whom, and what can be wrong with the air?
+//! Links of a cluster: which pairs are joined, and which Wi-Fi descriptions are refused.
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Connection;

@@ -1,4 +1,4 @@
-//! Does the model of a phone with GPU and NPU have the properties that are published, and the numbers?
+//! Published properties and numbers of the model of a phone with GPU and NPU.
 //!
 //! HeteroLLM paper, sections 3 to 5, Llama-8B unless named. `docs/studies/soc` has the numbers side by side.
 

@@ -448,7 +448,7 @@ impl Rereading {
 /// Returns whether the residency releases weights although all of them fit.
 fn gives_up(residency: &ResidencyOptions, share: i64) -> bool {
     match residency.policy {
-        Residency::Managed => residency.most_kept(share as u64) < share as u64,
+        Residency::Managed => residency.max_kept(share as u64) < share as u64,
         Residency::Os | Residency::Windowed => residency.releases(),
         Residency::Pinned | Residency::Sliding => false,
     }

@@ -87,7 +87,7 @@ fn dllama_slices_evenly_over_a_power_of_two_devices() {
         assert_eq!(plan.devices.len(), used);
         assert_eq!(plan.devices.len() + plan.dropped.len(), devices.len());
         let tensor = plan.kind.tensor().expect("slices");
-        let even = |slice: &hearth_schema::tensor::Slice| {
+        let even = |slice: &hearth_schema::plan::tensor::Slice| {
             (slice.kv_heads as usize, slice.feed_forward as usize) == (8 / used, 14336 / used)
         };
         assert!(tensor.slices.iter().all(even), "{:?}", tensor.slices);

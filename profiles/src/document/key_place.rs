@@ -51,17 +51,6 @@ pub(super) fn of(text: &str, path: &str) -> Option<(usize, usize)> {
     found
 }
 
-/// Line and column of the second `key` in the map that begins at `start` (line and column, from 1).
-pub(super) fn second(text: &str, start: (usize, usize), key: &str) -> Option<(usize, usize)> {
-    let indent = start.1.saturating_sub(1);
-    key_lines(text)
-        .filter(|line| line.line >= start.0)
-        .take_while(|line| line.indent >= indent)
-        .filter(|line| line.indent == indent && line.key == key)
-        .nth(1)
-        .map(|line| line.place())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,11 +78,5 @@ peers:
         assert_eq!(of(TEXT, "disk.sequential.value"), Some((9, 5)));
         assert_eq!(of(TEXT, "cpu.matvec.q4_k.value"), Some((6, 5)), "flow style: the line's first key");
         assert_eq!(of(TEXT, "nothing"), None);
-    }
-
-    #[test]
-    fn duplicate_key_is_located_in_its_map() {
-        assert_eq!(second(TEXT, (8, 3), "sequential"), Some((10, 3)));
-        assert_eq!(second(TEXT, (1, 1), "disk"), None, "the other one belongs to another map");
     }
 }

@@ -4,6 +4,7 @@
 //! parsed; an unknown key, a duplicate key and a number without a unit are errors with line and column; another schema or
 //! version is reported before anything else.
 
+mod duplicate_key;
 mod key_place;
 mod wording;
 
@@ -177,20 +178,11 @@ pub trait Document: Serialize + DeserializeOwned {
 }
 
 fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
-    let mut at = error.location().map_or((0, 0), |at| (at.line(), at.column()));
-    let text = error.to_string();
-    // The parser appends its own " at line 3 column 5"; the location is printed once, by us.
-    let what = match text.rfind(" at line ") {
-        Some(end) if at.0 > 0 => text[..end].to_string(),
-        _ => text,
-    };
-    // For a duplicate key the parser gives the location of the whole map.
-    let twice = ["duplicate field `", "duplicate entry `"]
-        .iter()
-        .find_map(|mark| what.split_once(mark).and_then(|(_, rest)| rest.split('`').next()));
-    if let Some(second) = twice.and_then(|key| key_place::second(document, at, key)) {
-        at = second;
-    }
+    let duplicate = duplicate_key::find(document);
+    let error = duplicate.as_ref().unwrap_or(error);
+    let at = error.location().map_or((0, 0), |at| (at.line(), at.column()));
+    // The parser writes the location that it reports; it is printed once, by us.
+    let what = error.to_string().replacen(&format!(" at line {} column {}", at.0, at.1), "", 1);
     let what = match letter(document, at) {
         Some('\t') => format!("{what}: a tab; indent with spaces"),
         _ => wording::of(what),

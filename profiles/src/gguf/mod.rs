@@ -19,7 +19,6 @@
 
 mod error;
 mod read;
-mod shape;
 mod split;
 mod value;
 mod write;
@@ -36,7 +35,6 @@ pub use value::{Array, Metadata, Value};
 pub use write::{FileLayout, HeaderWriter};
 
 use crate::Bytes;
-use crate::model::ModelShape;
 
 /// The sizes of one file of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,11 +66,6 @@ impl GgufModel {
     /// Returns the tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.iter().find(|tensor| tensor.name == name)
-    }
-
-    /// The dimensions of the model.
-    pub fn shape(&self) -> Result<ModelShape, GgufError> {
-        shape::shape(self)
     }
 
     /// The size of all parts together.

@@ -168,13 +168,13 @@ quant: q4_k_m
         check("kv_heads: 8", "kv_headz: 8", "unknown field `kv_headz`", 9);
         check("heads: 32\n", "heads: many\n", "invalid type", 8);
         check("layers: 32 layers", "layers: 32", "with its unit", 5);
-        check("quant: q4_k_m", "quant: q4_k_m\nquant: q8_0", "duplicate field `quant`", 14);
+        check("quant: q4_k_m", "quant: q4_k_m\nquant: q8_0", "duplicate key `quant`", 14);
         check("architecture: llama", "architecture: bert", "unknown variant `bert`", 4);
         check("embedding: 4096", "embedding: 0", "`embedding` is 0", 6);
         check("kv_heads: 8", "kv_heads: 5", "not a multiple", 9);
         check("quant: q4_k_m", "quant: q4", "`q4` is not a quantisation", 13);
         check("schema: model/1", "schema: model/2", "must be `schema: model/1`", 1);
-        check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate field", 8);
+        check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate key", 8);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 mod digest;
 pub mod document;
+mod gguf_shape;
 pub mod group;
 pub mod layout;
 pub mod profile;

@@ -35,8 +35,8 @@ fn device_errors_have_line_and_column() {
     check("  cores: 16", "  cores: 16\n  core: 16", "unknown field `core`", "core:");
     check("value: 3.17 GB/s", "value: 3.17", "with its unit, as in `2.98 GB/s`", "value:");
     check("value: 3.17 GB/s", "value: 3.17 GB", "not a unit of", "value:");
-    check("  cores: 16", "  cores: 16\n  cores: 8", "duplicate field `cores`", "cores: 8");
-    check("    q6_k:", "    q4_k:", "duplicate entry `q4_k`", "q4_k: {value: 14.3");
+    check("  cores: 16", "  cores: 16\n  cores: 8", "duplicate key `cores`", "cores: 8");
+    check("    q6_k:", "    q4_k:", "duplicate key `q4_k`", "q4_k: {value: 14.3");
     check("os: linux", "os: dos", "unknown variant `dos`", "os:");
     check("schema: device/1", "schema: device/2", "which this release does not read", "schema:");
     check("schema: device/1", "schema: plan/1", "it has schema `plan/1`; check which file", "schema:");

@@ -1,4 +1,4 @@
-//! Is a workload that nothing could run refused, with what is wrong and where?
+//! Refusals of documents: what is wrong, and where.
 
 use hearth_profiles::Document;
 use hearth_schema::Scenario;

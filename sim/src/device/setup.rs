@@ -50,7 +50,7 @@ pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
     let of = |(place, planned): (usize, &PlannedDevice)| {
         let residency = planned.residency;
-        if !residency.holds() {
+        if !residency.is_pinned() {
             return Cow::Borrowed(model);
         }
         let on_gpu =
@@ -77,8 +77,8 @@ pub fn device_config<'a>(
     let managed = options.policy == Residency::Managed;
     let chunk = if managed { options.piece() } else { input.options.chunk };
     let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
-    let memory = if options.holds() { memory.min(whole(&layout, chunk)) } else { memory };
-    let cache_device = if options.holds() { &anonymous(device) } else { device };
+    let memory = if options.is_pinned() { memory.min(whole(&layout, chunk)) } else { memory };
+    let cache_device = if options.is_pinned() { &anonymous(device) } else { device };
     let storage = storage((cache_device, slot, input.cluster.seed), &layout, memory, chunk);
     let residency = if managed {
         let visits = chunks_of(&layout, &visits(&plan, place));
@@ -88,7 +88,7 @@ pub fn device_config<'a>(
         WeightResidency::System(ReadAhead::new(slot, options, chunk, storage.window()))
     };
     // A tied embedding is read in order as the output matrix; anonymous memory takes no advice.
-    let in_order = model.shape.tied_embeddings || options.holds() || input.options.rows_read_around;
+    let in_order = model.shape.tied_embeddings || options.is_pinned() || input.options.rows_read_around;
     DeviceConfig {
         slot,
         device,

@@ -112,7 +112,7 @@ impl<'a> Simulation<'a> {
             .enumerate()
             .map(|(place, device)| {
                 let schedule = Schedule::new(plan.clone(), place);
-                let holds = plan.devices[place].residency.holds();
+                let holds = plan.devices[place].residency.is_pinned();
                 let mut config =
                     setup::device_config(input, device, &models[place], schedule, place, &memories[place]);
                 if input.options.warm || holds {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use hearth_core::tensor::Collective;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::tensor::{AllReduce, TensorPlan};
+use hearth_schema::plan::tensor::{AllReduce, TensorPlan};
 use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};

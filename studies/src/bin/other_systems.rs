@@ -20,7 +20,7 @@ use hearth_halda::systems::{self, SystemOptions};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Seconds, Sourced, device};
 use hearth_schema::plan::{Origin, PlanKind};
-use hearth_schema::tensor::AllReduce;
+use hearth_schema::plan::tensor::AllReduce;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Plan, Scenario};
 use hearth_sim::{Input, Options, simulate};

@@ -1,4 +1,4 @@
-//! Do sequences get every position once, whatever is accepted?
+//! Every position of a sequence is computed once, whatever drafts are accepted.
 
 use hearth_profiles::{Fraction, Sourced};
 use proptest::prelude::*;

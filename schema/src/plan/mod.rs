@@ -1,16 +1,16 @@
-//! Which device runs which layers, in how many rounds around the ring?
+//! Plan: the layers of each device, and the rounds around the ring.
 //!
-//! A `plan/1` document. It is immutable: planning again writes a new file. The simulator and the
-//! executor read the same one and make no choice of their own.
+//! A `plan/1` document. It is immutable: planning again writes a new file. Simulator and executor read the same one
+//! and make no choice of their own.
 //!
-//! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers
-//! that follow its predecessor's, until the layers run out; the last round may be partial (paper,
-//! Section 3.1 and Eq. 3 with the remainder kept).
+//! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers that follow
+//! its predecessor's, until the layers run out; the last round may be partial (prima.cpp paper, section 3.1 and Eq. 3
+//! with the remainder kept). This is the kind `ring`, the default. In a plan of the kind `tensor` every device works
+//! on every layer, in one round ([`tensor`]); such plans, and rings that pin their weights, are simulated only.
 //!
-//! That is the kind `ring`, which needs no word. In a plan of the kind `tensor` every device works on every layer,
-//! in one round ([`crate::tensor`]); such plans, and rings that pin their weights, are simulated only.
-//!
-//! Not here: how a plan is found (`halda`), and in which steps it is carried out (`hearth_core::schedule`).
+//! Not here: how a plan is found (`hearth_halda`), and its steps (`hearth_core::schedule`).
+
+pub mod tensor;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,23 +21,11 @@ use hearth_profiles::model::ModelProfile;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::residency::Residency;
-use crate::residency::ResidencyOptions;
-use crate::scenario::ActivationFormat;
-use crate::scenario::KvFormat;
-use crate::tensor::TensorPlan;
-use crate::workload::MAX_SEQUENCES;
+use crate::residency::{Residency, ResidencyOptions};
+use crate::workload::{self, MAX_SEQUENCES};
 
-/// Where layers are computed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Processor {
-    /// The CPU, from the mapped file.
-    #[default]
-    Cpu,
-    /// The GPU, from its own memory.
-    Gpu,
-}
+pub use crate::model::{ActivationFormat, KvFormat, Processor};
+pub use tensor::TensorPlan;
 
 /// A layer-to-device assignment with everything a runner needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -62,13 +50,13 @@ pub struct Plan {
     /// How keys and values are stored.
     pub kv_cache: KvFormat,
     /// How activations travel from device to device.
-    #[serde(default, skip_serializing_if = "ActivationFormat::is_usual")]
+    #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
     pub activations: ActivationFormat,
     /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
     #[serde(default, skip_serializing_if = "on_the_cpu")]
     pub output: Processor,
     /// Sequences that are under way at once, each with a cache for the whole context.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "workload::one", skip_serializing_if = "workload::is_one")]
     pub sequences: u32,
     /// The model that drafts tokens on the head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -174,15 +162,6 @@ pub struct PlannedDraft {
     pub model: PlannedModel,
     /// On which processor.
     pub processor: Processor,
-}
-
-fn one() -> u32 {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_one(count: &u32) -> bool {
-    *count == 1
 }
 
 /// Who made a plan.
@@ -314,7 +293,7 @@ impl Plan {
     /// Why it can be simulated and not executed, if so.
     pub fn only_simulated(&self) -> Option<String> {
         let why = if self.kind.is_ring() {
-            let held = self.devices.iter().find(|device| device.residency.holds())?;
+            let held = self.devices.iter().find(|device| device.residency.is_pinned())?;
             format!("`{}` keeps its weights `{}`", held.name, held.residency.policy)
         } else {
             "it slices every layer over all devices (`kind: tensor`)".to_owned()
@@ -342,7 +321,7 @@ impl Document for Plan {
         if self.devices.len() > MAX_DEVICES || self.model.layers > MAX_LAYERS {
             return refuse(format!("a plan holds at most {MAX_DEVICES} devices and {MAX_LAYERS} layers"));
         }
-        if !self.kind.is_ring() && !self.activations.is_usual() {
+        if !self.kind.is_ring() && !self.activations.is_default() {
             return refuse("`activations: f16` is for rings; slices travel as `kind` says".into());
         }
         let mut names = BTreeSet::new();

@@ -4,11 +4,18 @@
 //! `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has; the head is tied if there
 //! is no `output.weight`.
 
-use super::{Array, GgufError, GgufModel, Value};
-use crate::model::{Architecture, ModelShape};
+use super::shape::{Architecture, ModelShape};
+use crate::gguf::{Array, GgufError, GgufModel, Value};
 use crate::units::Layers;
 
-pub(super) fn shape(model: &GgufModel) -> Result<ModelShape, GgufError> {
+impl GgufModel {
+    /// The dimensions of the model.
+    pub fn shape(&self) -> Result<ModelShape, GgufError> {
+        shape(self)
+    }
+}
+
+fn shape(model: &GgufModel) -> Result<ModelShape, GgufError> {
     let name = model.metadata.get_str("general.architecture")?;
     let name = name.ok_or_else(|| GgufError::MissingKey { key: "general.architecture".into() })?;
     let architecture: Architecture = name

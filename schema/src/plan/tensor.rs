@@ -1,14 +1,15 @@
-//! How is every layer sliced over all devices, and what do they send each other for it?
+//! Tensor parallelism: the slices of every layer and the pattern of all-reduce in a plan.
 //!
-//! Tensor parallelism (prima.cpp paper, section 2): each device holds the same share of every layer. A layer is two
-//! blocks, attention and feed-forward, and after each the devices add their partial results up: an all-reduce. A
-//! slice is counted in key-value heads, with the query heads that use them, and in rows of the feed-forward
-//! matrices (Shoeybi et al., 2019, Megatron-LM). Norms are everybody's; embedding and output matrix are the head's.
+//! Each device holds the same share of every layer (prima.cpp paper, section 2). A layer is two blocks, attention and
+//! feed-forward, and after each the devices add their partial results in an all-reduce. A slice is counted in
+//! key-value heads, with the query heads that use them, and in rows of the feed-forward matrices (Shoeybi et al.,
+//! 2019, Megatron-LM). Every device has the norms; the head has embedding and output matrix.
 //!
 //! A plan of this kind is simulated only. Its devices all have `window: L`, `rounds: 1`, and keep their weights
 //! `pinned` or `sliding` ([`crate::residency`]).
 //!
-//! Not here: which bytes a slice has (`hearth_core::tensor::slicing`), who sends what in an all-reduce (`hearth_core::tensor::collective`).
+//! Not here: the bytes of a slice (`hearth_core::tensor::slicing`) and the messages of an all-reduce
+//! (`hearth_core::tensor::collective`).
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::model::ModelShape;
@@ -16,10 +17,8 @@ use hearth_profiles::{Bytes, Format, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{Plan, Processor, Role};
 use crate::pass::Pass;
-use crate::plan::Plan;
-use crate::plan::Processor;
-use crate::plan::Role;
 use crate::residency::Residency;
 
 /// How partial results are added up.
