@@ -25,11 +25,11 @@ use hearth_schema::scenario::Workload;
 /// A device of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// Its name in the scenario.
+    /// The name in the scenario.
     pub name: String,
     /// Where its worker listens.
     pub address: Option<String>,
-    /// What it can do.
+    /// Its profile.
     pub device: Device,
     /// How it keeps its weights; the planner's choice if absent.
     pub residency: Option<ResidencyOptions>,
@@ -43,12 +43,12 @@ pub struct LinkTable {
     channels: BTreeMap<String, usize>,
 }
 
-/// How two devices are joined.
+/// How two devices are connected.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Connection<'a> {
-    /// By a link of their own.
+    /// A link of their own.
     Link(&'a Link),
-    /// Over air that others share.
+    /// Through Wi-Fi channels that others share.
     Wireless(WirelessPath<'a>),
 }
 
@@ -62,7 +62,7 @@ impl LinkTable {
         Self { channels: channels.flat_map(stations).collect(), links }
     }
 
-    /// The link between devices of which nothing else is known.
+    /// The link between devices that the scenario does not name.
     pub fn default_link(&self) -> &Link {
         &self.links.default
     }
@@ -72,7 +72,7 @@ impl LinkTable {
         self.links.wifi.as_ref()
     }
 
-    /// How one device by name is joined to another, `None` if the first cannot send to the second.
+    /// The connection from one device to another by name, `None` if the first cannot send to the second.
     pub fn connection(&self, from: &str, to: &str) -> Option<Connection<'_>> {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
@@ -88,8 +88,8 @@ impl LinkTable {
         Some(self.wireless_path(from, to).map_or(Connection::Link(&self.links.default), Connection::Wireless))
     }
 
-    /// The link from one device to another by name, `None` if the first cannot send to the second. Over the air it is
-    /// the one that takes what a small message takes on average when it is alone, [`WirelessPath::expected`].
+    /// The link from one device to another by name, `None` if the first cannot send to the second. Over
+    /// Wi-Fi it is the link with the mean time of a small message on idle channels ([`WirelessPath::expected`]).
     pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
         Some(match self.connection(from, to)? {
             Connection::Link(link) => Cow::Borrowed(link),
@@ -97,7 +97,7 @@ impl LinkTable {
         })
     }
 
-    /// The way over the air, if one of the two is on it.
+    /// The Wi-Fi path, if one of the two is a station.
     fn wireless_path(&self, from: &str, to: &str) -> Option<WirelessPath<'_>> {
         let wifi = self.links.wifi.as_ref()?;
         let end = |name: &str| match self.channels.get(name) {
@@ -107,8 +107,8 @@ impl LinkTable {
             }
             None => Endpoint::Wire(&self.links.default),
         };
-        let on_air = self.channels.contains_key(from) || self.channels.contains_key(to);
-        on_air.then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
+        let is_wireless = self.channels.contains_key(from) || self.channels.contains_key(to);
+        is_wireless.then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
     }
 
     /// Checks that every device of a valid plan can send to those that it has to send to.
@@ -132,16 +132,14 @@ impl LinkTable {
     }
 }
 
-/// A plan sends where the scenario says that nothing can be sent.
+/// A plan that sends over a connection that the scenario calls unreachable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the plan sends from `{from}` to `{to}`, which the scenario says cannot be reached from there; plan again \
      from this scenario"
 )]
 pub struct UnreachablePeer {
-    /// Who sends.
     pub from: String,
-    /// Who would receive.
     pub to: String,
 }
 
@@ -164,7 +162,6 @@ pub struct Cluster {
     pub kv_cache: KvFormat,
     /// How activations travel.
     pub activations: ActivationFormat,
-    /// What is asked.
     pub workload: Workload,
     /// The seed of every random draw.
     pub seed: u64,

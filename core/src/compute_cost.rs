@@ -22,44 +22,43 @@ use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerF
 use crate::soc::Chip;
 use hearth_schema::pass::Pass;
 
-/// What the kernel takes for so many bytes of pages that it brings into the page cache ahead of use: allocating,
-/// charging and queueing them. source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
+/// The kernel's time for bringing these bytes into the page cache ahead of use: allocating, charging and queueing pages.
+/// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
 pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
 
-/// The same for unmapping and freeing them by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
+/// The kernel's time for unmapping and freeing these bytes by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
 /// source: measured on Linux 6.18, 0.10 ms for 1 MiB
 pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
 
-/// One look at so many bytes of pages in search of what to evict. source: measured on Linux 6.18: with 200 MiB to age and
+/// The kernel's time for scanning these bytes in search of pages to evict. source: measured on Linux 6.18: with 200 MiB to age and
 /// 200 MiB to evict the calls for 200 MiB took 60 to 70 ms instead of 28
 pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 
-/// What one thread brings into the page cache and gives up again, however fast the disk: as the profile says, or as
-/// measured on that machine.
+/// The rate at which one thread brings pages into the page cache and evicts them, whatever the disk: the profile's, or the
+/// rate measured on the machine of the constants above.
 pub fn turnover(disk: &Disk) -> BytesPerSecond {
-    let usual = BytesPerSecond(1.0 / (a_byte(PAGE_INSERT_COST) + a_byte(PAGE_DISCARD_COST)));
+    let usual = BytesPerSecond(1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST)));
     disk.turnover.as_ref().map_or(usual, |rate| rate.value)
 }
 
-/// How fast a thread reads ahead that leaves it to the system what goes: as its disk does, and as it brings pages in and
-/// looks at as many, unmaps and frees them.
+/// The rate at which a thread reads ahead where the system evicts: bounded by the disk, and by bringing in, scanning,
+/// unmapping and freeing pages.
 pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
-    BytesPerSecond(disk.ahead_read().0.min(1.0 / (1.0 / turnover(disk).0 + a_byte(PAGE_SCAN_COST))))
+    BytesPerSecond(disk.ahead_read().0.min(1.0 / (1.0 / turnover(disk).0 + seconds_per_byte(PAGE_SCAN_COST))))
 }
 
-/// Seconds for a byte.
-fn a_byte((time, bytes): (Seconds, Bytes)) -> f64 {
+fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
     time.0 / bytes.as_f64()
 }
 
-/// How fast a device streams what it does not keep: as its disk reads ahead, and as its thread turns pages over.
+/// The rate at which a device streams what it does not keep: bounded by its disk and by [`turnover`].
 pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(disk.ahead_read().0.min(turnover(disk).0))
 }
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
 
-/// One processor working on one model: what each of its steps takes with all weights at hand.
+/// The times of one processor for the steps of one model.
 #[derive(Debug, Clone)]
 pub struct ComputeCost<'a> {
     model: &'a ModelProfile,
@@ -72,18 +71,17 @@ pub struct ComputeCost<'a> {
     attention: Option<FlopsPerSecond>,
     kv_copy: &'a hearth_profiles::device::Transfer,
     layer_overhead: Seconds,
-    /// Computes layers and outputs instead.
+    /// The SoC that computes layers and outputs instead.
     chip: Option<Chip<'a>>,
 }
 
 impl<'a> ComputeCost<'a> {
-    /// What a device computes with on weights in main memory: its SoC, or its CPU.
+    /// The processor for weights in main memory: the SoC of a device, or its CPU.
     pub fn in_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         let chip = device.soc.as_ref().map(|soc| Chip::new(soc, model, kv_element));
         Self { chip, ..Self::on_cpu(&device.cpu, model, kv_element) }
     }
 
-    /// The CPU of a device.
     pub fn on_cpu(cpu: &'a Cpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         Self {
             model,
@@ -99,7 +97,6 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    /// The GPU of a device.
     pub fn on_gpu(gpu: &'a Gpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         Self {
             model,
@@ -133,7 +130,7 @@ impl<'a> ComputeCost<'a> {
         self.outputs(1)
     }
 
-    /// The output matrix for so many positions at once.
+    /// The output matrix for `positions` at once.
     pub fn outputs(&self, positions: u32) -> Seconds {
         match &self.chip {
             _ if positions == 0 => Seconds(0.0),
@@ -142,7 +139,7 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    /// Looking up the embedding rows of so many tokens.
+    /// Looking up the embedding rows of `tokens`.
     pub fn embed(&self, tokens: u32) -> Seconds {
         self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
     }
@@ -164,7 +161,7 @@ impl<'a> ComputeCost<'a> {
             .sum()
     }
 
-    /// Summed over the tokens of a pass, each of which sees one position more than the one before it.
+    /// Attention of a layer, summed over the tokens of a pass; each sees one position more than the one before it.
     fn attention(&self, pass: Pass) -> Seconds {
         let shape = &self.model.shape;
         let (first, tokens) = (f64::from(pass.first_position), f64::from(pass.tokens));

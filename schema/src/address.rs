@@ -2,7 +2,7 @@
 
 use core::net::Ipv6Addr;
 
-/// Host and port of an address, if it is one; port 0, which only who listens may say, is one as well.
+/// Host and port of an address, if it is valid. Port 0, which only a listener may use, is valid.
 ///
 /// ```
 /// use hearth_schema::address::host_and_port;
@@ -23,8 +23,8 @@ pub fn host_and_port(address: &str) -> Option<(&str, u16)> {
     (digits && (bracketed || named)).then(|| Some((host, port.parse().ok()?)))?
 }
 
-/// The address as it is, or what is wrong with it, for a flag of the command line.
-pub fn checked(address: &str) -> Result<String, String> {
+/// Parses an address of the command line.
+pub fn parse(address: &str) -> Result<String, String> {
     match host_and_port(address) {
         Some(_) => Ok(address.to_owned()),
         None => Err("write HOST:PORT, as 127.0.0.1:9001, with a port up to 65535".into()),
@@ -60,9 +60,9 @@ mod tests {
             "me@laptop:9001",
         ] {
             assert_eq!(host_and_port(wrong), None, "{wrong}");
-            assert!(checked(wrong).is_err());
+            assert!(parse(wrong).is_err());
         }
         assert_eq!(host_and_port("0.0.0.0:0"), Some(("0.0.0.0", 0)));
-        assert_eq!(checked("[::1]:9001").as_deref(), Ok("[::1]:9001"));
+        assert_eq!(parse("[::1]:9001").as_deref(), Ok("[::1]:9001"));
     }
 }

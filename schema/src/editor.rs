@@ -33,11 +33,11 @@ fn of<D: Document + JsonSchema>() -> Schema {
     schema
 }
 
-/// A text may stand for a map.
+/// Lets a text stand for a map.
 pub(crate) fn or_text(map: &mut Schema, text: &Schema) {
-    let (words, described) = (map.remove("description"), map.clone());
+    let (description, described) = (map.remove("description"), map.clone());
     *map = json_schema!({"anyOf": [text, described]});
-    if let Some(words) = words {
-        map.insert("description".into(), words);
+    if let Some(description) = description {
+        map.insert("description".into(), description);
     }
 }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::editor::or_text;
 
-/// More than a person writes, and few enough to look through for every change.
+/// Above what a person writes, and few enough to scan for every change.
 const MAX_EVENTS: usize = 1000;
 /// Longer than any request; keeps sums of nanoseconds far from overflow.
 const MAX_TIME: Seconds = Seconds(30.0 * 86_400.0);
@@ -39,16 +39,16 @@ const MIN_SHARE_LEFT: f64 = 0.01;
     expecting = "an event, as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`"
 )]
 pub struct Event {
-    /// When: this long after the run's start.
+    /// The time from the run's start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Seconds>,
-    /// When: as soon as so many tokens are out, of all sequences together.
+    /// The number of tokens, of all sequences together, after which it happens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<u32>,
-    /// For how long; to the run's end if absent.
+    /// The duration; to the run's end if absent.
     #[serde(default, rename = "for", skip_serializing_if = "Option::is_none")]
     pub lasts: Option<Seconds>,
-    /// To which device. Only `stalls` can do without: every link stands still then.
+    /// The device. Only `stalls` can be without one: every link stalls then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Other programs compute.
@@ -72,30 +72,28 @@ pub struct Event {
     /// A device that left is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub returns: Option<Return>,
-    /// Messages to and from the device stand still, and go on afterwards.
+    /// Messages to and from the device stall, and continue afterwards.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalls: bool,
 }
 
-/// Other programs' threads that are runnable all the time. In a document the threads alone may stand for the whole:
+/// Other programs' threads that are always runnable. A document may give the number alone:
 /// `load: 4 threads`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_threads)]
 pub struct Load {
-    /// How many.
     pub threads: u32,
     /// What they leave of the GPU; all of it if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Fraction>,
 }
 
-/// Memory that other programs take. In a document the size alone may stand for the whole: `memory: 2 GiB`.
+/// Memory that other programs take. A document may give the size alone: `memory: 2 GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_size)]
 pub struct Taken {
-    /// How much.
     pub taken: Bytes,
     /// Evenly over this time (a ramp); all at once (a step) if absent. Either with `for` is a burst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -116,30 +114,22 @@ pub struct Swap {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Return {
-    /// By planning again before the next token: the ring computes all tokens so far once more.
+    /// By planning again before the next token: the ring computes all tokens so far again.
     BetweenTokens,
     /// By the plan of the next request.
     NextRequest,
 }
 
-/// What an event says.
+/// The change of an event.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
-    /// See [`Event::load`].
     Load(Load),
-    /// See [`Event::memory`].
     Memory(Taken),
-    /// See [`Event::swap`].
     Swap(Swap),
-    /// See [`Event::slow`].
     Slow(Fraction),
-    /// See [`Event::disk_load`].
     DiskLoad(Fraction),
-    /// See [`Event::leaves`].
     Leaves,
-    /// See [`Event::returns`].
     Returns(Return),
-    /// See [`Event::stalls`].
     Stalls,
 }
 
@@ -160,9 +150,9 @@ impl Change {
 }
 
 impl Event {
-    /// The one thing that it says.
+    /// The change, if the event has exactly one.
     pub fn change(&self) -> Option<Change> {
-        let said = [
+        let changes = [
             self.load.map(Change::Load),
             self.memory.map(Change::Memory),
             self.swap.map(Change::Swap),
@@ -172,9 +162,9 @@ impl Event {
             self.returns.map(Change::Returns),
             self.stalls.then_some(Change::Stalls),
         ];
-        let mut said = said.into_iter().flatten();
-        let first = said.next();
-        first.filter(|_| said.next().is_none())
+        let mut changes = changes.into_iter().flatten();
+        let first = changes.next();
+        first.filter(|_| changes.next().is_none())
     }
 
     fn validate(&self, place: &str) -> Result<Change, DocumentError> {
@@ -266,12 +256,12 @@ pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), Document
         }
         changes.push(event.validate(&place)?);
     }
-    one_value_at_a_time(events, &changes)?;
-    coming_and_going(events, &changes)
+    validate_overlaps(events, &changes)?;
+    validate_presence(events, &changes)
 }
 
-/// Loads and memory add up; of everything else there is one at a time.
-fn one_value_at_a_time(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
+/// Checks that changes of one kind do not overlap on a device, except loads and memory, which add up.
+fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
     let adds_up = |change: &Change| {
         matches!(change, Change::Load(_) | Change::Memory(_) | Change::Leaves | Change::Returns(_))
     };
@@ -295,9 +285,9 @@ fn one_value_at_a_time(events: &[Event], changes: &[Change]) -> Result<(), Docum
     Ok(())
 }
 
-/// Who leaves was there, and who returns was not. Times and tokens cannot be put in one order, so that the rule holds
-/// for devices that use only one of the two.
-fn coming_and_going(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
+/// Checks that a device that leaves was there, and one that returns was not. Times and tokens cannot be ordered, so this
+/// covers devices that use only one of the two.
+fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
     let mut moves: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
     for (index, (event, change)) in events.iter().zip(changes).enumerate() {
         if let (Change::Leaves | Change::Returns(_), Some(device)) = (change, &event.device) {

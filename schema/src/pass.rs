@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// The largest batch that enters the ring at once, in tokens. Longer prompts take several passes.
 pub const MAX_PASS_TOKENS: u32 = 512;
 
-/// Some tokens of one sequence on their way through all layers.
+/// Tokens of one sequence on their way through all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pass {
@@ -22,10 +22,10 @@ pub struct Pass {
     pub tokens: u32,
     /// Whether a token is sampled from the last position's output.
     pub output: bool,
-    /// Which of the sequences under way it belongs to, from 0.
+    /// The sequence, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sequence: u32,
-    /// How many of its tokens, the last ones, a draft model made up; each of them wants an output too.
+    /// The number of drafted tokens, which are the last ones; each of them has an output too.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub drafted: u32,
 }
@@ -41,12 +41,12 @@ impl Pass {
         Self { index, first_position, tokens, output, sequence: 0, drafted: 0 }
     }
 
-    /// Positions whose outputs are wanted: the last one's, and with drafted tokens those that each of them answers.
+    /// The number of positions with an output: the last one, and one for each drafted token.
     pub fn outputs(&self) -> u32 {
         if self.output { self.drafted.saturating_add(1) } else { 0 }
     }
 
-    /// The position after its last token, if that can be said.
+    /// The position after its last token, `None` if that overflows.
     pub fn end(&self) -> Option<u32> {
         self.first_position.checked_add(self.tokens)
     }

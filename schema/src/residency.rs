@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::editor::or_text;
 
-/// Who decides what stays in memory.
+/// The policy that decides which weights stay in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
@@ -32,10 +32,9 @@ pub enum Residency {
     Os,
     /// The operating system, with a helper thread that populates the next window within a budget.
     Windowed,
-    /// The device: a kept set is never evicted by itself, the rest streams through a buffer, read ahead of
-    /// its turn and given up behind it.
+    /// The device: it never evicts the kept set; the rest streams through a buffer, is read ahead and evicted after use.
     Managed,
-    /// Nobody: the weights are copied into memory of the device's own. Simulated only.
+    /// No eviction: the weights are copied into memory of the device's own. Simulated only.
     Pinned,
     /// The device: some blocks of layers pass through memory of its own, loaded ahead of their turn as in TPI-LLM.
     /// Simulated only.
@@ -54,16 +53,16 @@ impl std::fmt::Display for Residency {
     }
 }
 
-/// How a device keeps its weights. In a document the policy alone may stand for the whole: `residency: managed`.
+/// How a device keeps its weights. A document may give the policy alone: `residency: managed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_policy)]
 pub struct ResidencyOptions {
-    /// Who decides.
+    /// The policy.
     #[serde(default)]
     pub policy: Residency,
     /// `os`, `windowed`: whether the next window is read ahead of its turn. `managed` always does.
-    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    #[serde(default = "default_prefetch", skip_serializing_if = "is_yes")]
     pub prefetch: bool,
     /// `os`, `windowed`: at most this much of the next window, from its front; the whole window if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +71,7 @@ pub struct ResidencyOptions {
     /// it to one read-ahead window, which shows what that costs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_call: bool,
-    /// `os`, `windowed`: whether a window is given up when it has been computed. `managed` does so with what
+    /// `os`, `windowed`: whether a window is evicted when it has been computed. `managed` evicts what
     /// it does not keep.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release: bool,
@@ -89,7 +88,7 @@ pub struct ResidencyOptions {
     /// memory; absent, the GPU alone holds them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_weights_as: Option<Format>,
-    /// `sliding`: so many blocks of layers are in memory at once, of which a layer has two.
+    /// `sliding`: the number of blocks in memory at once; a layer has two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u32>,
 }
@@ -110,12 +109,12 @@ const MAX_BLOCKS: u32 = 20_000;
 /// The largest piece: short against a buffer, long against a disk's latency.
 const MAX_PIECE_BYTES: u64 = 1 << 20;
 
-/// A policy alone may stand for the whole.
+/// Lets a policy alone stand for the whole.
 fn or_policy(map: &mut Schema) {
     or_text(map, &json_schema!({"enum": ["os", "windowed", "managed", "pinned", "sliding"]}));
 }
 
-fn yes() -> bool {
+fn default_prefetch() -> bool {
     true
 }
 
@@ -186,7 +185,7 @@ impl ResidencyOptions {
         Self { prefetch: false, ..self }
     }
 
-    /// Whether anything is read ahead of its turn.
+    /// Whether anything is read ahead.
     pub fn prefetches(&self) -> bool {
         match self.policy {
             Residency::Os | Residency::Windowed => self.prefetch && self.prefetch_budget != Some(Bytes::ZERO),
@@ -195,8 +194,8 @@ impl ResidencyOptions {
         }
     }
 
-    /// The most that is read ahead of its turn: the prefetch budget, or the stream buffer of a managed device. None:
-    /// the whole next window, or blocks of layers.
+    /// The bytes that may be read ahead: the prefetch budget, or the stream buffer of a managed device. `None` is the whole
+    /// next window, or blocks of layers.
     pub fn budget(&self) -> Option<Bytes> {
         match self.policy {
             Residency::Managed => Some(self.buffer()),
@@ -206,7 +205,7 @@ impl ResidencyOptions {
         }
     }
 
-    /// Whether the weights are in memory of the device's own.
+    /// Whether the weights are copied into memory of the device's own.
     pub fn is_pinned(&self) -> bool {
         matches!(self.policy, Residency::Pinned | Residency::Sliding)
     }
@@ -216,7 +215,7 @@ impl ResidencyOptions {
         if gpu { self.gpu_weights_as.or(self.weights_as) } else { self.weights_as }
     }
 
-    /// Whether weights are given up behind the computation.
+    /// Whether weights are evicted after use.
     pub fn releases(&self) -> bool {
         self.policy == Residency::Managed || self.release
     }
@@ -226,18 +225,18 @@ impl ResidencyOptions {
         self.stream_buffer.unwrap_or(STREAM_BUFFER)
     }
 
-    /// The most that is kept of a share, whatever room there is.
+    /// The largest part of a share that the options let stay.
     pub fn max_kept(&self, share: u64) -> u64 {
         self.kept.map_or(share, |kept| kept.0.min(share))
     }
 
-    /// The unit in which weights are kept, streamed and given up: an eighth of the buffer, so that some pieces
+    /// The unit in which weights are kept, streamed and evicted: an eighth of the buffer, so that some pieces
     /// are under way while others are in use, in whole steps of 64 KiB.
     pub fn piece(&self) -> Bytes {
         Bytes((self.buffer().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
     }
 
-    /// Refuses what a scenario cannot ask for, and what contradicts itself.
+    /// Checks the options of a scenario, which cannot have the policies of other systems.
     pub fn validate_requested(&self, place: &str) -> Result<(), DocumentError> {
         if self.is_pinned() {
             return Err(DocumentError::invalid(format!(
@@ -249,7 +248,7 @@ impl ResidencyOptions {
         self.validate(place)
     }
 
-    /// Refuses what contradicts itself. `place` says where it stands.
+    /// Checks that options agree. `place` is the key in the document.
     pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
         self.validate_own_memory(place)?;
         let managed = self.policy == Residency::Managed;
@@ -286,7 +285,7 @@ impl ResidencyOptions {
         Ok(())
     }
 
-    /// Refuses keys of policies with memory of their own where there is none, and the other way round.
+    /// Checks that keys and policies with memory of their own belong together.
     fn validate_own_memory(&self, place: &str) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);

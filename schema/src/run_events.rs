@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What happened.
+/// The kind of a run event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEventKind {
@@ -37,7 +37,7 @@ pub enum RunEventKind {
 }
 
 impl RunEventKind {
-    /// For people.
+    /// A phrase for people.
     pub fn phrase(self) -> &'static str {
         match self {
             RunEventKind::Load => "other programs compute",
@@ -55,13 +55,13 @@ impl RunEventKind {
     }
 }
 
-/// Something that happened.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunEvent {
     #[serde(alias = "sort")]
     pub kind: RunEventKind,
-    /// To which device, by name; absent if to all.
+    /// The device by name; absent if all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Nanoseconds from the run's start.

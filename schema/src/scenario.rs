@@ -20,7 +20,7 @@ use crate::residency::ResidencyOptions;
 pub use crate::model::{ActivationFormat, KvFormat, ModelRef};
 pub use crate::workload::{Speculation, Workload};
 
-/// A question about a cluster.
+/// A scenario document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a scenario document, which begins with `schema: scenario/1`")]
 pub struct Scenario {
@@ -28,10 +28,9 @@ pub struct Scenario {
     pub schema: String,
     /// Short name.
     pub name: String,
-    /// Every random draw follows from it; 1 if absent.
+    /// The seed of every random draw; 1 if absent.
     #[serde(default = "default_seed")]
     pub seed: u64,
-    /// Which model.
     pub model: ModelRef,
     /// Tokens the key-value cache is made for.
     pub context: u32,
@@ -41,7 +40,6 @@ pub struct Scenario {
     /// How activations travel from device to device.
     #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
     pub activations: ActivationFormat,
-    /// What is asked of it.
     pub workload: Workload,
     /// The devices; the first is the head unless another says `head: true`.
     pub devices: Vec<DeviceEntry>,
@@ -50,7 +48,7 @@ pub struct Scenario {
     /// How it is planned, unless the command line says otherwise.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// How each device keeps its weights, unless it says otherwise. If nobody says, the planner chooses.
+    /// How each device keeps its weights, unless it says otherwise. If neither does, the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
     /// What happens while the ring runs. Planners do not know it.
@@ -94,7 +92,7 @@ impl DeviceEntry {
         let nowhere = |address: &&String| host_and_port(address).is_none_or(|(_, port)| port == 0);
         if let Some(address) = self.address.as_ref().filter(nowhere) {
             let what = format!(
-                "device `{}`: nobody listens at `{address}`; say `address: HOST:PORT`, as 192.168.1.7:9001",
+                "device `{}`: `{address}` is no address to listen at; write `address: HOST:PORT`, as 192.168.1.7:9001",
                 self.name
             );
             return Err(DocumentError::invalid(what));
@@ -103,11 +101,11 @@ impl DeviceEntry {
     }
 }
 
-/// What a lab device may use of this machine.
+/// What a device may use of this machine in the lab.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "limits, as `{memory: 2 GiB, threads: 2}`")]
 pub struct Limits {
-    /// Memory for this share of the weights that the plan gives it, beside all else that its process holds.
+    /// Memory for this share of the weights that the plan gives it, and for all else that its process holds.
     /// Planners cannot know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Fraction>,
@@ -145,7 +143,7 @@ impl Limits {
         ];
         if let Some((key, _)) = nothing.into_iter().find(|(_, nothing)| *nothing) {
             return refuse(format!(
-                "`limits.{key}` is 0: nothing would ever finish; give more, or leave it out"
+                "`limits.{key}` is 0: no run would finish; give more, or leave it out"
             ));
         }
         if let Some(memory) = self.memory.filter(|memory| *memory > MAX_BYTES) {
@@ -181,8 +179,8 @@ pub struct Links {
     /// Between two named devices, in both directions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub between: Vec<NamedLink>,
-    /// The Wi-Fi. Devices on a channel talk over the air, unless `between` has a link for them; others hang on a wire
-    /// with the default's numbers.
+    /// The Wi-Fi. Devices on a channel use it, unless `between` has a link for them; others are wired with the
+    /// default's numbers.
     #[serde(default, alias = "air", skip_serializing_if = "Option::is_none")]
     pub wifi: Option<Wifi>,
     /// Whether the lab makes its connections so slow; else it takes this machine's loopback for all links.
@@ -197,7 +195,7 @@ impl Links {
     }
 
     fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
-        carries("links.default", &self.default)?;
+        validate_link("links.default", &self.default)?;
         for named in &self.between {
             for name in &named.devices {
                 if !devices.contains(name.as_str()) {
@@ -212,12 +210,12 @@ impl Links {
 }
 
 /// The slowest link and the longest latency. source: assumed; beyond them a run would last longer than a clock of
-/// nanoseconds counts, and nobody would call it a network
+/// nanoseconds counts
 const MIN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125.0);
 const MAX_LATENCY: Seconds = Seconds(3600.0);
 
-/// Whether messages ever arrive over a link.
-fn carries(place: &str, link: &Link) -> Result<(), DocumentError> {
+/// Checks that messages arrive over a link in bounded time.
+fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
     let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
     if bandwidth < MIN_BANDWIDTH {
         let what = format!(
@@ -252,11 +250,11 @@ pub struct NamedLink {
     pub unreachable: Option<Unreachable>,
 }
 
-/// Who cannot send to whom.
+/// The directions in which a pair cannot send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Unreachable {
-    /// Neither of the two to the other.
+    /// Both directions.
     Both,
     /// The first named not to the second, as behind address translation, where only the second can dial.
     Forward,
@@ -270,7 +268,7 @@ impl NamedLink {
             return Err(DocumentError::invalid(format!("{place} names one device twice")));
         }
         if let Some(link) = &self.link {
-            carries(&place, link)?;
+            validate_link(&place, link)?;
         }
         match (&self.link, self.unreachable) {
             (None, None) => {
@@ -284,7 +282,7 @@ impl NamedLink {
     }
 }
 
-/// How a plan is sought.
+/// Options of the planner.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "planner options, as `{strategy: exact, rounds: 2}`")]
 pub struct PlannerOptions {
@@ -322,7 +320,7 @@ pub struct PlannerOptions {
     pub air_time: Option<Seconds>,
 }
 
-/// In which order the devices stand in the ring.
+/// The order of the devices in the ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RingOrder {

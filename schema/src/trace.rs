@@ -30,7 +30,7 @@ const MAX_RUN_EVENTS: usize = 5000;
 /// The most lines read: two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
-/// Where a trace comes from.
+/// The runner that wrote a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
@@ -68,7 +68,6 @@ pub struct TracedDevice {
 pub struct Header {
     /// `trace/1`.
     pub schema: String,
-    /// Simulated or measured.
     pub origin: Origin,
     /// Name of the scenario.
     pub scenario: String,
@@ -87,7 +86,7 @@ pub struct Header {
     pub devices: Vec<TracedDevice>,
 }
 
-/// What was busy.
+/// The busy resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resource {
@@ -107,7 +106,7 @@ pub enum Resource {
     Rx,
 }
 
-/// What was done.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -162,15 +161,10 @@ pub struct Cost {
 pub struct Record {
     /// Place in the ring.
     pub device: u16,
-    /// What was busy.
     pub resource: Resource,
-    /// What was done.
     pub kind: Kind,
-    /// For which pass.
     pub pass: u32,
-    /// In which round.
     pub round: u32,
-    /// Which layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<[u32; 2]>,
     /// Nanoseconds from the run's start.
@@ -180,7 +174,7 @@ pub struct Record {
     /// Bytes moved: weights touched, message sent, data prefetched.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes: u64,
-    /// The other end of a message, or the device whose message set the step off.
+    /// The other end of a message, or the device whose message started the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<u16>,
     /// Where the time went, for computing steps.
@@ -200,7 +194,7 @@ impl Record {
     }
 }
 
-/// What a counter counts.
+/// A counted quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counter {
@@ -223,7 +217,6 @@ pub enum Counter {
 pub struct Reading {
     /// Place in the ring.
     pub device: u16,
-    /// Which counter.
     pub counter: Counter,
     /// After which pass.
     pub pass: u32,
@@ -249,7 +242,6 @@ pub enum MemoryKind {
 pub struct Shortage {
     /// Place in the ring.
     pub device: u16,
-    /// Which of its memories.
     pub memory: MemoryKind,
     /// What the run needs of it at least, in bytes.
     pub needed: u64,
@@ -270,7 +262,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// What people call it.
+    /// The outcome for people.
     pub fn word(self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
@@ -295,17 +287,14 @@ enum Line {
 /// A whole trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
-    /// Where it comes from.
     pub header: Header,
-    /// The passes, in order.
     pub passes: Vec<Pass>,
     /// The steps, in order of their starts as far as each device's are.
     pub records: Vec<Record>,
-    /// The counters.
     pub readings: Vec<Reading>,
     /// Devices whose memory the run exceeds; empty unless it ended so.
     pub shortages: Vec<Shortage>,
-    /// What happened to the ring, in order of the starts.
+    /// Events of the run, in the order of their starts.
     pub run_events: Vec<RunEvent>,
     /// How it ended.
     pub outcome: Outcome,

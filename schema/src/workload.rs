@@ -14,22 +14,20 @@ use serde::{Deserialize, Serialize};
 use crate::model::{ModelRef, Processor};
 use crate::pass::MAX_PASS_TOKENS;
 
-/// More requests at once than a home has. Keeps products of counts far from overflow.
+/// More requests at once than a home has; keeps products of counts far from overflow.
 /// source: assumed
 pub const MAX_SEQUENCES: u32 = 1024;
 
-/// How many tokens go in and come out.
+/// The requests of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a workload, as `{prompt: 32, generate: 16}`")]
 pub struct Workload {
-    /// Tokens of the prompt.
     pub prompt: u32,
-    /// Tokens generated.
     pub generate: u32,
-    /// Independent requests of that prompt and so many tokens, all made when the run begins.
+    /// Independent requests of that size, all made when the run begins.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub sequences: u32,
-    /// The most tokens of a prompt that enter the ring as one batch.
+    /// The largest number of tokens of a prompt that enter the ring as one batch.
     #[serde(default = "largest_batch", skip_serializing_if = "is_largest_batch")]
     pub micro_batch: u32,
     /// A small model that drafts tokens for this one.
@@ -46,7 +44,7 @@ pub struct Workload {
 pub struct Speculation {
     /// The small model, with the large one's vocabulary. The head holds it whole.
     pub draft: ModelRef,
-    /// Tokens drafted before the large model looks at them.
+    /// Tokens drafted for one pass of the large model.
     pub tokens: u32,
     /// The chance that the large model accepts a drafted token, the ones before it being accepted.
     pub acceptance: Sourced<Fraction>,
@@ -84,7 +82,7 @@ impl Workload {
         self.speculation.as_ref().map_or(0, |speculation| speculation.tokens)
     }
 
-    /// Checks that it can be run in a context of so many tokens.
+    /// Checks that the workload fits a context.
     pub fn validate(&self, context: u32) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
         if self.prompt == 0 || self.generate == 0 {

@@ -104,7 +104,7 @@ fn own_address(text: &str) -> Result<SocketAddr, String> {
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
     /// Listen at this address; port 0 selects a free port. An address beyond this machine needs a key.
-    #[arg(long, value_name = "HOST:PORT", value_parser = address::checked)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = address::parse)]
     pub listen: String,
     /// Read the model from this GGUF file.
     #[arg(long, value_name = "GGUF", required_unless_present = "fetch")]

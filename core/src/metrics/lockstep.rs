@@ -69,7 +69,7 @@ fn done(steps: &[&Record]) -> u64 {
     steps.iter().map(|record| record.end).max().unwrap_or(0)
 }
 
-/// Adds what of a step lies inside a span, in the step's proportions, and tells how long that is.
+/// Adds the part of a step inside a span, in the step's proportions, and returns its length.
 fn charge_inside(terms: &mut Terms, record: &Record, span: [u64; 2]) -> f64 {
     let inside = record.end.min(span[1]).saturating_sub(record.start.max(span[0]));
     if inside == 0 {

@@ -213,7 +213,7 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// What the steps of each device took of the mean token, in the header's order, in milliseconds: its share of `cpu`, `gpu`,
+/// The terms of each device's steps in the mean token, in the header's order, in milliseconds: its share of `cpu`, `gpu`,
 /// `memory` and `demand_disk`, and of `queue` what it waited for a processor within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::of(trace);
@@ -257,7 +257,7 @@ fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
 }
 
-/// Over the tokens, of which those of one step share its time.
+/// The spread over tokens; those of one step share its time.
 fn spread(steps: &[DecodeStep]) -> Option<Spread> {
     let mut sorted: Vec<(f64, u64)> =
         steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))).collect();
@@ -331,7 +331,7 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
         }
         terms.network += leg - away;
     }
-    // Whatever came between two tokens was the ring's: it was without a device, or computed tokens again.
+    // Time between two tokens is the ring's: it lacked a device, or computed tokens again.
     let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
     let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
     terms.queue += (millis(token.duration()) - explained - lost).max(0.0);
@@ -374,7 +374,7 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
     let steps = &outputs.decode_steps;
     let last = steps.last().map(|step| step.pass);
     let count = outputs.tokens().max(1) as f64;
-    // What is read once all prompts are through belongs to the tokens that follow.
+    // Bytes read after the last prompt belong to the tokens that follow.
     let prompt = outputs.first_tokens.last().map(|first: &FirstToken| first.pass);
     let after = steps.iter().filter(|step| prompt.is_none_or(|prompt| step.pass > prompt));
     let read_for: u64 = after.map(|step| u64::from(step.tokens())).sum();
@@ -435,10 +435,10 @@ fn is_lost(trace: &Trace, index: u16) -> bool {
 }
 
 /// Milliseconds of reading ahead for which none of the device's own steps waited. A step's waiting is not placed
-/// within the step, so that it counts against all reading beside it. `work` is in order, but steps on different
+/// within the step, so it counts against all reading at that time. `work` is in order, but steps on different
 /// processors may overlap, so that one of them can have ended before the reading began.
 fn hidden(ahead: &[&Record], work: &[&Record]) -> f64 {
-    let mut beside = vec![0u64; work.len()];
+    let mut overlapping = vec![0u64; work.len()];
     for reading in ahead {
         let from = work.partition_point(|record| record.end <= reading.start);
         for (at, record) in work.iter().enumerate().skip(from) {
@@ -446,16 +446,16 @@ fn hidden(ahead: &[&Record], work: &[&Record]) -> f64 {
                 break;
             }
             let overlap = record.end.min(reading.end).saturating_sub(record.start.max(reading.start));
-            beside[at] = beside[at].saturating_add(overlap);
+            overlapping[at] = overlapping[at].saturating_add(overlap);
         }
     }
-    let waited = |(beside, record): (&u64, &&Record)| {
+    let waited = |(overlap, record): (&u64, &&Record)| {
         let mut terms = Terms::default();
         charge(&mut terms, record);
-        millis(*beside).min(terms.demand_disk)
+        millis(*overlap).min(terms.demand_disk)
     };
     let all = ahead.iter().map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms);
-    (beside.iter().zip(work).map(waited).fold(all, |left, ms| left - ms)).max(0.0)
+    (overlapping.iter().zip(work).map(waited).fold(all, |left, ms| left - ms)).max(0.0)
 }
 
 #[cfg(test)]

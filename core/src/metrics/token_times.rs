@@ -98,7 +98,7 @@ impl TokenTimes {
             match last.insert(sequence, (end, false)) {
                 None => times.first_tokens.push(FirstToken { sequence, pass: pass.index, end }),
                 Some((start, interrupted)) => {
-                    // A trace may say anything; a pass has at most so many drafts.
+                    // A trace may have any number here; a pass has at most its own drafts.
                     let drafted = pass.drafted.min(MAX_PASS_TOKENS);
                     let stood = accepted.get(&pass.index).copied().unwrap_or(0).min(u64::from(drafted));
                     let accepted = stood as u32;

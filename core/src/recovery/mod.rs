@@ -292,7 +292,7 @@ impl Recovery {
         if head != self.head() {
             return Some(format!("its head would be `{head}`, and the tokens are elsewhere"));
         }
-        // A planner that plans with devices that are gone would be asked for ever.
+        // Otherwise a planner that uses devices that are gone would be called forever.
         let gone = plan.devices.iter().find(|device| self.is_gone(&device.name));
         let gone = gone.map(|device| format!("the new plan uses `{}`, which is gone", device.name));
         gone.or_else(|| plan.only_simulated())

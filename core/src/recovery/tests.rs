@@ -52,12 +52,12 @@ fn replanned(missing: usize) -> Step {
     Step::Replanned { missing: Some(name(missing)) }
 }
 
-/// A head that has not brought its ring of so many devices up yet.
+/// A head that has not brought up its ring of `count` devices yet.
 fn new(count: usize) -> Recovery {
     Recovery::new(Arc::new(plan_for(&devices(count))))
 }
 
-/// A head whose ring of so many devices runs.
+/// A head whose ring of `count` devices runs.
 fn running(count: usize) -> Recovery {
     let mut head = new(count);
     assert_eq!(head.react(Event::Start).first(), Some(&Step::Prepare { epoch: 1 }));

@@ -6,7 +6,7 @@
 //! own number if there is one. It shrinks at once and grows back in steps. Each step must last before the next is
 //! taken, and a step that did not last makes the next wait longer.
 
-/// A growing kept set takes so many steps from nothing to all of it.
+/// The steps in which a kept set grows from nothing to all of it.
 /// source: assumed
 const STEPS: u64 = 4;
 
@@ -16,9 +16,9 @@ const NOISE: u64 = 64;
 
 /// The longest time between two attempts to grow, in tokens.
 /// source: assumed
-const LONGEST_WAIT: u32 = 64;
+const MAX_WAIT: u32 = 64;
 
-/// The bytes that a device keeps, token by token.
+/// The bytes that a device keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptBudget {
     most: u64,
@@ -34,30 +34,30 @@ pub struct KeptBudget {
 }
 
 impl KeptBudget {
-    /// A device that keeps `most` as long as there is room.
+    /// A budget of `most` bytes while memory has room for them.
     pub fn new(most: u64) -> Self {
         Self { most, now: most, wait: 1, lasted: 0, grown: false, settling: false }
     }
 
-    /// What is kept now.
+    /// The bytes kept now.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// A token is over: `lost` bytes of the kept set had been taken, and there is `room` for so many bytes of
-    /// kept weights, if anyone knows. True if the budget has changed.
+    /// Ends a token. `lost` bytes of the kept set had been evicted, and memory holds `room` bytes of kept weights, if that
+    /// is known. Returns whether the budget has changed.
     pub fn after_token(&mut self, lost: u64, room: Option<u64>) -> bool {
         let before = self.now;
         let ceiling = self.most.min(room.unwrap_or(self.most));
         let pressed = lost > self.now / NOISE;
         let fall = self.now.saturating_sub(ceiling);
-        // What is found to be taken after a fall in the room is the same loss, told twice.
-        let told = fall > self.now / NOISE;
-        if std::mem::replace(&mut self.settling, told) {
+        // Pages found missing after the room has shrunk are the same loss, reported twice.
+        let is_reported = fall > self.now / NOISE;
+        if std::mem::replace(&mut self.settling, is_reported) {
             self.now -= fall;
         } else if pressed {
             self.now -= if fall > 0 { fall } else { lost.min(self.now / 2) };
-            self.wait = (self.wait * 2).min(LONGEST_WAIT);
+            self.wait = (self.wait * 2).min(MAX_WAIT);
             (self.lasted, self.grown, self.settling) = (0, false, true);
         } else {
             self.now -= fall;
@@ -80,13 +80,13 @@ mod tests {
 
     use super::*;
 
-    /// A page cache that evicts what was used longest ago: a scan of more than `room` loses everything.
+    /// A page cache that evicts the least recently used pages: a scan of more than `room` loses everything.
     fn lost(kept: u64, room: u64) -> u64 {
         if kept > room { kept } else { 0 }
     }
 
     #[test]
-    fn it_gives_way_at_once_and_comes_back() {
+    fn budget_shrinks_at_once_and_grows_back() {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.after_token(0, Some(2000)));
         assert!(budget.after_token(600, Some(400)));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_announced_is_not_lost_twice() {
+    fn announced_loss_counts_once() {
         let mut budget = KeptBudget::new(1000);
         assert!(budget.after_token(0, Some(600)), "less memory, before anything is missing");
         assert!(!budget.after_token(900, Some(600)), "a scan of what no longer fitted took the rest");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_from_the_system_it_finds_what_fits() {
+    fn budget_is_found_without_a_reading_of_memory() {
         let mut budget = KeptBudget::new(1000);
         for _ in 0..12 {
             budget.after_token(lost(budget.now(), 300), None);
@@ -138,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn single_pages_are_no_pressure() {
+    fn single_evicted_pages_are_no_pressure() {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.after_token(10, Some(5000)));
     }
 
     proptest! {
         #[test]
-        fn it_never_keeps_more_than_it_may(
+        fn budget_never_exceeds_memory(
             most in 0u64..1000,
             tokens in prop::collection::vec((0u64..2000, prop::option::of(0u64..2000)), 0..60),
         ) {

@@ -46,7 +46,7 @@ pub struct ReadOrigin {
     pub layers: Option<[u32; 2]>,
 }
 
-/// A part to be read ahead, computed or given up.
+/// A part to be read ahead, computed or released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartRequest {
     /// Its pieces, in the order of use.
@@ -94,9 +94,9 @@ pub enum Event {
 pub enum ReadOutcome {
     /// All of it is in memory.
     InMemory,
-    /// The read of so many missing bytes is under way.
+    /// The read of these missing bytes is under way.
     Started(u64),
-    /// So many bytes are missing, and the system does not read them now.
+    /// These bytes are missing, and the system does not read them now.
     Dropped(u64),
     /// Nothing has changed; the system needs time to find memory.
     Retry,
@@ -124,7 +124,7 @@ pub enum Step {
 struct Part {
     pieces: Range<PieceId>,
     origin: ReadOrigin,
-    /// The first piece that the helper has not come to.
+    /// The first piece that the helper has not processed.
     requested: PieceId,
     /// The first piece that is not confirmed.
     ready: PieceId,
@@ -138,7 +138,7 @@ impl Part {
         Self { pieces: request.pieces, origin: request.origin, requested: start, ready: start, used: start }
     }
 
-    /// The helper has still to come to all of it.
+    /// Lets the helper process all of it again.
     fn restart(&mut self) {
         let start = self.pieces.start;
         (self.requested, self.ready, self.used) = (start, start, start);
@@ -348,7 +348,7 @@ impl ManagedResidency {
             self.parts[at].requested += 1;
             return NextRead::StillThere;
         }
-        // A piece in the buffer that has not been used is used once more before it is needed again.
+        // An unused piece in the buffer is used before it is needed a second time.
         let overfull = self.buffered > 0 && self.buffered + piece.bytes > self.capacity;
         let under_way: u64 = self.under_way.iter().map(|&other| self.piece(other).bytes).sum();
         if (!piece.kept && (piece.buffered || overfull)) || under_way >= READ_DEPTH.0 {

@@ -14,10 +14,10 @@ pub use kept_budget::KeptBudget;
 pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
 pub use share::Share;
 
-/// How much of a share can be kept where page cache has `room` before the share is touched.
+/// The bytes of a share that can be kept where page cache has `room` before the share is touched.
 ///
-/// What the kernel needs for the share is taken from it, a margin, and the stream buffer, unless all of the share
-/// is kept and nothing streams. Measured: with less than 1 MiB left below the limit of a memory control group a
+/// That is the room less the kernel's memory for the share, a margin, and the stream buffer, unless all of the share is
+/// kept and nothing streams. Measured: with less than 1 MiB left below the limit of a memory control group a
 /// kept set is lost, with more nothing is.
 pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     let most = options.max_kept(share);
@@ -26,31 +26,30 @@ pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOpt
     if left.min(most) >= share { share } else { left.saturating_sub(buffer).min(most) }
 }
 
-/// How large the stream buffer is there: as the options say, but at most half of what is left. A buffer that does
-/// not fit would be evicted before it is used.
+/// The size of the stream buffer: the options', but at most half of the rest. A buffer that does not fit would be evicted
+/// before it is used.
 pub fn stream_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     options.buffer().0.min(left(room, share, processors) / 2)
 }
 
-/// Whether a share stays in page cache with so much room, whoever keeps it: the kernel's own memory and the margin
-/// must fit as well.
+/// Whether a share stays in a page cache of `room` bytes: the kernel's own memory and the margin must fit as well.
 pub fn fits(room: u64, share: u64, processors: u32) -> bool {
     share <= left(room, share, processors)
 }
 
-/// What weights can have of the room.
+/// The part of the room for weights.
 fn left(room: u64, share: u64, processors: u32) -> u64 {
     room.saturating_sub(kernel_bytes(share) + margin(processors))
 }
 
-/// What the kernel needs to hold pages of a share, all of which have been touched: an entry of the page table for
-/// each, and a node of the page cache's tree for every 64. They stay when a page goes.
+/// The kernel's memory for a share whose pages have all been touched: an entry of the page table for each page, and a
+/// node of the page cache's tree for every 64. It stays when a page is evicted.
 /// source: computed, 8 bytes for 4096 and 576 for 262144; 0.32 % to 0.43 % were measured
 pub fn kernel_bytes(share: u64) -> u64 {
     share / 4096 * 8 + share / (64 * 4096) * 576
 }
 
-/// What is left free below a limit: what was measured to suffice, and a stock of charges a processor
+/// The bytes left free below a limit: the measured minimum, and a stock of charges a processor
 /// (`MEMCG_CHARGE_BATCH` of mm/memcontrol.c, 64 pages).
 fn margin(processors: u32) -> u64 {
     (1 << 20) + u64::from(processors) * (256 << 10)

@@ -17,8 +17,8 @@ use std::collections::BinaryHeap;
 pub struct Share {
     /// Bytes of each piece, in the order of use.
     bytes: Vec<u64>,
-    /// Pieces in the order in which they are given up.
-    given_up: Vec<usize>,
+    /// Pieces in the order of eviction.
+    evicted: Vec<usize>,
 }
 
 impl Share {
@@ -36,14 +36,14 @@ impl Share {
             .collect();
         // Visits by the bytes that they miss, the least first.
         let mut visits: BinaryHeap<_> = (0..ranked.len()).map(|visit| Reverse((0, visit))).collect();
-        let mut given_up = Vec::with_capacity(bytes.len());
+        let mut evicted = Vec::with_capacity(bytes.len());
         while let Some(Reverse((missing, visit))) = visits.pop() {
             if let Some(piece) = ranked[visit].next() {
-                given_up.push(piece);
+                evicted.push(piece);
                 visits.push(Reverse((missing + bytes[piece], visit)));
             }
         }
-        Self { bytes, given_up }
+        Self { bytes, evicted }
     }
 
     /// Bytes of all pieces.
@@ -51,11 +51,11 @@ impl Share {
         self.bytes.iter().sum()
     }
 
-    /// Which pieces are kept when so many bytes are to be had: as many as fit.
+    /// Whether each piece is kept within `budget` bytes: as many as fit.
     pub fn kept(&self, budget: u64) -> Vec<bool> {
         let mut kept = vec![true; self.bytes.len()];
         let mut held = self.total();
-        for &piece in &self.given_up {
+        for &piece in &self.evicted {
             if held <= budget {
                 break;
             }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn small_visits_are_given_up_whole_before_large_ones_are_touched_further() {
+    fn small_visits_are_evicted_whole_before_large_ones_are_touched_further() {
         let visits = [vec![1; 100], vec![1; 10]];
         assert_eq!(missing(&Share::new(&visits), &visits, 40), [60, 10]);
     }

@@ -29,37 +29,36 @@ use std::collections::VecDeque;
 use hearth_schema::pass::Pass;
 use hearth_schema::workload::Workload;
 
-/// How far the sequences of a workload are.
+/// The progress of the sequences of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generation {
     micro_batch: u32,
     drafts: u32,
     sequences: Vec<Sequence>,
-    /// Whose prompts are not through the head yet, in the order in which they enter.
+    /// Sequences whose prompts have not entered yet, in the order in which they will.
     entering: VecDeque<u32>,
-    /// Whose last token is out and who want another, in the order of their tokens.
+    /// Sequences that want another token and whose last one is out, in the order of their tokens.
     ready: VecDeque<u32>,
     /// Sequences that have all their tokens.
-    over: u32,
+    finished: u32,
     /// Passes begun.
     begun: u32,
 }
 
-/// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sequence {
-    /// Tokens of the prompt that was asked.
-    asked: u32,
-    /// Tokens wanted.
+    /// Tokens of the request's prompt.
+    requested: u32,
+    /// Tokens to generate.
     wanted: u32,
-    /// Tokens that enter as its prompt.
+    /// Tokens that enter as a prompt: with those generated so far after a change of the ring.
     prompt: u32,
-    /// Whether any of them ever has.
+    /// Whether any token has entered.
     begun: bool,
-    /// Where its next pass begins.
+    /// The position at which its next pass begins.
     position: u32,
     generated: u32,
-    /// The pass whose tokens must be out before it goes on.
+    /// The pass whose output the sequence waits for.
     awaited: Option<Pass>,
 }
 
@@ -69,46 +68,41 @@ impl Sequence {
     }
 }
 
-/// What cannot have come out of the ring.
+/// An output or a request that the generation cannot take.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerationError {
-    /// No token of that pass is waited for.
-    #[error("pass {pass} gave a token, and nobody waits for one of it")]
+    /// No sequence waits for this pass.
+    #[error("pass {pass} gave a token that no sequence waits for")]
     NotAwaited {
-        /// Which pass.
         pass: u32,
     },
     /// More drafts accepted than there were.
     #[error("pass {pass} had {drafted} drafted tokens, and {accepted} were accepted")]
     TooManyAccepted {
-        /// Which pass.
         pass: u32,
-        /// Its drafts.
         drafted: u32,
-        /// What was said of them.
         accepted: u32,
     },
-    /// A text enters where another is under way, or nowhere.
-    #[error("no text can enter as sequence {sequence}: it is under way, or there is none")]
+    /// The slot of a request is in use, or does not exist.
+    #[error("no request can enter as sequence {sequence}: the slot is in use or does not exist")]
     NotVacant {
-        /// Which sequence.
         sequence: u32,
     },
 }
 
 impl Generation {
-    /// Nothing has entered yet. The workload must be valid.
+    /// A generation before its first pass. The workload must be valid.
     pub fn new(workload: &Workload) -> Self {
         let prompts = vec![workload.prompt; workload.sequences as usize];
         Self::of_prompts(&prompts, workload.generate, workload.micro_batch, workload.drafts())
     }
 
-    /// The same for prompts of these lengths, each at least 1, of which each generates so many tokens.
+    /// A generation for prompts of these lengths, each at least 1, that generate `wanted` tokens each.
     pub fn of_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
-        let sequence = |&asked: &u32| Sequence {
-            asked,
+        let sequence = |&requested: &u32| Sequence {
+            requested,
             wanted,
-            prompt: asked,
+            prompt: requested,
             begun: false,
             position: 0,
             generated: 0,
@@ -120,15 +114,15 @@ impl Generation {
             sequences: prompts.iter().map(sequence).collect(),
             entering: (0..prompts.len() as u32).collect(),
             ready: VecDeque::new(),
-            over: 0,
+            finished: 0,
             begun: 0,
         }
     }
 
-    /// Slots for so many sequences, none of which has a text yet.
+    /// A server's generation: slots for `sequences`, all of them vacant.
     pub fn vacant(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
         let vacant = Sequence {
-            asked: 0,
+            requested: 0,
             wanted: 0,
             prompt: 0,
             begun: false,
@@ -137,13 +131,13 @@ impl Generation {
             awaited: None,
         };
         let sequences = vec![vacant; sequences as usize];
-        let over = sequences.len() as u32;
-        Self { sequences, over, ..Self::of_prompts(&[], 0, micro_batch, drafts) }
+        let finished = sequences.len() as u32;
+        Self { sequences, finished, ..Self::of_prompts(&[], 0, micro_batch, drafts) }
     }
 
-    /// A text of `prompt` tokens, at least 1, enters as a sequence that is vacant, and wants so many more, at least 1.
-    /// Of its tokens the first `held` are those of the text before, whose keys and values are still there; the last
-    /// one enters all the same. Returns how many do not.
+    /// Enters a request of `prompt` tokens, at least 1, that wants `wanted` more, at least 1, into a vacant slot. Its first
+    /// `held` tokens are those of the slot's last request, whose keys and values are still there, and do not enter; the
+    /// last token of the prompt always does. Returns the number of tokens that do not enter.
     pub fn enter(
         &mut self,
         sequence: u32,
@@ -155,24 +149,24 @@ impl Generation {
         let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
         let position = held.min(slot.position).min(prompt.saturating_sub(1));
         *slot =
-            Sequence { asked: prompt, wanted, prompt, begun: false, position, generated: 0, awaited: None };
-        self.over -= 1;
+            Sequence { requested: prompt, wanted, prompt, begun: false, position, generated: 0, awaited: None };
+        self.finished -= 1;
         self.entering.push_back(sequence);
         Ok(position)
     }
 
-    /// Whether a text can enter as this sequence.
+    /// Whether a request can enter this slot.
     pub fn is_vacant(&self, sequence: u32) -> bool {
         self.sequences.get(sequence as usize).is_some_and(Sequence::is_over)
     }
 
-    /// How many tokens of a sequence have entered and stand: their keys and values are there.
+    /// The number of tokens of a sequence whose keys and values are there.
     pub fn held(&self, sequence: u32) -> u32 {
         self.sequences.get(sequence as usize).map_or(0, |sequence| sequence.position)
     }
 
-    /// Nobody waits for more of a sequence: its text has come to an end, or whoever asked is gone. If a token of it is
-    /// under way it is over when that is out, else at once.
+    /// Cancels a sequence: its text has ended, or its client is gone. If a token of it is under way the sequence ends with
+    /// that token, else at once.
     pub fn give_up(&mut self, sequence: u32) {
         let Some(slot) = self.sequences.get_mut(sequence as usize).filter(|it| !it.is_over()) else { return };
         if slot.awaited.is_some() {
@@ -180,20 +174,20 @@ impl Generation {
             return;
         }
         slot.wanted = slot.generated;
-        self.over += 1;
+        self.finished += 1;
         self.entering.retain(|&entering| entering != sequence);
         self.ready.retain(|&ready| ready != sequence);
     }
 
-    /// The head is free: the pass that it takes up, if one can enter now.
+    /// Returns the pass that the head, which is free, begins now, if one can enter.
     pub fn begin(&mut self) -> Option<Pass> {
         let pass = self.prompt_pass().or_else(|| self.token_pass())?;
         self.begun += 1;
         Some(pass)
     }
 
-    /// The tokens of a pass are out, so many of its drafts accepted. Returns how many tokens that are. On an error
-    /// nothing has changed.
+    /// Takes the output of a pass with the number of its drafts that were accepted. Returns the number of tokens. On an
+    /// error nothing has changed.
     pub fn output(&mut self, pass: u32, accepted: u32) -> Result<u32, GenerationError> {
         let waits = |sequence: &Sequence| sequence.awaited.is_some_and(|awaited| awaited.index == pass);
         let Some(index) = self.sequences.iter().position(waits) else {
@@ -205,19 +199,19 @@ impl Generation {
             return Err(GenerationError::TooManyAccepted { pass, drafted, accepted });
         }
         sequence.awaited = None;
-        // What was rejected is taken back, and the token that corrects it stands in its place.
+        // Rejected drafts are rolled back; the token that corrects the first takes its place.
         sequence.position -= drafted - accepted;
         sequence.generated += accepted + 1;
         if sequence.is_over() {
-            self.over += 1;
+            self.finished += 1;
         } else {
             self.ready.push_back(index as u32);
         }
         Ok(accepted + 1)
     }
 
-    /// The ring begins again: passes under way are given up, and keys and values are computed once more. Returns how
-    /// many tokens enter again.
+    /// Restarts after a change of the ring: drops passes under way, and computes keys and values again. Returns the number of
+    /// tokens that enter again.
     pub fn again(&mut self) -> u32 {
         self.ready.clear();
         self.entering.clear();
@@ -228,7 +222,7 @@ impl Generation {
                 continue;
             }
             self.entering.push_back(number as u32);
-            let prompt = sequence.asked + sequence.generated;
+            let prompt = sequence.requested + sequence.generated;
             *sequence = Sequence { prompt, position: 0, awaited: None, ..*sequence };
             tokens += if sequence.begun { prompt } else { 0 };
         }
@@ -242,7 +236,7 @@ impl Generation {
 
     /// Whether all tokens are out.
     pub fn is_over(&self) -> bool {
-        self.over as usize == self.sequences.len()
+        self.finished as usize == self.sequences.len()
     }
 
     /// The next batch of the prompt that is entering, or the first of the next one.
@@ -262,7 +256,7 @@ impl Generation {
         Some(pass)
     }
 
-    /// The last token of the sequence whose turn it is, and drafts that may follow it.
+    /// The last token of the next ready sequence, with its drafts.
     fn token_pass(&mut self) -> Option<Pass> {
         let number = self.ready.pop_front()?;
         let sequence = self.sequences.get_mut(number as usize)?;
@@ -279,7 +273,7 @@ impl Generation {
     }
 }
 
-/// The passes that a workload takes if no draft is ever accepted: the prompt in batches, then one pass for each
+/// The passes of a workload if no draft is ever accepted: the prompt in batches, then one pass for each
 /// generated token but the last, which nothing follows.
 ///
 /// # Panics

@@ -18,6 +18,7 @@
 //!
 //! Not here: which pass enters when ([`Generation`]), and how a step is carried out.
 
+mod generation;
 mod reconfigure;
 
 use std::collections::BTreeMap;
@@ -25,69 +26,54 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
-use hearth_schema::plan::Processor;
-use serde::{Deserialize, Serialize};
-
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{Plan, Processor, Role};
 use hearth_schema::residency::Residency;
-
-mod generation;
+use serde::{Deserialize, Serialize};
 
 pub use generation::{Generation, GenerationError, passes};
 
-/// Weights that are read as one.
+/// Weights that are read as one part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelPart {
-    /// These layers.
     Layers(Range<u32>),
     /// The output norm and head.
     Output,
 }
 
-/// What a device does next.
+/// A step of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Forget the keys and values of a sequence from a position on: what stood there was rejected.
+    /// Remove the keys and values of a sequence from a position on: the drafts there were rejected.
     Rollback {
-        /// Which sequence.
         sequence: u32,
-        /// The first position forgotten.
+        /// The first position removed.
         position: u32,
     },
-    /// Let the draft model read what it has not seen up to the end of the pass, or up to its drafts, and make these.
+    /// Let the draft model read the tokens that it has not seen, up to the end of the pass or to its drafts, and draft.
     /// Head only.
     Draft {
-        /// For which pass.
         pass: Pass,
     },
-    /// Look the tokens' embedding rows up. Head only.
+    /// Look up the embedding rows of the tokens. Head only.
     Embed {
-        /// Whose tokens.
         pass: Pass,
     },
     /// Run the activations through layers.
     Compute {
-        /// Whose activations.
         pass: Pass,
-        /// In which round.
         round: u32,
-        /// Which layers.
         layers: Range<u32>,
-        /// Where.
         processor: Processor,
     },
     /// Turn the activations of the last position, and of those before its drafts, into logits and sample. Head only.
     Output {
-        /// Whose activations.
         pass: Pass,
         /// Where the output matrix lies and is multiplied with.
         processor: Processor,
     },
     /// Hand the activations on.
     Send {
-        /// Whose activations.
         pass: Pass,
         /// The round of the sender.
         round: u32,
@@ -98,128 +84,96 @@ pub enum Step {
     },
     /// Begin to read a part ahead of its turn, while the device goes on.
     Prefetch {
-        /// What.
         part: ModelPart,
-        /// In which pass it is asked for.
         pass: Pass,
-        /// With which round's window.
         round: u32,
     },
-    /// Give up a part that has been used; under managed residency, what of it is not kept.
+    /// Release a used part; under managed residency, the pieces of it that are not kept.
     Release {
-        /// What.
         part: ModelPart,
-        /// After which pass.
         pass: Pass,
-        /// After which round's window.
         round: u32,
     },
 }
 
-/// What happens to a device.
+/// An event of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// Tokens enter the ring. Head only.
     Begin(Pass),
     /// Activations arrived.
     Arrived {
-        /// Whose.
         pass: Pass,
-        /// The round to take up.
+        /// The round to begin.
         round: u32,
     },
-    /// The ring has changed: another plan from now on.
+    /// The ring changes to another plan.
     Replanned {
-        /// The plan.
         plan: Arc<Plan>,
-        /// The first pass that is its; earlier ones are given up.
+        /// The first pass of the plan; earlier ones are dropped.
         first_pass: u32,
     },
 }
 
-/// Why an event cannot be taken. A device that gets one has a faulty or hostile neighbour.
+/// Why an event is refused: the device has a faulty or hostile neighbour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
     /// Only the head begins passes.
-    #[error("`{device}` was told to begin pass {pass}, but only the head begins passes")]
+    #[error("`{device}` cannot begin pass {pass}: only the head begins passes")]
     NotTheHead {
-        /// Who.
         device: String,
-        /// Which pass.
         pass: u32,
     },
     /// The round does not follow from what came before.
     #[error("`{device}` got pass {pass} for round {got}, and expects {expected}")]
     UnexpectedRound {
-        /// Who.
         device: String,
-        /// Which pass.
         pass: u32,
-        /// The round in the message.
         got: u32,
-        /// What should have come.
         expected: String,
     },
     /// Another pass than the one that began under this index.
     #[error("`{device}` got pass {pass} with other tokens than before")]
     ChangedPass {
-        /// Who.
         device: String,
-        /// Which pass.
         pass: u32,
     },
-    /// A message of a pass that was given up when the ring changed.
+    /// A message of a pass that was dropped when the ring changed.
     #[error("`{device}` got pass {pass} of an earlier plan; since the last one passes begin at {since}")]
     GivenUp {
-        /// Who.
         device: String,
-        /// Which pass.
         pass: u32,
-        /// The first pass of the plan.
         since: u32,
     },
     /// A plan that cannot follow the one at work.
-    #[error("`{device}` cannot take up the new plan: {what}")]
+    #[error("`{device}` cannot adopt the new plan: {what}")]
     OtherPlan {
-        /// Who.
         device: String,
-        /// Why.
         what: String,
     },
-    /// A sequence that the plan has no cache for.
+    /// The plan has no cache for the sequence.
     #[error(
         "pass {pass} is of sequence {sequence}, and the plan has a cache for {sequences}, counted from 0"
     )]
     UnknownSequence {
-        /// Which pass.
         pass: u32,
-        /// Its sequence.
         sequence: u32,
-        /// How many there are.
         sequences: u32,
     },
     /// Drafts without a token before them, without an output, or without a draft model.
     #[error("pass {pass} has {tokens} tokens of which {drafted} are drafted: {why}")]
     BadDrafts {
-        /// Which pass.
         pass: u32,
-        /// Its tokens.
         tokens: u32,
-        /// Its drafts.
         drafted: u32,
-        /// What is wrong with them.
         why: &'static str,
     },
     /// Keys and values are missing between what the device holds and where the pass begins.
     #[error("`{device}` got pass {pass} from position {first}, and holds {held} positions of its sequence")]
     Gap {
-        /// Who.
         device: String,
-        /// Which pass.
         pass: u32,
-        /// Its first position.
         first: u32,
-        /// What the device holds.
         held: u32,
     },
     /// A batch that is empty, too large or past the context.
@@ -227,18 +181,14 @@ pub enum ScheduleError {
         "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS}, within the context of {context}"
     )]
     BadPass {
-        /// Which pass.
         pass: u32,
-        /// Its tokens.
         tokens: u32,
-        /// Its first position.
         first: u32,
-        /// The plan's context.
         context: u32,
     },
 }
 
-/// A device's state: what it has still to expect of each pass under way.
+/// The state of a device: its passes under way, and the messages that it expects next.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     plan: Arc<Plan>,
@@ -247,12 +197,12 @@ pub struct Schedule {
     visits: Vec<u32>,
     /// Each pass under way as it began here, and the index into `visits` that comes next.
     under_way: BTreeMap<u32, (Pass, usize)>,
-    /// For each sequence seen, the positions whose keys and values are there or under way here. What came before a
-    /// device saw the sequence first is not its to check.
+    /// For each sequence seen, the positions whose keys and values are there or under way here. Positions from before a
+    /// device first saw the sequence are not checked.
     held: BTreeMap<u32, u32>,
-    /// What is to be read ahead of its turn, and has not been used since.
+    /// The part that was read ahead last and has not been used.
     expected: Option<ModelPart>,
-    /// Earlier passes were given up with an earlier plan.
+    /// The first pass of the plan at work.
     first_pass: u32,
 }
 
@@ -279,7 +229,7 @@ impl Schedule {
         self.under_way.contains_key(&pass)
     }
 
-    /// The places that this device ever sends to.
+    /// The places that this device sends to.
     pub fn receivers(&self) -> Vec<usize> {
         let mut places: Vec<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();
         places.sort_unstable();
@@ -288,7 +238,7 @@ impl Schedule {
         places
     }
 
-    /// Takes an event and tells what to do, in order. On an error nothing has changed.
+    /// Takes an event and returns the steps that follow, in order. On an error nothing has changed.
     pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
         let mut steps = Vec::new();
         match *event {
@@ -340,7 +290,7 @@ impl Schedule {
         Ok(steps)
     }
 
-    /// The positions of a pass that is new here follow what is held of its sequence; later ones are given up.
+    /// Checks that the positions of a new pass follow those held of its sequence, and rolls later ones back.
     fn hold(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
         let Pass { sequence, first_position, tokens, .. } = pass;
         if let Some(&held) = self.held.get(&sequence) {
@@ -356,7 +306,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Computes this round's window and everything that follows without another device's help.
+    /// Adds the steps of this round's window, and all that follow without another device.
     fn visit(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let mut round = round;
         loop {
@@ -385,7 +335,7 @@ impl Schedule {
                 }
                 return;
             }
-            // Nobody else has layers in between: the device goes straight on.
+            // No other device has layers in between.
             self.after_window(window, pass, round, steps);
             if next_round == self.plan.rounds {
                 self.finish(pass, steps);
@@ -395,7 +345,7 @@ impl Schedule {
         }
     }
 
-    /// The head outputs, and its first window comes next.
+    /// Adds the steps of the output, after which the head's first window is next.
     fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
         self.under_way.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
@@ -414,7 +364,7 @@ impl Schedule {
         }
     }
 
-    /// The window is done with, and the activations are on their way.
+    /// Adds the steps after a window has been computed and its activations sent.
     fn after_window(&mut self, window: Range<u32>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         if !window.is_empty() {
             self.release(ModelPart::Layers(window), pass, round, steps);
@@ -424,8 +374,8 @@ impl Schedule {
         }
     }
 
-    /// What comes next after the window of a round: the next one, at the end the output head (head) or
-    /// the first window again (worker).
+    /// Prefetches the part after the window of a round: the next window; at the end, the output matrix on the head and the
+    /// first window on a worker.
     fn prefetch_after(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let following = (round + 1..self.plan.rounds)
             .map(|later| self.plan.window(self.device, later))
@@ -448,7 +398,7 @@ impl Schedule {
         }
     }
 
-    /// A part is about to be used. Under managed residency it is asked for, unless it was what came next.
+    /// Marks a part as used. Under managed residency it is requested, unless it was the expected one.
     fn expect(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
         if self.expected.as_ref() != Some(&part) && self.manages() {
@@ -468,8 +418,7 @@ impl Schedule {
         self.plan.devices[self.device].residency.policy == Residency::Managed
     }
 
-    /// Who gets the activations after this device's window of a round, and which round that one takes
-    /// up.
+    /// The place that gets the activations after this device's window of a round, and the round that it begins.
     fn hop(&self, round: u32) -> (usize, u32) {
         (self.device + 1..self.plan.devices.len())
             .find(|&place| is_visited(&self.plan, place, round))
@@ -497,7 +446,7 @@ impl Schedule {
         let why = match pass.drafted {
             0 => return Ok(()),
             drafted if drafted >= pass.tokens => "the token before them is missing",
-            _ if !pass.output => "nobody wants their outputs",
+            _ if !pass.output => "the pass has no output",
             _ if self.plan.draft.is_none() => "the plan has no draft model",
             _ => return Ok(()),
         };
@@ -526,7 +475,7 @@ fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
     device == 0 || plan.devices[device].role == Role::Relay || !plan.window(device, round).is_empty()
 }
 
-/// What of a part the CPU computes from the mapped file. Layers in GPU memory stay there.
+/// The rest of a part that the CPU computes from the mapped file, without layers in GPU memory.
 fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     let gpu_layers = plan.devices[device].gpu_layers;
     match part {
@@ -536,9 +485,8 @@ fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     }
 }
 
-/// The parts that a device's CPU reads for a token, in the order of use: those of one list follow each other
-/// without the device being idle in between. A head outputs a token and goes straight on with the next, so its
-/// output stands before its first window.
+/// The parts that a device's CPU reads for a token, in the order of use. The device is idle between two lists and never
+/// within one. A head outputs a token and begins the next one at once, so its output precedes its first window.
 pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
     let schedule = Schedule::new(Arc::new(plan.clone()), device);
     let output = (device == 0).then_some(ModelPart::Output).and_then(|part| on_cpu(plan, device, part));
@@ -553,7 +501,7 @@ pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
             visits.push(Vec::new());
         }
     }
-    // A head that is not idle after its last window goes straight on to the output.
+    // A head that is not idle after its last window continues with the output.
     if let Some(tail) = visits.pop()
         && !tail.is_empty()
     {

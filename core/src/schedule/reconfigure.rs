@@ -22,10 +22,10 @@ impl Schedule {
         }
         let (old, new) = (&self.plan, plan.as_ref());
         let Some(place) = new.position(&self.name()) else {
-            return refuse("it has no part in it".into());
+            return refuse("the device has no part in it".into());
         };
         if new.devices[0].name != old.devices[0].name {
-            return refuse(format!("its head is `{}`, and the tokens are elsewhere", new.devices[0].name));
+            return refuse(format!("its head would be `{}`, and the tokens are on another device", new.devices[0].name));
         }
         let same_model =
             (&new.model.shape_digest, new.model.layers) == (&old.model.shape_digest, old.model.layers);

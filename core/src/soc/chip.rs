@@ -49,7 +49,7 @@ pub struct Chip<'a> {
 /// A pass through a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {
-    /// Who computes what: the fastest where nobody said.
+    /// The strategy; the fastest one if the scenario names none.
     pub strategy: Strategy,
     /// Making graphs before it.
     pub preparation: Seconds,
@@ -102,7 +102,7 @@ impl<'a> Chip<'a> {
         total(&forward.layer) + forward.preparation / layers
     }
 
-    /// The output matrix for so many positions, as while tokens are generated.
+    /// The output matrix for `positions`, as while tokens are generated.
     pub fn output_time(&self, positions: u32) -> Seconds {
         let one = self.forward(Pass::plain(0, 0, 1, true));
         self.head(is_cut(&one.layer), positions).time()
@@ -161,7 +161,7 @@ impl<'a> Chip<'a> {
         pieces.into_iter().flat_map(layer).collect()
     }
 
-    /// The head for so many positions. Where generating cuts the products it cuts the head too, without events; after a
+    /// The head for `positions`. Where generating cuts the products it cuts the head too, without events; after a
     /// prompt it is the GPU's. Both as published.
     fn head(&self, cut: bool, positions: u32) -> Stage {
         if positions == 0 {

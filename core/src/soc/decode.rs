@@ -27,7 +27,7 @@ use super::matmul::{Matmul, groups};
 use super::stage::Stage;
 use super::sync::{EVENTS, Sync};
 
-/// Decoding so many tokens at once, which see keys and values of so many bytes.
+/// Decoding some tokens at once, with the bytes of keys and values that they see.
 #[derive(Debug, Clone, Copy)]
 pub struct Decode<'a> {
     /// The processors.

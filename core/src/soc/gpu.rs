@@ -16,7 +16,7 @@ use super::matmul::Matmul;
 /// Bytes of an activation in FP16.
 const ACTIVATION: f64 = 2.0;
 
-/// A GPU at work on weights of so many bytes.
+/// A GPU that computes with weights of some number of bits.
 #[derive(Debug, Clone, Copy)]
 pub struct Gpu {
     speed: f64,
@@ -27,7 +27,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The GPU of a SoC, reading so many bits of a weight.
+    /// The GPU of a SoC for weights of `bits`.
     pub fn new(soc: &Soc, weight_bits: f64) -> Self {
         Self {
             speed: soc.gpu.matmul.value.0,
@@ -37,7 +37,7 @@ impl Gpu {
         }
     }
 
-    /// Seconds for a product with so many tokens; none for nothing.
+    /// Seconds for a product with `tokens`; 0 for an empty one.
     pub fn product(&self, matmul: Matmul, tokens: u64) -> f64 {
         if matmul.outputs == 0 || tokens == 0 {
             return 0.0;
@@ -58,7 +58,7 @@ impl Gpu {
         (2.0 * tokens as f64 * matmul.weights() / self.speed).max(self.read(self.weight * matmul.weights()))
     }
 
-    /// Seconds for a weight in decoding so many tokens at once.
+    /// Seconds for a weight in decoding `tokens` at once.
     pub fn a_weight(&self, tokens: u64) -> f64 {
         (2.0 * tokens as f64 / self.speed).max(self.weight / self.bandwidth)
     }

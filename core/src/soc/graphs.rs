@@ -51,17 +51,17 @@ impl Sizes {
         &self.sizes
     }
 
-    /// Whether there is one for just so many tokens.
+    /// Whether there is a graph for exactly `tokens`.
     pub fn has(&self, tokens: u64) -> bool {
         self.sizes.binary_search(&tokens).is_ok()
     }
 
-    /// The next one for so many tokens, at most the largest.
+    /// The smallest graph for at least `tokens`, or the largest graph.
     pub fn padded(&self, tokens: u64) -> u64 {
         self.sizes.iter().copied().find(|&size| size >= tokens).unwrap_or(self.largest())
     }
 
-    /// Sets that hold so many tokens and of which none is superfluous.
+    /// Minimal sets of graphs that hold `tokens`.
     pub fn covers(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| {
             let held: u64 = set.iter().sum();
@@ -82,7 +82,7 @@ impl Sizes {
     }
 }
 
-/// Making a layer's four graphs for so many tokens at run time. Below the length that was measured it falls on, to no
+/// Seconds for making a layer's four graphs for `tokens` at run time. Below the length that was measured it falls on, to no
 /// less than nothing.
 pub fn preparation(graphs: &Graphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.prepared_for.value);

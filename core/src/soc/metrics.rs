@@ -20,7 +20,7 @@ pub const FRAME: Seconds = Seconds(1.0 / 60.0);
 /// The numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SocMetrics {
-    /// Strategy as asked for.
+    /// The requested strategy.
     pub strategy: &'static str,
     /// Tokens of the prompts over the time until the first token, without the time for making graphs.
     pub prefill_tokens_per_s: Option<f64>,

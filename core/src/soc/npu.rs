@@ -41,7 +41,7 @@ impl<'a> Npu<'a> {
         2.0 * rows * inner * held / speed * (1.0 + self.array.order_penalty.value * inner / rows)
     }
 
-    /// Seconds for a product with so many tokens in the faster order, or as it was measured.
+    /// Seconds for a product with `tokens` in the faster order, or the measured time.
     pub fn product(&self, matmul: Matmul, tokens: u64) -> f64 {
         if matmul.outputs == 0 || tokens == 0 {
             return 0.0;

@@ -12,14 +12,14 @@ use hearth_profiles::device::soc::{Mode, Profiled, Shape};
 
 use super::matmul::Matmul;
 
-/// Leaves have at least so many products. source: assumed, so that a single bad measurement does not make a leaf
+/// The least number of products of a leaf. source: assumed, so that a single bad measurement does not make a leaf
 const MIN_LEAF_POINTS: usize = 2;
 /// Levels of a tree. source: assumed
 const MAX_DEPTH: u32 = 12;
 /// What a split is made by: logarithms of the three sides, and of the ratios that order and shape are about.
 const FEATURES: usize = 5;
 
-/// A table ready to be asked.
+/// A table prepared for lookups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
     tile: u64,
@@ -41,7 +41,7 @@ enum Node {
 }
 
 impl Measured {
-    /// A valid table of an array of so many rows.
+    /// Prepares a valid table of an array of `rows`.
     pub fn new(profiled: &Profiled, tile: u32) -> Self {
         let tile = u64::from(tile.max(1));
         let samples: Vec<Sample> = profiled.shapes.iter().map(|shape| sample(shape, tile)).collect();

@@ -26,7 +26,7 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// For so many tokens that see `context` positions, in seconds.
+    /// Seconds for `tokens` that see `context` positions.
     pub fn new(gpu: &Gpu, shape: &ModelShape, tokens: u64, context: u64) -> Self {
         let (count, seen) = (tokens as f64, context as f64);
         let width = f64::from(shape.embedding);

@@ -82,7 +82,7 @@ struct Best {
 }
 
 impl Solver<'_> {
-    /// The best partition of a product with so many tokens, no more than the largest graph has.
+    /// The best partition of a product with `tokens`, at most those of the largest graph.
     pub fn solve(&self, matmul: Matmul, tokens: u64) -> Partition {
         let all = Best { time: self.gpu.product(matmul, tokens), margin: tokens, rows: 0, graphs: vec![] };
         let best = if self.sizes.has(tokens) {

@@ -19,7 +19,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Kernels that nobody waits for.
+    /// Kernels without a wait.
     pub fn queued(gpu: Vec<f64>) -> Self {
         Self { gpu, ..Self::default() }
     }

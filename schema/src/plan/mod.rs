@@ -27,7 +27,7 @@ use crate::workload::{self, MAX_SEQUENCES};
 pub use crate::model::{ActivationFormat, KvFormat, Processor};
 pub use tensor::TensorPlan;
 
-/// A layer-to-device assignment with everything a runner needs.
+/// A plan document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -37,9 +37,8 @@ pub struct Plan {
     pub scenario: Origin,
     /// The model it is for.
     pub model: PlannedModel,
-    /// Who made it, and with which options.
     pub planner: PlannerRecord,
-    /// How the work is shared out: by layers around a ring if absent.
+    /// How the work is divided: by layers around a ring if absent.
     #[serde(default, skip_serializing_if = "PlanKind::is_ring", with = "serde_yaml::with::singleton_map")]
     #[schemars(with = "PlanKind")]
     pub kind: PlanKind,
@@ -52,7 +51,7 @@ pub struct Plan {
     /// How activations travel from device to device.
     #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
     pub activations: ActivationFormat,
-    /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
+    /// The processor of the output matrix on the head; the GPU only where all its layers are too.
     #[serde(default, skip_serializing_if = "on_the_cpu")]
     pub output: Processor,
     /// Sequences that are under way at once, each with a cache for the whole context.
@@ -63,7 +62,7 @@ pub struct Plan {
     pub draft: Option<PlannedDraft>,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
-    /// Devices that got nothing, and why.
+    /// Devices without a part, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<DroppedDevice>,
     /// What the planner's latency model expects.
@@ -74,7 +73,7 @@ pub struct Plan {
     pub explanation: Vec<String>,
 }
 
-/// How the work is shared out.
+/// How the work is divided.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PlanKind {
@@ -99,7 +98,7 @@ impl PlanKind {
         }
     }
 
-    /// Its name without what belongs to it.
+    /// The kind without its parameters.
     pub fn parallelism(&self) -> Parallelism {
         if self.is_ring() { Parallelism::Ring } else { Parallelism::Tensor }
     }
@@ -133,7 +132,6 @@ fn on_the_cpu(processor: &Processor) -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
-    /// Its name.
     pub name: String,
     /// Digest of its text.
     pub digest: String,
@@ -143,7 +141,6 @@ pub struct Origin {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedModel {
-    /// Its name.
     pub name: String,
     /// Digest of header, size and samples, if it was planned from a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -154,28 +151,25 @@ pub struct PlannedModel {
     pub layers: u32,
 }
 
-/// The model that drafts, and where on the head.
+/// The draft model on the head.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDraft {
-    /// Which model.
     pub model: PlannedModel,
-    /// On which processor.
     pub processor: Processor,
 }
 
-/// Who made a plan.
+/// The planner of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannerRecord {
-    /// Strategy by name.
     pub strategy: String,
     /// Its options, as `name=value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
 
-/// What a device does in the ring.
+/// The role of a device in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -183,20 +177,19 @@ pub enum Role {
     Head,
     /// Computes its window.
     Worker,
-    /// Passes messages on; has no layers.
+    /// Forwards messages; has no layers.
     Relay,
 }
 
-/// A device's part.
+/// The part of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDevice {
-    /// Its name in the scenario.
+    /// The name in the scenario.
     pub name: String,
     /// Where its worker listens; the lab fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// What it does.
     pub role: Role,
     /// Layers in one window: w_m.
     pub window: u32,
@@ -210,13 +203,11 @@ pub struct PlannedDevice {
     pub predicted: Option<PredictedTerms>,
 }
 
-/// A device that got nothing.
+/// A device without a part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DroppedDevice {
-    /// Its name.
     pub name: String,
-    /// Why.
     pub reason: String,
 }
 
@@ -243,7 +234,7 @@ pub struct Predicted {
 }
 
 impl PlannedModel {
-    /// What a plan says of a model. One without a file has the digest of its shape and no other.
+    /// The plan's entry of a model. Without a file it has the digest of the shape only.
     pub fn of(model: &ModelProfile) -> Self {
         let shape_digest = model.shape_digest();
         Self {
@@ -290,7 +281,7 @@ impl Plan {
         crate::digest::of(&self.to_yaml())
     }
 
-    /// Why it can be simulated and not executed, if so.
+    /// The reason why it can be simulated but not executed, if there is one.
     pub fn only_simulated(&self) -> Option<String> {
         let why = if self.kind.is_ring() {
             let held = self.devices.iter().find(|device| device.residency.is_pinned())?;
@@ -407,7 +398,7 @@ impl Plan {
             return Err(DocumentError::invalid("`context` is 0; it must hold at least the prompt"));
         }
         if self.model.layers == 0 {
-            return Err(DocumentError::invalid("`model.layers` is 0: there is nothing to share out"));
+            return Err(DocumentError::invalid("`model.layers` is 0: the plan assigns no layer"));
         }
         let positions = u64::from(self.sequences) * u64::from(self.context);
         if !(1..=MAX_SEQUENCES).contains(&self.sequences) || positions > u64::from(u32::MAX) {

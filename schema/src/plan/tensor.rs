@@ -25,21 +25,21 @@ use crate::residency::Residency;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AllReduce {
-    /// Every device sends its partial result to every other, and each adds up for itself.
+    /// Every device sends its partial result to every other, and each adds them up.
     AllGather,
     /// Workers send to the head, which adds up and sends the sum to each.
     Star,
     /// In parts around a ring: reduce-scatter, then all-gather.
     Ring,
-    /// All send at once on one channel and hear the sum; the cost is given.
+    /// All send at once on one channel and receive the sum; its time is given.
     OverTheAir,
 }
 
-/// What the head has in memory beside its slice.
+/// The weights that the head loads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadLoads {
-    /// Nothing: each device loads its own slice.
+    /// Its own slice, as every device does.
     #[default]
     Slice,
     /// The whole model, out of which it cuts all slices.
@@ -50,7 +50,7 @@ pub enum HeadLoads {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Slice {
-    /// Whose; the plan's devices in order.
+    /// The plan's devices in order.
     pub device: String,
     /// Key-value heads, with the query heads that use them.
     pub kv_heads: u32,
@@ -64,15 +64,14 @@ pub struct Slice {
 pub struct TensorPlan {
     /// How partial results are added up.
     pub all_reduce: AllReduce,
-    /// `over-the-air`: what one all-reduce takes, however many devices there are.
+    /// `over-the-air`: the time of one all-reduce, whatever the number of devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub air_time: Option<Seconds>,
     /// In which format partial results travel.
     pub values: Format,
-    /// What the head loads beside its slice.
     #[serde(default)]
     pub head_loads: HeadLoads,
-    /// So many tokens of a prompt go through at once, for systems that take fewer than others.
+    /// The tokens of a prompt that enter at once, for systems with a small limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u32>,
     /// In which format the head holds the embedding; that of its other weights if absent.
@@ -82,24 +81,24 @@ pub struct TensorPlan {
     pub slices: Vec<Slice>,
 }
 
-/// Formats in which partial results can travel: what is added up must be numbers or short blocks of them.
-const TRAVELLING: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0];
+/// Formats of partial results on the network: numbers, or short blocks of them.
+const PARTIAL_FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0];
 
 impl TensorPlan {
-    /// One device's partial result of a block for so many tokens.
+    /// Bytes of one device's partial result of a block for `tokens`.
     pub fn partial_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
         let blocks = u64::from(embedding).div_ceil(self.values.block_len());
         Bytes(blocks * self.values.block_bytes()) * u64::from(tokens)
     }
 
-    /// The passes with no more tokens in one than the plan's batch.
+    /// Splits passes that have more tokens than the plan's batch.
     pub fn batched(&self, passes: Vec<Pass>) -> Vec<Pass> {
-        let Some(most) = self.batch else { return passes };
+        let Some(batch) = self.batch else { return passes };
         let mut split: Vec<Pass> = Vec::new();
         for pass in passes {
             let mut done = 0;
             while done < pass.tokens {
-                let tokens = (pass.tokens - done).min(most.max(1));
+                let tokens = (pass.tokens - done).min(batch.max(1));
                 split.push(Pass {
                     index: split.len() as u32,
                     first_position: pass.first_position + done,
@@ -113,7 +112,7 @@ impl TensorPlan {
         split
     }
 
-    /// Refuses what contradicts itself or the rest of its plan.
+    /// Checks that slices and messages agree with each other and with the plan.
     pub fn validate(&self, plan: &Plan) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
         let names = plan.devices.iter().map(|device| &device.name);
@@ -126,8 +125,8 @@ impl TensorPlan {
                 slice.device
             ));
         }
-        if !TRAVELLING.contains(&self.values) {
-            let known = TRAVELLING.map(Format::name).join(", ");
+        if !PARTIAL_FORMATS.contains(&self.values) {
+            let known = PARTIAL_FORMATS.map(Format::name).join(", ");
             let what =
                 format!("kind.tensor.values: `{}` cannot be added up: use one of {known}", self.values);
             return refuse(what);
@@ -167,7 +166,7 @@ impl TensorPlan {
         }
         let last = self.slices.iter().rposition(|slice| slice.feed_forward > 0);
         for (place, slice) in self.slices.iter().enumerate() {
-            // Rows of the matrix down are cut; who comes last has what is left of a block.
+            // Rows of the matrix down are cut; the last device has the rest of a block.
             let block = plan.devices[place].residency.weights_as.map_or(1, Format::block_len);
             if Some(place) != last && !u64::from(slice.feed_forward).is_multiple_of(block) {
                 return Err(DocumentError::invalid(format!(

@@ -154,8 +154,8 @@ fn who_is_given_up_is_vacant_when_nothing_of_it_is_under_way() {
 }
 
 proptest! {
-    /// Texts come and are given up at any time, outputs come in any order, and the ring begins again now and then: what
-    /// a pass begins with is what stands, and who was promised a token gets it.
+    /// Requests enter and are cancelled at any time, outputs come in any order, and the ring restarts now and then: a pass
+    /// begins at the position that is held, and each request gets its tokens.
     #[test]
     fn slots_take_any_text(
         sequences in 1u32..4,
