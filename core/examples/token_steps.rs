@@ -5,9 +5,7 @@
 
 use std::sync::Arc;
 
-use hearth_core::schedule::Event;
-use hearth_core::schedule::Schedule;
-use hearth_core::schedule::Step;
+use hearth_core::schedule::{Event, Schedule, Step};
 use hearth_profiles::Document;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;

@@ -16,11 +16,7 @@ use crate::schedule::Schedule;
 use crate::tensor::Collective;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Links;
-use hearth_schema::scenario::Unreachable;
-use hearth_schema::scenario::Workload;
+use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Unreachable, Workload};
 
 /// A device of the cluster.
 #[derive(Debug, Clone, PartialEq)]

@@ -37,7 +37,8 @@ pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 /// The rate at which one thread brings pages into the page cache and evicts them, whatever the disk: the profile's, or the
 /// rate measured on the machine of the constants above.
 pub fn turnover(disk: &Disk) -> BytesPerSecond {
-    let usual = BytesPerSecond(1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST)));
+    let usual =
+        BytesPerSecond(1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST)));
     disk.turnover.as_ref().map_or(usual, |rate| rate.value)
 }
 

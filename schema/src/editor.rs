@@ -7,8 +7,7 @@ use hearth_profiles::model::ModelDocument;
 use hearth_profiles::{Device, Document};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::Plan;
-use crate::Scenario;
+use crate::{Plan, Scenario};
 
 /// The kinds of documents that have a schema.
 pub const KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];

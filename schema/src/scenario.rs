@@ -142,9 +142,7 @@ impl Limits {
             ("threads", self.threads == Some(0)),
         ];
         if let Some((key, _)) = nothing.into_iter().find(|(_, nothing)| *nothing) {
-            return refuse(format!(
-                "`limits.{key}` is 0: no run would finish; give more, or leave it out"
-            ));
+            return refuse(format!("`limits.{key}` is 0: no run would finish; give more, or leave it out"));
         }
         if let Some(memory) = self.memory.filter(|memory| *memory > MAX_BYTES) {
             return refuse(format!("`limits.memory` is {memory}, more than {MAX_BYTES}: check its unit"));

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::{Document, DocumentError};
-use hearth_schema::Plan;
-use hearth_schema::Trace;
+use hearth_schema::{Plan, Trace};
 
 use crate::Error;
 use crate::files::{can_write, read_at_most, real, write, write_by};

@@ -4,9 +4,8 @@
 //! `hearth simulate`: the same planner or a given plan, the scenario's limits and events, the same simulator. An error is
 //! an outcome, and everything known before it is kept: a run that ends out of memory had a plan.
 
-use hearth_core::Cluster;
-use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
+use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;

@@ -12,8 +12,7 @@ use hearth_core::memory::{DeviceMemory, draft, process_bytes};
 use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::Plan;
-use hearth_schema::scenario::Limits;
-use hearth_schema::scenario::Scenario;
+use hearth_schema::scenario::{Limits, Scenario};
 
 /// Applies the limits of disk and processor. The devices are in the scenario's order.
 pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {

@@ -15,9 +15,7 @@ use hearth_profiles::units::Rounded;
 use hearth_profiles::{Device, Document, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Origin;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Kind, Origin, Resource};
 
 use crate::Error;
 

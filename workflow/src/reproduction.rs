@@ -7,15 +7,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hearth_core::Cluster;
 use hearth_core::memory::DeviceMemory;
-use hearth_core::metrics;
+use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
 use hearth_reports::published::{Published, System};
-use hearth_schema::Plan;
-use hearth_schema::Trace;
 use hearth_schema::trace::Outcome;
+use hearth_schema::{Plan, Trace};
 use hearth_sim::Disturbances;
 
 use crate::scenario::Resolver;

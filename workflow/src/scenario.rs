@@ -7,17 +7,14 @@ use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::Member;
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::document::Deprecation;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
 use hearth_profiles::{Device, Document, device};
 use hearth_schema::Scenario;
 use hearth_schema::plan::Origin;
-use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::scenario::ModelRef;
+use hearth_schema::scenario::{DeviceEntry, ModelRef};
 
 use crate::documents::{read, read_text};
 use crate::{Error, limits};

@@ -3,12 +3,10 @@
 //! A few tokens are simulated after the scenario's prompt, and the mean time of those after the first counts, as in a long
 //! run. The scenario's limits apply; shares of memory follow from what the plan gives each device.
 
-use hearth_core::Cluster;
-use hearth_core::metrics;
+use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
 use hearth_schema::trace::Outcome;
+use hearth_schema::{Plan, Scenario};
 use serde::Serialize;
 
 use crate::{Error, limits, simulation};

@@ -4,9 +4,8 @@ use hearth_core::Cluster;
 use hearth_core::schedule::ScheduleError;
 use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
 use hearth_schema::trace::Trace;
+use hearth_schema::{Plan, Scenario};
 use hearth_sim::{Disturbances, Input, Options, Run, SimError};
 
 use crate::Error;

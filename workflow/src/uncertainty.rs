@@ -11,13 +11,10 @@
 //!
 //! Not here: what the model of a device leaves out. No draw of parameters shows that; only measured runs do.
 
-use hearth_core::Cluster;
-use hearth_core::LinkTable;
-use hearth_core::metrics;
+use hearth_core::{Cluster, LinkTable, metrics};
 use hearth_reports::published::results::Spread;
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
 use hearth_schema::trace::Outcome;
+use hearth_schema::{Plan, Scenario};
 use hearth_sim::Disturbances;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;

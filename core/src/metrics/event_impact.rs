@@ -79,14 +79,7 @@ mod tests {
     use super::*;
     use hearth_schema::pass::Pass;
     use hearth_schema::plan::Parallelism;
-    use hearth_schema::trace::Header;
-    use hearth_schema::trace::Kind;
-    use hearth_schema::trace::Origin;
-    use hearth_schema::trace::Outcome;
-    use hearth_schema::trace::Reading;
-    use hearth_schema::trace::Record;
-    use hearth_schema::trace::Resource;
-    use hearth_schema::trace::TracedDevice;
+    use hearth_schema::trace::{Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice};
 
     const MS: u64 = 1_000_000;
 

@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 
 use super::token_times::DecodeStep;
 use super::{ByPass, Terms, charge, is_work, millis};
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
+use hearth_schema::trace::{Kind, Record};
 
 /// The terms of one token, in milliseconds.
 pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {

@@ -32,15 +32,8 @@ use serde::{Deserialize, Serialize};
 
 use self::sequences::{SequenceMetrics, SpeculationMetrics};
 use self::token_times::{DecodeStep, FirstToken, TokenTimes};
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::MemoryKind;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
-use hearth_schema::trace::Trace;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
+use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Record, Resource, Trace};
 
 /// Mean, median and 95th percentile, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

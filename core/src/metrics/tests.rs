@@ -2,11 +2,7 @@
 
 use super::*;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::Cost;
-use hearth_schema::trace::Header;
-use hearth_schema::trace::Origin;
-use hearth_schema::trace::Reading;
-use hearth_schema::trace::TracedDevice;
+use hearth_schema::trace::{Cost, Header, Origin, Reading, TracedDevice};
 
 const MS: u64 = 1_000_000;
 

@@ -8,11 +8,8 @@
 use std::collections::BTreeMap;
 
 use super::{ByPass, millis};
-use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::pass::Pass;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Trace;
+use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
+use hearth_schema::trace::{Counter, Kind, Trace};
 
 /// The time in which a pass gave tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

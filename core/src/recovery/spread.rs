@@ -12,10 +12,7 @@ use std::collections::BTreeSet;
 use hearth_profiles::Document;
 
 use super::NoPlan;
-use hearth_schema::plan::DroppedDevice;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::plan::Processor;
+use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, Processor};
 
 /// Returns the plan without these devices.
 pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {

@@ -73,21 +73,13 @@ impl Sequence {
 pub enum GenerationError {
     /// No sequence waits for this pass.
     #[error("pass {pass} gave a token that no sequence waits for")]
-    NotAwaited {
-        pass: u32,
-    },
+    NotAwaited { pass: u32 },
     /// More drafts accepted than there were.
     #[error("pass {pass} had {drafted} drafted tokens, and {accepted} were accepted")]
-    TooManyAccepted {
-        pass: u32,
-        drafted: u32,
-        accepted: u32,
-    },
+    TooManyAccepted { pass: u32, drafted: u32, accepted: u32 },
     /// The slot of a request is in use, or does not exist.
     #[error("no request can enter as sequence {sequence}: the slot is in use or does not exist")]
-    NotVacant {
-        sequence: u32,
-    },
+    NotVacant { sequence: u32 },
 }
 
 impl Generation {
@@ -148,8 +140,15 @@ impl Generation {
         let vacant = self.sequences.get_mut(sequence as usize).filter(|it| it.is_over());
         let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
         let position = held.min(slot.position).min(prompt.saturating_sub(1));
-        *slot =
-            Sequence { requested: prompt, wanted, prompt, begun: false, position, generated: 0, awaited: None };
+        *slot = Sequence {
+            requested: prompt,
+            wanted,
+            prompt,
+            begun: false,
+            position,
+            generated: 0,
+            awaited: None,
+        };
         self.finished -= 1;
         self.entering.push_back(sequence);
         Ok(position)

@@ -52,20 +52,11 @@ pub enum Step {
     },
     /// Let the draft model read the tokens that it has not seen, up to the end of the pass or to its drafts, and draft.
     /// Head only.
-    Draft {
-        pass: Pass,
-    },
+    Draft { pass: Pass },
     /// Look up the embedding rows of the tokens. Head only.
-    Embed {
-        pass: Pass,
-    },
+    Embed { pass: Pass },
     /// Run the activations through layers.
-    Compute {
-        pass: Pass,
-        round: u32,
-        layers: Range<u32>,
-        processor: Processor,
-    },
+    Compute { pass: Pass, round: u32, layers: Range<u32>, processor: Processor },
     /// Turn the activations of the last position, and of those before its drafts, into logits and sample. Head only.
     Output {
         pass: Pass,
@@ -83,17 +74,9 @@ pub enum Step {
         to: usize,
     },
     /// Begin to read a part ahead of its turn, while the device goes on.
-    Prefetch {
-        part: ModelPart,
-        pass: Pass,
-        round: u32,
-    },
+    Prefetch { part: ModelPart, pass: Pass, round: u32 },
     /// Release a used part; under managed residency, the pieces of it that are not kept.
-    Release {
-        part: ModelPart,
-        pass: Pass,
-        round: u32,
-    },
+    Release { part: ModelPart, pass: Pass, round: u32 },
 }
 
 /// An event of a device.
@@ -120,72 +103,35 @@ pub enum Event {
 pub enum ScheduleError {
     /// Only the head begins passes.
     #[error("`{device}` cannot begin pass {pass}: only the head begins passes")]
-    NotTheHead {
-        device: String,
-        pass: u32,
-    },
+    NotTheHead { device: String, pass: u32 },
     /// The round does not follow from what came before.
     #[error("`{device}` got pass {pass} for round {got}, and expects {expected}")]
-    UnexpectedRound {
-        device: String,
-        pass: u32,
-        got: u32,
-        expected: String,
-    },
+    UnexpectedRound { device: String, pass: u32, got: u32, expected: String },
     /// Another pass than the one that began under this index.
     #[error("`{device}` got pass {pass} with other tokens than before")]
-    ChangedPass {
-        device: String,
-        pass: u32,
-    },
+    ChangedPass { device: String, pass: u32 },
     /// A message of a pass that was dropped when the ring changed.
     #[error("`{device}` got pass {pass} of an earlier plan; since the last one passes begin at {since}")]
-    GivenUp {
-        device: String,
-        pass: u32,
-        since: u32,
-    },
+    GivenUp { device: String, pass: u32, since: u32 },
     /// A plan that cannot follow the one at work.
     #[error("`{device}` cannot adopt the new plan: {what}")]
-    OtherPlan {
-        device: String,
-        what: String,
-    },
+    OtherPlan { device: String, what: String },
     /// The plan has no cache for the sequence.
     #[error(
         "pass {pass} is of sequence {sequence}, and the plan has a cache for {sequences}, counted from 0"
     )]
-    UnknownSequence {
-        pass: u32,
-        sequence: u32,
-        sequences: u32,
-    },
+    UnknownSequence { pass: u32, sequence: u32, sequences: u32 },
     /// Drafts without a token before them, without an output, or without a draft model.
     #[error("pass {pass} has {tokens} tokens of which {drafted} are drafted: {why}")]
-    BadDrafts {
-        pass: u32,
-        tokens: u32,
-        drafted: u32,
-        why: &'static str,
-    },
+    BadDrafts { pass: u32, tokens: u32, drafted: u32, why: &'static str },
     /// Keys and values are missing between what the device holds and where the pass begins.
     #[error("`{device}` got pass {pass} from position {first}, and holds {held} positions of its sequence")]
-    Gap {
-        device: String,
-        pass: u32,
-        first: u32,
-        held: u32,
-    },
+    Gap { device: String, pass: u32, first: u32, held: u32 },
     /// A batch that is empty, too large or past the context.
     #[error(
         "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS}, within the context of {context}"
     )]
-    BadPass {
-        pass: u32,
-        tokens: u32,
-        first: u32,
-        context: u32,
-    },
+    BadPass { pass: u32, tokens: u32, first: u32, context: u32 },
 }
 
 /// The state of a device: its passes under way, and the messages that it expects next.

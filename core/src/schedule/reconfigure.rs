@@ -25,7 +25,10 @@ impl Schedule {
             return refuse("the device has no part in it".into());
         };
         if new.devices[0].name != old.devices[0].name {
-            return refuse(format!("its head would be `{}`, and the tokens are on another device", new.devices[0].name));
+            return refuse(format!(
+                "its head would be `{}`, and the tokens are on another device",
+                new.devices[0].name
+            ));
         }
         let same_model =
             (&new.model.shape_digest, new.model.layers) == (&old.model.shape_digest, old.model.layers);

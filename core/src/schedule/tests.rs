@@ -4,16 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 use hearth_profiles::Document;
-use hearth_schema::plan::Origin;
-use hearth_schema::plan::PlanKind;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedDraft;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::PlannerRecord;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::KvFormat;
-use hearth_schema::scenario::Workload;
+use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{KvFormat, Workload};
 
 /// A valid plan of these windows, without prefetch unless asked for.
 pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {

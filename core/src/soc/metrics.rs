@@ -10,9 +10,7 @@ use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::{Soc, Strategy};
 use serde::Serialize;
 
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Resource;
-use hearth_schema::trace::Trace;
+use hearth_schema::trace::{Kind, Resource, Trace};
 
 /// A frame of a game that is drawn sixty times a second.
 pub const FRAME: Seconds = Seconds(1.0 / 60.0);

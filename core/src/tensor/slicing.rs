@@ -17,8 +17,7 @@
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::memory::conversion::converted;
-use crate::memory::conversion::is_matrix;
+use crate::memory::conversion::{converted, is_matrix};
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::tensor::{Slice, TensorPlan};
 

@@ -1,8 +1,7 @@
 //! Slices sum to the model, and messages to the sum.
 
-use hearth_profiles::Bytes;
-use hearth_profiles::Document;
 use hearth_profiles::model::shipped;
+use hearth_profiles::{Bytes, Document};
 use proptest::prelude::*;
 
 use hearth_schema::Plan;

@@ -6,10 +6,8 @@ use hearth_core::LinkTable;
 use hearth_core::cluster::Connection;
 use hearth_core::schedule::Schedule;
 use hearth_profiles::{Bytes, Document};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
-use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
+use hearth_schema::{Plan, Scenario, Trace};
 use proptest::prelude::*;
 
 const SCENARIO: &str = "schema: scenario/1

@@ -2,12 +2,10 @@
 //!
 //! HeteroLLM paper, sections 3 to 5, Llama-8B unless named. `docs/studies/soc` has the numbers side by side.
 
-use hearth_core::soc::Chip;
-use hearth_core::soc::Matmul;
 use hearth_core::soc::prefill::pipe;
-use hearth_core::soc::solver::Cut;
-use hearth_core::soc::solver::Solver;
+use hearth_core::soc::solver::{Cut, Solver};
 use hearth_core::soc::stage::total;
+use hearth_core::soc::{Chip, Matmul};
 use hearth_profiles::device::soc::{Mode, Profiled, Shape, Soc, Strategy, Synchronisation, Upkeep};
 use hearth_profiles::device::{SocOptions, shipped};
 use hearth_profiles::model::{ModelDocument, ModelProfile};

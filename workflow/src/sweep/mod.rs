@@ -20,11 +20,8 @@ use std::path::PathBuf;
 use hearth_core::Cluster;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Document};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
-use hearth_schema::digest;
-use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::scenario::ModelRef;
+use hearth_schema::scenario::{DeviceEntry, ModelRef};
+use hearth_schema::{Plan, Scenario, digest};
 use serde::Serialize;
 
 use crate::documents::read_plan;

@@ -18,9 +18,7 @@ use hearth_profiles::document::Document;
 use hearth_profiles::model::{ModelProfile, Quant};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::scenario::Links;
-use hearth_schema::scenario::NamedLink;
-use hearth_schema::scenario::Unreachable;
+use hearth_schema::scenario::{Links, NamedLink, Unreachable};
 use serde::Serialize;
 
 /// A fast disk that one can buy for a computer.

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use hearth_core::memory::MemoryBudget;
-use hearth_core::memory::draft;
+use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::Bytes;
 use hearth_workflow::limits::restrict_memory;
 use hearth_workflow::{Budget, FilesOnly, LoadedScenario, planning};
