@@ -8,7 +8,8 @@
 //! use hearth_schema::events::Event;
 //!
 //! let game: Event = serde_yaml::from_str("{at: 3 s, for: 10 s, device: laptop, load: 4 threads}").unwrap();
-//! assert_eq!(game.load.unwrap().threads, 4); ```
+//! assert_eq!(game.load.unwrap().threads, 4);
+//! ```
 //!
 //! Not here: their effect (`hearth_sim`), and the events of a trace ([`crate::run_events`]).
 

@@ -70,7 +70,7 @@ fn scenario_errors_have_line_and_column() {
         (with("profile: d3", "profile: d9"), "d9", "s.yaml, `profile` of `"),
         (
             with("profile: d3", "profile: d3, address: 192.168.1.7"),
-            "nobody listens at `192.168.1.7`",
+            "`192.168.1.7` is no address to listen at",
             "s.yaml",
         ),
         (with("seed: 1", "seed: one"), "a whole number, 0 or more", ":3:"),

@@ -290,7 +290,7 @@ impl Recovery {
     fn refusal(&self, plan: &Plan) -> Option<String> {
         let head = &plan.devices[0].name;
         if head != self.head() {
-            return Some(format!("its head would be `{head}`, and the tokens are elsewhere"));
+            return Some(format!("its head would be `{head}`, and the tokens are on another device"));
         }
         // Otherwise a planner that uses devices that are gone would be called forever.
         let gone = plan.devices.iter().find(|device| self.is_gone(&device.name));

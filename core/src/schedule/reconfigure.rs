@@ -89,7 +89,7 @@ mod tests {
         for (plan, complaint) in [
             (plan(8, &[5, 3], false), "no part"),
             (other_model, "another model"),
-            (other_head, "the tokens are elsewhere"),
+            (other_head, "the tokens are on another device"),
             (broken, "rounds"),
             (several, "other sequences"),
         ] {
