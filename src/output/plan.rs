@@ -1,9 +1,9 @@
 //! A plan as a table and as JSON.
 
 use hearth_schema::Plan;
+use hearth_schema::plan::tensor::Slice;
 use hearth_schema::plan::{Parallelism, Role};
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::plan::tensor::Slice;
 use serde::Serialize;
 
 /// A plan as `--json` prints it.

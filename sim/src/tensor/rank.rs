@@ -12,8 +12,8 @@ use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::residency::Residency;
 use hearth_schema::plan::tensor::TensorPlan;
+use hearth_schema::residency::Residency;
 use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
 use crate::engine::Nanos;

@@ -5,9 +5,9 @@
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
+use hearth_schema::plan::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
 use hearth_schema::plan::{Plan, PlanKind};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::plan::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
 use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Trace};
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;

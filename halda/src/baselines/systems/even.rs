@@ -19,9 +19,9 @@ use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Format};
+use hearth_schema::plan::tensor::{AllReduce, HeadLoads, TensorPlan};
 use hearth_schema::plan::{DroppedDevice, Origin, Plan};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::plan::tensor::{AllReduce, HeadLoads, TensorPlan};
 
 use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};

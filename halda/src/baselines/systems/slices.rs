@@ -5,9 +5,9 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
+use hearth_schema::plan::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
 use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::plan::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
 
 use crate::plan_document::empty_plan;
 use crate::problem::assignment::ring_order;

@@ -21,9 +21,9 @@ use hearth_profiles::device::Device;
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::pass::Pass;
+use hearth_schema::plan::tensor::AllReduce;
 use hearth_schema::plan::{Origin, Plan};
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::plan::tensor::AllReduce;
 
 use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};
