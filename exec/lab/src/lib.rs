@@ -38,49 +38,44 @@ fn is_gone(process: u32) -> bool {
 /// Why a lab cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// No control groups that can be written.
-    #[error(
-        "cannot limit {what}: {why}; run as root on Linux with control groups, or leave the device's `limits` out"
-    )]
-    NoGroups {
-        /// Memory, disk or processor.
-        what: &'static str,
-        /// What is missing.
-        why: String,
-    },
+    /// There are no writable control groups for memory, disk reads or processor time.
+    #[error("cannot limit {what}: {why}")]
+    NoGroups { what: &'static str, why: String },
     /// A control group file refuses a value.
-    #[error("cannot write `{value}` to {path}: {why}; another control group above may allow less")]
-    Limit {
-        /// The file.
-        path: String,
-        /// What was written.
-        value: String,
-        why: String,
-    },
-    /// The model cannot be copied.
-    #[error(
-        "cannot copy the model to {path}: {why}; each device needs its own copy: free some space or give another --scratch folder"
-    )]
-    Copy {
-        /// The copy.
-        path: String,
-        why: String,
-    },
-    /// A file cannot be dropped from memory.
-    #[error("cannot drop {path} from memory: {why}; give a file that exists and can be read")]
-    Cache {
-        /// The file.
-        path: String,
-        why: String,
-    },
-    /// A device's process does not start, or ends.
+    #[error("cannot write `{value}`: {why}")]
+    Limit { path: String, value: String, why: String },
+    #[error("cannot copy the model: {why}")]
+    Copy { path: String, why: String },
+    #[error("cannot drop the file from memory: {why}")]
+    Cache { path: String, why: String },
+    /// A device's process does not start, or ends; `why` is what it printed last.
     #[error("device `{name}` {what}: {why}")]
-    Process {
-        /// The device.
-        name: String,
-        /// What it did.
-        what: &'static str,
-        /// What it printed last.
-        why: String,
-    },
+    Process { name: String, what: &'static str, why: String },
+}
+
+impl LabError {
+    /// The file that the error is about.
+    pub fn place(&self) -> Option<&str> {
+        match self {
+            LabError::Limit { path, .. } | LabError::Copy { path, .. } | LabError::Cache { path, .. } => {
+                Some(path)
+            }
+            LabError::NoGroups { .. } | LabError::Process { .. } => None,
+        }
+    }
+
+    /// How to fix it, if that is known.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            LabError::NoGroups { .. } => {
+                Some("run as root on Linux with control groups, or leave the device's `limits` out")
+            }
+            LabError::Limit { .. } => Some("another control group above may allow less"),
+            LabError::Copy { .. } => {
+                Some("each device needs its own copy: free some space or give another --scratch folder")
+            }
+            LabError::Cache { .. } => Some("give a file that exists and can be read"),
+            LabError::Process { .. } => None,
+        }
+    }
 }

@@ -59,12 +59,14 @@ struct Errors {
 
 impl From<LabError> for Failure {
     fn from(error: LabError) -> Self {
-        match error {
+        let failure = match error {
             LabError::NoGroups { .. } | LabError::Copy { .. } | LabError::Cache { .. } => {
-                Failure::unusable(error)
+                Failure::unusable(&error)
             }
-            LabError::Limit { .. } | LabError::Process { .. } => Failure::running(error),
-        }
+            LabError::Limit { .. } | LabError::Process { .. } => Failure::running(&error),
+        };
+        let failure = error.place().into_iter().fold(failure, Failure::at);
+        error.hint().into_iter().fold(failure, Failure::hint)
     }
 }
 
