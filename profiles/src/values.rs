@@ -26,6 +26,7 @@ pub struct Sourced<T> {
     /// The quantity, with its unit.
     pub value: T,
     /// A citation, how it was measured, or `assumed` and why.
+    #[serde(deserialize_with = "not_empty")]
     pub source: String,
     /// Half the distance between the quartiles of the repeats, as a share of the median.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,6 +43,17 @@ impl<T> Sourced<T> {
     pub fn map<U>(&self, derive: impl FnOnce(&T) -> U) -> Sourced<U> {
         Sourced { value: derive(&self.value), source: self.source.clone(), spread: self.spread }
     }
+}
+
+/// Reads a source, which must say something.
+fn not_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let source = String::deserialize(deserializer)?;
+    if source.trim().is_empty() {
+        return Err(de::Error::custom(
+            "`source` is empty: write a citation, how it was measured, or `assumed`",
+        ));
+    }
+    Ok(source)
 }
 
 /// A value for some of the weight formats.
@@ -116,5 +128,22 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerFormat<T> {
             }
         }
         deserializer.deserialize_map(Entries(PhantomData))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantity_without_a_source_is_refused() {
+        for (text, is_valid) in [
+            ("{value: 3, source: measured}", true),
+            ("{value: 3, source: ' '}", false),
+            ("{value: 3}", false),
+            ("3", false),
+        ] {
+            assert_eq!(serde_yaml::from_str::<Sourced<u32>>(text).is_ok(), is_valid, "{text}");
+        }
     }
 }

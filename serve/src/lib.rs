@@ -1,6 +1,6 @@
 //! An OpenAI-compatible HTTP server for a ring: completions, models, health, metrics and a chat page.
 //!
-//! A handler turns an HTTP request into a request to the ring ([`hearth_ring::RingRequest`]) and the ring's events into
+//! A handler turns an HTTP request into a request to the ring ([`hearth_ring::Request`]) and the ring's events into
 //! the response. When a client disconnects, its response is dropped, and the ring frees the request's slot.
 //!
 //! Not here: bringing up the ring and keeping it up (the `serve` verb).
