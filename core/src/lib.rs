@@ -8,6 +8,7 @@
 
 pub mod cluster;
 pub mod compute_cost;
+pub mod conversion;
 pub mod memory;
 pub mod metrics;
 pub mod recovery;

@@ -19,14 +19,14 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
 pub mod baselines;
+mod capacity;
 pub mod explanation;
 pub mod latency;
 pub mod lint;
 mod plan_document;
-pub mod practice;
 pub mod problem;
 pub mod registry;
-mod room;
+pub mod runtime_model;
 mod solve;
 pub mod solvers;
 pub mod strategy;
@@ -46,12 +46,12 @@ pub use latency::constraints::{Rules, Violation, violations};
 pub use latency::steady_state::DeviceTiming;
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
 pub use plan_document::{DraftError, PlanError, draft, empty_plan, plan};
-pub use practice::{Practice, ReadRates, Rereads, WorkTimes};
 pub use problem::assignment::{Assignment, Share, valid_rounds};
 pub use problem::instance::{Device, Gpu, Instance, Model, OperatingSystem};
 pub use problem::total_memory;
 pub use problem::validation::InstanceError;
 pub use registry::{LookupError, StrategyOptions, strategy_by_name};
+pub use runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
 pub use solve::{Solution, solve};
 pub use solvers::exact::Exact;
 pub use solvers::halda::{Halda, Terms};

@@ -33,7 +33,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
-        residencies = model.instance().devices.iter().map(|device| device.practice.residencies[0]).collect();
+        residencies = model.instance().devices.iter().map(|device| device.runtime.residencies[0]).collect();
     }
     let broken = match objective {
         Objective::Paper => violations(model, &assignment, rules),

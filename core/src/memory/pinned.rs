@@ -19,8 +19,8 @@ use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
 use hearth_schema::trace::{MemoryKind, Shortage};
 
-use super::conversion::{converted, model_as};
 use super::{kv_cache_bytes, shortage};
+use crate::conversion::{converted, model_as};
 use crate::tensor::SlicedModel;
 
 /// What one device of a plan holds and nobody can take back.

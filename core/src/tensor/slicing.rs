@@ -17,7 +17,7 @@
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::memory::conversion::{converted, is_matrix};
+use crate::conversion::{converted, is_matrix};
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::tensor::{Slice, TensorPlan};
 

@@ -16,15 +16,15 @@
 //! for that order, except for hops: where they depend on the receiver, a device counts its estimate, and a head that
 //! takes all layers counts one although it makes none.
 //!
-//! Deviation: whether a block fits is decided by what a device holds without reading from disk (`crate::room`),
+//! Deviation: whether a block fits is decided by what a device holds without reading from disk (`crate::capacity`),
 //! because weights are memory-mapped here. If all devices together cannot hold the model, or the head no layer, there
 //! is no plan.
 //!
 //! Not here: several rounds, and plans that read from disk ([`crate::solvers::exact`]).
 
+use crate::capacity::{LayerCapacity, capacities};
 use crate::latency::LatencyModel;
 use crate::problem::assignment::{Assignment, Share};
-use crate::room::{Room, rooms};
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,28 +36,31 @@ impl Strategy for EdgeShard {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let rooms = rooms(model, self.name())?;
-        let window_layers = fastest_blocks(model, &rooms);
-        let gpu_layers =
-            rooms.iter().zip(&window_layers).map(|(room, window)| room.gpu_layers(*window)).collect();
+        let capacities = capacities(model, self.name())?;
+        let window_layers = fastest_blocks(model, &capacities);
+        let gpu_layers = capacities
+            .iter()
+            .zip(&window_layers)
+            .map(|(capacity, window)| capacity.gpu_layers(*window))
+            .collect();
         Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
 
 /// Solves the program above. The budgets hold the model, and the head's at least one layer.
-fn fastest_blocks(model: &LatencyModel, rooms: &[Room]) -> Vec<u32> {
+fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32> {
     let layers = model.model_layers() as usize;
     // fastest[j]: the least time for the first j layers on the devices so far.
     let mut fastest = vec![f64::INFINITY; layers + 1];
     fastest[0] = 0.0;
     // chosen[device][j]: the block of the device when the first j layers are placed.
-    let mut chosen = Vec::with_capacity(rooms.len());
-    for (device, room) in rooms.iter().enumerate() {
+    let mut chosen = Vec::with_capacity(capacities.len());
+    for (device, capacity) in capacities.iter().enumerate() {
         let head = device == 0;
         let mut next = if head { vec![f64::INFINITY; layers + 1] } else { fastest.clone() };
         let mut blocks = vec![0; layers + 1];
-        for block in 1..=room.layers().min(layers as u32) {
-            let share = Share::new(block, room.gpu_layers(block), 1, 0);
+        for block in 1..=capacity.layers().min(layers as u32) {
+            let share = Share::new(block, capacity.gpu_layers(block), 1, 0);
             let seconds = model.terms(device, head, share).seconds();
             for placed in block as usize..=layers {
                 let total = fastest[placed - block as usize] + seconds;
@@ -71,7 +74,7 @@ fn fastest_blocks(model: &LatencyModel, rooms: &[Room]) -> Vec<u32> {
         chosen.push(blocks);
     }
     let mut placed = layers;
-    let mut windows: Vec<u32> = Vec::with_capacity(rooms.len());
+    let mut windows: Vec<u32> = Vec::with_capacity(capacities.len());
     for blocks in chosen.iter().rev() {
         windows.push(blocks[placed]);
         placed -= blocks[placed] as usize;

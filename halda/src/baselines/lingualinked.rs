@@ -6,14 +6,14 @@
 //!
 //! ```text
 //! minimise z                                    over c, g, z >= 0
-//!   alpha c_m + (alpha + beta) g_m + xi + [head] kappa <= z       every device with room
+//!   alpha c_m + (alpha + beta) g_m + xi + [head] kappa <= z       every device with capacity
 //!   sum (c_m + g_m) = L                         c_m + g_m >= 1 on the head
-//!   c_m <= CPU room,  g_m <= GPU room           nothing is read from disk (crate::room)
+//!   c_m <= CPU capacity,  g_m <= GPU capacity           nothing is read from disk (crate::capacity)
 //! ```
 //!
 //! with kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu`, what the head does besides layers. Deviation: this is a variant of
 //! theirs. The objective is balance, the longest time of a device; for the sum of the times the program would be
-//! that of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has room,
+//! that of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has capacity,
 //! because a linear program cannot make them depend on having a layer.
 //!
 //! Where one device's fixed part alone is z, many shares are optimal. So a second program fixes z and minimises the
@@ -25,10 +25,10 @@
 //! Not here: whole numbers, several rounds, reading from disk.
 
 use crate::baselines::proportional::cumulative_rounding;
+use crate::capacity::{LayerCapacity, capacities};
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
 use crate::problem::assignment::Assignment;
-use crate::room::{Room, rooms};
 use crate::solvers::linear_program::{self, LinearProgram};
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
@@ -55,14 +55,17 @@ impl Strategy for LinguaLinked {
         if !linear_program::AVAILABLE {
             return Err(StrategyError::NoSolver { strategy: self.name() });
         }
-        let rooms = rooms(model, self.name())?;
+        let capacities = capacities(model, self.name())?;
         let layers = model.model_layers();
         let unsolved = |reason| StrategyError::Unsolved { strategy: self.name(), reason };
-        let shares = balanced(&loads(model, &rooms), layers).map_err(unsolved)?;
-        let parts = whole_parts(&shares, &rooms, layers);
+        let shares = balanced(&loads(model, &capacities), layers).map_err(unsolved)?;
+        let parts = whole_parts(&shares, &capacities, layers);
         let window_layers = cumulative_rounding(&parts, layers).unwrap_or_default();
-        let gpu_layers =
-            rooms.iter().zip(&window_layers).map(|(room, window)| room.gpu_layers(*window)).collect();
+        let gpu_layers = capacities
+            .iter()
+            .zip(&window_layers)
+            .map(|(capacity, window)| capacity.gpu_layers(*window))
+            .collect();
         Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
@@ -70,31 +73,31 @@ impl Strategy for LinguaLinked {
 /// The program's input for one device; times are in units of the fastest layer.
 #[derive(Debug, Clone, Copy)]
 struct Load {
-    room: Room,
+    capacity: LayerCapacity,
     cpu_layer: f64,
     gpu_layer: f64,
     fixed: f64,
 }
 
-fn loads(model: &LatencyModel, rooms: &[Room]) -> Vec<Load> {
-    let fastest = |(costs, room): (&DeviceCosts, &Room)| match (room.cpu, room.gpu) {
+fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
+    let fastest = |(costs, capacity): (&DeviceCosts, &LayerCapacity)| match (capacity.cpu, capacity.gpu) {
         (0, 0) => f64::INFINITY,
         (_, 0) => costs.cpu_layer(),
         (0, _) => costs.gpu_layer(),
         _ => costs.cpu_layer().min(costs.gpu_layer()),
     };
-    let unit = model.devices.iter().zip(rooms).map(fastest).fold(f64::INFINITY, f64::min);
+    let unit = model.devices.iter().zip(capacities).map(fastest).fold(f64::INFINITY, f64::min);
     let scaled = |seconds: f64| (seconds / unit).min(MAX_RELATIVE_TIME);
-    let load = |(device, (costs, room)): (usize, (&DeviceCosts, &Room))| {
+    let load = |(device, (costs, capacity)): (usize, (&DeviceCosts, &LayerCapacity))| {
         let head = if device == 0 { costs.output_compute + costs.head_memory } else { 0.0 };
         Load {
-            room: *room,
+            capacity: *capacity,
             cpu_layer: scaled(costs.cpu_layer()),
             gpu_layer: scaled(costs.gpu_layer()),
             fixed: scaled(costs.window_copy + costs.hop + head),
         }
     };
-    model.devices.iter().zip(rooms).enumerate().map(load).collect()
+    model.devices.iter().zip(capacities).enumerate().map(load).collect()
 }
 
 /// Returns the share of each device: solves both programs in turn.
@@ -117,10 +120,10 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, S
     let mut columns: Vec<[usize; 2]> = Vec::with_capacity(loads.len());
     for load in loads {
         let cost = |seconds: f64| if longest.is_some() { seconds } else { 0.0 };
-        let cpu = problem.add_column(cost(load.cpu_layer), 0.0..=f64::from(load.room.cpu));
-        let gpu = problem.add_column(cost(load.gpu_layer), 0.0..=f64::from(load.room.gpu));
+        let cpu = problem.add_column(cost(load.cpu_layer), 0.0..=f64::from(load.capacity.cpu));
+        let gpu = problem.add_column(cost(load.gpu_layer), 0.0..=f64::from(load.capacity.gpu));
         columns.push([cpu, gpu]);
-        if load.room.layers() > 0 {
+        if load.capacity.layers() > 0 {
             let row = [(cpu, load.cpu_layer), (gpu, load.gpu_layer), (z, -1.0)];
             problem.add_row(f64::NEG_INFINITY..=-load.fixed, row);
         }
@@ -135,8 +138,8 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, S
 
 /// Converts the shares to [`PARTS`] of a layer, within their limits and with a sum of exactly L; the solver's result
 /// is exact only within its tolerance.
-fn whole_parts(shares: &[f64], rooms: &[Room], layers: u32) -> Vec<u64> {
-    let most: Vec<u64> = rooms.iter().map(|room| u64::from(room.layers()) * PARTS).collect();
+fn whole_parts(shares: &[f64], capacities: &[LayerCapacity], layers: u32) -> Vec<u64> {
+    let most: Vec<u64> = capacities.iter().map(|capacity| u64::from(capacity.layers()) * PARTS).collect();
     let least = |device: usize| if device == 0 { PARTS } else { 0 };
     let mut parts: Vec<u64> = shares
         .iter()
@@ -163,23 +166,23 @@ mod tests {
 
     use super::*;
 
-    fn room(layers: u32) -> Room {
-        Room { gpu: 0, cpu: layers, gpu_first: false }
+    fn capacity(layers: u32) -> LayerCapacity {
+        LayerCapacity { gpu: 0, cpu: layers, gpu_first: false }
     }
 
     #[test]
     fn parts_sum_to_the_model_within_the_limits() {
         // The solver is a little off: 7.4 layers of 8, and the head is below its one layer.
-        let rooms = [room(3), room(2), room(5)];
-        let parts = whole_parts(&[0.9, 2.5, 4.5], &rooms, 8);
+        let capacities = [capacity(3), capacity(2), capacity(5)];
+        let parts = whole_parts(&[0.9, 2.5, 4.5], &capacities, 8);
         assert_eq!(parts, [PARTS + PARTS / 2, 2 * PARTS, 4 * PARTS + PARTS / 2]);
-        let parts = whole_parts(&[2.0, 2.0, 5.0], &rooms, 8);
+        let parts = whole_parts(&[2.0, 2.0, 5.0], &capacities, 8);
         assert_eq!(parts, [PARTS, 2 * PARTS, 5 * PARTS]);
     }
 
     /// The layers that a device computes within z, the faster side first, at most what its memory holds.
     fn within(load: &Load, longest: f64) -> f64 {
-        let mut sides = [(load.cpu_layer, load.room.cpu), (load.gpu_layer, load.room.gpu)];
+        let mut sides = [(load.cpu_layer, load.capacity.cpu), (load.gpu_layer, load.capacity.gpu)];
         sides.sort_by(|left, right| left.0.total_cmp(&right.0));
         let [(fast, first), (slow, second)] = sides.map(|(seconds, layers)| (seconds, f64::from(layers)));
         let left = (longest - load.fixed).max(0.0);
@@ -189,7 +192,7 @@ mod tests {
     /// z by bisection: the least time in which all devices together compute L layers, the head at least one.
     fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
-            let fixed = |load: &Load| load.room.layers() == 0 || load.fixed <= longest;
+            let fixed = |load: &Load| load.capacity.layers() == 0 || load.fixed <= longest;
             let together: f64 = loads.iter().map(|load| within(load, longest)).sum();
             together >= f64::from(layers) && within(&loads[0], longest) >= 1.0 && loads.iter().all(fixed)
         };
@@ -207,7 +210,7 @@ mod tests {
             fixed in prop_oneof![Just(0.0), 0.0..1000.0_f64],
             [cpu, gpu] in prop::array::uniform2(0..20_u32),
         ) -> Load {
-            Load { room: Room { gpu, cpu, gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
+            Load { capacity: LayerCapacity { gpu, cpu, gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
         }
     }
 
@@ -217,9 +220,9 @@ mod tests {
             loads in prop::collection::vec(load(), 1..7),
             fraction in 0.0..1.0_f64,
         ) {
-            let room: u32 = loads.iter().map(|load| load.room.layers()).sum();
-            let layers = (f64::from(room) * fraction) as u32 + 1;
-            if loads[0].room.layers() == 0 || layers > room {
+            let capacity: u32 = loads.iter().map(|load| load.capacity.layers()).sum();
+            let layers = (f64::from(capacity) * fraction) as u32 + 1;
+            if loads[0].capacity.layers() == 0 || layers > capacity {
                 prop_assert!(balanced(&loads, layers).is_err());
                 return Ok(());
             }
@@ -235,7 +238,7 @@ mod tests {
 
     #[test]
     fn unsolvable_program_is_an_error() {
-        let slow = Load { room: room(2), cpu_layer: 1.0, gpu_layer: 1.0, fixed: 0.0 };
+        let slow = Load { capacity: capacity(2), cpu_layer: 1.0, gpu_layer: 1.0, fixed: 0.0 };
         assert_eq!(balanced(&[slow], 3).unwrap_err(), "HiGHS ends with status Infeasible");
     }
 }

@@ -15,18 +15,18 @@
 //! RAM holds, before the CPU beside a GPU takes anything. On devices guessed after those of the paper's Fig. 10 and
 //! 70B that reading takes 3.1 times the optimum and this one 1.3 times; the paper's takes 1.6 times Halda's time.
 //!
-//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::room`). Step 3 uses
+//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::capacity`). Step 3 uses
 //! no slow disks; if all disks are slow, there is no plan. As many layers of a window as fit go to the GPU. If the
 //! head's share rounds to nothing, it gets one layer of the largest window.
 //!
 //! Not here: the cost of hops and disks. A device that slows down all others still gets its share.
 
 use crate::baselines::proportional::{cumulative_rounding, keep_head, speed_weights, within_room};
+use crate::capacity::LayerCapacity;
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
-use crate::room::Room;
 use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,19 +38,19 @@ impl Strategy for PerformanceProportional {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let rooms: Vec<Room> =
-            (0..model.device_count()).map(|device| Room::new(model, device, device == 0)).collect();
-        let mut window_layers = windows(model, &rooms)?;
+        let capacities: Vec<LayerCapacity> =
+            (0..model.device_count()).map(|device| LayerCapacity::new(model, device, device == 0)).collect();
+        let mut window_layers = windows(model, &capacities)?;
         keep_head(&mut window_layers);
         let gpu_layers = window_layers
             .iter()
-            .zip(&rooms)
+            .zip(&capacities)
             .enumerate()
-            .map(|(device, (window, room))| {
-                if room.gpu_first {
+            .map(|(device, (window, capacity))| {
+                if capacity.gpu_first {
                     model.max_gpu_layers(device, device == 0, *window, RoundCounts::whole(1))
                 } else {
-                    room.gpu_layers(*window)
+                    capacity.gpu_layers(*window)
                 }
             })
             .collect();
@@ -58,29 +58,34 @@ impl Strategy for PerformanceProportional {
     }
 }
 
-fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, StrategyError> {
+fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32>, StrategyError> {
     let layers = model.model_layers();
     let costs = &model.devices;
     let on_cpu: Vec<f64> = costs.iter().map(DeviceCosts::cpu_layer).collect();
     let best: Vec<f64> = costs
         .iter()
-        .zip(rooms)
-        .map(|(device, room)| if room.gpu_first { device.gpu_layer() } else { device.cpu_layer() })
+        .zip(capacities)
+        .map(|(device, capacity)| if capacity.gpu_first { device.gpu_layer() } else { device.cpu_layer() })
         .collect();
     let (power, cpu_power) = (speed_weights(&best), speed_weights(&on_cpu));
 
-    let first: Vec<u32> = rooms.iter().map(|room| if room.gpu_first { room.gpu } else { room.cpu }).collect();
+    let first: Vec<u32> = capacities
+        .iter()
+        .map(|capacity| if capacity.gpu_first { capacity.gpu } else { capacity.cpu })
+        .collect();
     let asked = cumulative_rounding(&power, layers).unwrap_or_default();
-    let mut windows: Vec<u32> = asked.iter().zip(&first).map(|(asked, room)| *asked.min(room)).collect();
+    let mut windows: Vec<u32> =
+        asked.iter().zip(&first).map(|(asked, capacity)| *asked.min(capacity)).collect();
 
-    let on_gpus: Vec<u32> = rooms
+    let on_gpus: Vec<u32> = capacities
         .iter()
         .zip(&windows)
-        .map(|(room, window)| if room.gpu_first { room.gpu - window } else { 0 })
+        .map(|(capacity, window)| if capacity.gpu_first { capacity.gpu - window } else { 0 })
         .collect();
     offload(&mut windows, &power, &on_gpus, layers);
 
-    let on_cpus: Vec<u32> = rooms.iter().zip(&windows).map(|(room, window)| room.layers() - window).collect();
+    let on_cpus: Vec<u32> =
+        capacities.iter().zip(&windows).map(|(capacity, window)| capacity.layers() - window).collect();
     offload(&mut windows, &cpu_power, &on_cpus, layers);
 
     let beyond: Vec<u32> = costs.iter().map(|device| if device.slow_disk { 0 } else { layers }).collect();
@@ -99,10 +104,10 @@ fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, StrategyErr
     Ok(windows)
 }
 
-/// Distributes the layers that no window has yet, within `room`.
-fn offload(windows: &mut [u32], power: &[u64], room: &[u32], layers: u32) {
+/// Distributes the layers that no window has yet, within `capacity`.
+fn offload(windows: &mut [u32], power: &[u64], capacity: &[u32], layers: u32) {
     let left = layers - windows.iter().sum::<u32>();
-    for (window, more) in windows.iter_mut().zip(within_room(power, room, left)) {
+    for (window, more) in windows.iter_mut().zip(within_room(power, capacity, left)) {
         *window += more;
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! Where devices have limited memory, what exceeds the limit of one is shared among those that have
 //! some left, again in proportion, until all is placed or all are full. But for the rounding these are the
-//! windows min(room, lambda d) with one lambda for all.
+//! windows min(capacity, lambda d) with one lambda for all.
 //!
 //! Not here: what to be proportional to. The strategies decide that.
 
@@ -38,14 +38,14 @@ pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>
         .collect()
 }
 
-/// Distributes `layers` in proportion to the weights, at most `room` to each device. Layers that exceed all rooms are
+/// Distributes `layers` in proportion to the weights, at most `capacity` to each device. Layers that exceed all capacities are
 /// not placed.
-pub(crate) fn within_room(weights: &[u64], room: &[u32], layers: u32) -> Vec<u32> {
-    let mut placed = vec![0; room.len()];
+pub(crate) fn within_room(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
+    let mut placed = vec![0; capacity.len()];
     let mut left = layers;
     while left > 0 {
         // A weight of at least one: every device with memory left gets a share in the end.
-        let open = |device: usize| placed[device] < room[device];
+        let open = |device: usize| placed[device] < capacity[device];
         let sizes: Vec<u64> = weights
             .iter()
             .enumerate()
@@ -53,7 +53,7 @@ pub(crate) fn within_room(weights: &[u64], room: &[u32], layers: u32) -> Vec<u32
             .collect();
         let Some(shares) = cumulative_rounding(&sizes, left) else { break };
         for (device, share) in shares.into_iter().enumerate() {
-            let taken = share.min(room[device] - placed[device]);
+            let taken = share.min(capacity[device] - placed[device]);
             placed[device] += taken;
             left -= taken;
         }

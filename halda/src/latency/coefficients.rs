@@ -16,9 +16,9 @@
 //! Not here: how the constants combine into a token's time. That is [`crate::latency`].
 
 use crate::latency::hop_times::HopTimes;
-use crate::practice::ReadRates;
 use crate::problem::instance::{Device, Gpu, Instance, OperatingSystem, PerFormat};
 use crate::problem::validation::InstanceError;
+use crate::runtime_model::ReadRates;
 
 /// The behaviour of a device whose share exceeds its memory: the paper's sets M1 to M4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -132,7 +132,7 @@ impl ModelCosts {
                 && instance
                     .devices
                     .iter()
-                    .filter_map(|device| device.practice.work.as_ref())
+                    .filter_map(|device| device.runtime.work.as_ref())
                     .all(|work| all_equal(&work.cpu_layers) && all_equal(&work.gpu_layers)),
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
@@ -198,7 +198,7 @@ impl DeviceCosts {
         };
         let metal = device.gpu == Gpu::Metal;
         let (capacity, case_when_over) = memory(device);
-        let work = device.practice.work.as_ref();
+        let work = device.runtime.work.as_ref();
         let costs = Self {
             cpu_compute,
             gpu_compute,
@@ -209,7 +209,7 @@ impl DeviceCosts {
             hop: hops.of_sender[index],
             head_memory: model.head_bytes(true) / device.cpu_memory_rate,
             disk_read: device.disk_read,
-            reads: device.practice.reads.unwrap_or(ReadRates::all(device.disk_read)),
+            reads: device.runtime.reads.unwrap_or(ReadRates::all(device.disk_read)),
             slow_disk: device.disk_read < instance.slow_disk_threshold,
             metal,
             buffer_bytes: device.cpu_buffer_bytes as i64

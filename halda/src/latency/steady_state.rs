@@ -2,12 +2,12 @@
 //!
 //! The paper's objective adds computing and reading. But a device reads while the others compute, and how much of
 //! that is hidden depends on the rounds, on its memory and on which policy decides what stays there. For a device with
-//! `stage = T_comp + T_mem` and `k` windows, `share` bytes of CPU weights, `room` for page cache beside what cannot
+//! `stage = T_comp + T_mem` and `k` windows, `share` bytes of CPU weights, `budget` for page cache beside what cannot
 //! be reclaimed, and a disk of `f` bytes a second by page faults, `a` read ahead and `s` streamed ([`ReadRates`]; all
 //! of them the paper's `s_disk` where nothing else is known):
 //!
 //! ```text
-//! share fits in room       own = stage                                     busy = 0
+//! share fits in budget     own = stage                                     busy = 0
 //! else, no prefetch        own = stage + read/f                            busy = 0
 //! os, windowed             own = stage + (conflict + uncovered) read/f     busy = stage + read/a + conflict read/f
 //! the same, paper's cache  own = stage + (conflict + uncovered) read/f     busy = stage + read/a
@@ -25,9 +25,9 @@
 //!
 //! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
 //! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
-//! what was used longest ago. The paper's page cache keeps the excess out: it reads `share - room`, and what is read
+//! what was used longest ago. The paper's page cache keeps the excess out: it reads `share - budget`, and what is read
 //! ahead takes the place of as many kept weights, which are read again themselves. A window of `w = share / k` is in
-//! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - room) / w`, within 0 and 1, with
+//! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - budget) / w`, within 0 and 1, with
 //! `ahead` = w or the prefetch budget, and without the first w if windows are given up behind the computation; what a
 //! budget leaves `uncovered`, `1 - ahead / w`, is read when it is touched; the two are at most 1 together. A device
 //! that manages its residency reads `share - kept` ([`hearth_core::residency::kept_bytes`]), through a buffer of q
@@ -43,9 +43,9 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::latency::constraints::{Violation, shape_violations};
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
-use crate::practice::{Practice, ReadRates, Rereads};
 use crate::problem::assignment::{Assignment, Share, ring_order};
 use crate::problem::instance::Gpu;
+use crate::runtime_model::{ReadRates, Rereads, RuntimeModel};
 
 /// The time that a device adds to a token, and the time for which a token occupies it.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,7 +92,7 @@ struct Memory {
     /// The output head's part of them.
     output: i64,
     /// Page cache available for them.
-    room: i64,
+    budget: i64,
     /// Weights wired by Metal for the GPU.
     wired: i64,
 }
@@ -125,7 +125,7 @@ impl LatencyModel<'_> {
             let (head, residency) = (device == assignment.head, residencies.get(device).copied());
             let timing = self
                 .timing(device, head, &portion, &residency.unwrap_or_default())
-                .ok_or_else(|| self.no_room(device, head, &portion))?;
+                .ok_or_else(|| self.too_small(device, head, &portion))?;
             if timing.busy > slowest.0 {
                 slowest = (timing.busy, device);
             }
@@ -152,7 +152,7 @@ impl LatencyModel<'_> {
             let head = device == assignment.head;
             let residency = residencies.get(device).copied().unwrap_or_default();
             let timing = self.timing(device, head, &portion, &residency);
-            timing.is_none().then(|| self.no_room(device, head, &portion))
+            timing.is_none().then(|| self.too_small(device, head, &portion))
         });
         broken.collect()
     }
@@ -184,20 +184,20 @@ impl LatencyModel<'_> {
         if share.layers == 0 {
             return Some(ResidentTiming {
                 terms,
-                memory: Memory { share: 0, output: 0, room: 0, wired: 0 },
+                memory: Memory { share: 0, output: 0, budget: 0, wired: 0 },
                 within_metal: true,
             });
         }
         let costs = &self.devices[device];
         // A page cache that keeps the excess out keeps the rest whatever Metal has wired.
-        let keeps = self.instance().devices[device].practice.rereads == Rereads::Excess;
+        let keeps = self.instance().devices[device].runtime.rereads == Rereads::Excess;
         let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.over || keeps;
         self.put_work(device, head, portion, &mut terms);
         let memory = self.memory(device, head, portion);
-        terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
+        terms.need = (costs.steady_capacity - memory.budget + memory.share) as f64;
         terms.capacity = costs.steady_capacity as u64;
-        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < MIN_WEIGHT_CACHE.0 as i64);
-        let fits = !no_room && self.fits_gpu(device, head, portion);
+        let too_small = memory.budget < 0 || (memory.share > 0 && memory.budget < MIN_WEIGHT_CACHE.0 as i64);
+        let fits = !too_small && self.fits_gpu(device, head, portion);
         fits.then_some(ResidentTiming { terms, memory, within_metal })
     }
 
@@ -208,21 +208,21 @@ impl LatencyModel<'_> {
         resident_timing: &ResidentTiming,
         residency: &ResidencyOptions,
     ) -> Option<DeviceTiming> {
-        let (costs, practice) = (&self.devices[device], &self.instance().devices[device].practice);
+        let (costs, runtime) = (&self.devices[device], &self.instance().devices[device].runtime);
         let ResidentTiming { terms, memory, within_metal } = resident_timing;
         let mut terms = terms.clone();
         if terms.share.layers == 0 {
             return Some(DeviceTiming { terms, busy: 0.0 });
         }
         // A page cache that keeps the excess out has no cliff to stay away from.
-        terms.over = match practice.rereads {
-            Rereads::Excess => memory.share > memory.room,
+        terms.over = match runtime.rereads {
+            Rereads::Excess => memory.share > memory.budget,
             Rereads::Everything => {
                 // Faults read around what they touch, and the system keeps that for a while.
                 let beside =
                     if residency.policy == Residency::Managed { 0 } else { MIN_WEIGHT_CACHE.0 as i64 };
-                let room = (memory.room - beside).max(0) as u64;
-                !fits(room, memory.share as u64, practice.processors)
+                let budget = (memory.budget - beside).max(0) as u64;
+                !fits(budget, memory.share as u64, runtime.processors)
             }
         };
         if !terms.over && *within_metal && !gives_up(residency, memory.share) {
@@ -236,7 +236,7 @@ impl LatencyModel<'_> {
         let busy = if *within_metal {
             let windows = f64::from(terms.share.windows);
             let reading = Rereading { memory: *memory, stage, windows, reads: costs.reads };
-            let (waits, busy) = reading.waits(practice, residency);
+            let (waits, busy) = reading.waits(runtime, residency);
             terms.disk = waits;
             busy
         } else {
@@ -248,8 +248,8 @@ impl LatencyModel<'_> {
 
     /// Replaces the paper's compute terms by the known times of layers, windows and output.
     fn put_work(&self, device: usize, head: bool, portion: &Portion, terms: &mut DeviceTerms) {
-        let (practice, share) = (&self.instance().devices[device].practice, portion.share);
-        if let (Some(work), Some(seconds)) = (&practice.work, portion.work) {
+        let (runtime, share) = (&self.instance().devices[device].runtime, portion.share);
+        if let (Some(work), Some(seconds)) = (&runtime.work, portion.work) {
             let windows = f64::from(share.windows);
             terms.compute = seconds;
             terms.memory = 0.0;
@@ -265,7 +265,7 @@ impl LatencyModel<'_> {
             }
         }
         if head {
-            terms.compute += practice.token_overhead;
+            terms.compute += runtime.token_overhead;
         }
     }
 
@@ -284,7 +284,7 @@ impl LatencyModel<'_> {
         let (wired, gpu_kv) = if costs.metal { (wired, gpu * kv) } else { (0, 0) };
         let held = cpu * kv + gpu_kv + wired + costs.buffer_bytes;
         let output = if head { output } else { 0 };
-        Memory { share: portion.cpu_bytes + head_bytes, output, room: costs.steady_capacity - held, wired }
+        Memory { share: portion.cpu_bytes + head_bytes, output, budget: costs.steady_capacity - held, wired }
     }
 
     /// Returns whether GPU memory holds these layers, by their own bytes.
@@ -296,7 +296,7 @@ impl LatencyModel<'_> {
     /// Returns the seconds of the output head on the head's GPU if all its layers are there and it fits beside them,
     /// as [`crate::plan_document`] assigns it.
     fn output_on_gpu(&self, device: usize, portion: &Portion) -> Option<f64> {
-        let work = self.instance().devices[device].practice.work.as_ref()?;
+        let work = self.instance().devices[device].runtime.work.as_ref()?;
         // Metal's bound for a head has room for the output already (paper, appendix A.3).
         let available = self.devices[device].gpu_bytes[0];
         let fits = portion.share.gpu_layers == portion.share.layers
@@ -367,11 +367,11 @@ impl LatencyModel<'_> {
         portions
     }
 
-    fn no_room(&self, device_index: usize, head: bool, portion: &Portion) -> Violation {
+    fn too_small(&self, device_index: usize, head: bool, portion: &Portion) -> Violation {
         let (costs, described) = (&self.devices[device_index], &self.instance().devices[device_index]);
         let memory = self.memory(device_index, head, portion);
         let (need, capacity) =
-            ((costs.steady_capacity - memory.room + memory.share) as f64, costs.steady_capacity as u64);
+            ((costs.steady_capacity - memory.budget + memory.share) as f64, costs.steady_capacity as u64);
         let device = described.name.clone();
         let gpu_layers = portion.share.gpu_layers;
         if described.gpu == Gpu::None && gpu_layers > 0 {
@@ -381,7 +381,7 @@ impl LatencyModel<'_> {
             let (needed, available) = (self.gpu_need(portion), costs.gpu_bytes[usize::from(head)]);
             return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
         }
-        if memory.room >= MIN_WEIGHT_CACHE.0 as i64 && costs.slow_disk {
+        if memory.budget >= MIN_WEIGHT_CACHE.0 as i64 && costs.slow_disk {
             let threshold = self.instance().slow_disk_threshold;
             return Violation::SlowDiskOverloaded {
                 device,
@@ -411,32 +411,32 @@ impl Rereading {
     }
 
     /// Returns the time that reading ahead cannot hide, and `busy`.
-    fn waits(&self, practice: &Practice, residency: &ResidencyOptions) -> (f64, f64) {
+    fn waits(&self, runtime: &RuntimeModel, residency: &ResidencyOptions) -> (f64, f64) {
         let Rereading { stage, windows, reads, .. } = *self;
-        let (share, room) = (self.memory.share as u64, self.memory.room as u64);
+        let (share, budget) = (self.memory.share as u64, self.memory.budget as u64);
         if residency.policy == Residency::Managed {
-            let read = (share - kept_bytes(room, share, practice.processors, residency)) as f64;
-            let buffer = stream_bytes(room, share, practice.processors, residency) as f64;
+            let read = (share - kept_bytes(budget, share, runtime.processors, residency)) as f64;
+            let buffer = stream_bytes(budget, share, runtime.processors, residency) as f64;
             let visit = |filled: f64| ((read / windows - filled) / reads.stream).max(stage / windows);
             let first = visit(buffer.min(read / windows * self.output_of_first_visit()));
             let others = (windows - 1.0) * visit(buffer);
             let own = if self.memory.output > 0 { first + others } else { others + visit(buffer) };
             return ((own - stage).max(0.0), read / reads.stream);
         }
-        let (share, room) = (share as f64, room as f64);
-        let excess = practice.rereads == Rereads::Excess && !residency.releases();
-        let read = (share - if excess { room } else { 0.0 }).max(0.0);
+        let (share, budget) = (share as f64, budget as f64);
+        let excess = runtime.rereads == Rereads::Excess && !residency.releases();
+        let read = (share - if excess { budget } else { 0.0 }).max(0.0);
         let window = share / windows;
         let ahead = read_ahead(residency).min(window);
         if ahead <= 0.0 {
             return (read / reads.fault, 0.0);
         }
         let held = if residency.releases() { 0.0 } else { window };
-        let conflict = ((held + ahead - room) / window).clamp(0.0, 1.0);
+        let conflict = ((held + ahead - budget) / window).clamp(0.0, 1.0);
         // What no budget covers, or was evicted in a conflict, is read when it is touched.
         let uncovered = 1.0 - ahead / window;
         if excess {
-            let read = read + (windows * ahead).min(read).min(room);
+            let read = read + (windows * ahead).min(read).min(budget);
             let touched = (conflict + uncovered).min(1.0) * read / reads.fault;
             return (touched, stage + read / reads.ahead);
         }

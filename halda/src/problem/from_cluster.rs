@@ -17,7 +17,7 @@
 //!
 //! Where a profile has them, two costs that the paper's symbols leave out are put where they occur as often as what
 //! they join. Deviation: attention over the mean cache length and the fixed cost of a layer go into `t_kv_cpu`.
-//! Published devices have neither. What else is known of a device goes into its [`Practice`].
+//! Published devices have neither. What else is known of a device goes into its [`RuntimeModel`].
 //!
 //! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
 //! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
@@ -39,9 +39,9 @@ use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use crate::practice::{Practice, ReadRates, Rereads, WorkTimes};
 use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+use crate::runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
 
 /// The public implementation's threshold for a disk that is too slow to be used.
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
@@ -173,17 +173,17 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
             .map_or(0, |it| it.value.0),
         cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
         gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
-        practice: practice(cluster, member),
+        runtime: runtime(cluster, member),
     }
 }
 
 /// Returns what the paper's symbols leave out. If the scenario does not fix the residency, it is `os`, or on Linux
 /// and Android, where single pages can be released, also `managed`.
-fn practice(cluster: &Cluster, member: &Member) -> Practice {
+fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
     let usual = ResidencyOptions::default();
     let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
-    Practice {
+    RuntimeModel {
         residencies: member.residency.map_or(open, |residency| vec![residency]),
         rereads: match profile.memory.page_cache {
             PageCachePolicy::PaperLinear => Rereads::Excess,

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::practice::Practice;
+use crate::runtime_model::RuntimeModel;
 
 /// A number for each weight format, keyed by the paper's format names (`q4k`, `q6k`, `f16`, ...).
 pub type PerFormat = BTreeMap<String, f64>;
@@ -166,8 +166,8 @@ pub struct Device {
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
     /// What the paper's symbols leave out.
-    #[serde(default)]
-    pub practice: Practice,
+    #[serde(default, alias = "practice")]
+    pub runtime: RuntimeModel,
 }
 
 impl Model {

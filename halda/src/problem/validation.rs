@@ -34,7 +34,7 @@ pub enum InstanceError {
     LayerCount { given: usize, layers: u32 },
     #[error("`{field}` of {place} has {given} times for {layers} layers: give one a layer")]
     TimeCount { place: String, field: &'static str, given: usize, layers: u32 },
-    #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
+    #[error("`runtime.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
     NoResidency { place: String },
     #[error("{0}")]
     Residency(String),
@@ -149,17 +149,17 @@ impl Device {
         ] {
             checked.bytes(field, value)?;
         }
-        checked.not_negative("practice.token_overhead", self.practice.token_overhead)?;
-        if let Some(reads) = &self.practice.reads {
-            checked.positive("practice.reads.fault", reads.fault)?;
-            checked.positive("practice.reads.ahead", reads.ahead)?;
-            checked.positive("practice.reads.stream", reads.stream)?;
+        checked.not_negative("runtime.token_overhead", self.runtime.token_overhead)?;
+        if let Some(reads) = &self.runtime.reads {
+            checked.positive("runtime.reads.fault", reads.fault)?;
+            checked.positive("runtime.reads.ahead", reads.ahead)?;
+            checked.positive("runtime.reads.stream", reads.stream)?;
         }
         self.validate_work(index, model)?;
-        if self.practice.residencies.is_empty() {
+        if self.runtime.residencies.is_empty() {
             return Err(InstanceError::NoResidency { place: self.place(index) });
         }
-        for residency in &self.practice.residencies {
+        for residency in &self.runtime.residencies {
             residency
                 .validate(&self.place(index))
                 .map_err(|error| InstanceError::Residency(error.to_string()))?;
@@ -171,18 +171,18 @@ impl Device {
 impl Device {
     fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
         let checked = Checker { place: &|| self.place(index) };
-        let Some(work) = &self.practice.work else { return Ok(()) };
+        let Some(work) = &self.runtime.work else { return Ok(()) };
         for (field, seconds) in [
-            ("practice.work.output", work.output),
-            ("practice.work.cpu_window", work.cpu_window),
-            ("practice.work.gpu_window", work.gpu_window),
+            ("runtime.work.output", work.output),
+            ("runtime.work.cpu_window", work.cpu_window),
+            ("runtime.work.gpu_window", work.gpu_window),
         ] {
             checked.not_negative(field, seconds)?;
         }
         let gpu_layers = if self.gpu == Gpu::None { 0 } else { model.model_layers };
         for (field, times, layers) in [
-            ("practice.work.cpu_layers", &work.cpu_layers, model.model_layers),
-            ("practice.work.gpu_layers", &work.gpu_layers, gpu_layers),
+            ("runtime.work.cpu_layers", &work.cpu_layers, model.model_layers),
+            ("runtime.work.gpu_layers", &work.gpu_layers, gpu_layers),
         ] {
             if times.len() as u64 != u64::from(layers) {
                 let place = self.place(index);

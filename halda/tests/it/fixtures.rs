@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, OperatingSystem, Practice, Rules,
+    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, OperatingSystem, Rules, RuntimeModel,
     Strategy, StrategyError, solve,
 };
 use proptest::prelude::*;
@@ -59,7 +59,7 @@ pub fn plain_device(name: &str) -> Device {
         swap_available: 0,
         cpu_buffer_bytes: 0,
         gpu_buffer_bytes: 0,
-        practice: Practice::default(),
+        runtime: RuntimeModel::default(),
     }
 }
 

@@ -105,7 +105,7 @@ fn cpu_quota_slows_a_device() {
     assert_eq!((free.name.as_str(), slowed.name.as_str()), ("laptop", "laptop"));
     assert_eq!(slowed.cpu_memory_rate, free.cpu_memory_rate / 4.0);
     let layer = |device: &hearth_halda::Device| {
-        device.practice.work.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
+        device.runtime.work.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
     };
     let ratio = layer(&slowed) / layer(&free);
     // What copying keys and values takes is counted as before.

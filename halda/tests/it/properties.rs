@@ -10,7 +10,7 @@ use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
     Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance, LatencyModel,
     LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, OrderChoice,
-    Overlap, PerformanceProportional, Practice, ReadRates, Rereads, Rules, Single, Strategy as Planner,
+    Overlap, PerformanceProportional, ReadRates, Rereads, Rules, RuntimeModel, Single, Strategy as Planner,
     StrategyError, Terms, WorkTimes, latency::constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
@@ -28,16 +28,16 @@ fn per_format(value: f64) -> BTreeMap<String, f64> {
 
 prop_compose! {
     /// How weights may be kept: mostly in one of several ways, with all that concerns reading ahead.
-    fn practice()(
+    fn runtime()(
         residencies in prop::collection::vec(residency(), 1..=2),
         excess in any::<bool>(),
         processors in 1..=8_u32,
         token_overhead in prop_oneof![Just(0.0), 0.0..1e-2_f64],
         rates in prop::option::of(prop::array::uniform3(5e7..5e9_f64)),
-    ) -> Practice {
+    ) -> RuntimeModel {
         let rereads = if excess { Rereads::Excess } else { Rereads::Everything };
         let reads = rates.map(|[fault, ahead, stream]| ReadRates { fault, ahead, stream });
-        Practice { residencies, rereads, processors, token_overhead, reads, work: None }
+        RuntimeModel { residencies, rereads, processors, token_overhead, reads, work: None }
     }
 }
 
@@ -92,7 +92,7 @@ prop_compose! {
         disk in prop_oneof![5e7..5e8_f64, 5e8..5e9_f64],
         hop in prop_oneof![Just(0.0), 1e-3..1e-2_f64],
         copies in prop::array::uniform2(0.0..1e-4_f64),
-        practice in practice(),
+        runtime in runtime(),
     ) -> Device {
         let (os, gpu) = kind;
         let has_gpu = gpu != Gpu::None;
@@ -120,7 +120,7 @@ prop_compose! {
             swap_available: LAYER,
             cpu_buffer_bytes: buffers[0],
             gpu_buffer_bytes: buffers[1],
-            practice,
+            runtime,
         }
     }
 }
@@ -139,7 +139,7 @@ prop_compose! {
     ) -> Instance {
         let mut devices = devices;
         for (device, times) in devices.iter_mut().zip(work) {
-            device.practice.work = times.map(|(cpu, of_gpu)| work_times(layers, cpu, of_gpu, device.gpu));
+            device.runtime.work = times.map(|(cpu, of_gpu)| work_times(layers, cpu, of_gpu, device.gpu));
         }
         let heavier = heavier.iter().take(layers as usize).map(|more| LAYER + more);
         Instance {
@@ -266,7 +266,7 @@ fn every_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
         }
         for window in 0..=left {
             for gpu in 0..=window {
-                for residency in &model.instance().devices[device].practice.residencies {
+                for residency in &model.instance().devices[device].runtime.residencies {
                     plan.0.window_layers[device] = window;
                     plan.0.gpu_layers[device] = gpu;
                     plan.1[device] = *residency;
@@ -406,7 +406,7 @@ fn resize_layers(instance: &mut Instance, layers: u32) {
         instance.model.layer_bytes.resize(count, LAYER);
     }
     for device in &mut instance.devices {
-        if let Some(work) = &mut device.practice.work {
+        if let Some(work) = &mut device.runtime.work {
             work.cpu_layers.resize(count, 1e-2);
             work.gpu_layers.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
         }
@@ -464,9 +464,9 @@ proptest! {
                 8 => device.cpu_speed.entry("q4k".to_owned()).or_default(),
                 9 => device.gpu_speed.entry("f32".to_owned()).or_default(),
                 10 => instance.model.layer_flops.entry("q4k".to_owned()).or_default(),
-                11 => &mut device.practice.token_overhead,
-                12 if layers > 0 && device.practice.work.is_some() => {
-                    &mut device.practice.work.as_mut().unwrap().cpu_layers[0]
+                11 => &mut device.runtime.token_overhead,
+                12 if layers > 0 && device.runtime.work.is_some() => {
+                    &mut device.runtime.work.as_mut().unwrap().cpu_layers[0]
                 }
                 _ => &mut instance.slow_disk_threshold,
             };

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use hearth_core::residency::kept_bytes;
 use hearth_halda::{
-    Assignment, Device, Instance, LatencyModel, Overlap, Practice, ReadRates, Rereads, Solution, Strategy,
-    solve,
+    Assignment, Device, Instance, LatencyModel, Overlap, ReadRates, Rereads, RuntimeModel, Solution,
+    Strategy, solve,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -39,7 +39,7 @@ fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> D
         unified_memory: true,
         disk_read: DISK,
         ram_available: memory,
-        practice: Practice { residencies: vec![residency], ..Practice::default() },
+        runtime: RuntimeModel { residencies: vec![residency], ..RuntimeModel::default() },
         ..plain_device(name)
     }
 }
@@ -53,7 +53,7 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
     for device in &mut devices {
         device.hop = hop;
     }
-    devices[0].practice.token_overhead = QUIET - STAGE - 8.0 * HEAD_LAYER;
+    devices[0].runtime.token_overhead = QUIET - STAGE - 8.0 * HEAD_LAYER;
     Instance {
         name: "reader".to_owned(),
         slow_disk_threshold: 0.0,
@@ -95,7 +95,7 @@ fn lru_page_cache_by_hand() {
 #[test]
 fn paper_page_cache_rereads_the_excess() {
     let mut instance = instance(305 * MIB, ResidencyOptions::default(), 0.0);
-    instance.devices[1].practice.rereads = Rereads::Excess;
+    instance.devices[1].runtime.rereads = Rereads::Excess;
     let residency = ResidencyOptions::default().without_prefetch();
     let model = LatencyModel::new(&instance).unwrap();
     let assignment = Assignment::new(0, 1, vec![8; 2], vec![0; 2]);
@@ -109,7 +109,7 @@ fn prefetched_pages_evict_kept_pages() {
     // Fig. 3 of the paper: twice as many layers as slots, one round: every layer is read twice, with prefetch and
     // without room for another window all of it while somebody waits.
     let mut instance = instance(200 * MIB, ResidencyOptions::default(), 0.0);
-    instance.devices[1].practice.rereads = Rereads::Excess;
+    instance.devices[1].runtime.rereads = Rereads::Excess;
     let model = LatencyModel::new(&instance).unwrap();
     let assignment = Assignment::new(0, 1, vec![8; 2], vec![0; 2]);
     let seconds = |prefetch: bool| {
@@ -125,7 +125,7 @@ fn each_read_pattern_has_its_own_rate() {
     let reads = ReadRates { fault: DISK / 4.0, ahead: DISK, stream: DISK / 2.0 };
     let seconds = |residency: ResidencyOptions, rounds: u32| {
         let mut instance = instance(305 * MIB, residency, 0.0);
-        instance.devices[1].practice.reads = Some(reads);
+        instance.devices[1].runtime.reads = Some(reads);
         let model = LatencyModel::new(&instance).unwrap();
         let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
         model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap().seconds
@@ -155,7 +155,7 @@ fn managed_residency_by_hand() {
         ResidencyOptions { stream_buffer: Some(Bytes(48 * MIB)), ..ResidencyOptions::of(Residency::Managed) };
     let read = (400 * MIB - kept_bytes(205 * MIB, 400 * MIB, 1, &managed)) as f64;
     let mut instance = instance(205 * MIB, managed, 0.0);
-    instance.devices[0].practice.token_overhead = 0.0;
+    instance.devices[0].runtime.token_overhead = 0.0;
     let model = LatencyModel::new(&instance).unwrap();
     let assignment = Assignment::new(0, 8, vec![1; 2], vec![0; 2]);
     let found = model.steady_state(&assignment, &[ResidencyOptions::default(), managed]).unwrap();
@@ -205,7 +205,7 @@ fn fastest_residency_is_chosen() {
     instance.slow_disk_threshold = DISK * 0.75;
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
     for device in &mut instance.devices {
-        device.practice.residencies = vec![os, managed];
+        device.runtime.residencies = vec![os, managed];
     }
     let model = LatencyModel::new(&instance).unwrap();
     let plan = solve(&Overlap::default(), &model).unwrap();
@@ -213,7 +213,7 @@ fn fastest_residency_is_chosen() {
     assert_eq!(plan.residencies[1].policy, Residency::Managed);
     let only = |residency| {
         let mut instance = instance.clone();
-        instance.devices[1].practice.residencies = vec![residency];
+        instance.devices[1].runtime.residencies = vec![residency];
         solve(&Overlap::default(), &LatencyModel::new(&instance).unwrap()).unwrap().seconds()
     };
     assert!(plan.seconds() < only(os));

@@ -5,8 +5,8 @@
 
 use std::borrow::Cow;
 
+use hearth_core::conversion::{converted, model_as};
 use hearth_core::memory::DeviceMemory;
-use hearth_core::memory::conversion::{converted, model_as};
 use hearth_core::memory::draft;
 use hearth_core::schedule::{ModelPart, Schedule, visits};
 use hearth_profiles::device::{Device, PageCachePolicy};

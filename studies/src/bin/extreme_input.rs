@@ -105,9 +105,9 @@ fn cases() -> Result<Vec<(String, Instance)>, Box<dyn Error>> {
         let gpu_layers = if device.gpu == Gpu::None { Vec::new() } else { cpu_layers.clone() };
         let output_on_gpu = (device.gpu != Gpu::None).then_some(1e-3);
         let (output, cpu_window, gpu_window) = (1e-2, 1e-4, 1e-4);
-        device.practice.work =
+        device.runtime.work =
             Some(WorkTimes { cpu_layers, gpu_layers, output, output_on_gpu, cpu_window, gpu_window });
-        device.practice.residencies.push(ResidencyOptions::of(Residency::Managed));
+        device.runtime.residencies.push(ResidencyOptions::of(Residency::Managed));
     }
     cases.push(("the same, all that a profile knows".to_owned(), uneven));
     Ok(cases)

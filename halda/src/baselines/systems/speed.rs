@@ -82,20 +82,20 @@ fn by_speed(
         }
     };
     let times: Vec<f64> = costs.iter().map(|cost| cost.head_time).collect();
-    let room: Vec<u32> = costs.iter().map(|cost| units(cost.room, cost.head_bytes)).collect();
-    let heads = rule(&times, &room, shape.kv_heads);
+    let capacity: Vec<u32> = costs.iter().map(|cost| units(cost.capacity, cost.head_bytes)).collect();
+    let heads = rule(&times, &capacity, shape.kv_heads);
     no_room(&heads, shape.kv_heads, "key-value heads")?;
     let times: Vec<f64> = costs.iter().map(|cost| cost.row_time).collect();
-    let room: Vec<u32> = costs
+    let capacity: Vec<u32> = costs
         .iter()
         .zip(&heads)
         .map(|(cost, heads)| {
-            let left = cost.room.saturating_sub(cost.head_bytes * u64::from(*heads));
+            let left = cost.capacity.saturating_sub(cost.head_bytes * u64::from(*heads));
             // One block less, because the last to come has what is left of one.
             units(left, cost.row_bytes * u64::from(block)).saturating_sub(1)
         })
         .collect();
-    let rows = rule(&times, &room, blocks);
+    let rows = rule(&times, &capacity, blocks);
     no_room(&rows, blocks, "blocks of feed-forward rows")?;
     let last = rows.iter().rposition(|count| *count > 0);
     let residency = ResidencyOptions::pinned(Some(format));
@@ -127,7 +127,7 @@ struct Costs {
     head_bytes: Bytes,
     row_bytes: Bytes,
     /// The memory available for slices.
-    room: Bytes,
+    capacity: Bytes,
 }
 
 impl Costs {
@@ -151,13 +151,13 @@ impl Costs {
             row_time: feed_forward / rows.max(1) as f64,
             head_bytes: each(whole.attention.layers_bytes() + cache, heads),
             row_bytes: each(whole.feed_forward.iter().map(TensorGroup::bytes).sum(), rows),
-            room: room(cluster, member, head, on_gpu, &whole),
+            capacity: capacity(cluster, member, head, on_gpu, &whole),
         }
     }
 }
 
 /// Returns the memory for slices: without buffers, norms and the head's own matrices.
-fn room(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
+fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
     let device = &member.device;
     let norms =
         Bytes(4 * 2 * u64::from(cluster.model.shape.embedding) * u64::from(cluster.model.shape.layers.0));
@@ -174,17 +174,17 @@ fn room(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &Sl
     }
 }
 
-fn units(room: Bytes, each: Bytes) -> u32 {
-    (room.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
+fn units(capacity: Bytes, each: Bytes) -> u32 {
+    (capacity.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
 }
 
 /// Assigns each unit to the device with capacity that would finish it first.
-fn first_done(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
+fn first_done(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     let mut units = vec![0u32; times.len()];
     for _ in 0..count {
         let done = |place: &usize| f64::from(units[*place] + 1) * times[*place];
         let next = (0..times.len())
-            .filter(|place| units[*place] < room[*place])
+            .filter(|place| units[*place] < capacity[*place])
             .min_by(|one, other| done(one).total_cmp(&done(other)));
         let Some(next) = next else { break };
         units[next] += 1;
@@ -193,12 +193,13 @@ fn first_done(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
 }
 
 /// Distributes units in proportion to speed; the excess over a device's capacity goes to the others.
-fn in_proportion(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
+fn in_proportion(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     let speeds = speed_weights(times);
     let asked = cumulative_rounding(&speeds, count).unwrap_or_else(|| vec![0; times.len()]);
-    let mut units: Vec<u32> = asked.iter().zip(room).map(|(asked, room)| *asked.min(room)).collect();
+    let mut units: Vec<u32> =
+        asked.iter().zip(capacity).map(|(asked, capacity)| *asked.min(capacity)).collect();
     let left = count - units.iter().sum::<u32>();
-    let more: Vec<u32> = room.iter().zip(&units).map(|(room, units)| room - units).collect();
+    let more: Vec<u32> = capacity.iter().zip(&units).map(|(capacity, units)| capacity - units).collect();
     for (units, more) in units.iter_mut().zip(within_room(&speeds, &more, left)) {
         *units += more;
     }
@@ -227,15 +228,17 @@ mod tests {
 
     #[test]
     fn greedy_distribution_is_optimal() {
-        let (times, room) = ([3.0, 5.0, 2.0], [4, 9, 5]);
+        let (times, capacity) = ([3.0, 5.0, 2.0], [4, 9, 5]);
         let slowest = |units: &[u32]| {
             units.iter().zip(times).map(|(units, time)| f64::from(*units) * time).fold(0.0, f64::max)
         };
         let best = (0..=4u32)
             .flat_map(|one| (0..=9u32).map(move |two| [one, two, 11u32.saturating_sub(one + two)]))
-            .filter(|units| units.iter().sum::<u32>() == 11 && units.iter().zip(room).all(|(a, b)| *a <= b))
+            .filter(|units| {
+                units.iter().sum::<u32>() == 11 && units.iter().zip(capacity).all(|(a, b)| *a <= b)
+            })
             .map(|units| slowest(&units))
             .fold(f64::INFINITY, f64::min);
-        assert_eq!(slowest(&first_done(&times, &room, 11)), best);
+        assert_eq!(slowest(&first_done(&times, &capacity, 11)), best);
     }
 }

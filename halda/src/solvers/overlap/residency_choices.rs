@@ -1,6 +1,6 @@
 //! The residencies that a planner may choose for a device.
 //!
-//! Those of the device's [`crate::practice::Practice`]. Where `managed` is offered without a stream buffer, buffers
+//! Those of the device's [`crate::runtime_model::RuntimeModel`]. Where `managed` is offered without a stream buffer, buffers
 //! of several sizes are: a larger one hides more in the idle time before a window and takes as much from what is
 //! kept, so that the best depends on the plan.
 //!
@@ -42,7 +42,7 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
     let mut bounds = vec![0.0];
     let mut timings = Vec::new();
     for (device, portion) in portions.iter().enumerate() {
-        let all = residency_options(&model.instance().devices[device].practice.residencies);
+        let all = residency_options(&model.instance().devices[device].runtime.residencies);
         let timing = |residency| {
             let timing = model.timing(device, device == assignment.head, portion, &residency)?;
             Some((residency, timing.own(), timing.busy))

@@ -59,7 +59,7 @@ impl ChoiceTables {
         let places = if even { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
         let table = |device: usize| {
             let mut table = ChoiceTable::default();
-            let residencies = residency_options(&model.instance().devices[device].practice.residencies);
+            let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
             for placed in 0..places as u32 {
                 for window in 0..=ring_layers {
                     if window > 0 && placed + window <= ring_layers {
@@ -160,7 +160,7 @@ pub(crate) fn fastest(
         chosen(device, window, placed).map_or(0, |choice| choice.gpu_layers)
     });
     let instance = problem.model.instance();
-    let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.practice.residencies[0]).collect();
+    let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.runtime.residencies[0]).collect();
     for &(device, window, placed) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
         if let Some(choice) = chosen(device, window, placed) {
             residencies[device] = choice.residency;
@@ -201,7 +201,7 @@ pub(crate) fn best_choice(
     place: Place,
     window: u32,
 ) -> Option<Choice> {
-    let residencies = residency_options(&model.instance().devices[device].practice.residencies);
+    let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
     let mut found = Vec::new();
     add_choices(model, device, head, place, window, &residencies, &mut found);
     found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))

@@ -1,42 +1,42 @@
-//! What does a device do in practice that the paper's latency model leaves out?
+//! What the paper's latency model leaves out of a device: residency, page cache and overheads.
 //!
-//! How it may keep its weights, what its page cache reads again when memory is short, and what a token costs
-//! beside its layers. An instance from a paper says nothing of this; then the system decides what stays, and
+//! The ways in which it may keep its weights, what its page cache reads again when memory is short, and what a token
+//! costs beside its layers. An instance from a paper says nothing of these; then the system decides what stays, and
 //! everything is read again.
 //!
-//! Not here: what follows from it for a token's time. That is [`crate::latency::steady_state`].
+//! Not here: a token's time, which [`crate::latency::steady_state`] computes from them.
 
 use hearth_schema::residency::ResidencyOptions;
 use serde::{Deserialize, Serialize};
 
-/// What the paper's symbols do not say of a device.
+/// Properties of a device that the paper has no symbol for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Practice {
-    /// From these ways of keeping weights a planner chooses, the first where it makes no difference.
+pub struct RuntimeModel {
+    /// Residency policies to choose from; the first is taken where it makes no difference.
     pub residencies: Vec<ResidencyOptions>,
     /// What a page cache reads again for each token if the weights do not fit.
     pub rereads: Rereads,
-    /// Processors, each of which keeps a stock of memory below a limit.
+    /// Processors; the kernel keeps a reserve of free pages for each.
     pub processors: u32,
-    /// Seconds of each token on the head that no layer explains.
+    /// Seconds a token on the head, beside its layers.
     pub token_overhead: f64,
-    /// How fast it reads, where more is known than the paper's one rate.
+    /// Read rates, where more is known than the paper's single one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reads: Option<ReadRates>,
-    /// What work takes with all weights at hand, where that is known better than by the paper's coefficients.
+    /// Compute times with all weights in memory, where they are known better than from the paper's coefficients.
     pub work: Option<WorkTimes>,
 }
 
-/// How fast weights come from disk, by the way in which they are read, in bytes a second.
+/// Read rates of weights from disk by the kind of read, in bytes a second.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadRates {
-    /// A computation faults in what it touches.
+    /// Page faults of a computation.
     pub fault: f64,
-    /// A helper reads ahead of its turn, and the system decides what goes.
+    /// Read-ahead by a helper thread, with eviction by the system.
     pub ahead: f64,
-    /// A helper streams: what it brings in it gives up again, which takes the kernel's work for both.
+    /// Streaming by a helper thread, which also releases what it read; the kernel works for both.
     pub stream: f64,
 }
 
@@ -51,7 +51,7 @@ impl ReadRates {
     }
 }
 
-/// Seconds of one token's work, layer by layer.
+/// Compute seconds of one token, by layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkTimes {
@@ -64,13 +64,13 @@ pub struct WorkTimes {
     /// The same on the GPU, where there is one.
     #[serde(default)]
     pub output_on_gpu: Option<f64>,
-    /// What a window costs beside its layers on the CPU, where it has some there.
+    /// Overhead of a window with layers on the CPU.
     pub cpu_window: f64,
-    /// The same on the GPU.
+    /// Overhead of a window with layers on the GPU.
     pub gpu_window: f64,
 }
 
-/// What a page cache reads again if a share does not fit.
+/// The bytes that a page cache reads again for each token if a share does not fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rereads {
@@ -81,7 +81,7 @@ pub enum Rereads {
     Excess,
 }
 
-impl Default for Practice {
+impl Default for RuntimeModel {
     fn default() -> Self {
         Self {
             residencies: vec![ResidencyOptions::default()],

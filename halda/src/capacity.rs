@@ -1,13 +1,13 @@
-//! How many layers does a device hold before it reads weights for every token, and where does it put them?
+//! Layer capacity: how many layers a device holds without reading weights for every token, and on which processor.
 //!
 //! ```text
-//! CPU room = x, GPU room = floor(GPU memory / b')      in general ([`crate::latency::coefficients`])
-//! CPU room + GPU room = x                              with Metal, where both share one memory
+//! CPU capacity = x, GPU capacity = floor(GPU memory / b')      in general ([`crate::latency::coefficients`])
+//! CPU capacity + GPU capacity = x                              with Metal, where both share one memory
 //! ```
 //!
-//! A device fills the side that computes a layer faster, then the other. So the time of a share is convex in its
-//! size, and a GPU that is slower than the CPU beside it is a reserve. A device whose buffers (and, on the head,
-//! whose output weights) alone exceed its memory reads for every token in any case and has no room at all.
+//! A device fills the processor that computes a layer faster, then the other. The time of a share is therefore convex in
+//! its size, and a GPU that is slower than the CPU beside it is a reserve. A device whose buffers (and, on the head, whose
+//! output weights) alone exceed its memory reads for every token in any case; its capacity is zero.
 //!
 //! Not here: what reading costs ([`crate::latency`]), or a split that weighs it against a slow GPU
 //! ([`crate::latency::gpu_split`]).
@@ -17,7 +17,7 @@ use crate::strategy::StrategyError;
 
 /// The layers of the model that a device takes without reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct LayerCapacity {
     /// Layers on the GPU.
     pub gpu: u32,
     /// Layers on the CPU.
@@ -26,8 +26,8 @@ pub(crate) struct Room {
     pub gpu_first: bool,
 }
 
-impl Room {
-    /// The room of a device; at most L on either side.
+impl LayerCapacity {
+    /// The capacity of a device; at most L on either processor.
     pub(crate) fn new(model: &LatencyModel, device: usize, head: bool) -> Self {
         let costs = &model.devices[device];
         let most = i64::from(model.model_layers());
@@ -44,7 +44,7 @@ impl Room {
         Self { gpu: gpu.min(most) as u32, cpu: cpu.min(most) as u32, gpu_first }
     }
 
-    /// All layers that find room.
+    /// All layers that find capacity.
     pub(crate) fn layers(self) -> u32 {
         self.gpu + self.cpu
     }
@@ -55,21 +55,26 @@ impl Room {
     }
 }
 
-/// The rooms of all devices, device 0 the head, for a strategy that lets no device read: enough for the model, and
-/// for one layer on the head, or a refusal.
-pub(crate) fn rooms(model: &LatencyModel, strategy: &'static str) -> Result<Vec<Room>, StrategyError> {
-    let rooms: Vec<Room> =
-        (0..model.device_count()).map(|device| Room::new(model, device, device == 0)).collect();
+/// The capacities of all devices, device 0 the head, for a strategy that lets no device read.
+///
+/// # Errors
+/// If they do not hold the model, or the head holds no layer.
+pub(crate) fn capacities(
+    model: &LatencyModel,
+    strategy: &'static str,
+) -> Result<Vec<LayerCapacity>, StrategyError> {
+    let capacities: Vec<LayerCapacity> =
+        (0..model.device_count()).map(|device| LayerCapacity::new(model, device, device == 0)).collect();
     let model_layers = model.model_layers();
-    let held = rooms.iter().fold(0_u32, |held, room| held.saturating_add(room.layers()));
+    let held = capacities.iter().fold(0_u32, |held, capacity| held.saturating_add(capacity.layers()));
     if held < model_layers {
         return Err(StrategyError::OutOfMemory { strategy, held, model_layers });
     }
-    if rooms[0].layers() == 0 {
+    if capacities[0].layers() == 0 {
         let device = model.instance().devices[0].name.clone();
         return Err(StrategyError::HeadOutOfMemory { strategy, device });
     }
-    Ok(rooms)
+    Ok(capacities)
 }
 
 #[cfg(test)]
@@ -78,9 +83,9 @@ mod tests {
 
     #[test]
     fn the_faster_side_is_filled_first() {
-        let fast_gpu = Room { gpu: 3, cpu: 4, gpu_first: true };
-        let slow_gpu = Room { gpu_first: false, ..fast_gpu };
-        let split = |room: Room| [2, 3, 5, 7].map(|window| room.gpu_layers(window));
+        let fast_gpu = LayerCapacity { gpu: 3, cpu: 4, gpu_first: true };
+        let slow_gpu = LayerCapacity { gpu_first: false, ..fast_gpu };
+        let split = |capacity: LayerCapacity| [2, 3, 5, 7].map(|window| capacity.gpu_layers(window));
         assert_eq!(split(fast_gpu), [2, 3, 3, 3]);
         assert_eq!(split(slow_gpu), [0, 0, 1, 3]);
         assert_eq!(slow_gpu.layers(), 7);
