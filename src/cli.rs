@@ -47,7 +47,7 @@ pub struct Cli {
     /// Print one JSON document instead of text; errors are JSON on standard error.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Show diagnostics of this level (off, error, warn, info, debug, trace) or of these targets, as `hearth=debug`
+    /// Show diagnostics of this level (off, error, warn, info, debug, trace) or of these targets, such as `hearth=debug`
     /// [default: the environment variable HEARTH_LOG, else hearth=info].
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Diagnostics")]
     pub log: Option<String>,

@@ -61,7 +61,7 @@ pub mod tuned_kernels {
         Some(cache.join("hearth").join("gpu-kernels"))
     }
 
-    /// The tuned kernels so far; none without a readable file.
+    /// The tuned kernels so far, `None` without a readable file.
     pub fn choices() -> Choices {
         let text = path().and_then(|path| std::fs::read_to_string(path).ok());
         Choices::of_text(&text.unwrap_or_default())

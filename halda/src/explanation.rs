@@ -18,7 +18,7 @@ use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, 
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// The best T by ring size, that is by k, as far as the strategy searched.
+    /// The best T by ring size, that is by k, for the sizes that the strategy searched.
     pub searched: Vec<SearchStep>,
     /// In the instance's order of devices.
     pub devices: Vec<DeviceExplanation>,

@@ -1,4 +1,4 @@
-//! What the paper's latency model leaves out of a device: residency, page cache and overheads.
+//! The runtime model of a device: residency, page cache and overheads, which the paper's latency model leaves out.
 //!
 //! The ways in which it may keep its weights, what its page cache reads again when memory is short, and what a token
 //! costs beside its layers. An instance from a paper says nothing of these; then the system decides what stays, and
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub struct RuntimeModel {
     /// Residency policies to choose from; the first is taken where it makes no difference.
     pub residencies: Vec<ResidencyOptions>,
-    /// What a page cache reads again for each token if the weights do not fit.
+    /// How much a page cache reads again for each token if the weights do not fit.
     pub rereads: Rereads,
     /// Processors; the kernel keeps a reserve of free pages for each.
     pub processors: u32,
@@ -28,7 +28,7 @@ pub struct RuntimeModel {
     pub work: Option<WorkTimes>,
 }
 
-/// Read rates of weights from disk by the kind of read, in bytes a second.
+/// Read rates of weights from disk by the kind of read, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadRates {
@@ -41,7 +41,7 @@ pub struct ReadRates {
 }
 
 impl ReadRates {
-    /// One rate for everything.
+    /// The same rate for every access pattern.
     pub(crate) fn all(rate: f64) -> Self {
         Self { fault: rate, ahead: rate, stream: rate }
     }

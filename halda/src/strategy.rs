@@ -62,7 +62,7 @@ pub struct Proposal {
     pub limit: Option<SearchLimit>,
 }
 
-/// What a search left out because it would take too long.
+/// The part of the search space that was skipped because it would take too long.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchLimit {
     /// Sentences about what was left out, and by what rule.

@@ -30,7 +30,7 @@ const MAX_EVENTS: usize = 1000;
 const MAX_TIME: Seconds = Seconds(30.0 * 86_400.0);
 /// More runnable threads than any device's programs have.
 const MAX_THREADS: u32 = 1024;
-/// What is left of a clock, a GPU or a disk: with nothing left a run would never end.
+/// The minimum remaining share of a clock, a GPU or a disk: with 0 a run would never end.
 const MIN_SHARE_LEFT: f64 = 0.01;
 
 /// Something that happens during a run.
@@ -61,7 +61,7 @@ pub struct Event {
     /// The system swaps other programs' memory out, which makes room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
-    /// What is left of the clock of processor and GPU, as when it is hot.
+    /// The remaining share of the clock of CPU and GPU, for example under thermal throttling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow: Option<Fraction>,
     /// The share of the disk's bandwidth that other programs use.
@@ -85,7 +85,7 @@ pub struct Event {
 #[schemars(!remote, transform = or_threads)]
 pub struct Load {
     pub threads: u32,
-    /// What they leave of the GPU; all of it if absent.
+    /// The share of the GPU that other programs leave; all of it if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Fraction>,
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
     expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`"
 )]
 pub struct ModelRef {
-    /// A shipped model, as `llama-70b`, or the path of a `model/1` document.
+    /// A shipped model, such as `llama-70b`, or the path of a `model/1` document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// The path of a GGUF file.

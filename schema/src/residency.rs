@@ -1,6 +1,6 @@
 //! Residency: which policy decides the weights of a device that stay in memory.
 //!
-//! A device reads its share of the weights once a token. If the share is larger than memory, a page cache that evicts
+//! A device reads its share of the weights once per token. If the share is larger than memory, a page cache that evicts
 //! the least recently used pages reads all of it again for every token. A scenario chooses a policy for all devices
 //! or for each; the plan carries it to simulator and executor, which take the rules from here:
 //!

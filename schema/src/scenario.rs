@@ -82,7 +82,7 @@ pub struct DeviceEntry {
     /// How its GPU and NPU are used, if its profile has a SoC and not as that says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
-    /// What the lab lets it have.
+    /// The limits of the device in the lab.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
 }
@@ -101,7 +101,7 @@ impl DeviceEntry {
     }
 }
 
-/// What a device may use of this machine in the lab.
+/// The limits of a device in the lab: the share of this machine that it may use.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "limits, as `{memory: 2 GiB, threads: 2}`")]
 pub struct Limits {
@@ -231,7 +231,7 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
     Ok(())
 }
 
-/// What is known of the link between two named devices. The first entry that names a pair counts.
+/// The link between two named devices. The first entry for a pair applies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,

@@ -54,7 +54,7 @@ pub struct TracedDevice {
     /// System and kernel, where measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
-    /// What the numbers of this device have not been checked against, if anything.
+    /// The parts of this device's model that have not been validated, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unvalidated: Option<String>,
     /// How its page cache was simulated, as its profile says.
@@ -75,7 +75,7 @@ pub struct Header {
     pub plan: String,
     /// Name of the model.
     pub model: String,
-    /// The kind of the plan; in a `tensor` trace a step's `round` is its block, two a layer.
+    /// The kind of the plan; in a `tensor` trace a step's `round` is its block, two per layer.
     #[serde(default, skip_serializing_if = "Parallelism::is_ring")]
     pub kind: Parallelism,
     /// The run's seed.
@@ -243,9 +243,9 @@ pub struct Shortage {
     /// Place in the ring.
     pub device: u16,
     pub memory: MemoryKind,
-    /// What the run needs of it at least, in bytes.
+    /// The minimum memory that the run needs, in bytes.
     pub needed: u64,
-    /// What it can have, in bytes.
+    /// The memory that is available to it, in bytes.
     pub available: u64,
 }
 
@@ -289,7 +289,7 @@ enum Line {
 pub struct Trace {
     pub header: Header,
     pub passes: Vec<Pass>,
-    /// The steps, in order of their starts as far as each device's are.
+    /// The steps, ordered by start time within each device.
     pub records: Vec<Record>,
     pub readings: Vec<Reading>,
     /// Devices whose memory the run exceeds; empty unless it ended so.
@@ -310,7 +310,7 @@ pub enum TraceError {
     Line {
         /// From 1.
         line: usize,
-        /// What is wrong.
+        /// The violated rule.
         what: String,
     },
     /// No end line: the writer was stopped.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub struct ApiError {
     /// The HTTP status code.
     pub status: StatusCode,
-    /// What is wrong, and how to fix it.
+    /// The problem, and how to fix it.
     pub message: String,
     /// The key of the request at fault.
     pub param: Option<&'static str>,

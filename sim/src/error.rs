@@ -49,7 +49,7 @@ pub enum SimError {
          remove the event"
     )]
     NoSwap { device: String },
-    /// An event swaps memory where the page cache does so by itself.
+    /// An event requests swapping although the page cache swaps automatically.
     #[error(
         "an event swaps memory of `{device}` out, and its page cache (`memory.page_cache`) makes that room by itself; \
          remove the event, or give the device a page cache without, as `two-list`"

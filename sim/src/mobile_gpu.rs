@@ -1,11 +1,11 @@
 //! Roofline model of a phone's GPU: prefill and decode speed from two numbers.
 //!
-//! It covers a whole pass, for the kernels of the ML Drift paper. With F operations and BW bytes a second, L layers, h_q query
+//! It covers a whole pass, for the kernels of the ML Drift paper. With F operations and BW bytes per second, L layers, h_q query
 //! heads of d_h numbers, and the weights of attention, feed-forward block and embedding:
 //!
 //! ```text
-//! prefill  P / max((2 (attn + ffn) P + 2 emb + 4 L h_q d_h P^2) / F, W / BW)    tokens a second, prompt of P
-//! decode   BW / (W + KV(position))                                              tokens a second
+//! prefill  P / max((2 (attn + ffn) P + 2 emb + 4 L h_q d_h P^2) / F, W / BW)    tokens per second, prompt of P
+//! decode   BW / (W + KV(position))                                              tokens per second
 //! W        q8: attn + ffn + emb bytes; 8/4/4: attn + (ffn + emb) / 2             KV in half precision
 //! ```
 //!
@@ -104,14 +104,14 @@ impl MobileGpu {
         })
     }
 
-    /// Tokens a second of processing a prompt.
+    /// tokens per second of processing a prompt.
     pub fn prefill(&self, shape: &ModelShape, weights: Weights, prompt: u32) -> f64 {
         let work = prefill_work(shape, prompt).0 / self.compute.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;
         f64::from(prompt) / work.max(reading)
     }
 
-    /// Tokens a second of decoding at a position.
+    /// tokens per second of decoding at a position.
     pub fn decode(&self, shape: &ModelShape, weights: Weights, position: u32) -> f64 {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }

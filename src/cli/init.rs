@@ -12,7 +12,7 @@ pub struct InitArgs {
     /// Set the name of the scenario [default: the name of the file].
     #[arg(long)]
     pub name: Option<String>,
-    /// Set the model: a shipped one, as `llama-8b`, or the path of a GGUF file or of a `model/1` document.
+    /// Set the model: a shipped one, such as `llama-8b`, or the path of a GGUF file or of a `model/1` document.
     #[arg(long)]
     pub model: Option<String>,
     /// Add a device: its name, its profile (a shipped device, the path of a `device/1` document, or `measured` for this

@@ -27,7 +27,7 @@ pub struct ProfileArgs {
     /// Measure the GPU.
     #[arg(long, value_enum, default_value_t = MeasureGpu::Auto)]
     pub gpu: MeasureGpu,
-    /// Set the usable memory of a GPU with its own memory, as `8 GiB`; it cannot be queried.
+    /// Set the usable memory of a GPU with its own memory, such as `8 GiB`; it cannot be queried.
     #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
     pub gpu_memory: Option<Bytes>,
     /// Correct the rates of a profile instead of measuring: by the ratio of the processor time of device `--name` in this
@@ -92,11 +92,11 @@ pub struct GpuArgs {
 /// When `hearth profile` measures the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MeasureGpu {
-    /// Unless it is a software driver.
+    /// Measure it unless it is a software driver.
     Auto,
-    /// Always.
+    /// Always measure it.
     Always,
-    /// Never.
+    /// Never measure it.
     Never,
 }
 
@@ -105,9 +105,9 @@ pub enum MeasureGpu {
 pub enum GpuWeights {
     /// As in the file.
     AsStored,
-    /// 8 bits with one scale a row.
+    /// 8 bits with one scale per row.
     Q8,
-    /// 8 bits in attention, 4 bits in the feed-forward block and the output matrix, with one scale a row.
+    /// 8 bits in attention, 4 bits in the feed-forward block and the output matrix, with one scale per row.
     #[value(name = "8/4/4")]
     Mixed,
 }

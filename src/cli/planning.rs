@@ -65,14 +65,14 @@ pub struct Planning {
     /// use `os`.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Set the stream buffer of each `managed` device, as `16 MiB`; at least 512 KiB. By default `overlap` chooses it, and
+    /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap` chooses it, and
     /// other strategies use 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
-    /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, as `q4_0` [default: f32].
+    /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, such as `q4_0` [default: f32].
     #[arg(long)]
     pub weights_as: Option<Format>,
-    /// Set the time of one over-the-air all-reduce of `airinfer`, as `2ms`.
+    /// Set the time of one over-the-air all-reduce of `airinfer`, such as `2ms`.
     #[arg(long, allow_hyphen_values = true)]
     pub air_time: Option<Seconds>,
     /// Read the model from this GGUF file instead of the scenario's model.

@@ -25,7 +25,7 @@ pub struct ExecuteArgs {
     /// the plan. The tokens are the same as for each alone.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
-    /// Read prompts from FILE, one a line: plain text, or JSON as "TEXT" or {"prompt": "TEXT"}.
+    /// Read prompts from FILE, one per line: plain text, or JSON as "TEXT" or {"prompt": "TEXT"}.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_tokens", "messages"])]
     pub prompts: Option<PathBuf>,
     /// Format each prompt with the model's chat template.
@@ -129,7 +129,7 @@ pub struct WorkerArgs {
     /// Announce this worker by multicast DNS: its name, its port and the version of the protocol.
     #[arg(long, value_enum, default_value_t = Announce::Auto)]
     pub announce: Announce,
-    /// Delay everything that this device sends, as `5ms`, to emulate a slow network.
+    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
@@ -171,7 +171,7 @@ pub struct RingArgs {
     /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
     pub gpu_weights: GpuWeights,
-    /// Delay everything that this device sends, as `5ms`, to emulate a slow network. Give the workers the same delay.
+    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network. Give the workers the same delay.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
@@ -202,7 +202,7 @@ pub struct RingArgs {
     pub exit_with_stdin: bool,
 }
 
-/// Parses a delay of at most half a second, as `5ms`.
+/// Parses a delay of at most half a second, such as `5ms`.
 fn parse_delay(text: &str) -> Result<Duration, String> {
     let seconds = Seconds::from_str(text).map_err(|error| error.to_string())?.0;
     if (0.0..=0.5).contains(&seconds) {

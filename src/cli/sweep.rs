@@ -20,7 +20,7 @@ pub struct SweepArgs {
     /// The scenario file.
     #[arg(required = true)]
     pub scenario: Option<PathBuf>,
-    /// Vary a field, as `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for equal ratios. Can be given
+    /// Vary a field: `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for equal ratios. Can be given
     /// twice. PATH leads through the scenario, with the profile of a device under its name, as
     /// `devices.d2.memory.available`.
     #[arg(long, required = true, value_name = "PATH=VALUES", allow_hyphen_values = true)]
@@ -30,7 +30,7 @@ pub struct SweepArgs {
     /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Simulate each point with this many consecutive seeds, from the scenario's on.
+    /// Simulate each point with this many consecutive seeds, starting with the scenario's.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
     /// Simulate with this many threads; the results are the same [default: all cores].

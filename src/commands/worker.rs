@@ -121,11 +121,11 @@ fn announce(
     }
     let Some(name) = args.name.clone().or_else(host_name) else {
         if args.announce == Announce::Auto {
-            tracing::info!("not announced: this system has no name; give the device one with --name");
+            tracing::info!("not announced: this machine has no host name; set a name with --name");
             return Ok(None);
         }
         return Err(
-            Failure::unusable("this system has no name to announce").hint("give the device one with --name")
+            Failure::unusable("this machine has no host name to announce").hint("set a name with --name")
         );
     };
     let result = Announcement::start(&name, address, MdnsScope { loopback, ..MdnsScope::default() });

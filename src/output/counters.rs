@@ -1,4 +1,4 @@
-//! What the kernel counted for each device of a lab, as a table and as warnings.
+//! Kernel counters of each device in a lab run, as a table and as warnings.
 
 use std::fmt::Write;
 

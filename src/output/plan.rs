@@ -20,7 +20,7 @@ pub struct Summary {
     explanation: Vec<String>,
 }
 
-/// What the latency model expects.
+/// The prediction of the latency model.
 #[derive(Serialize)]
 pub struct Predicted {
     pub tpot_ms: Option<f64>,

@@ -170,7 +170,7 @@ fn whole_disk(file: &Path) -> Result<String, Failure> {
     Ok(fs::read_to_string(&source).map_err(|e| format!("{source}: {e}"))?.trim().to_string())
 }
 
-/// Maps a file of which nothing is in the page cache: pages left there are charged to whoever read them first.
+/// Maps a file without any page in the page cache: cached pages are charged to the first process that reads them.
 pub fn map_cold(file: &File) -> Result<&'static Mmap, Failure> {
     // SAFETY: the file is ours and nobody writes to it while it is mapped.
     let map = unsafe { Mmap::map(file)? };

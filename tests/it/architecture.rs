@@ -42,7 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What only the tests of a crate may depend on besides.
+/// Additional dependencies that only the tests of a crate may have.
 const ARROWS_OF_TESTS: [(&str, &str); 1] = [("hearth-gpu", "hearth-ring")];
 
 /// A package of the workspace.

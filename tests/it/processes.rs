@@ -100,7 +100,7 @@ pub fn data(name: &str) -> PathBuf {
     root().join("tests/data").join(name)
 }
 
-/// A shipped scenario, as `home/phone-leaves`.
+/// A shipped scenario, such as `home/phone-leaves`.
 pub fn shipped(name: &str) -> String {
     root().join(format!("scenarios/{name}.yaml")).display().to_string()
 }
@@ -244,7 +244,7 @@ impl Head {
         Head::start(plan, tokens, more).finish()
     }
 
-    /// Waits until so many tokens are out, or the head ended.
+    /// Waits until this many tokens are printed, or the head has exited.
     pub fn wait_for_tokens(&mut self, count: usize) {
         while self.observed.tokens.len() < count {
             match self.lines.recv_timeout(Duration::from_mins(1)) {

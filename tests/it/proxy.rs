@@ -24,7 +24,7 @@ impl Proxy {
         Self::with_limit(target, u64::MAX)
     }
 
-    /// A proxy whose connections break when so many bytes have come from the target.
+    /// A proxy that closes its connections after this many bytes from the target.
     pub fn with_limit(target: &str, limit: u64) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound").to_string();

@@ -23,7 +23,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts a server with workers besides the head.
+    /// Starts a server and its workers.
     fn start(workers: usize, more: &[&str]) -> Server {
         let folder = Folder::new();
         let chat_model = folder.at("chat.gguf");

@@ -40,7 +40,7 @@ impl Error {
         Self::invalid(error.what()).at(format!("{}{position}", path.display()))
     }
 
-    /// A file that cannot be read or written; `action` is a verb, as `open`.
+    /// A file that cannot be read or written; `action` is a verb, such as `open`.
     pub fn file(path: &Path, action: &str, error: &std::io::Error) -> Self {
         let hint = match error.kind() {
             std::io::ErrorKind::NotFound => "check the path",

@@ -1,4 +1,4 @@
-//! What a user overrides of a scenario's planner and residency options.
+//! User overrides of a scenario's planner and residency options.
 
 use hearth_halda::systems::NAMES;
 use hearth_profiles::{Bytes, Document, Format, Seconds};
@@ -74,8 +74,7 @@ impl Overrides {
             }
         }
         if self.gpu_layers.is_some() && !windows {
-            return Err(Error::invalid("--gpu-layers: there are no windows that they could be part of")
-                .hint("add --windows"));
+            return Err(Error::invalid("--gpu-layers needs --windows").hint("add --windows"));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A scenario with its references resolved: devices, models and links become a cluster.
 //!
 //! A device or a model is named by a shipped name, by the path of its document (relative to the scenario's folder), or, for
-//! a device, as `measured`.
+//! a device, such as `measured`.
 
 use std::fmt::Debug;
 use std::fs;

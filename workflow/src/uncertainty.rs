@@ -24,7 +24,7 @@ use serde_yaml::Value;
 use crate::Error;
 use crate::simulation::{MemoryOptions, simulate_with};
 
-/// How many of the most sensitive parameters are named.
+/// The number of most sensitive parameters that are reported.
 const NAMED: usize = 3;
 
 /// The random stream of the draws.

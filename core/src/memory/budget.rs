@@ -20,7 +20,7 @@ pub struct MemoryBudget {
     pub kv_cache: Bytes,
     /// Compute buffers, and what a GPU takes of main memory.
     pub buffers: Bytes,
-    /// What is left for weights.
+    /// Memory left for weights.
     pub left: Bytes,
     /// Whether what cannot be taken back fits, and [`MIN_WEIGHT_CACHE`] beside it.
     pub fits: bool,
@@ -30,7 +30,7 @@ pub struct MemoryBudget {
     pub head_weights: Bytes,
     /// The largest part of them that one window reads.
     pub largest_window: Bytes,
-    /// What the GPU has to hold: weights, keys and values, buffers.
+    /// GPU memory that the plan needs: weights, keys and values, buffers.
     pub gpu_needed: Bytes,
     /// Of these the weights that are read through the mapping.
     pub gpu_mapped: Bytes,
@@ -106,7 +106,7 @@ impl MemoryBudget {
         self.weights > self.max_resident()
     }
 
-    /// What the GPU has to hold and cannot read again.
+    /// GPU memory for contents that cannot be read again from disk.
     pub fn gpu_pinned(&self) -> Bytes {
         self.gpu_needed.saturating_sub(self.gpu_mapped)
     }

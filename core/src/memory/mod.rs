@@ -73,7 +73,7 @@ pub fn process_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
 pub struct DeviceMemory {
     /// Weights that the device uses for a token, or holds.
     pub weights: Bytes,
-    /// What it needs of main memory beside its weights.
+    /// Main memory that the device needs beside its weights.
     pub beside_weights: Bytes,
     /// Main memory that pressure cannot take back.
     pub unreclaimable: Bytes,

@@ -1,4 +1,4 @@
-//! The memory of a device that copies its weights into memory of its own, where nobody can evict them.
+//! Pinned memory: the memory of a device that copies its weights into anonymous memory, which is never evicted.
 //!
 //! Systems that do not map the model's file do so (prima.cpp paper, appendix A.8):
 //!
@@ -36,7 +36,7 @@ pub struct PinnedMemory {
     pub kv_cache: Bytes,
     /// Compute buffers in main memory.
     pub buffers: Bytes,
-    /// What the GPU holds, weights that are converted again for every token left out.
+    /// GPU memory in use, without weights that are converted again for every token.
     pub gpu: Bytes,
     /// The part of the copy in main memory that goes to the GPU again for every token, layer by layer of the model.
     pub uploads: Vec<Bytes>,
@@ -99,7 +99,7 @@ struct Account<'a> {
     held: PinnedMemory,
     model: &'a ModelProfile,
     device: &'a Device,
-    /// What the GPU has left.
+    /// Free GPU memory.
     gpu_left: Bytes,
 }
 
@@ -128,7 +128,7 @@ impl<'a> Account<'a> {
         Self { held, model, device, gpu_left: gpu_available.saturating_sub(gpu_buffer) }
     }
 
-    /// Whether the GPU has memory of its own.
+    /// Whether the GPU has its own memory.
     fn apart(&self) -> bool {
         self.device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory)
     }

@@ -18,7 +18,7 @@ pub struct Phases {
     pub after: Option<f64>,
 }
 
-/// What a run event did.
+/// The effect of a run event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct EventImpact {
     /// Mean time per output token after the first, in milliseconds.

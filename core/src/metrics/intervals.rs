@@ -77,7 +77,7 @@ mod tests {
     use hearth_schema::pass::Pass;
     use hearth_schema::trace::Kind;
 
-    /// One device that computes and waits for its disk, so many milliseconds for each token after the first.
+    /// One device that computes and waits for its disk; a pair of milliseconds for each token after the first.
     fn alone(tokens: &[(u64, u64)]) -> Trace {
         let mut trace = trace();
         trace.header.devices.truncate(1);

@@ -103,9 +103,9 @@ pub struct DeviceMetrics {
     pub busy_ms: f64,
     /// Of these, milliseconds of waiting for the disk.
     pub demand_disk_ms: f64,
-    /// Milliseconds of each token in which it read ahead without making anyone wait.
+    /// Milliseconds per token spent reading ahead from disk while no computation waited for the data.
     pub hidden_disk_ms: f64,
-    /// It fell silent, and what it wrote down is lost with it: its numbers are unknown, not zero.
+    /// Whether the device failed and its trace was lost: its numbers are then unknown, not zero.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trace_lost: bool,
 }
@@ -117,9 +117,9 @@ pub struct DeviceShortage {
     pub device: String,
     /// Which of its memories.
     pub memory: MemoryKind,
-    /// What the run needs of it at least.
+    /// The minimum memory that the run needs.
     pub needed_bytes: u64,
-    /// What it can have.
+    /// The memory that is available to it.
     pub available_bytes: u64,
 }
 
@@ -332,7 +332,7 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
     terms
 }
 
-/// Adds a visit's steps to the terms and returns how long the message stayed, in milliseconds.
+/// Adds the steps of one message's stay on a device to the terms. Returns the duration of the stay in milliseconds.
 fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) -> f64 {
     let (mut arrived, mut left, mut worked) = (None, None, 0.0);
     for record in visit {

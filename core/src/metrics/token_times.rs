@@ -14,30 +14,30 @@ use hearth_schema::trace::{Counter, Kind, Trace};
 /// The time in which a pass gave tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeStep {
-    /// The pass that gave them.
+    /// The pass that generated the tokens.
     pub pass: u32,
     /// Its sequence.
     pub sequence: u32,
-    /// The end of the sequence's output before it, in nanoseconds.
+    /// The end of the previous output of the sequence, in nanoseconds.
     pub start: u64,
-    /// When they were sampled.
+    /// When the tokens were sampled, in nanoseconds.
     pub end: u64,
-    /// Drafts that were accepted.
+    /// The number of accepted draft tokens.
     pub accepted: u32,
-    /// Drafts that there were.
+    /// The number of draft tokens.
     pub drafted: u32,
-    /// Other passes of the sequence lie between this one and the output before it: they were given up, or computed
-    /// tokens again.
+    /// Whether the sequence had other passes since its previous output: abandoned ones, or ones that recomputed tokens
+    /// after a failure.
     pub interrupted: bool,
 }
 
 impl DecodeStep {
-    /// Tokens that came out.
+    /// The number of generated tokens.
     pub fn tokens(&self) -> u32 {
         self.accepted + 1
     }
 
-    /// How long it took, in nanoseconds.
+    /// Its duration, in nanoseconds.
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }

@@ -78,7 +78,7 @@ pub enum Event {
     Measured {
         /// Bytes of page cache that the device can have before its share is touched, if known.
         page_cache: Option<u64>,
-        /// Bytes of the kept set that the system evicted, as far as it says so itself.
+        /// Bytes of the kept set that the system reports as evicted.
         evicted: u64,
     },
     /// The outcome of [`Step::Read`].
@@ -102,7 +102,7 @@ pub enum ReadOutcome {
     Retry,
 }
 
-/// What the helper thread does next.
+/// The next step of the helper thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Measure the memory; answer with [`Event::Measured`].

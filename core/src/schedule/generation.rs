@@ -68,7 +68,7 @@ impl Sequence {
     }
 }
 
-/// An output or a request that the generation cannot take.
+/// Why a generation rejects an output or a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerationError {
     /// No sequence waits for this pass.

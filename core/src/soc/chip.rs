@@ -51,7 +51,7 @@ pub struct Chip<'a> {
 pub struct Forward {
     /// The strategy; the fastest one if the scenario names none.
     pub strategy: Strategy,
-    /// Making graphs before it.
+    /// The time to build graphs before the pass.
     pub preparation: Seconds,
     /// The stages of every layer.
     pub layer: Vec<Stage>,
@@ -80,7 +80,7 @@ impl<'a> Chip<'a> {
         self.sizes.largest()
     }
 
-    /// A solver for its products; none without an NPU.
+    /// Returns the solver that splits matrix products between GPU and NPU, `None` without an NPU.
     pub fn solver(&self) -> Option<Solver<'_>> {
         let npu = self.npu.as_ref()?;
         Some(Solver { gpu: self.gpu, npu, sizes: &self.sizes, sync: self.sync })

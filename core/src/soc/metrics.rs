@@ -60,9 +60,9 @@ pub struct Queue {
 pub struct Waiting {
     /// Pairs of events.
     pub stages: u64,
-    /// What the events cost, in milliseconds.
+    /// Milliseconds of synchronization events.
     pub events_ms: f64,
-    /// What a core of the CPU watched a flag for, in milliseconds.
+    /// Milliseconds in which a CPU core polled a flag.
     pub polled_ms: f64,
 }
 

@@ -22,7 +22,7 @@ use super::profiled::Measured;
 #[derive(Debug, Clone)]
 pub struct Npu<'a> {
     array: &'a SocNpu,
-    /// Bytes a second.
+    /// Bytes per second.
     bandwidth: f64,
     measured: Option<Measured>,
 }

@@ -59,7 +59,7 @@ pub struct Partition {
     pub stage: Stage,
 }
 
-/// What the parts of a product take on both.
+/// Times of the two parts of a split product, on the GPU and on the NPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Solver<'a> {
     /// One processor.

@@ -5,7 +5,7 @@
 
 use hearth_profiles::Seconds;
 
-/// A stage.
+/// One stage of a layer, with the times of its GPU kernels and NPU graphs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Stage {
     /// Kernels on the GPU, one after another, in seconds.
@@ -14,7 +14,7 @@ pub struct Stage {
     pub npu: Vec<f64>,
     /// Events at which one waits for the other.
     pub events: u32,
-    /// What they cost together, in seconds.
+    /// The total cost of these events, in seconds.
     pub waiting: f64,
 }
 

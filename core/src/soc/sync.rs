@@ -3,7 +3,7 @@
 //! HeteroLLM paper, sections 3.1 and 4.2. Slow: a buffer is copied through the GPU's framework, and the GPU's queue,
 //! which has run empty, accepts a kernel anew. Fast: the buffers are shared; a thread sleeps for the predicted time
 //! of the kernel, in steps of the shortest sleep, and polls a flag for the rest, so an event costs only seeing the
-//! flag and handing on. A product cut between both has two events, which is 14 a layer; with products whole, those
+//! flag and handing on. A product cut between both has two events, which is 14 per layer; with products whole, those
 //! that read the same activations share a pair, which is 8.
 //!
 //! The dominating processor is waited for: the NPU while a prompt is read, so that the next kernel is submitted late;
@@ -38,7 +38,7 @@ impl Sync {
         Self { planned, real }
     }
 
-    /// What a pair of events costs when it runs.
+    /// The cost of a pair of events when it runs.
     pub fn pair(&self) -> f64 {
         f64::from(EVENTS) * self.real
     }

@@ -5,7 +5,7 @@
 //! are saved, and the processors compute the GPU's layers from them again and continue. Such a run is slower and
 //! generates the same tokens.
 //!
-//! Rows are saved once a window, also where layers run one at a time: the rounding between two layers is known here. The
+//! Rows are saved once per window, also where layers run one at a time: the rounding between two layers is known here. The
 //! memory of saved rows is allocated at the beginning and counts as that of caches.
 //!
 //! A window is entered by its first layer and runs in the same ranges of layers in every pass.

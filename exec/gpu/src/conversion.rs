@@ -1,4 +1,4 @@
-//! Conversion of a file's weights to the formats of ML Drift, with one scale a row.
+//! Conversion of a file's weights to the formats of ML Drift, with one scale per row.
 //!
 //! ML Drift paper, section 4.2: q8 has eight bits and a scale for each channel everywhere; 8/4/4 has eight in attention and
 //! four in the embedding and the feed-forward block. No file has these formats: each row is dequantised, rounded and

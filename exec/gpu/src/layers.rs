@@ -236,7 +236,7 @@ impl GpuLayers {
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
     }
 
-    /// Returns the number of launches of a token, and of a batch, through these layers.
+    /// Returns the number of kernel launches of one token, and of a batch, through these layers.
     pub fn launches(&mut self, layers: Range<u32>) -> Result<[usize; 2], GpuError> {
         let runs = self.assemble(layers)?;
         Ok([runs.decode.len(), runs.steps(PART_TOKENS).len()])

@@ -103,7 +103,7 @@ fn line(line: &str) -> Option<(String, Tiling)> {
 /// it has added up.
 const SHARED_BYTES: u32 = 2 * 16 + 2 * 4 + 4 + 4 + 16;
 
-/// Whether groups of a device can have so many threads, and what these share. Eight threads round a block of 256
+/// Whether a device supports the workgroup size and the shared memory of a tiling. Eight threads round a block of 256
 /// together.
 fn fits(tiling: &Tiling, device: Capabilities) -> bool {
     let (decode, prefill) = (tiling.slices * tiling.splits, tiling.slices * tiling.rows_of_tokens);

@@ -20,7 +20,7 @@ pub(crate) enum Native {
     Neon,
     /// Dot products of four bytes.
     Dotprod,
-    /// Products of matrices of two by eight bytes besides.
+    /// Also has products of 2x8 byte matrices (I8MM).
     I8mm,
 }
 

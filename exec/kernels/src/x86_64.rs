@@ -12,7 +12,7 @@ use super::{avx2, panel};
 pub(crate) enum Native {
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 (F, BW, VL) and VNNI besides.
+    /// Also has AVX-512 (F, BW, VL) and VNNI.
     Avx512,
 }
 

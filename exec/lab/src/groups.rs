@@ -18,7 +18,7 @@ use hearth_profiles::{Bytes, BytesPerSecond};
 use super::{LabError, PREFIX};
 use hearth_runtime::memory::GroupMemory;
 
-/// What a device may use.
+/// The resource limits of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceLimits {
     /// Memory, page cache included.
@@ -237,7 +237,7 @@ impl Group {
         Throttle { file: self.disk.join(name), version: self.version, device: self.device.clone() }
     }
 
-    /// What it says of its memory.
+    /// The memory statistics of the group.
     pub fn memory(&self) -> GroupMemory {
         GroupMemory::new(self.version, &self.memory)
     }

@@ -1,4 +1,4 @@
-//! The lab: one Linux machine becomes several devices.
+//! The lab: emulates the devices of a scenario as processes on one Linux machine.
 //!
 //! Each device of a scenario is a process of its own inside control groups that bound its memory and its
 //! disk reads ([`groups`]), with its own copy of the model, because page cache is charged to whoever

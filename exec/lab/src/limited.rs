@@ -113,7 +113,7 @@ impl CpuHog {
 /// The limits and surroundings of a command.
 #[derive(Debug, Clone)]
 pub struct LimitedCommand {
-    /// What it may use.
+    /// The limits of the command.
     pub limits: DeviceLimits,
     /// Files that it must read from disk; the first tells which disk is limited, else the folder at hand.
     pub files: Vec<PathBuf>,
@@ -123,7 +123,7 @@ pub struct LimitedCommand {
     pub deadline: Duration,
 }
 
-/// What a command used.
+/// The resources that a command used.
 #[derive(Debug, Clone, Serialize)]
 pub struct CommandUsage {
     /// Seconds from its start to its end.
@@ -132,13 +132,13 @@ pub struct CommandUsage {
     pub resident_before: u64,
     /// Bytes read from the disk, by the throttle's counter; absent without a throttle, which then counts none.
     pub bytes_read: Option<u64>,
-    /// The most memory it held that could not be taken back, as far as was seen.
+    /// The observed maximum of its memory that the kernel could not reclaim.
     pub peak_unreclaimable: u64,
     /// Bytes of files that had to be read again.
     pub refaults: u64,
     /// Processes killed because memory ran out.
     pub oom_kills: u64,
-    /// What it printed, where that was asked for.
+    /// Its standard output, if requested.
     #[serde(skip)]
     pub output: String,
     /// How it ended; `None` when the deadline ended it.
@@ -147,7 +147,7 @@ pub struct CommandUsage {
 }
 
 impl LimitedCommand {
-    /// Runs a program to its end. What it prints is kept if `keep`, else printed.
+    /// Runs a program to its end. Captures its output if `keep` is set; prints it otherwise.
     pub fn run(&self, program: &Path, arguments: &[String], keep: bool) -> Result<CommandUsage, LabError> {
         let groups = Groups::find(Path::new("/sys/fs/cgroup"))?;
         groups.sweep();

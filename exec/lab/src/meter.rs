@@ -57,7 +57,7 @@ pub struct Meter<'g> {
     sampler: Sampler,
 }
 
-/// What was seen of one device.
+/// The measurements of one device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceUsage {
     pub name: String,
@@ -108,7 +108,7 @@ impl<'g> Meter<'g> {
         }
     }
 
-    /// What was seen, beside the trace of the same run.
+    /// The measurements that go beside the trace of the same run.
     pub fn finish(self, trace: &Trace) -> Vec<DeviceUsage> {
         let offset = clock_offset(trace, &self.marks);
         let samples = self.sampler.finish();

@@ -3,7 +3,7 @@
 //!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights]
 //!
 //! One thread. The weights lie in memory as a model's do, in one run of random blocks that is walked from end to
-//! end, so that no near cache has them. For each format and each instruction set: bytes of weights a second, and
+//! end, so that no near cache has them. For each format and each instruction set: bytes of weights per second, and
 //! that as a ratio to adding up the same bytes, measured alternately. Time is the thread's processor time, because
 //! the machine may be shared; the best of the passes counts.
 
@@ -24,13 +24,13 @@ const COLUMNS: usize = 2048;
 /// Passes over the weights; the best one counts.
 const PASSES: usize = 5;
 
-/// The oracle is slow: it gets the first of so many parts of the weights.
+/// The oracle is slow: it gets only one part in this many of the weights.
 const ORACLE_SHARE: usize = 16;
 
 /// Every byte of plain numbers: as f32, f16 and bf16 an ordinary one, neither zero nor subnormal.
 const ORDINARY: u8 = 0x1c;
 
-/// Bytes a second of thread time, in GB/s.
+/// Bytes per second of thread time, in GB/s.
 fn speed(bytes: usize, work: impl FnOnce()) -> f64 {
     let start = thread_cpu_nanos();
     work();

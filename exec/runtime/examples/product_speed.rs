@@ -1,10 +1,10 @@
-//! Multiplications a second of one thread, for each format and number of tokens.
+//! Multiplications per second of one thread, for each format and number of tokens.
 //!
 //!     cargo run --release -p hearth-runtime --example product_speed -- \
 //!         [--rows N] [--columns N] [--format F] [--tokens T,..] [--instructions scalar|avx2|avx512]
 //!
 //! One thread multiplies a matrix of `--rows` rows of `--columns` weights by so many tokens at once. A line for each
-//! format: billions of multiplications a second of the thread's processor time, because the machine may be shared;
+//! format: billions of multiplications per second of the thread's processor time, because the machine may be shared;
 //! the best of a few passes counts. `--instructions` asks for less than the best that the processor has. A few
 //! tokens are dot products, many meet the weights panel by panel, so that one line shows both ways.
 

@@ -33,8 +33,8 @@ const CHUNK_BYTES: usize = 32 << 10;
 /// The number of values from which a phase of its own is faster than the caller alone.
 const MIN_PHASE_VALUES: usize = 16 << 10;
 
-/// Tokens of a batch that pass through a layer together. More gain next to nothing, since a part is bound by
-/// arithmetic by then, and take memory for their buffers (measured: `docs/studies/kernels/batches.md`).
+/// The maximum number of tokens of a batch that pass through a layer together. More tokens bring little speed, because
+/// such a batch is already compute-bound, and need larger buffers (measured: `docs/studies/kernels/batches.md`).
 const MAX_PART_TOKENS: usize = 96;
 
 /// Threads and the instructions they use.
@@ -47,7 +47,7 @@ pub struct Cpu {
     pub barrier: ResidencyBarrier,
 }
 
-/// One matrix of a phase of products, and where its result goes.
+/// A matrix to multiply in a phase, and the destination of its result.
 pub(crate) struct Product<'a> {
     pub(crate) matrix: Matrix<'a>,
     /// [tokens, rows]

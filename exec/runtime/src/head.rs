@@ -1,6 +1,6 @@
-//! The ends of a model: tokens to hidden rows, and hidden rows to logits.
+//! Input embedding and output head: tokens to hidden rows, and hidden rows to logits.
 //!
-//! The two ends of the model, which only the head of the ring computes: a row of the embedding for each
+//! Only the head of the ring computes both: a row of the embedding for each
 //! token, and RMSNorm and the output matrix (the embedding again where the two are tied). Gemma scales the rows;
 //! Gemma 2 caps the logits. Logits that are no numbers are an error here, whichever layer spoilt them.
 

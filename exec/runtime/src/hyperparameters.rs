@@ -33,7 +33,7 @@ pub enum Gating {
     Gelu,
 }
 
-/// The numbers of the forward pass besides dimensions and weights.
+/// The scalar parameters of the forward pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
     /// Added to the mean square in RMSNorm.

@@ -39,12 +39,12 @@ impl GroupMemory {
         limits.filter(|&limit| limit < i64::MAX as u64 & !0xffff).min()
     }
 
-    /// What is charged to it and those below it, page cache included.
+    /// Bytes charged to the group and its descendants, including page cache.
     pub fn usage(&self) -> Option<u64> {
         self.number(self.by_version("memory.usage_in_bytes", "memory.current"))
     }
 
-    /// What is charged to it that is not page cache of files.
+    /// Bytes charged to it, except page cache of files.
     pub fn unreclaimable(&self) -> Option<u64> {
         // The parts are read before the whole: what is charged in between counts as unreclaimable, never the
         // other way round.
@@ -101,7 +101,7 @@ pub struct MemoryReading {
     /// Bytes that can be held without anything being evicted, if known.
     pub page_cache: Option<u64>,
     /// Bytes of files that had been evicted while in use and were read again, in the group whose limit is the tightest;
-    /// none without a limit.
+    /// `None` without a limit.
     pub read_again: Option<u64>,
 }
 
@@ -166,7 +166,7 @@ impl MemoryWatch {
         self.tightest().map(|(_, limit)| limit)
     }
 
-    /// Bytes of the tightest group that are not page cache of files; outside of any limit, this process's own
+    /// Bytes of the group with the tightest limit, except page cache of files. Without a limit, this process's own
     /// anonymous memory.
     pub fn unreclaimable(&self) -> u64 {
         let group = self.tightest().and_then(|(group, _)| group.unreclaimable());

@@ -33,7 +33,7 @@ pub struct Speed {
     /// Seconds from opening the file to the logits of a first token.
     pub load_s: f64,
     pub prefill: Vec<Prefill>,
-    /// Tokens a second, one by one: the median of all tokens.
+    /// tokens per second, one by one: the median of all tokens.
     pub decode_tokens_per_s: f64,
     /// Bytes of the process that are in memory once it has decoded, where the system tells.
     pub resident_bytes: Option<u64>,
@@ -42,7 +42,7 @@ pub struct Speed {
     /// Bytes of weights that a token reads; another engine does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_per_token: Option<u64>,
-    /// The best rate of reading those weights, all threads at once, in bytes a second.
+    /// The best rate of reading those weights, all threads at once, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_s: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,7 +136,7 @@ fn read_a_token(weights: &Weights) -> Vec<Extent> {
     extents
 }
 
-/// The best of some passes over these bytes, all threads adding up words, in bytes a second.
+/// The best of some passes over these bytes, all threads adding up words, in bytes per second.
 fn reading(weights: &Weights, extents: &[Extent], pool: &Pool) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..READING_PASSES {

@@ -180,7 +180,8 @@ mod tests {
         assert_eq!(parts, [PARTS, 2 * PARTS, 5 * PARTS]);
     }
 
-    /// The layers that a device computes within z, the faster side first, at most what its memory holds.
+    /// Returns the number of layers that a device computes within z seconds, on the faster processor first, limited by
+    /// its memory.
     fn within(load: &Load, longest: f64) -> f64 {
         let mut sides = [(load.cpu_layer, load.capacity.cpu), (load.gpu_layer, load.capacity.gpu)];
         sides.sort_by(|left, right| left.0.total_cmp(&right.0));

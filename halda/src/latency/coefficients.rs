@@ -96,7 +96,7 @@ pub(crate) struct DeviceCosts {
     pub metal: bool,
     /// `c_cpu`, with Metal + `c_gpu`.
     pub buffer_bytes: i64,
-    /// cap.
+    /// `cap`: the number of layers that fit into its memory.
     pub capacity: i64,
     /// Prefix sums of the layers' seconds on the CPU and on the GPU with all weights in memory, where they are known.
     pub first_layers_seconds: Option<[Vec<f64>; 2]>,

@@ -49,7 +49,7 @@ pub struct LatencyModel<'i> {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Breakdown {
-    /// T: seconds a token.
+    /// T: seconds per token.
     pub seconds: f64,
     /// In the instance's order of devices.
     pub devices: Vec<DeviceTerms>,

@@ -3,7 +3,7 @@
 //! The paper's objective adds computing and reading. But a device reads while the others compute, and how much of
 //! that is hidden depends on the rounds, on its memory and on which policy decides what stays there. For a device with
 //! `stage = T_comp + T_mem` and `k` windows, `share` bytes of CPU weights, `budget` for page cache beside what cannot
-//! be reclaimed, and a disk of `f` bytes a second by page faults, `a` read ahead and `s` streamed ([`ReadRates`]; all
+//! be reclaimed, and a disk of `f` bytes per second by page faults, `a` read ahead and `s` streamed ([`ReadRates`]; all
 //! of them the paper's `s_disk` where nothing else is known):
 //!
 //! ```text

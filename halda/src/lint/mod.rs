@@ -45,7 +45,7 @@ pub struct Finding {
     pub severity: Severity,
     /// The stable identifier of the rule.
     pub code: &'static str,
-    /// What is wrong.
+    /// The finding.
     pub what: String,
     /// The document and the path of the key in it.
     #[serde(rename = "where")]

@@ -47,7 +47,7 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
     layer.by_format().filter(|(_, share)| share.bytes.as_f64() >= least).map(|(format, _)| format).collect()
 }
 
-/// Returns the numbers of a device with a wide spread, as `cpu.matvec.q4_k by 14 %`; rates of formats only where
+/// Returns the numbers of a device with a wide spread, such as `cpu.matvec.q4_k by 14 %`; rates of formats only where
 /// `wanted` is true.
 pub fn spread_widely(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);

@@ -165,7 +165,7 @@ pub struct Device {
     /// `c_gpu`: bytes of compute buffers in GPU memory.
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
-    /// What the paper's symbols leave out.
+    /// Device properties that the paper's symbols do not cover.
     #[serde(default, alias = "practice")]
     pub runtime: RuntimeModel,
 }

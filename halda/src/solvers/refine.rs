@@ -55,7 +55,7 @@ pub enum StopReason {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct RefineResult {
-    /// The start if nothing is better.
+    /// The start if no better plan was found.
     pub assignment: Assignment,
     /// The score of the start, if it has one.
     pub from: Option<f64>,
@@ -290,7 +290,7 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
     Some(next)
 }
 
-/// Gives a window the GPU layers that the latency model likes best; none if it allows no split.
+/// Gives a window the number of GPU layers that the latency model rates best; none if no split is allowed.
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     let (layers, ring_layers) = (model.model_layers(), next.ring_layers().max(1) as u32);
     let round_counts = RoundCounts { rounds: (layers / ring_layers).max(1), rest: layers % ring_layers };
@@ -301,7 +301,7 @@ fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
 /// What a search has found, as a strategy's proposal, to be checked, evaluated and explained like any other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refine {
-    /// What was found.
+    /// The plan that was found.
     pub assignment: Assignment,
     /// The strategy whose plan the search started from.
     pub start: String,

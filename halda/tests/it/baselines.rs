@@ -11,7 +11,7 @@ use crate::fixtures::{plain_device, plain_model};
 
 const LAYER: u64 = 100;
 
-/// A device whose CPU computes so many layers a second and whose RAM holds so many.
+/// A device whose CPU computes `speed` layers per second and whose RAM holds `layers` layers.
 fn device(name: &str, speed: f64, layers: u64) -> Device {
     Device {
         cpu_memory_rate: speed * LAYER as f64,

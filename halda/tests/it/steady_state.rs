@@ -22,7 +22,7 @@ const LAYER: u64 = 50 * MIB;
 const KERNEL: u64 = 20 * MIB;
 /// Seconds a token without reading.
 const QUIET: f64 = 1.345;
-/// Bytes a second.
+/// Bytes per second.
 const DISK: f64 = 400e6;
 /// Seconds that the second device computes for a token of eight layers.
 const STAGE: f64 = 0.08;

@@ -269,7 +269,7 @@ pub struct Disk {
     /// Populating a mapping ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub populate: Option<Sourced<BytesPerSecond>>,
-    /// Most bytes a second that one thread brings into the page cache and evicts again on any disk: the kernel's work for
+    /// Most bytes per second that one thread brings into the page cache and evicts again on any disk: the kernel's work for
     /// pages, which bounds a device that streams its weights. Absent: as on the machine where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turnover: Option<Sourced<BytesPerSecond>>,

@@ -41,7 +41,7 @@ pub enum DocumentError {
     Schema {
         /// For example `plan/1`.
         expected: &'static str,
-        /// What the first line has instead.
+        /// The first line that was found instead.
         found: String,
         /// Whether it is a document of another kind.
         other: bool,
@@ -54,9 +54,9 @@ pub enum DocumentError {
     /// Valid YAML with impossible values.
     #[error("{what}")]
     Invalid {
-        /// What is wrong, where, and what to do.
+        /// What is wrong, where, and how to fix it.
         what: String,
-        /// The key in question, as `cpu.matvec.q4_k`; empty if there is no single one. Parsing a document replaces this
+        /// The key, such as `cpu.matvec.q4_k`; empty if there is no single one. Parsing a document replaces this
         /// error by [`DocumentError::Content`] with the key's line and column.
         key: String,
     },

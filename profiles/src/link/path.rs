@@ -68,7 +68,8 @@ impl<'a> Endpoint<'a> {
 }
 
 impl<'a> WirelessPath<'a> {
-    /// The channel whose delay a message has: the receiver's, whose power saving it waits for, if the receiver is a station.
+    /// The channel that determines a message's delay: the receiver's channel (the message waits for its power saving)
+    /// if the receiver is on Wi-Fi, otherwise the sender's.
     pub fn delaying(&self) -> Option<&'a WifiChannel> {
         self.receiver.channel().or(self.sender.channel())
     }
@@ -108,7 +109,7 @@ impl<'a> WirelessPath<'a> {
         Bytes((least as u64).max(MSS.0))
     }
 
-    /// Bytes a second over both hops, one after the other.
+    /// Bytes per second over both hops, one after the other.
     pub fn rate(&self) -> BytesPerSecond {
         BytesPerSecond(1.0 / (1.0 / self.sender.rate().0 + 1.0 / self.receiver.rate().0))
     }

@@ -139,7 +139,7 @@ fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &E
     })
 }
 
-/// Multiplies matrices with one vector, one after another through the buffer: operations a second.
+/// Measures matrix-vector products over the whole buffer, in operations per second.
 pub fn streamed(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, STREAMED.min(buffer.bytes().len()));
     let mut at = 0;

@@ -20,7 +20,7 @@ use crate::values::Sourced;
 /// The shortest model file that is measured.
 const SHORT: Bytes = Bytes::mib(8);
 
-/// What is read.
+/// The data that is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskTarget {
     /// This file, which is not changed. Its pages in the page cache are dropped.

@@ -25,10 +25,10 @@ const READ: usize = 1 << 20;
 /// Bytes that a compute thread takes at a time: the executor's chunk of weight rows.
 const CHUNK: u64 = 32 << 10;
 
-/// Bytes of one call of `MADV_POPULATE_READ`: the executor's.
+/// Bytes of one call of `MADV_POPULATE_READ`; the same as the executor's.
 const POPULATE: usize = 2 << 20;
 
-/// Bytes of a streamed piece, and of those requested before the first is awaited: the executor's.
+/// Bytes of a streamed piece, and of the pieces requested before the first is awaited; the same as the executor's.
 const PIECE: usize = 1 << 20;
 const UNDER_WAY: usize = 4 << 20;
 
@@ -70,7 +70,7 @@ impl ColdFile {
         self.position..(self.position + self.window).min(self.length)
     }
 
-    /// The bytes a second of `read`, which gets a file, a cold range of it and the time to stop at, and returns how many bytes
+    /// The bytes per second of `read`, which gets a file, a cold range of it and the time to stop at, and returns how many bytes
     /// from the start of the range it read.
     pub(super) fn rate(
         &mut self,

@@ -178,7 +178,7 @@ pub fn rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
     Samples::new(rates)
 }
 
-/// Samples the seconds of one `call`.
+/// Measures the duration of `call`, in seconds.
 pub fn duration(effort: &Effort, mut call: impl FnMut()) -> Samples {
     let rates = rate(effort, || {
         call();

@@ -49,7 +49,7 @@ pub struct ModelDocument {
     pub source: String,
     /// Architecture.
     pub architecture: Architecture,
-    /// Transformer layers, as `32 layers`.
+    /// Transformer layers, such as `32 layers`.
     pub layers: Layers,
     /// Width of the residual stream.
     pub embedding: u32,

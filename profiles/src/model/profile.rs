@@ -18,7 +18,7 @@ use crate::units::{Bytes, Flops};
 pub struct ModelProfile {
     pub name: String,
     pub shape: ModelShape,
-    /// The quantisation: a format or a mixing rule, as `q4_k_m`.
+    /// The quantisation: a format or a mixing rule, such as `q4_k_m`.
     pub quant: String,
     /// Each layer's tensors, in order; as many as `shape.layers`.
     pub layers: Vec<TensorGroup>,

@@ -17,7 +17,7 @@
 //! of pure models here.
 //!
 //! Deviation: llama.cpp stores the other `attn_v` of the 80-layer model with 8 queries a key (Llama 2 and 3 70B) as
-//! `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes a block), which is
+//! `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes per block), which is
 //! no format of ours; `Q2_K` (84 bytes) is the nearest.
 
 use std::fmt;

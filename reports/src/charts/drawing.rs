@@ -42,7 +42,7 @@ const DOT_RADIUS: u32 = 7 * PIXEL / 2;
 
 macro_rules! classes {
     ($($class:ident $name:literal),+) => {
-        /// What a shape stands for; the style sheet gives it a colour.
+        /// The meaning of a shape; the style sheet maps it to a colour.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Class { $($class),+ }
 
@@ -312,7 +312,7 @@ fn number(value: f64) -> String {
 /// A drawing as a plotters backend.
 pub struct Canvas<'d>(pub &'d mut Drawing);
 
-/// What a drawing operation returns; writing to memory cannot fail.
+/// The result of a drawing operation; writing to memory cannot fail.
 type Done = Result<(), DrawingErrorKind<Infallible>>;
 
 impl Canvas<'_> {

@@ -43,7 +43,7 @@ pub struct LineChart {
 }
 
 impl LineChart {
-    /// As an SVG file; none if there is no number to draw.
+    /// Returns the chart as an SVG file, `None` if there is no number to draw.
     pub fn standalone(&self) -> Option<String> {
         self.drawing("lines").map(|drawing| drawing.standalone())
     }

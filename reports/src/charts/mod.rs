@@ -82,7 +82,7 @@ struct Axis<'a> {
     /// The maximum number of labels.
     labels: usize,
     label: &'a dyn Fn(&f64) -> String,
-    /// What is along it; empty without a title.
+    /// The title of the axis; empty for none.
     title: &'a str,
     grid: bool,
 }

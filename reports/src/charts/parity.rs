@@ -30,7 +30,7 @@ pub struct Dot {
     /// What kind of value it is, for the legend.
     pub group: String,
     pub class: Class,
-    /// What it is, for when it is pointed at.
+    /// The text shown on hover.
     pub name: String,
     pub reference: f64,
     pub predicted: f64,
@@ -80,7 +80,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     dots
 }
 
-/// The plot of these values; none without a value.
+/// Returns the plot of these values, `None` without a value.
 pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> {
     let visible = |value: f64| value.is_finite() && value >= MIN_VALUE;
     let dots = dots.iter().filter(|dot| visible(dot.reference) && visible(dot.predicted));

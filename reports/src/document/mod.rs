@@ -113,7 +113,7 @@ impl Table {
 /// A drawing with its explanation.
 #[derive(Debug, Clone)]
 pub struct Figure {
-    /// File name without the ending.
+    /// File name without the extension.
     pub name: String,
     pub drawing: Drawing,
     /// What it shows and how to read it.

@@ -59,7 +59,7 @@ pub struct Published {
     /// Rows on which parameters of the shipped devices were fitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fitted: Vec<String>,
-    /// Whether the weights are in memory when a run begins, as far as they fit.
+    /// Whether as many weights as fit are in memory when a run begins.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warm: bool,
     /// How far a simulated number may be off, as a share of the published one.
@@ -124,7 +124,7 @@ pub struct Cell {
     /// Tokens of the prompt a second, instead of `ttft`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<PerSecond>,
-    /// Tokens a second after it, instead of `tpot`.
+    /// tokens per second after it, instead of `tpot`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<PerSecond>,
     /// Numbers that do not fit the row, with the reason; they are left out of all means.

@@ -27,7 +27,7 @@ pub struct Simulated {
     pub footprint: Vec<Footprint>,
     /// The plan in one line.
     pub plan: String,
-    /// What has not been validated against a machine.
+    /// Parts of the system that have not been validated against real hardware.
     pub unvalidated: Vec<String>,
     /// The uncertainty of the time per token, if requested.
     pub spread: Option<Spread>,

@@ -26,7 +26,7 @@ pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     lines(points, "Time per token over k", x_title, label)
 }
 
-/// The time per token over the size of the model; none unless a line has two positions.
+/// Charts the time per token over the size of the model; `None` unless a line has two points.
 pub fn sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
         let bytes = shipped(&trace.header.model).ok()?.total_bytes().0;

@@ -95,12 +95,12 @@ pub fn percent(share: f64) -> String {
     format!("{} %", Fixed::new(share * 100.0, 1).text())
 }
 
-/// A value with so many digits after the point; zero without any.
+/// Formats a value with `digits` digits after the decimal point, without a point if 0.
 pub fn decimal(value: f64, digits: u32) -> String {
     if value == 0.0 { "0".into() } else { Fixed::new(value, digits).text() }
 }
 
-/// An amount of bytes in the unit that suits it.
+/// Formats a number of bytes in a suitable unit.
 pub fn bytes(value: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = if value.is_finite() { value } else { 0.0 };

@@ -17,7 +17,7 @@ pub enum Lane {
     Disk,
 }
 
-/// What a resource does in an interval.
+/// The activity of a resource in an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Activity {
     /// Reading ahead while the device computes nothing.

@@ -1,4 +1,4 @@
-//! What a trace says over time: the activities of each device, its messages, its tokens and its events.
+//! Timelines of a trace: the activities of each device, its messages, its tokens and its events.
 //!
 //! Not here: how long the parts of a token took ([`hearth_core::metrics`]).
 

@@ -79,7 +79,7 @@ pub struct Failed {
 /// The results of a suite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
-    /// The suite, as `scenarios/lab`.
+    /// The suite, such as `scenarios/lab`.
     pub title: String,
     /// The machine, a line for each of its properties.
     pub machine: Vec<(String, String)>,

@@ -125,7 +125,7 @@ fn criteria(scores: &Scores) -> Vec<Block> {
     table("The criteria and the values of this suite.", &["Criterion", "Value", "Result"], rows, true)
 }
 
-/// The criteria for each repetition of the scenarios by itself.
+/// The criteria for each repetition of the scenarios separately.
 fn repetitions(validation: &Validation) -> Vec<Block> {
     let repetitions = scores::by_repetition(&validation.cases);
     if repetitions.len() < 2 {

@@ -59,8 +59,8 @@ pub struct Score {
 }
 
 impl Score {
-    /// The score of runs, each with its prediction and its measurement; none without runs, or if a number is missing or a
-    /// measurement is not positive.
+    /// Scores runs, each with its prediction and its measurement. Returns `None` without runs, or if a number is
+    /// missing or a measurement is not positive.
     pub fn of(runs: &[(Option<f64>, Option<f64>)]) -> Option<Score> {
         let (predictions, measurements): (Vec<_>, Vec<_>) = runs.iter().copied().unzip();
         let predicted = median(&sorted(&predictions)?)?;
@@ -122,21 +122,21 @@ pub struct Errors {
     pub high_variance: usize,
 }
 
-/// The pairs of scenarios in the right order.
+/// How well predictions order pairs of scenarios by time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Order {
-    /// By how much the measured times differ at least.
+    /// The minimum relative difference of the measured times of a pair.
     pub margin: f64,
-    /// Pairs that do.
+    /// The number of pairs that differ by at least the margin.
     pub pairs: usize,
-    /// Of these, pairs that the prediction orders as the measurement.
+    /// Of these, pairs that the prediction puts into the measured order.
     pub right: usize,
     /// The others, as `faster, slower` by measurement.
     pub wrong: Vec<[String; 2]>,
 }
 
 impl Order {
-    /// The share that is right; none without pairs.
+    /// The share of pairs in the right order, `None` without pairs.
     pub fn share(&self) -> Option<f64> {
         (self.pairs > 0).then(|| self.right as f64 / self.pairs as f64)
     }
@@ -147,7 +147,7 @@ impl Order {
 pub struct Criterion {
     /// In words.
     pub text: String,
-    /// The found value; none if no scenario has it.
+    /// The value that was found, `None` if no scenario has it.
     pub value: Option<f64>,
     pub met: bool,
 }
@@ -178,7 +178,7 @@ impl Scores {
     }
 }
 
-/// The scores of each repetition by itself: of the first runs of all scenarios, of the second ones, and so on.
+/// The scores of each repetition separately: of the first runs of all scenarios, of the second ones, and so on.
 pub fn by_repetition(cases: &[Case]) -> Vec<Scores> {
     let count = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
     let only = |case: &Case, pass: usize| {

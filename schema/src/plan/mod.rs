@@ -62,10 +62,10 @@ pub struct Plan {
     pub draft: Option<PlannedDraft>,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
-    /// Devices without a part, and why.
+    /// Devices that the plan leaves out, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<DroppedDevice>,
-    /// What the planner's latency model expects.
+    /// The prediction of the planner's latency model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
     /// Why this plan, in sentences.
@@ -219,13 +219,13 @@ pub struct PredictedTerms {
     pub compute: Seconds,
     /// Key-value copies, transfers to and from the GPU, reading weights from memory.
     pub memory: Seconds,
-    /// Reading weights again from disk.
+    /// Reading evicted weights again from disk.
     pub disk: Seconds,
     /// Passing activations on.
     pub communication: Seconds,
 }
 
-/// What the planner's latency model expects of the plan.
+/// The planner's prediction for the plan, from its latency model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Predicted {

@@ -102,7 +102,7 @@ pub struct DeviceSim<'a> {
     drafter: Option<Drafter<'a>>,
 }
 
-/// What a device is built from.
+/// The inputs from which a device is built.
 #[derive(Debug)]
 pub struct DeviceConfig<'a> {
     /// Its index among all devices of the run, which stays the same when the ring changes.

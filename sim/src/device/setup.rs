@@ -39,7 +39,7 @@ pub fn budget(input: &Input, place: usize, device: &Device) -> Option<DeviceMemo
     Some(budget)
 }
 
-/// What a device's process holds beyond its profile, drawn from a stream of its own.
+/// The deviation of a device's process memory from its profile, drawn from a random stream of its own.
 fn process_memory(input: &Input, place: usize) -> Bytes {
     let part = random::draw(input.cluster.seed, Purpose::Process, 0, place as u64);
     Bytes((input.options.process_spread.as_f64() * part) as u64)

@@ -124,7 +124,8 @@ impl Storage {
         self
     }
 
-    /// Sets the rate at which the device's kernel allocates and discards pages, if it is known.
+    /// Sets the rate at which the kernel of the device brings pages into the page cache and evicts them, if it is
+    /// known.
     #[must_use]
     pub fn with_turnover(mut self, rate: Option<BytesPerSecond>) -> Self {
         if let Some(rate) = rate {

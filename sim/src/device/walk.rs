@@ -46,7 +46,7 @@ pub enum Next {
     Done,
 }
 
-/// What a walk waits for.
+/// The condition that a walk waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     No,

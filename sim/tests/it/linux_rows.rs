@@ -14,7 +14,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::linux_device::{HELD, PEER_HELD, Run};
 use crate::linux_reader::{BASE, Prefetch, Setup, windowed};
 
-/// Measured ranges: seconds a token, and multiples of the share read or MB a token.
+/// Measured ranges: seconds per token, and multiples of the share read or MB a token.
 type Measured = (RangeInclusive<f64>, RangeInclusive<f64>);
 
 struct Row {

@@ -24,7 +24,7 @@ use crate::small_rings::{
 
 const MANAGED: ResidencyOptions = ResidencyOptions::of(Residency::Managed);
 
-/// Bytes a second of [`crate::small_rings`]'s disks and memories, and cores of its processors.
+/// Bytes per second of [`crate::small_rings`]'s disks and memories, and cores of its processors.
 const DISK: f64 = 1e9;
 const CORES: u32 = 4;
 const MEMORY: f64 = 10e9;

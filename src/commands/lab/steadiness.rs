@@ -16,8 +16,8 @@ use crate::diagnostics::Failure;
 /// The largest relative difference of speeds at which a profile is valid.
 /// source: assumed, the accepted error of a predicted time per token
 const MAX_SPEED_CHANGE: f64 = 0.1;
-/// The largest relative change of the predicted time per token by another speed or by stolen time.
-/// source: assumed, the same
+/// The largest relative change of the predicted time per token that a changed speed or stolen CPU time may cause.
+/// source: assumed, the same as [`MAX_SPEED_CHANGE`]
 const MAX_TIME_CHANGE: f64 = 0.1;
 
 /// Returns whether a profile measured at the speed `then` is valid at the speed `now`.

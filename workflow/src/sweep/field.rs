@@ -41,7 +41,7 @@ pub struct Documents {
 pub struct Field {
     /// As it is named in the table.
     pub path: String,
-    /// What it becomes.
+    /// The new value.
     pub values: Values,
     target: Target,
     keys: Vec<String>,

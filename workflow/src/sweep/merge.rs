@@ -69,7 +69,7 @@ fn begin(part: &Part) -> Result<(Head, &str), Error> {
     head.zip(columns).ok_or_else(|| {
         Error::invalid("this is not the table of a sweep")
             .at(part.path.display())
-            .hint("merge files that `hearth sweep -o` wrote, with their first line")
+            .hint("merge files that `hearth sweep -o` wrote, with their header line")
     })
 }
 

@@ -37,7 +37,7 @@ const MAX_FIELDS: usize = 2;
 /// What varies, and how each point is planned.
 #[derive(Debug, Clone, Default)]
 pub struct SweepOptions {
-    /// Each a field and its values, as `PATH=VALUES`.
+    /// Fields and their values, each as `PATH=VALUES`.
     pub vary: Vec<String>,
     pub overrides: Overrides,
     /// The plan of every point; without one each point is planned.

@@ -34,7 +34,7 @@ const CABLE: BytesPerSecond = BytesPerSecond(125e6);
 /// The latency between two programs over it. source: assumed: a switch and two network stacks
 const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
 
-/// What is changed.
+/// The change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -65,7 +65,7 @@ pub struct Variant {
     pub model: Result<ModelProfile, String>,
 }
 
-/// Every variant of a scenario, its devices and its model.
+/// Returns all variants of a scenario, its devices and its model.
 pub(super) fn of(scenario: &Scenario, devices: &[Device], model: &ModelProfile) -> Vec<Variant> {
     let base = Base { scenario, devices, model };
     let places = || 0..devices.len();

@@ -14,7 +14,7 @@ pub struct Capabilities {
     pub subgroups: Option<(u32, u32)>,
     /// Arithmetic in half precision.
     pub half: bool,
-    /// Kernels could be timed on the device. It is told of an adapter and not used: what is timed here is whole
+    /// Whether the device supports timestamp queries. They are reported but not used: what is timed here is whole
     /// submissions, as a run waits for them.
     pub timestamps: bool,
     /// The largest binding of a buffer.

@@ -150,7 +150,7 @@ impl Builder {
         Builder { graph: Graph::default(), batch, kernels }
     }
 
-    /// Of so many places with so many channels each.
+    /// Bytes of `places` positions with `channels` channels each.
     fn bytes(&self, places: u64, channels: u64) -> u64 {
         self.batch * places * channels.next_multiple_of(u64::from(SLICE)) * HALF
     }
@@ -198,7 +198,7 @@ impl Builder {
         [0, 1, 2].map(|at| self.node(names[at], &[made[at]], [q, k, v][at].1))
     }
 
-    /// Attention of so many places to so many others.
+    /// Attention of `from` positions to `to` positions.
     fn attend(&mut self, [q, k, v]: [usize; 3], [from, to]: [u64; 2], heads: u64, bytes: u64) -> usize {
         // An image attends to itself over many places; where there are few, scores are small.
         if self.kernels.attention && to > PROMPT {

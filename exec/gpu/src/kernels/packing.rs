@@ -13,9 +13,9 @@
 //! Row8        16 weights a texel         Row4        1 texel for 32, as Q4_0
 //! ```
 //!
-//! The last two have one scale a row and are in no file: weights are converted to them (`crate::conversion`).
+//! The last two have one scale per row and are in no file: weights are converted to them (`crate::conversion`).
 //!
-//! The rearrangement is a kernel of its own, run once over the raw bytes of the file.
+//! The rearrangement is a separate kernel, run once over the raw bytes of the file.
 
 use hearth_kernels::KernelFormat;
 
@@ -68,7 +68,7 @@ impl Packed {
         }
     }
 
-    /// Whether it has one scale a row.
+    /// Whether it has one scale per row.
     pub fn is_by_row(self) -> bool {
         matches!(self, Packed::Row8 | Packed::Row4)
     }

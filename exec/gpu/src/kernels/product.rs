@@ -10,7 +10,7 @@
 //!
 //! Weights are dequantised here and nowhere else. All products of a block times its integer factors are added up as
 //! integers, so that both stages, and the CPU, have the same ones; only the floats that they become are added in another
-//! order. With one scale a row a whole product is one integer (`rows`). What is done with a result at once is part of
+//! order. With one scale per row a whole product is one integer (`rows`). What is done with a result at once is part of
 //! the kernel: a bias, and the gate's function and product.
 
 mod blocks;

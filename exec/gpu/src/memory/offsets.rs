@@ -5,10 +5,10 @@
 
 use super::{Record, largest_first};
 
-/// Places in one block of memory.
+/// The offsets of all tensors in one block of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arena {
-    /// Of each record, in bytes.
+    /// The offset of each record, in bytes.
     pub offsets: Vec<u64>,
     pub total: u64,
 }

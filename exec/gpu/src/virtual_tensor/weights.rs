@@ -47,7 +47,7 @@ pub struct WeightTexel {
 }
 
 impl WeightShape {
-    /// Weights OHWDI in groups of so many slices of outputs.
+    /// Weights in OHWDI order, in groups of `group_slices` slices of outputs.
     pub fn new(
         outputs: u32,
         [height, width, depth]: [u32; 3],
@@ -101,7 +101,7 @@ impl WeightShape {
         [self.taps * self.input_slices(), self.groups() * self.group_slices]
     }
 
-    /// The place of a weight among four objects.
+    /// The object, texel and lane of a weight if the matrix is stored in four objects.
     pub fn among_four(&self, o: u32, tap: u32, i: u32) -> WeightTexel {
         let u = tap * self.input_slices() + i / SLICE;
         WeightTexel { object: o % SLICE, u, v: o / SLICE, lane: i % SLICE }

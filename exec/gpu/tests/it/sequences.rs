@@ -166,7 +166,7 @@ fn rows_rounded_after_every_layer_equal_the_oracle() {
         assert_eq!(pair.gpu.cache_bytes(), bytes, "memory is taken at the beginning");
         assert_eq!((gpu.kernels(), gpu.memory_taken()), (kernels, taken), "so are kernels made");
     }
-    // What is kept for the case of a loss is kept once a window, whether rows are rounded between layers or not.
+    // What is kept for the case of a loss is kept once per window, whether rows are rounded between layers or not.
     let plain = Pair::new(&gpu, CACHE, None).gpu.cache_bytes();
     let kept = AcceleratedPlace::kept_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
     assert_eq!(bytes, plain);

@@ -11,7 +11,7 @@ use super::{
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
 
-/// Dots of blocks whose weights are bytes with a sign. Four blocks' integers are added up together.
+/// Dot products of blocks whose weights are signed bytes. The integers of four blocks are added up together.
 macro_rules! signed_dots {
     ($($name:ident: $block:ty, $weights:ident;)+) => {$(
         #[inline]
@@ -189,7 +189,7 @@ fn add_four(scales: __m128, sums: __m128, dot: __m128) -> __m128 {
     _mm_fmadd_ss(_mm_movehdup_ps(scales), _mm_movehdup_ps(sums), dot)
 }
 
-/// What a block multiplies by its scale, and what by its minimum.
+/// The factors of a block's scale and of its minimum.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn integers(weights: __m256i, activations: __m256i) -> [__m256i; 2] {

@@ -1,7 +1,7 @@
 //! Dot products of K-quants, in blocks of 256, with rounded activations, in AVX2.
 //!
 //! `Q4_K` and `Q6_K` are written out, because most files consist of them; the others, and those of
-//! [`super::i_quants`], say what they load once a block, how they unpack a group of 32 and what they subtract.
+//! [`super::i_quants`], say what they load once per block, how they unpack a group of 32 and what they subtract.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -190,18 +190,18 @@ struct Loaded16 {
     scales: [__m256i; 2],
     /// What each sum of 16 activations is multiplied by; i16.
     subtracted: __m256i,
-    /// High bits, one a group.
+    /// High bits, one per group.
     high: __m256i,
 }
 
-/// Of a block with sub-blocks of 32.
+/// An unpacked block with sub-blocks of 32 weights.
 struct Loaded32 {
     scale: f32,
     minimum: f32,
     scale_pairs: [u32; 8],
     /// What each sum of 16 activations is multiplied by; i16.
     subtracted: __m256i,
-    /// High bits, one a group.
+    /// High bits, one per group.
     high: __m256i,
 }
 

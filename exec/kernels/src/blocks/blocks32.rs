@@ -45,7 +45,7 @@ pub(crate) struct BlockQ5_1 {
     pub(crate) quants: [u8; 16],
 }
 
-/// weight = `scale * q`, q of eight bits with a sign.
+/// weight = `scale * q`, q of eight bits, signed.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ8_0 {

@@ -24,7 +24,7 @@ const MEMBERS: &[u8; 1642] = b"\
     0045211485a00a4051084521a906004aaa0208a500100d44148228084521140500088282acf220000000aa0a280aba20eaa20200\
     82480928e91400114b4551004501a802501442510888240888280a40080045011405a0024051084501";
 
-/// The eight weights of each row, plus one and times eight, one a byte: 0, 8 or 16.
+/// The eight weights of each row, plus one and times eight, one per byte: 0, 8 or 16.
 ///
 /// Eight times, because what is added to every weight is an eighth.
 pub(crate) static GRID: [u64; 2048] = grid();

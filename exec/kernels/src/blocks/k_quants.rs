@@ -73,7 +73,7 @@ fn word(packed: &[u8; 12], at: usize) -> u32 {
     u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]])
 }
 
-/// The eight 6-bit scales and the eight 6-bit minima of `Q4_K` and `Q5_K`, one a byte, first in the lowest.
+/// The eight 6-bit scales and the eight 6-bit minima of `Q4_K` and `Q5_K`, one per byte, first in the lowest.
 #[inline(always)]
 fn scales_and_minima(packed: &[u8; 12]) -> (u64, u64) {
     let (a, b, c) = (word(packed, 0), word(packed, 4), word(packed, 8));
@@ -132,7 +132,7 @@ impl BlockQ3K {
 }
 
 impl BlockQ4K {
-    /// The eight 6-bit scales and the eight 6-bit minima, one a byte, first in the lowest byte.
+    /// The eight 6-bit scales and the eight 6-bit minima, one per byte, first in the lowest byte.
     #[inline(always)]
     pub(crate) fn scales_and_minima(&self) -> (u64, u64) {
         scales_and_minima(&self.packed)

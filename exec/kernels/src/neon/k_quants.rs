@@ -38,7 +38,7 @@ pub(super) trait Unpack: Scaled {
         unsafe { [vdupq_n_s16(0); 2] }
     }
 
-    /// What the integers are scaled by: scale and minimum.
+    /// The factors of the integers: scale and minimum.
     ///
     /// # Safety
     /// The processor has NEON.
@@ -152,7 +152,7 @@ dots256! {
     dot_q6_k: BlockQ6K;
 }
 
-/// Sixteen bytes with a sign as integers.
+/// Sixteen signed bytes as integers.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn sixteen(bytes: int8x16_t) -> [i32; 16] {

@@ -141,7 +141,7 @@ fn interleave(
     }
 }
 
-/// Lays out what was unpacked, two numbers a line.
+/// Interleaves the unpacked scales, two values per line.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {

@@ -15,7 +15,7 @@ use crate::blocks::{
 
 /// Weight j of group g = j / 16 is `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
 pub(super) trait Block256: bytemuck::Pod {
-    /// What a weight of zero is stored as.
+    /// The stored quant of a zero weight.
     const OFFSET: i32 = 0;
     /// Whether there are minima.
     const MINIMA: bool = false;
@@ -32,7 +32,7 @@ pub(super) trait Block256: bytemuck::Pod {
 
 /// Weight j is `scale * (quants[j] - OFFSET) + minimum`.
 pub(super) trait Block32: bytemuck::Pod {
-    /// What a weight of zero is stored as.
+    /// The stored quant of a zero weight.
     const OFFSET: i32 = 0;
     /// Whether there are minima.
     const MINIMA: bool = false;

@@ -4,7 +4,7 @@
 //! four rows and four columns meets four activations of each of eight tokens, and every lane adds up its row. `sdot`
 //! does that in one instruction; where it is missing, products of sixteen columns are added in 16 bits if they are
 //! small enough, and then widened. `smmla` multiplies two rows of eight columns by eight activations of two tokens;
-//! for it, two lines are laid out as rows of eight, and sums of tokens are sorted out once a block.
+//! for it, two lines are laid out as rows of eight, and sums of tokens are sorted out once per block.
 //!
 //! Bounds: a group's sum is at most 32 * 128 * 127 = 5.2e5 and a block's at most 256 * 128 * 127 * 128 = 5.3e8.
 

@@ -80,7 +80,7 @@ impl<T: Transport> WorkerConnections<T> {
         self.connections.values().map(|worker| worker.local_ip).collect()
     }
 
-    /// What a device has told about itself, if it was ever reached.
+    /// The description that a device sent of itself, if it was ever reached.
     pub(super) fn facts(&self, name: &str) -> WorkerFacts {
         self.facts.get(name).cloned().unwrap_or_default()
     }

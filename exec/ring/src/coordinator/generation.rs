@@ -47,7 +47,7 @@ impl Generated {
 #[error("{error}")]
 pub struct FailedRequest {
     pub error: RingError,
-    /// What was generated, if the request had begun.
+    /// The tokens generated so far, if the request had begun.
     pub partial: Option<Box<Generated>>,
 }
 

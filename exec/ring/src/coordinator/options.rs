@@ -52,7 +52,7 @@ impl Default for RingOptions {
     }
 }
 
-/// What a head does when a device is lost.
+/// The head's reaction to the loss of a device.
 #[derive(Clone, Default)]
 pub enum RecoveryPolicy {
     /// It ends the request.

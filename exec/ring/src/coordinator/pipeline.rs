@@ -36,7 +36,7 @@ pub(super) struct SequenceTokens {
     pub(super) prompt_len: usize,
 }
 
-/// What is under way in the ring.
+/// The passes that are in flight in the ring.
 pub(super) struct PassPipeline {
     pub(super) generation: Generation,
     pub(super) sequences: Vec<SequenceTokens>,
@@ -50,7 +50,7 @@ pub(super) struct PassPipeline {
     last_output: Option<Instant>,
 }
 
-/// What the head has just done.
+/// The outcome of one step of the head.
 pub(super) enum Progress {
     /// Something that gave no token.
     Work,
@@ -72,9 +72,9 @@ impl PassPipeline {
         self.in_flight.is_empty()
     }
 
-    /// When the pass that comes out next is late. Passes do not overtake each other, so in one round it had the ring to
-    /// itself since it entered, or since the one before it was out; in every further round it may wait behind all that
-    /// entered after it.
+    /// Returns when the next pass to finish counts as late. Passes do not overtake each other. With one round per
+    /// token, a pass has the ring to itself once the pass before it has finished; with more rounds it may also wait for
+    /// all passes that entered after it.
     pub(super) fn next_deadline(&self, limit: Duration, rounds: u32) -> Instant {
         let entered = self.in_flight.values().next().copied();
         let ahead = if rounds > 1 { self.in_flight.len().max(1) } else { 1 };

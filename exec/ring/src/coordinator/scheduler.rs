@@ -233,7 +233,7 @@ impl<T: Transport> Scheduler<'_, T> {
         }
     }
 
-    /// Gives slots to queued requests, as far as there are any.
+    /// Assigns free slots to queued requests.
     fn admit_queued(&mut self) -> Result<(), RingError> {
         let table = &mut self.table;
         while let Some(request) = table.queue.front() {

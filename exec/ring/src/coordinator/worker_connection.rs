@@ -86,7 +86,7 @@ pub(super) fn address(device: &PlannedDevice) -> Result<&str, RingError> {
     device.address.as_deref().ok_or_else(|| RingError::NoAddress { name: device.name.clone() })
 }
 
-/// What the tasks of a connection share: where events go, and the worker's clock.
+/// State shared by the tasks of a connection: the channel for events, and the worker's clock.
 #[derive(Clone)]
 struct Monitor {
     name: String,

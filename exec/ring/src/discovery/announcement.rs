@@ -51,7 +51,7 @@ impl Default for MdnsScope {
     }
 }
 
-/// Why nothing can be announced or heard.
+/// Why announcing or discovering workers failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnnouncementError {
     /// The name is none.
@@ -59,13 +59,13 @@ pub enum AnnouncementError {
         "`{name}` cannot be announced as a name: it is empty, longer than {MAX_NAME} bytes or has control characters"
     )]
     Name {
-        /// What was given.
+        /// The given value.
         name: String,
     },
     /// The system does not let it.
     #[error("multicast DNS does not work here: {reason}")]
     Multicast {
-        /// What was said.
+        /// The reason.
         reason: String,
     },
 }

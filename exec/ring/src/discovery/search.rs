@@ -86,7 +86,7 @@ impl DiscoveryError {
     }
 }
 
-/// One announcement, as far as it can be used.
+/// One announcement, restricted to its valid entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveredService {
     /// What tells it from others of the same name.
@@ -117,7 +117,7 @@ impl DiscoveredService {
 /// How a connection attempt ended, if it has.
 type CallResult = Option<Result<(), String>>;
 
-/// What was seen of one worker.
+/// The answers of one worker.
 #[derive(Debug, Default)]
 struct Candidates {
     /// By address: which instance, and how the call ended if it has.
@@ -126,7 +126,7 @@ struct Candidates {
     rejected: BTreeSet<String>,
 }
 
-/// What a search has seen so far; its size is bounded.
+/// All answers of a search so far; their number is bounded.
 #[derive(Debug)]
 pub struct SearchState {
     wanted: BTreeMap<String, Candidates>,
@@ -194,12 +194,12 @@ impl SearchState {
         }
     }
 
-    /// Whether somebody has answered for every name.
+    /// Whether a worker has answered for every name.
     pub fn is_complete(&self) -> bool {
         self.wanted.values().all(|wanted| wanted.answered().next().is_some())
     }
 
-    /// Where each is, or who is missing and why.
+    /// Returns the address of each worker, or an error that names the missing workers and the reasons.
     pub fn result(&self, limit: Duration) -> Result<BTreeMap<String, String>, DiscoveryError> {
         let mut found = BTreeMap::new();
         let mut missing = Vec::new();
@@ -245,7 +245,7 @@ impl Candidates {
         calls.map(|(address, (instance, _))| (*address, instance.as_str()))
     }
 
-    /// What was seen of a worker that did not answer.
+    /// The announcements of a worker that did not answer.
     fn summary(&self) -> String {
         let mut text = String::new();
         for (address, (_, ended)) in &self.calls {

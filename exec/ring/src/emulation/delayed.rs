@@ -31,7 +31,7 @@ pub struct DelayedTransport<T> {
 }
 
 impl<T> DelayedTransport<T> {
-    /// What is written arrives so much later.
+    /// Delays everything that is written by `delay`.
     pub fn new(transport: T, delay: Duration) -> Self {
         Self { transport, delay }
     }

@@ -43,7 +43,7 @@ const MAX_PIECES: usize = 256;
 /// source: assumed
 const MAX_HOLD: u64 = 3_600_000_000_000;
 
-/// What it takes from this end to a peer.
+/// The emulated path from this device to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedPath {
@@ -52,7 +52,7 @@ pub struct EmulatedPath {
     /// The standard deviation of the delay's logarithm; 0 if it is always the same.
     #[serde(default)]
     pub sigma: f64,
-    /// What a message takes on the medium beside its bytes.
+    /// The overhead of a message on the medium, without its bytes.
     #[serde(default)]
     pub overhead: Seconds,
     /// How fast bytes pass; as fast as they do, if absent.
@@ -107,7 +107,7 @@ pub struct EmulatedTransport<T> {
 }
 
 impl<T> EmulatedTransport<T> {
-    /// What is written to a peer takes the path to it.
+    /// Delays everything written to a peer by the path to it.
     pub fn new(transport: T, paths: EmulatedPaths) -> Self {
         Self { transport, paths, count: Arc::default() }
     }
@@ -234,7 +234,10 @@ fn occupy(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
 }
 
 fn invalid_medium() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the medium's file holds something else than when it is free")
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the medium's file does not hold the time at which the medium is free",
+    )
 }
 
 /// A draw of the standard normal distribution (Box and Muller, 1958).

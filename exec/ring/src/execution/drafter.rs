@@ -55,7 +55,7 @@ impl Drafter {
         Self::new(draft, cache_options(plan), Cpu::new(pool.clone()))
     }
 
-    /// With caches as `cache` says, computed on `cpu`.
+    /// Creates a drafter with caches configured by `cache`, computed on `cpu`.
     fn new(model: &LocalModel, cache: CacheOptions, cpu: Cpu) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let layers = 0..weights.shape().layers.0;
@@ -77,7 +77,7 @@ impl Drafter {
         self.read.iter_mut().for_each(Vec::clear);
     }
 
-    /// Reads tokens of a sequence, all from its begin on, as far as they are not read yet.
+    /// Computes those tokens of a sequence that are not in the cache yet; `tokens` begins at position 0.
     pub fn read(&mut self, sequence: u32, tokens: &[u32]) -> Result<(), RingError> {
         self.read_up_to(sequence, tokens, tokens.len()).map(drop)
     }

@@ -83,7 +83,7 @@ impl Key {
         }
     }
 
-    /// The key in a file that only its owner can read.
+    /// Reads the key from a file, which only its owner may be able to read.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
         let unreadable =
             |error: std::io::Error| KeyError::Unreadable { path: path.into(), reason: error.to_string() };

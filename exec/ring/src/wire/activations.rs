@@ -67,7 +67,7 @@ fn halved(numbers: &[f32]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The numbers of these bytes; none if they are not `count` numbers.
+/// Returns the numbers in these bytes, `None` if there are not exactly `count` of them.
 pub fn decode(bytes: &[u8], in_half: bool, count: usize) -> Option<Vec<f32>> {
     if bytes.len() != count * if in_half { size_of::<f16>() } else { size_of::<f32>() } {
         return None;

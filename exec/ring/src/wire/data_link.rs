@@ -147,7 +147,8 @@ pub struct DataConnector<'a, T> {
 }
 
 impl<T: Transport> DataConnector<'_, T> {
-    /// Connects to the device at a place. What is sent into the channel is written to it; the connection ends with it.
+    /// Connects to the device at a place of the ring. Data sent into the channel is written to the connection, which
+    /// closes with the channel.
     pub async fn connect(
         &self,
         to: u16,

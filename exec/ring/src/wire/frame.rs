@@ -29,7 +29,7 @@ const PREFIX_BYTES: usize = 8;
 /// A header and its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is.
+    /// Its kind.
     pub message: Message,
     /// Raw bytes beside it.
     pub payload: Vec<u8>,

@@ -11,7 +11,7 @@ pub const MAGIC: u32 = 0x4854_5248;
 /// Version of the protocol; both ends must have the same.
 pub const PROTOCOL: u16 = 5;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub enum Purpose {
     /// The head's orders to a worker.
@@ -164,9 +164,9 @@ pub enum Message {
     },
     /// The answer to a ping.
     Pong {
-        /// The asker's.
+        /// The nonce of the ping.
         nonce: u64,
-        /// Nanoseconds on the answerer's clock.
+        /// Nanoseconds on the clock of the side that answers.
         clock: u64,
     },
     /// Asks for the files of the model.

@@ -36,7 +36,7 @@ pub struct Worker<T: Transport> {
 }
 
 impl<T: Transport> Worker<T> {
-    /// A worker with a model that computes with so many threads; 0 takes every core.
+    /// Creates a worker that computes layers of `model` with `threads` threads; 0 uses all cores.
     pub fn new(transport: T, model: Arc<LocalModel>, threads: usize) -> Self {
         Self::with(transport, ModelSource::File(model), WorkerOptions { threads, ..WorkerOptions::default() })
     }

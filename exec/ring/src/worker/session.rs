@@ -29,7 +29,7 @@ pub struct WorkerOptions {
     pub threads: usize,
     /// The thread that it computes on.
     pub compute_mode: ComputeMode,
-    /// What computes layers on a GPU, of a model that is fetched; a file has its own.
+    /// Creates the GPU backend for a fetched model; a model file has its own.
     pub accelerator: Option<Accelerator>,
 }
 

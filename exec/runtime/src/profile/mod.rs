@@ -166,7 +166,7 @@ pub fn with_effort(
 }
 
 impl Links {
-    /// What a hop takes beyond the link: waking a compute thread, framing. Links are measured without it.
+    /// The overhead of a hop beyond the link: waking a compute thread, framing. Links are measured without it.
     fn window_overhead(&self) -> Sourced<Seconds> {
         let link = self.peers[0].latency.value.0;
         self.hop.sourced(
@@ -189,7 +189,8 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
 /// Tokens of a pass for which buffers are counted by default. A longer prompt needs more while it is read.
 const PASS_TOKENS: u32 = 64;
 
-/// What a device in a ring holds more than a program that waits, beside cache, buffers and page tables: stacks and sockets.
+/// Memory that a device in a ring uses beyond an idle program, without cache, buffers and page tables: stacks and
+/// sockets.
 /// source: measured in the lab, 0.0 to 0.6 MB over 17 workers of nine scenarios of one round
 const PROCESS: Bytes = Bytes(300 << 10);
 

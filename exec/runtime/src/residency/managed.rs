@@ -30,7 +30,7 @@ pub struct ManagedStream {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the helper thread and the computation share.
+/// State shared by the helper thread and the computation.
 #[derive(Debug)]
 pub struct Shared {
     pub(super) weights: Arc<Weights>,
@@ -129,7 +129,7 @@ impl ManagedStream {
         }
     }
 
-    /// Drops what was requested, and the records of the request before. What is kept stays in memory.
+    /// Drops outstanding requests and the records of the previous request. Kept pieces stay in memory.
     pub fn reset(&self) {
         self.shared.react(Event::Reset);
         let mut state = self.shared.lock();

@@ -112,7 +112,7 @@ impl WeightResidency {
         }
     }
 
-    /// Reads a part ahead, as far as the policy allows.
+    /// Reads a part ahead if the policy allows it.
     pub fn prefetch(&self, part: ModelPart, at: At) {
         match self {
             WeightResidency::OnDemand => {}

@@ -32,7 +32,7 @@ pub struct Pieces {
     pub list: Vec<Piece>,
     /// The parts of the share, with their pieces.
     pub parts: Vec<(ModelPart, Range<PieceId>)>,
-    /// What is always kept.
+    /// The pieces that are always kept.
     pub fixed: Vec<Extent>,
     /// The pieces of each visit: those that are used without a pause.
     pub visits: Vec<Vec<PieceId>>,

@@ -34,7 +34,7 @@ const PIECE_BYTES: usize = 2 << 20;
 
 /// Time between two checks whether what was advised has arrived.
 const POLL: Duration = Duration::from_millis(2);
-/// What has not arrived after so many checks was evicted, or dropped by the kernel.
+/// The number of checks after which a page that has not arrived counts as evicted, or dropped by the kernel.
 const MAX_POLLS: usize = 500;
 
 enum Task {
@@ -48,7 +48,7 @@ struct Request {
     generation: u64,
 }
 
-/// What the helper shares with its device.
+/// State shared by the helper and its device.
 #[derive(Debug, Default)]
 struct Shared {
     spans: Mutex<Vec<ReadSpan>>,

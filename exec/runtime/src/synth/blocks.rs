@@ -19,7 +19,7 @@ const MIN_SCALE: f32 = 6.2e-5;
 /// Standard deviation of the sum of four uniform numbers from 0 to 65535.
 const FOUR_UNIFORM_DEVIATION: f32 = 37_837.227;
 
-/// What the weights of a tensor look like.
+/// The distribution of a tensor's weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Distribution {
     pub mean: f32,

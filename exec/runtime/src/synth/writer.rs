@@ -159,7 +159,7 @@ fn write_chunks(
     }
 }
 
-/// What the bytes of a tensor follow from.
+/// The inputs that determine the bytes of a tensor.
 struct Source<'a> {
     seed: u64,
     name: &'a str,

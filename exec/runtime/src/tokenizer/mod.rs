@@ -42,11 +42,11 @@ enum Kind {
     SentencePiece(Box<sentence_piece::SentencePiece>),
 }
 
-/// What a token writes.
+/// The text that a token stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Token {
     bytes: Vec<u8>,
-    /// Writes nothing in a text: beginning, end, turns.
+    /// Stands for no text: beginning, end, turns.
     control: bool,
 }
 

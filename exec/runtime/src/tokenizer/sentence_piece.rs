@@ -63,7 +63,7 @@ struct Symbol {
 }
 
 impl SentencePiece {
-    /// Only tokens for which `is_piece` come out of a text: joins must not spell a control token.
+    /// Encoding only returns tokens for which `is_piece` holds: merges must not produce a control token.
     pub(super) fn new(
         metadata: &Metadata,
         texts: &[String],
@@ -156,7 +156,7 @@ impl SentencePiece {
     }
 }
 
-/// The bytes a token writes.
+/// The bytes per token writes.
 pub(super) fn token_bytes(text: &str, is_byte: bool) -> Vec<u8> {
     let hexadecimal = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match hexadecimal.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {

@@ -53,7 +53,7 @@ pub struct Weights {
 #[derive(Debug, Clone, Copy)]
 pub struct LayerWeights<'a> {
     pub matrices: [Matrix<'a>; 7],
-    /// What is added to their products, `[rows]` each.
+    /// The bias added to their products, `[rows]` each.
     pub biases: [Option<&'a [f32]>; 7],
     /// Before attention, `[embedding]`.
     pub attention_norm: &'a [f32],
@@ -161,7 +161,8 @@ impl Weights {
         merged([self.embedding])
     }
 
-    /// Bytes of the input embedding, unless the table is the output matrix as well, which is read in order.
+    /// Returns the extent of the input embedding, `None` if the output matrix is the same table (tied embeddings),
+    /// which is read in order.
     pub fn embedding_alone(&self) -> Option<Extent> {
         Some(self.embedding.extent).filter(|table| *table != self.output.matrix.extent)
     }

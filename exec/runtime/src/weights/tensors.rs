@@ -46,7 +46,7 @@ pub(crate) struct LayerTensors {
     pub(crate) post_feed_forward_norm: Option<Tensor>,
 }
 
-/// What is added to products of one layer, each [rows of its matrix].
+/// The bias added to the products of one layer, each [rows of its matrix].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Biases {
     pub(crate) query: Option<Tensor>,

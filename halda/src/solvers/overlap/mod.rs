@@ -141,8 +141,8 @@ impl Search<'_, '_> {
 /// work
 const MAX_CELLS: f64 = 3e6;
 
-/// Returns the number of windows and places on all devices for all ring sizes; the program's additions count as the
-/// part of a window's time that they take.
+/// Estimates the search effort: the number of pairs of window and place, over all devices and ring sizes. A step of the
+/// dynamic program counts as a fraction of an evaluated window, in proportion to its time.
 fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
     let of = |ring: &u32| {
         let windows = f64::from(*ring);

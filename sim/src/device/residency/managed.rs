@@ -226,7 +226,7 @@ impl ManagedStream {
         }
     }
 
-    /// Moves the records of all batches to the trace, unfinished ones as far as they got.
+    /// Moves the records of all batches to the trace; an unfinished batch ends at its progress so far.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
         records.extend(self.batches.drain(..).map(|batch| {
             let end = if batch.outstanding > 0 { now } else { batch.record.end };

@@ -30,7 +30,7 @@ const SYSTEM_CALL: Nanos = 1000;
 /// The most chunks computed at once while the helper thread may evict them.
 const MAX_BATCH: u32 = 4;
 
-/// What a computation finds at its position.
+/// The state of the weights at the position of a computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Availability {
     /// This many chunks can be used now.
@@ -119,7 +119,8 @@ impl WeightResidency {
         }
     }
 
-    /// Runs the helper until it has spent time. Returns when it continues, unless it waits for something.
+    /// Runs the helper thread until it has used time. Returns the time at which it continues, `None` if it waits for an
+    /// event.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         match self {
             WeightResidency::System(helper) => helper.work(now, storage),
@@ -143,7 +144,7 @@ impl WeightResidency {
         }
     }
 
-    /// Moves the records of all reads to the trace, unfinished ones as far as they got.
+    /// Moves the records of all reads to the trace; an unfinished read ends at its progress so far.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
         match self {
             WeightResidency::System(helper) => helper.flush(now, records),

@@ -170,7 +170,7 @@ impl ReadAhead {
         woken
     }
 
-    /// Moves the records of all reads to the trace, unfinished ones as far as they got.
+    /// Moves the records of all reads to the trace; an unfinished read ends at its progress so far.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
         records.extend(self.reads.drain(..).map(|read| Record { end: now, ..read.record }));
     }

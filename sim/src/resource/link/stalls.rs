@@ -33,7 +33,7 @@ pub struct Stalls {
     stream: ChaCha8Rng,
     /// Added by the simulation.
     added: Vec<Span>,
-    /// The window of `spans`.
+    /// The window that `spans` covers.
     window: Option<u64>,
     /// Those that touch the window, in order, without overlaps.
     spans: Vec<Span>,

@@ -12,7 +12,7 @@ use crate::gaps::Gaps;
 
 /// A panel: a title, and the gaps of each strategy with the number of instances.
 pub struct Panel {
-    /// What the times are of.
+    /// The quantity of the times.
     pub title: String,
     /// Strategy, gaps, instances.
     pub curves: Vec<(&'static str, Gaps, usize)>,

@@ -30,7 +30,7 @@ pub struct Score {
     pub devices: usize,
     /// T of the paper's objective, in seconds.
     pub predicted: f64,
-    /// What the strategy itself expects, by the objective that it minimises, in seconds.
+    /// The strategy's own prediction of its objective, in seconds.
     pub expected: f64,
     /// Simulated time per output token, in seconds; `None` where the run ends out of memory.
     pub simulated: Option<f64>,

@@ -36,7 +36,7 @@ const USAGE: &str = "usage: planners [--instances N] [--small N] [--seed S] [-o 
                      planners --paper [-o FOLDER]";
 const COMMAND: &str = "cargo run --release -p hearth-studies --bin planners --";
 
-/// What the study is of.
+/// The subject of the study.
 struct Arguments {
     paper: bool,
     instances: usize,

@@ -31,7 +31,7 @@ const SETS: [&str; 8] =
 
 /// A scenario and what every strategy made of it.
 pub struct Question {
-    /// The model's size, as `70b`.
+    /// The model's size, such as `70b`.
     pub size: String,
     /// Its devices by name.
     pub devices: Vec<String>,

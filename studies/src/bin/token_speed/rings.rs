@@ -15,7 +15,7 @@ use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, SimError, simulate};
 
-/// What is simulated.
+/// The simulated configuration.
 #[derive(Debug, Clone)]
 pub struct Ring {
     cluster: Cluster,
@@ -113,7 +113,7 @@ fn alike(cluster: &Cluster, plan: &Plan, held: f64) -> Result<Vec<Member>, Box<d
     Ok(members)
 }
 
-/// Llama 70B with so many layers.
+/// Llama 70B with `layers` layers.
 fn model(layers: u32) -> Result<ModelProfile, Box<dyn std::error::Error>> {
     let whole = shipped("llama-70b")?;
     if layers == whole.shape.layers.0 {

@@ -1,4 +1,4 @@
-//! The part of the product kernel for weights with one scale a row.
+//! The part of the product kernel for weights with one scale per row.
 //!
 //! ML Drift paper, section 4.2: q8 and 8/4/4 have a scale for each channel, which is a row here. Inputs have one scale for
 //! the whole row too, so that a product is an integer until its end:
@@ -32,7 +32,7 @@ pub(super) const ROUNDING: &str = "    if (inside) {\n        _ = unit_load(0u, 
                                    unit_store(0u, unit, lane, largest);\n    }\n";
 
 impl Product {
-    /// The body of the loop: 32 inputs of each token with four rows.
+    /// Generates the WGSL loop body, which multiplies 32 inputs of each token by four rows.
     pub(super) fn unit(&self) -> String {
         let mut text = self.unit_weights();
         for t in 0..self.tokens() {
