@@ -46,7 +46,7 @@ async fn executed(
     let request = GenerationRequest {
         sequences: (0..workload.sequences).map(asked).collect(),
         micro_batch: workload.micro_batch,
-        ..GenerationRequest::one(vec![], workload.generate, Box::new(|_| 7))
+        ..GenerationRequest::single(vec![], workload.generate, Box::new(|_| 7))
     };
     let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
     ring.close().await;

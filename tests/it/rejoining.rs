@@ -63,7 +63,7 @@ impl<T: Transport> Session<T> {
             std::thread::sleep(pause);
             sampler.sample(logits)
         });
-        let request = GenerationRequest::one(self.prompt.clone(), count as u32, sample);
+        let request = GenerationRequest::single(self.prompt.clone(), count as u32, sample);
         let times: Arc<Mutex<Vec<Instant>>> = Arc::default();
         let shared = times.clone();
         let response = self.ring.generate(request, move |_, _| {

@@ -70,7 +70,7 @@ impl Sizes {
     }
 
     /// Sets of graphs that hold fewer than `tokens`.
-    pub fn within(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
+    pub fn smaller_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| set.iter().sum::<u64>() < tokens)
     }
 

@@ -118,7 +118,7 @@ impl Solver<'_> {
     /// With the graphs that are ready.
     fn ready(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
         let pair = f64::from(EVENTS) * self.sync.planned;
-        let sets: Vec<&[u64]> = self.sizes.covers(tokens).chain(self.sizes.within(tokens)).collect();
+        let sets: Vec<&[u64]> = self.sizes.covers(tokens).chain(self.sizes.smaller_sets(tokens)).collect();
         for rows in cuts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
             let times: Vec<f64> = self.sizes.all().iter().map(|&size| self.npu.product(rest, size)).collect();

@@ -33,7 +33,7 @@ pub fn accelerator(
     warnings: WarningSink,
 ) -> Accelerator {
     let open = move || Gpu::open(mask).map(Arc::new);
-    Accelerator::new(move |place| Ok(Box::new(Accelerated::opened(open, &upload, place, warnings.clone())?)))
+    Accelerator::new(move |place| Ok(Box::new(Accelerated::open(open, &upload, place, warnings.clone())?)))
 }
 
 /// The rows that entered each window, [positions, embedding], by sequence and first layer.
@@ -60,7 +60,7 @@ pub struct Accelerated {
 impl Accelerated {
     /// Opens a GPU and uploads the layers of a place. If that fails and the place allows it, as it does for a run that
     /// continues, the processors compute them instead.
-    pub fn opened(
+    pub fn open(
         open: impl Fn() -> Result<Arc<Gpu>, GpuError>,
         upload: impl Fn(&Gpu) -> Upload,
         place: AcceleratedPlace,

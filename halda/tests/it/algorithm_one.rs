@@ -52,10 +52,10 @@ fn certified_instances_match_the_other_implementation() {
 fn no_variant_is_below_the_optimum() {
     for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
-        for flips in [false, true] {
+        for flip_memory_cases in [false, true] {
             for terms in [Terms::PAPER, Terms::SHIPPED] {
                 for (may_drop, key) in [(false, "optimum"), (true, "optimum_with_device_selection")] {
-                    let halda = Halda { may_drop, terms, flips, ..Halda::PAPER };
+                    let halda = Halda { may_drop, terms, flip_memory_cases, ..Halda::PAPER };
                     checked(&place, &halda, &model, &row[key]["T"]);
                 }
             }
@@ -73,8 +73,8 @@ fn skipped_program_is_not_below_its_bound() {
     let mut compared = 0;
     for (place, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
-        let steps = |skips| {
-            let proposal = Halda { skips, ..Halda::PAPER }.propose(&model);
+        let steps = |skip_bounded| {
+            let proposal = Halda { skip_bounded, ..Halda::PAPER }.propose(&model);
             proposal.map_or(Vec::new(), |proposal| proposal.searched)
         };
         for (step, solved) in steps(true).into_iter().zip(steps(false)) {
@@ -92,8 +92,8 @@ fn flips_are_never_slower_and_find_every_plan() {
     let mut gained = 0;
     for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
-        let flips = Halda { flips: true, ..Halda::PAPER };
-        let with = checked(&place, &flips, &model, &row["optimum"]["T"]);
+        let flip_memory_cases = Halda { flip_memory_cases: true, ..Halda::PAPER };
+        let with = checked(&place, &flip_memory_cases, &model, &row["optimum"]["T"]);
         let without = checked(&place, &Halda::PAPER, &model, &row["optimum"]["T"]);
         assert_eq!(with.is_some(), !row["optimum"]["T"].is_null(), "{place}");
         let (Some(with), Some(without)) = (with, without) else { continue };
@@ -150,7 +150,7 @@ fn steps_without_a_program_have_reasons() {
     let mut reasons = BTreeSet::new();
     for (_, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
-        let halda = Halda { flips: true, ..Halda::PAPER };
+        let halda = Halda { flip_memory_cases: true, ..Halda::PAPER };
         let steps = match halda.propose(&model) {
             Ok(proposal) => proposal.searched,
             Err(StrategyError::Infeasible(steps)) => steps,
@@ -213,8 +213,8 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         let devices = instance.devices.len();
         let rounds = valid_rounds(instance.model.model_layers).len();
-        for (may_drop, flips) in [(false, false), (true, false), (false, true)] {
-            let halda = Halda { may_drop, flips, ..Halda::PAPER };
+        for (may_drop, flip_memory_cases) in [(false, false), (true, false), (false, true)] {
+            let halda = Halda { may_drop, flip_memory_cases, ..Halda::PAPER };
             let steps = match solve(&halda, &model) {
                 Ok(solution) => {
                     prop_assert_eq!(violations(&model, &solution.assignment, halda.rules()), vec![]);
@@ -228,7 +228,7 @@ proptest! {
             };
             // Each turn forces a device or ends, each removal takes a device, each pass of flips tries them all.
             let turns = (devices + 1) * if may_drop { devices } else { 1 };
-            let flipped = if flips { 2 * devices * devices } else { 0 };
+            let flipped = if flip_memory_cases { 2 * devices * devices } else { 0 };
             prop_assert!(steps.len() <= rounds * (turns + flipped), "{} steps", steps.len());
             let solver = |step: &SearchStep| matches!(step.outcome, Err(Infeasible::Solver { .. }));
             prop_assert!(!steps.iter().any(solver), "{steps:?}");

@@ -192,10 +192,10 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     }
     for may_drop in [false, true] {
         for terms in [Terms::PAPER, Terms::SHIPPED] {
-            all.push(Box::new(Halda { may_drop, terms, flips: !may_drop, ..Halda::PAPER }));
+            all.push(Box::new(Halda { may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER }));
         }
         all.push(Box::new(Halda { may_drop, head: devices - 1, rounds: Some(layers), ..Halda::PAPER }));
-        all.push(Box::new(Halda { may_drop, skips: false, ..Halda::PAPER }));
+        all.push(Box::new(Halda { may_drop, skip_bounded: false, ..Halda::PAPER }));
     }
     for rounds in [0, 1, 2, layers] {
         all.push(Box::new(Even { rounds }));
@@ -353,9 +353,9 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         let variants = [(Terms::PAPER, false), (Terms::PAPER, true), (Terms::SHIPPED, false), (Terms::SHIPPED, true)];
         for (terms, may_drop) in variants {
-            let halda = Halda { may_drop, terms, flips: !may_drop, ..Halda::PAPER };
-            let plan = |skips| {
-                let solution = solve(&Halda { skips, ..halda }, &model);
+            let halda = Halda { may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER };
+            let plan = |skip_bounded| {
+                let solution = solve(&Halda { skip_bounded, ..halda }, &model);
                 solution.map(|solution| solution.assignment).ok()
             };
             prop_assert_eq!(plan(true), plan(false));

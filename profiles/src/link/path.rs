@@ -70,7 +70,7 @@ impl<'a> Endpoint<'a> {
 impl<'a> WirelessPath<'a> {
     /// The channel that determines a message's delay: the receiver's channel (the message waits for its power saving)
     /// if the receiver is on Wi-Fi, otherwise the sender's.
-    pub fn delaying(&self) -> Option<&'a WifiChannel> {
+    pub fn delay_channel(&self) -> Option<&'a WifiChannel> {
         self.receiver.channel().or(self.sender.channel())
     }
 
@@ -146,7 +146,7 @@ impl<'a> WirelessPath<'a> {
             - reported * REPORTING_SEGMENTS as f64
             + extra(&self.sender)
             + extra(&self.receiver);
-        let name = self.delaying().map_or("", |channel| channel.name.as_str());
+        let name = self.delay_channel().map_or("", |channel| channel.name.as_str());
         let source = format!("mean of a message alone on the channel `{name}`");
         Link {
             latency: Sourced::new(latency, source.clone()),
@@ -179,7 +179,7 @@ impl<'a> WirelessPath<'a> {
 
     /// E max(X, c).
     fn delay(&self) -> Seconds {
-        let Some(channel) = self.delaying() else { return Seconds(0.0) };
+        let Some(channel) = self.delay_channel() else { return Seconds(0.0) };
         let (median, sigma, least) =
             (channel.delay.median.value.0, channel.delay.sigma.value, self.overhead().0);
         if sigma <= 0.0 || least <= 0.0 {
@@ -191,7 +191,7 @@ impl<'a> WirelessPath<'a> {
 
     /// 2 E X.
     fn round_trip(&self) -> Seconds {
-        self.delaying().map_or(Seconds(0.0), |channel| {
+        self.delay_channel().map_or(Seconds(0.0), |channel| {
             let sigma = channel.delay.sigma.value;
             channel.delay.median.value * (2.0 * (sigma * sigma / 2.0).exp())
         })

@@ -94,7 +94,7 @@ pub fn compute(
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
             samples[0].add(cached(kernels, *format, buffer, effort));
-            samples[1].add(streamed(kernels, *format, buffer, effort));
+            samples[1].add(streamed_matvec(kernels, *format, buffer, effort));
             samples[2].add(batched(kernels, *format, buffer, effort));
         }
         progress("kernels: attention");
@@ -140,7 +140,12 @@ fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &E
 }
 
 /// Measures matrix-vector products over the whole buffer, in operations per second.
-pub fn streamed(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
+pub fn streamed_matvec(
+    kernels: &mut dyn Kernels,
+    format: Format,
+    buffer: &Buffer,
+    effort: &Effort,
+) -> Samples {
     let (count, bytes) = rows(format, STREAMED.min(buffer.bytes().len()));
     let mut at = 0;
     rate(effort, || {

@@ -30,7 +30,7 @@ const POPULATE: usize = 2 << 20;
 
 /// Bytes of a streamed piece, and of the pieces requested before the first is awaited; the same as the executor's.
 const PIECE: usize = 1 << 20;
-const UNDER_WAY: usize = 4 << 20;
+const PREFETCHED: usize = 4 << 20;
 
 /// The largest share of a range in the page cache after it was dropped.
 const COLD: f64 = 0.1;
@@ -235,7 +235,7 @@ fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64,
     let begun = thread_seconds()?;
     let (mut asked, mut done) = (0, 0);
     while done < map.len() {
-        while asked < map.len() && asked - done < UNDER_WAY {
+        while asked < map.len() && asked - done < PREFETCHED {
             let own = piece(asked);
             map.advise_range(memmap2::Advice::WillNeed, own.start, own.len())?;
             asked = own.end;
@@ -256,7 +256,7 @@ fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64,
 /// Other systems cannot discard single pages.
 #[cfg(not(target_os = "linux"))]
 fn by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
-    let _ = (PIECE, UNDER_WAY);
+    let _ = (PIECE, PREFETCHED);
     Err(io::ErrorKind::Unsupported.into())
 }
 

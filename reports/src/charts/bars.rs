@@ -7,7 +7,7 @@ use plotters::element::Text;
 use super::drawing::{Class, Drawing, Titled};
 use super::{Axis, Scale, label, plot, text};
 use crate::comparison::Run;
-use crate::comparison::terms::SUMMED;
+use crate::comparison::terms::SUMMED_TERMS;
 use crate::text::numbers;
 
 /// Pixels from one bar to the next, its heading included.
@@ -16,7 +16,7 @@ const BAR_STEP: f64 = 48.0;
 const HEADING: f64 = 0.04;
 const BAR: [f64; 2] = [0.42, 0.84];
 
-/// The classes of the terms, in the order of [`SUMMED`].
+/// The classes of the terms, in the order of [`SUMMED_TERMS`].
 const TERM_CLASSES: [Class; 7] =
     [Class::Cpu, Class::Gpu, Class::Memory, Class::Demand, Class::Network, Class::Queue, Class::Bubble];
 
@@ -32,7 +32,7 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
     let bars: Vec<Bar> = timed
         .map(|(run, tpot)| Bar {
             heading: format!("{}, {}", run.heading(), numbers::milliseconds(tpot.mean)),
-            pieces: SUMMED
+            pieces: SUMMED_TERMS
                 .iter()
                 .zip(TERM_CLASSES)
                 .zip(run.metrics.terms_ms.rows())

@@ -13,7 +13,7 @@ pub struct Term {
 }
 
 /// The terms that sum to the time of a token.
-pub const SUMMED: [Term; 7] = [
+pub const SUMMED_TERMS: [Term; 7] = [
     Term {
         key: "cpu",
         label: "CPU",

@@ -76,7 +76,7 @@ fn times(comparison: &Comparison) -> Section {
             "Each dot is a predicted time over the measured or published one. Both axes are logarithmic.";
         blocks.push(figure(drawing, "parity", caption));
     }
-    let meanings = terms::SUMMED.iter().chain([&terms::HIDDEN]).map(|term| (term.label, term.meaning));
+    let meanings = terms::SUMMED_TERMS.iter().chain([&terms::HIDDEN]).map(|term| (term.label, term.meaning));
     let more = [
         ("TPOT", "Time per output token after the first."),
         ("TTFT", "Time to first token, from the moment the prompt enters the ring."),
@@ -172,7 +172,7 @@ fn memory(runs: &[(&Run, &Trace)]) -> Section {
 }
 
 fn dependence(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Section {
-    let own = [("rounds", scaling::rounds(runs)), ("sizes", scaling::sizes(runs))];
+    let own = [("rounds", scaling::rounds(runs)), ("sizes", scaling::model_sizes(runs))];
     let own = own
         .into_iter()
         .filter_map(|(name, lines)| Some((name.to_owned(), lines?, "The runs of this report.")));

@@ -27,7 +27,7 @@ pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
 }
 
 /// Charts the time per token over the size of the model; `None` unless a line has two points.
-pub fn sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
+pub fn model_sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
         let bytes = shipped(&trace.header.model).ok()?.total_bytes().0;
         let k = rounds_of(trace).map_or_else(|| "sliced layers".to_owned(), |k| format!("k = {k}"));

@@ -94,7 +94,7 @@ fn speed(run: &Run) -> Text {
 
 fn largest_terms(run: &Run) -> Text {
     let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
-    let mut parts: Vec<(&str, f64)> = terms::SUMMED
+    let mut parts: Vec<(&str, f64)> = terms::SUMMED_TERMS
         .iter()
         .zip(run.metrics.terms_ms.rows())
         .map(|(term, (_, value))| (term.phrase, value))
@@ -219,7 +219,8 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
         .filter(|(_, error)| error.abs() > 0.005 * measured);
     let mut text = format!("{who} predicts {}, {verdict}", milliseconds(predicted));
     if let Some((row, error)) = worst {
-        let label = terms::SUMMED.iter().find(|term| term.key == row.key).map_or("", |term| term.phrase);
+        let label =
+            terms::SUMMED_TERMS.iter().find(|term| term.key == row.key).map_or("", |term| term.phrase);
         let way = if error > 0.0 { "too high" } else { "too low" };
         let _ = write!(text, "; the largest difference is in {label}, {} {way}", milliseconds(error.abs()));
     }

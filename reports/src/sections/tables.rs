@@ -8,7 +8,7 @@
 
 use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Run, Unit, terms};
 use crate::document::{NO_VALUE, RowStyle, Table, Text};
-use crate::text::numbers::{self, Fixed, column, digits_for};
+use crate::text::numbers::{self, Fixed, digits_for, round_to_total};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -45,7 +45,8 @@ pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
         .filter(|quantity| quantity.role == Role::Term)
         .filter_map(|quantity| quantity.value)
         .collect();
-    let mut terms = column(&terms, total.unwrap_or_else(|| terms.iter().sum()), digits.time).into_iter();
+    let mut terms =
+        round_to_total(&terms, total.unwrap_or_else(|| terms.iter().sum()), digits.time).into_iter();
     quantities
         .iter()
         .map(|quantity| {
@@ -61,7 +62,7 @@ pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
 }
 
 fn label(quantity: &Quantity) -> String {
-    let known = terms::SUMMED.iter().find(|term| term.key == quantity.key);
+    let known = terms::SUMMED_TERMS.iter().find(|term| term.key == quantity.key);
     match (known, quantity.key.as_str()) {
         (Some(term), _) => format!("{}, ms", term.label),
         (None, "tpot") => "TPOT (sum), ms".into(),

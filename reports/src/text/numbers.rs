@@ -53,7 +53,7 @@ impl Fixed {
 }
 
 /// Parts rounded so that they sum to their rounded total.
-pub fn column(parts: &[f64], total: f64, digits: u32) -> Vec<Fixed> {
+pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<Fixed> {
     let exact: Vec<f64> = parts.iter().map(|&part| scaled(part, digits)).collect();
     let mut units: Vec<i64> = exact.iter().map(|part| part.floor() as i64).collect();
     let target = Fixed::new(total, digits).units;
@@ -126,7 +126,7 @@ mod tests {
     fn printed_column_sums_to_total() {
         // Rounded one by one these are 33.3 three times, 0.1 short of 100.0.
         let third = 100.0 / 3.0;
-        let parts = column(&[third, third, third], 100.0, 1);
+        let parts = round_to_total(&[third, third, third], 100.0, 1);
         assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), 1000);
         assert_eq!(parts.iter().map(|part| part.text()).collect::<Vec<_>>(), ["33.4", "33.3", "33.3"]);
     }
@@ -134,10 +134,10 @@ mod tests {
     #[test]
     fn negative_parts_sum_to_total() {
         for total in [10.05, 9.0, 12.34] {
-            let parts = column(&[10.06, -0.03, 0.02], total, 1);
+            let parts = round_to_total(&[10.06, -0.03, 0.02], total, 1);
             assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), Fixed::new(total, 1).units);
         }
-        assert_eq!(column(&[], 1.0, 1), []);
+        assert_eq!(round_to_total(&[], 1.0, 1), []);
         assert_eq!(Fixed::new(-0.04, 1).text(), "0.0");
         assert_eq!(Fixed::new(-1.25, 2).text(), "\u{2212}1.25");
         assert_eq!(Fixed::new(-1.25, 2).plain(), "-1.25");

@@ -124,7 +124,7 @@ pub struct Errors {
 
 /// How well predictions order pairs of scenarios by time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Order {
+pub struct RankAgreement {
     /// The minimum relative difference of the measured times of a pair.
     pub margin: f64,
     /// The number of pairs that differ by at least the margin.
@@ -135,7 +135,7 @@ pub struct Order {
     pub wrong: Vec<[String; 2]>,
 }
 
-impl Order {
+impl RankAgreement {
     /// The share of pairs in the right order, `None` without pairs.
     pub fn share(&self) -> Option<f64> {
         (self.pairs > 0).then(|| self.right as f64 / self.pairs as f64)
@@ -162,7 +162,7 @@ pub struct Scores {
     /// The mean absolute error of each term, as a share of the time per token.
     pub terms: Vec<(&'static str, f64)>,
     /// Pairs that differ by more than [`MARGIN`] and by more than [`LARGE_MARGIN`].
-    pub order: [Order; 2],
+    pub order: [RankAgreement; 2],
     pub criteria: Vec<Criterion>,
 }
 
@@ -271,10 +271,10 @@ fn terms(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
     names.into_iter().enumerate().map(mean).collect()
 }
 
-fn order(cases: &[CaseScores], margin: f64) -> Order {
+fn order(cases: &[CaseScores], margin: f64) -> RankAgreement {
     let timed: Vec<(&str, Score)> =
         cases.iter().filter_map(|case| Some((case.name.as_str(), case.tpot?))).collect();
-    let mut found = Order { margin, pairs: 0, right: 0, wrong: Vec::new() };
+    let mut found = RankAgreement { margin, pairs: 0, right: 0, wrong: Vec::new() };
     for (index, &(name, one)) in timed.iter().enumerate() {
         for &(other_name, other) in &timed[index + 1..] {
             let ((fast, faster), (slow, slower)) = if one.measured <= other.measured {
@@ -308,7 +308,7 @@ pub(super) fn complete(cases: &[Case], failed: &[Failed]) -> Criterion {
     }
 }
 
-fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) -> Vec<Criterion> {
+fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement; 2]) -> Vec<Criterion> {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let at_most = |text: String, value: Option<f64>, max: f64| Criterion {
         text,
@@ -316,7 +316,7 @@ fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) ->
         met: value.is_some_and(|value| value <= max),
     };
     let [near, far] = order;
-    let ordered = |order: &Order, min: f64| Criterion {
+    let ordered = |order: &RankAgreement, min: f64| Criterion {
         text: format!(
             "pairs that differ by more than {}: at least {} in the right order",
             percent(order.margin),

@@ -47,15 +47,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("every device keeps a layer     plans  optimal  refused  median gap  above 2x");
     for (label, halda) in [
         ("halda", keep),
-        ("halda, flips", Halda { flips: true, ..keep }),
+        ("halda, flips", Halda { flip_memory_cases: true, ..keep }),
         ("halda-shipped", Halda { may_drop: false, ..Halda::SHIPPED }),
     ] {
         println!("{label:<29} {}", gaps(&rows, halda)?);
     }
     println!("\ndevices may be dropped");
-    for (label, halda) in
-        [("halda", drop), ("halda, flips", Halda { flips: true, ..drop }), ("halda-shipped", Halda::SHIPPED)]
-    {
+    for (label, halda) in [
+        ("halda", drop),
+        ("halda, flips", Halda { flip_memory_cases: true, ..drop }),
+        ("halda-shipped", Halda::SHIPPED),
+    ] {
         println!("{label:<29} {}", gaps(&rows, halda)?);
         println!("    {}", removals(&rows, halda)?);
     }

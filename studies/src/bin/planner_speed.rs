@@ -43,7 +43,7 @@ fn planners() -> Result<(), Box<dyn Error>> {
             measure(case, "exact", &Exact { rules, ..Exact::default() }, RUNS, make)?;
             measure(case, "overlap", &Overlap { rules, ..Overlap::default() }, RUNS, make)?;
             measure(case, "halda", &halda, RUNS, make)?;
-            measure(case, "halda, every k", &Halda { skips: false, ..halda }, RUNS, make)?;
+            measure(case, "halda, every k", &Halda { skip_bounded: false, ..halda }, RUNS, make)?;
         }
         measure("remainder", "exact", &Exact { rules: FREE, ..Exact::default() }, SLOW_RUNS, make)?;
     }

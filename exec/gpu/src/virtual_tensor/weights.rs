@@ -102,7 +102,7 @@ impl WeightShape {
     }
 
     /// The object, texel and lane of a weight if the matrix is stored in four objects.
-    pub fn among_four(&self, o: u32, tap: u32, i: u32) -> WeightTexel {
+    pub fn four_object_texel(&self, o: u32, tap: u32, i: u32) -> WeightTexel {
         let u = tap * self.input_slices() + i / SLICE;
         WeightTexel { object: o % SLICE, u, v: o / SLICE, lane: i % SLICE }
     }
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(shape.four_objects(), [4, 2]);
         assert_eq!(shape.elements(), 4 * 8 * SLICE);
         // Output 4 is the first of the second slice; tap 1, input 6: column 1 * 2 + 1, lane 2.
-        let texel = shape.among_four(4, 1, 6);
+        let texel = shape.four_object_texel(4, 1, 6);
         assert_eq!(texel, WeightTexel { object: 0, u: 3, v: 1, lane: 2 });
     }
 
@@ -179,7 +179,7 @@ mod tests {
             let mut seen = BTreeSet::new();
             for o in 0..outputs {
                 for (tap, i) in (0..all).flat_map(|tap| (0..inputs).map(move |i| (tap, i))) {
-                    let texel = shape.among_four(o, tap, i);
+                    let texel = shape.four_object_texel(o, tap, i);
                     prop_assert!(texel.object < 4 && texel.u < columns && texel.v < rows && texel.lane < 4);
                     prop_assert!(seen.insert(texel));
                 }

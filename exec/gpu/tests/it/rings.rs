@@ -41,7 +41,7 @@ impl Ring {
         let gpu = gpu.clone();
         let accelerator = Accelerator::new(move |place| {
             let open = || gpu.alive().map(|()| gpu.clone());
-            Ok(Box::new(Accelerated::opened(open, |_| Tiling::USUAL.into(), place, sink.clone())?))
+            Ok(Box::new(Accelerated::open(open, |_| Tiling::USUAL.into(), place, sink.clone())?))
         });
         let model = LocalModel::open(&models().join(FILE)).unwrap().with_accelerator(Some(accelerator));
         let run = &golden(FILE)[0];

@@ -63,7 +63,7 @@ async fn generate<T: Transport>(
         logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
         largest(row)
     };
-    let request = GenerationRequest::one(prompt.to_vec(), generated(), Box::new(sample));
+    let request = GenerationRequest::single(prompt.to_vec(), generated(), Box::new(sample));
     let generated = ring.generate(request, |_, _| {}).await?;
     let bits = std::mem::take(&mut *seen.lock().unwrap());
     Ok((generated, bits))

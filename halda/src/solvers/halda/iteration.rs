@@ -66,9 +66,9 @@ pub(crate) struct Search<'a, 'i> {
     pub objective: &'a LinearCosts<'a, 'i>,
     pub rounds: &'a [u32],
     /// Skips programs whose bound cannot improve the plan.
-    pub skips: bool,
+    pub skip_bounded: bool,
     /// Flips the cases of single devices at the end.
-    pub flips: bool,
+    pub flip_memory_cases: bool,
 }
 
 impl Search<'_, '_> {
@@ -102,7 +102,7 @@ impl Search<'_, '_> {
             }
         }
         match last {
-            Some(over) if self.flips => self.flipped(best, &over, record),
+            Some(over) if self.flip_memory_cases => self.flipped(best, &over, record),
             _ => best,
         }
     }
@@ -166,7 +166,7 @@ impl Search<'_, '_> {
         }
         let explained = |reason| explained(objective, over, ring_layers, reason);
         program.check().map_err(explained)?;
-        if let Some(best) = best.filter(|best| self.skips && best.rounds == 1) {
+        if let Some(best) = best.filter(|best| self.skip_bounded && best.rounds == 1) {
             let bound = best.value + f64::from(rounds - 1) * objective.round_cost();
             if bound >= best.value {
                 return Err(Infeasible::Pruned { bound });
@@ -285,7 +285,12 @@ mod tests {
             let objective = LinearCosts::new(&model, devices, 0, Terms::PAPER);
             let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
             for k in rounds {
-                let search = Search { objective: &objective, rounds: &[k], skips: false, flips: true };
+                let search = Search {
+                    objective: &objective,
+                    rounds: &[k],
+                    skip_bounded: false,
+                    flip_memory_cases: true,
+                };
                 let Some(found) = search.run(&mut SearchRecord::default()) else { continue };
                 let seconds = model.seconds(&expanded(&objective, &found));
                 // The head's excess is charged even where it is less than the row that is read anyway.
@@ -310,7 +315,12 @@ mod tests {
             let devices: Vec<usize> = (0..model.device_count()).collect();
             let objective = LinearCosts::new(&model, devices.clone(), 0, Terms::PAPER);
             let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
-            let search = Search { objective: &objective, rounds: &rounds, skips: false, flips: false };
+            let search = Search {
+                objective: &objective,
+                rounds: &rounds,
+                skip_bounded: false,
+                flip_memory_cases: false,
+            };
             for cases_tried in 0..1_u32 << devices.len() {
                 let over =
                     devices.iter().map(|m| cases_tried >> m & 1 == 1 && !objective.costs(*m).slow_disk);

@@ -39,15 +39,21 @@ pub struct Halda {
     /// Which terms the objective has.
     pub terms: Terms,
     /// Afterwards flips single devices' memory cases while that improves the plan. Not in the paper.
-    pub flips: bool,
+    pub flip_memory_cases: bool,
     /// Skips programs that a lower bound rules out; the plan is the same.
-    pub skips: bool,
+    pub skip_bounded: bool,
 }
 
 impl Halda {
     /// The paper's variant: device 0 is the head, every device keeps a layer, any k.
-    pub const PAPER: Halda =
-        Halda { may_drop: false, head: 0, rounds: None, terms: Terms::PAPER, flips: false, skips: true };
+    pub const PAPER: Halda = Halda {
+        may_drop: false,
+        head: 0,
+        rounds: None,
+        terms: Terms::PAPER,
+        flip_memory_cases: false,
+        skip_bounded: true,
+    };
 
     /// The public implementation as described: other costs, and devices with one layer are removed.
     pub const SHIPPED: Halda = Halda { may_drop: true, terms: Terms::SHIPPED, ..Halda::PAPER };
@@ -61,7 +67,12 @@ impl Halda {
         record: &mut SearchRecord,
     ) -> Option<(LinearCosts<'a, 'i>, CandidatePlan)> {
         let objective = LinearCosts::new(model, devices, self.head, self.terms);
-        let search = Search { objective: &objective, rounds, skips: self.skips, flips: self.flips };
+        let search = Search {
+            objective: &objective,
+            rounds,
+            skip_bounded: self.skip_bounded,
+            flip_memory_cases: self.flip_memory_cases,
+        };
         let found = search.run(record)?;
         Some((objective, found))
     }
@@ -94,7 +105,7 @@ impl Strategy for Halda {
         let mut options = self.rules().options();
         options.extend((self.head != 0).then(|| format!("head={}", self.head)));
         options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
-        options.extend(self.flips.then(|| "flips=true".to_owned()));
+        options.extend(self.flip_memory_cases.then(|| "flips=true".to_owned()));
         options
     }
 

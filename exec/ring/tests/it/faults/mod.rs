@@ -149,7 +149,7 @@ fn request(schedule: &FaultSchedule) -> GenerationRequest {
         sequences: schedule.prompts.iter().zip(0..).map(asked).collect(),
         micro_batch: schedule.micro_batch,
         draft_tokens: schedule.drafts,
-        ..GenerationRequest::one(vec![], schedule.generate, Box::new(|_| 0))
+        ..GenerationRequest::single(vec![], schedule.generate, Box::new(|_| 0))
     }
 }
 

@@ -48,7 +48,7 @@ fn request(numbers: &[u32], temperature: f32, micro_batch: u32, drafts: u32) -> 
         sequences: numbers.iter().map(sequence).collect(),
         micro_batch,
         draft_tokens: drafts,
-        ..GenerationRequest::one(vec![], GENERATE, Box::new(|_| 0))
+        ..GenerationRequest::single(vec![], GENERATE, Box::new(|_| 0))
     }
 }
 

@@ -22,7 +22,7 @@ const MAX_ANSWER_LEN: usize = 128;
 
 async fn tokens(transport: &impl Transport, model: &Arc<LocalModel>) -> Result<Vec<u32>, RingError> {
     let mut ring = Ring::connect(transport, plan(model, &[4, 4]), model.clone(), one_thread()).await?;
-    let request = GenerationRequest::one(vec![1, 2, 3], 4, Box::new(greedy));
+    let request = GenerationRequest::single(vec![1, 2, 3], 4, Box::new(greedy));
     let generated = ring.generate(request, |_, _| {}).await.map_err(|failed| failed.error)?;
     ring.close().await;
     Ok(generated.tokens().to_vec())
