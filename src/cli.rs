@@ -33,9 +33,9 @@ use crate::logging::LogFormat;
 /// is and why, `execute` runs the same plan on real devices, and `report` compares the two. `lab` does all four on this
 /// machine.
 ///
-/// Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used; 3 the run ended badly, `lint` found
-/// an error, a suite of labs misses a bar, or Ctrl-C stopped a verb that keeps its results (`execute`, `sweep`, `whatif`);
-/// 130 stopped by Ctrl-C otherwise. `worker` and `serve` exit with 0 when they are stopped.
+/// Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used; 3 the run did not complete,
+/// `lint` found an error, a lab suite exceeds an error limit, or Ctrl-C stopped a verb that keeps its results
+/// (`execute`, `sweep`, `whatif`); 130 stopped by Ctrl-C otherwise. `worker` and `serve` exit with 0 when they are stopped.
 #[derive(Debug, Parser)]
 #[command(
     version,

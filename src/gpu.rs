@@ -40,7 +40,7 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
         }
         Upload { tiling: tuned_kernels::choices().get(gpu).unwrap_or(Tiling::USUAL), conversion }
     };
-    Some(hearth_gpu::accelerator(hearth_gpu::Mask::default(), upload, notes))
+    Some(hearth_gpu::accelerator(hearth_gpu::CapabilityMask::default(), upload, notes))
 }
 
 #[cfg(feature = "gpu")]
@@ -82,7 +82,7 @@ pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Fai
 /// Measures the GPU for `hearth profile`.
 #[cfg(feature = "gpu")]
 pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>, Failure> {
-    use hearth_gpu::{Gpu, Mask, adapters, layers};
+    use hearth_gpu::{CapabilityMask, Gpu, adapters, layers};
     use hearth_profiles::measure::Effort;
     use hearth_profiles::{Bytes, Format, Sourced};
 
@@ -120,7 +120,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
             .hint("say with --gpu-memory what a run may use of it"));
         }
     };
-    let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
+    let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::running)?;
     let tiling = tuned_kernels::choices().get(&gpu).unwrap_or(Tiling::USUAL);
     let model = args.model.as_deref().map(hearth_workflow::read_model_profile).transpose()?;
     let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {

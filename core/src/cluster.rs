@@ -89,7 +89,7 @@ impl LinkTable {
     pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
         Some(match self.connection(from, to)? {
             Connection::Link(link) => Cow::Borrowed(link),
-            Connection::Wireless(path) => Cow::Owned(path.expected()),
+            Connection::Wireless(path) => Cow::Owned(path.expected_link()),
         })
     }
 

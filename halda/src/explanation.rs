@@ -20,7 +20,7 @@ use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, 
 pub struct Explanation {
     /// The best T by ring size, that is by k, for the sizes that the strategy searched.
     pub searched: Vec<SearchStep>,
-    /// In the instance's order of devices.
+    /// One entry per device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
     /// The optimal T by the same objective with the same head and any devices dropped; for a strategy that is
     /// optimal, its own T under its own rules.

@@ -115,9 +115,9 @@ pub struct Swap {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Return {
-    /// By planning again before the next token: the ring computes all tokens so far again.
+    /// The ring plans again before the next token and recomputes all tokens so far.
     BetweenTokens,
-    /// By the plan of the next request.
+    /// The plan of the next request changes.
     NextRequest,
 }
 
@@ -232,7 +232,7 @@ impl Event {
         }
     }
 
-    /// From when to when, in seconds, if it is given a time; an event after a token has none.
+    /// Returns start and end in seconds, `None` for an event that follows a token.
     fn span(&self) -> Option<(f64, f64)> {
         let at = self.at?.0;
         Some((at, self.lasts.map_or(f64::INFINITY, |lasts| at + lasts.0)))

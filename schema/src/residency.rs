@@ -272,7 +272,7 @@ impl ResidencyOptions {
         }
         if managed && self.release {
             return Err(DocumentError::invalid(format!(
-                "{place}: `managed` gives up by itself what it does not keep: remove `release`"
+                "{place}: `managed` always evicts weights that it does not keep: remove `release`"
             )));
         }
         if self.buffer() < MIN_STREAM_BUFFER || self.buffer() > MAX_STREAM_BUFFER {

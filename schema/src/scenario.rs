@@ -172,9 +172,9 @@ impl Limits {
     expecting = "links, as `default: {latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
 )]
 pub struct Links {
-    /// Between any two devices not named below.
+    /// The link between any two devices not named below.
     pub default: Link,
-    /// Between two named devices, in both directions.
+    /// Links between two named devices, in both directions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub between: Vec<NamedLink>,
     /// The Wi-Fi. Devices on a channel use it, unless `between` has a link for them; others are wired with the
@@ -254,7 +254,8 @@ pub struct NamedLink {
 pub enum Unreachable {
     /// Both directions.
     Both,
-    /// The first named not to the second, as behind address translation, where only the second can dial.
+    /// The first device cannot connect to the second, for example because the second is behind NAT; the second can
+    /// connect to the first.
     Forward,
 }
 
@@ -322,10 +323,10 @@ pub struct PlannerOptions {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RingOrder {
-    /// As the scenario lists them.
+    /// The order of the scenario.
     #[default]
     Given,
-    /// As the planner finds best, where the strategy can choose.
+    /// The order that the planner finds best, if the strategy can choose.
     Best,
 }
 

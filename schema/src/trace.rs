@@ -218,7 +218,7 @@ pub struct Reading {
     /// Place in the ring.
     pub device: u16,
     pub counter: Counter,
-    /// After which pass.
+    /// The pass after which it was measured.
     pub pass: u32,
     /// Nanoseconds from the run's start.
     pub at: u64,
@@ -253,7 +253,7 @@ pub struct Shortage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It finished.
+    /// The run finished.
     Ok,
     /// A device ran out of memory.
     OutOfMemory,
@@ -308,7 +308,7 @@ pub enum TraceError {
         "line {line}: {what}; give a trace that `hearth simulate` or `hearth execute` wrote with this version, whole"
     )]
     Line {
-        /// From 1.
+        /// The line, from 1.
         line: usize,
         /// The violated rule.
         what: String,

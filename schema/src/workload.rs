@@ -46,7 +46,7 @@ pub struct Speculation {
     pub draft: ModelRef,
     /// Tokens drafted for one pass of the large model.
     pub tokens: u32,
-    /// The chance that the large model accepts a drafted token, the ones before it being accepted.
+    /// The probability that the large model accepts a drafted token, given that it accepted the previous ones.
     pub acceptance: Sourced<Fraction>,
     /// Where the draft runs; if absent, on the head's GPU where its memory holds it, else on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]

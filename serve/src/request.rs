@@ -25,7 +25,7 @@ pub struct CommonFields {
     max_completion_tokens: Option<u32>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    /// Not in OpenAI's API, but common elsewhere.
+    /// Not part of OpenAI's API, but common elsewhere.
     top_k: Option<usize>,
     seed: Option<i64>,
     stop: Option<StopField>,

@@ -103,7 +103,7 @@ pub enum MeasureGpu {
 /// The weight format on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GpuWeights {
-    /// As in the file.
+    /// The format of the file.
     AsStored,
     /// 8 bits with one scale per row.
     Q8,

@@ -83,7 +83,7 @@ pub struct Planning {
 /// The order of the ring.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Order {
-    /// As in the scenario.
+    /// The order of the scenario.
     Given,
     /// The best one.
     Best,

@@ -143,7 +143,7 @@ pub struct WorkerArgs {
 /// When a worker announces itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Announce {
-    /// If it has a key and other machines can reach it.
+    /// Announce if the worker has a key and other machines can reach it.
     Auto,
     /// Always, on this machine too.
     Always,

@@ -70,7 +70,7 @@ pub struct MergeArgs {
 /// A part of the rows of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
-    /// From 1.
+    /// The number of the shard, from 1.
     pub part: usize,
     pub of: usize,
 }

@@ -41,7 +41,7 @@ struct Comparison {
     file_bytes: u64,
     threads: u32,
     decode_tokens_per_s: f64,
-    /// For the longest prompt.
+    /// The prefill rate of the longest prompt.
     prefill_tokens_per_s: Option<f64>,
     /// The rate of reading weights while decoding, as a share of the rate of the same threads that only read.
     bandwidth_share: Option<f64>,

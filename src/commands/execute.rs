@@ -28,7 +28,7 @@ use crate::ring::{
 /// The result as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
-    /// Of the first sequence.
+    /// The tokens of the first sequence.
     token_ids: Vec<u32>,
     text: String,
     sequences: Vec<Sequence>,

@@ -29,7 +29,7 @@ mod listing {
 
     use hearth_gpu::tuning::{self, Timed};
     use hearth_gpu::virtual_tensor::WeightOrder;
-    use hearth_gpu::{AdapterFacts, Gpu, Mask, adapters};
+    use hearth_gpu::{AdapterFacts, CapabilityMask, Gpu, adapters};
     use hearth_profiles::Bytes;
     use hearth_workflow::Error;
     use hearth_workflow::files::write;
@@ -58,7 +58,7 @@ mod listing {
         group_threads: u32,
         /// Usable memory of the first adapter, if it shares the memory of the machine.
         memory_bytes: Option<u64>,
-        /// Of the first adapter.
+        /// The kernels of the first adapter.
         kernels: Option<Kernels>,
         /// Why the first adapter cannot be used.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ mod listing {
 
     pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
         let found = adapters();
-        let (opened, cannot_open) = match found.first().map(|_| Gpu::open(Mask::default())) {
+        let (opened, cannot_open) = match found.first().map(|_| Gpu::open(CapabilityMask::default())) {
             None => (None, None),
             Some(Ok(gpu)) => (Some(gpu), None),
             Some(Err(error)) if args.tune => return Err(Failure::running(error)),
@@ -148,7 +148,7 @@ mod listing {
         let micros = |timed: &Timed| (timed.mean() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
             return Err(Failure::running("the GPU has too few threads for any candidate")
-                .hint("leave --tune out: the layout for GPUs that are not tuned needs fewer"));
+                .hint("leave --tune out: the default layout needs fewer threads"));
         };
         let mut choices = tuned_kernels::choices();
         choices.set(gpu, best.tiling);

@@ -201,7 +201,7 @@ fn announce(state: &AppState, plan: &Plan, address: SocketAddr) -> Result<(), Fa
 struct RingSupervisor<'a> {
     builder: &'a RingBuilder,
     state: &'a AppState,
-    /// Of the running ring.
+    /// The cancel handle of the running ring.
     cancel_handle: RefCell<Option<CancelHandle>>,
 }
 

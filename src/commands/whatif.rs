@@ -22,7 +22,7 @@ struct Output<'o> {
     seed: u64,
     /// The unchanged scenario.
     base: &'o Evaluation,
-    /// By saved time, those without a time last.
+    /// Sorted by saved time; those without a time last.
     variants: &'o [RankedVariant],
     /// Ctrl-C ended it early.
     stopped: bool,

@@ -16,7 +16,7 @@ pub struct Overrides {
     pub rounds: Option<u32>,
     /// Layers of each device's window in ring order; the strategy is `manual` then, unless one is named.
     pub windows: Option<Vec<u32>>,
-    /// How many layers of each window are on the GPU.
+    /// The number of GPU layers of each window.
     pub gpu_layers: Option<Vec<u32>>,
     /// Every device gets a layer.
     pub keep_all: bool,

@@ -26,13 +26,13 @@ pub struct MemoryBudget {
     pub fits: bool,
     /// Weights that are read through the mapping for a token; on the head with the output matrix.
     pub weights: Bytes,
-    /// Of these the output matrix, and a row of the embedding.
+    /// The part of them that the output matrix and one embedding row take.
     pub head_weights: Bytes,
     /// The largest part of them that one window reads.
     pub largest_window: Bytes,
     /// GPU memory that the plan needs: weights, keys and values, buffers.
     pub gpu_needed: Bytes,
-    /// Of these the weights that are read through the mapping.
+    /// The part of it that is weights read through the file mapping.
     pub gpu_mapped: Bytes,
     /// The largest part of the weights that Metal keeps wired, where it does that.
     pub wired: Option<Bytes>,

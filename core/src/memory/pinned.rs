@@ -28,7 +28,7 @@ use crate::tensor::SlicedModel;
 pub struct PinnedMemory {
     /// Weights in main memory, a GPU's copies included.
     pub weights: Bytes,
-    /// Of these, those that the CPU reads for a token.
+    /// The part of them that the CPU reads for each token.
     pub read: Bytes,
     /// The whole model, while its slices are cut.
     pub loading: Bytes,

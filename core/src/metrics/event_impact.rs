@@ -9,12 +9,12 @@ use super::token_times::TokenTimes;
 /// Something before, during and after a run event; absent where there is no token.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phases {
-    /// Of tokens that were out before it began.
+    /// The value over tokens that were complete before the event began.
     pub before: Option<f64>,
-    /// Of tokens of which a part lay within it.
+    /// The value over tokens that overlap the event.
     #[serde(alias = "beside")]
     pub during: Option<f64>,
-    /// Of tokens begun after it ended.
+    /// The value over tokens that began after the event ended.
     pub after: Option<f64>,
 }
 

@@ -30,14 +30,14 @@ pub struct Intervals {
     /// Stretches that the tokens were cut into.
     #[serde(alias = "stretches")]
     pub batches: usize,
-    /// Of the time per token.
+    /// The half-width for the time per token.
     pub tpot: f64,
-    /// Of its terms; nothing is said of hidden disk time.
+    /// The half-width for each of its terms, without hidden disk time.
     pub terms: [f64; 7],
 }
 
 impl Intervals {
-    /// Those of a trace; none with fewer than two steps after the first.
+    /// Computes the intervals of a trace, `None` with fewer than two steps after the first.
     pub fn of(trace: &Trace) -> Option<Self> {
         let by_pass = group(&trace.records);
         let token_times = TokenTimes::grouped(trace, &by_pass);

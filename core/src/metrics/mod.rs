@@ -101,7 +101,7 @@ pub struct DeviceMetrics {
     pub resident_bytes: u64,
     /// Milliseconds of each token in which it computed, disk waits included.
     pub busy_ms: f64,
-    /// Of these, milliseconds of waiting for the disk.
+    /// The part of them that it waited for the disk.
     pub demand_disk_ms: f64,
     /// Milliseconds per token spent reading ahead from disk while no computation waited for the data.
     pub hidden_disk_ms: f64,

@@ -20,7 +20,7 @@ use hearth_schema::trace::Kind;
 pub struct SequenceMetrics {
     /// Which, from 0.
     pub sequence: u32,
-    /// From the run's begin to its first token.
+    /// Milliseconds from the start of the run to its first token.
     pub ttft_ms: f64,
     /// Its tokens after the first.
     pub tokens: u64,
@@ -37,13 +37,13 @@ pub struct SpeculationMetrics {
     pub tokens_per_step: f64,
     /// Tokens drafted.
     pub drafted: u64,
-    /// Of these, accepted by the large model.
+    /// The number of drafted tokens that the large model accepted.
     pub accepted: u64,
-    /// Of those that were looked at, the share accepted.
+    /// The share of the verified drafts that was accepted.
     pub acceptance: f64,
-    /// Of the mean time per token, drafting.
+    /// The part of the mean time per token spent drafting.
     pub draft_ms: f64,
-    /// Of the mean time per token, the rest.
+    /// The rest of the mean time per token.
     pub verify_ms: f64,
 }
 

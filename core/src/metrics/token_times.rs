@@ -64,12 +64,12 @@ pub struct FirstToken {
 pub struct TokenTimes {
     /// One for each sequence that has a token, in the order of their passes.
     pub first_tokens: Vec<FirstToken>,
-    /// In the order of the passes.
+    /// The decode steps, in the order of their passes.
     pub decode_steps: Vec<DecodeStep>,
 }
 
 impl TokenTimes {
-    /// Those of a trace.
+    /// Extracts the token times of a trace.
     pub fn of(trace: &Trace) -> Self {
         Self::grouped(trace, &super::group(&trace.records))
     }

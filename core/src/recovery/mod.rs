@@ -106,9 +106,9 @@ pub enum Step {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// No plan is at work, or another is looked for.
+    /// No plan is active, or the head searches for another.
     Planning {
-        /// Whether the ring at work is intact and goes on if there is no other plan.
+        /// Whether the current ring is intact and continues if no other plan is found.
         is_intact: bool,
     },
     Preparing,

@@ -76,7 +76,7 @@ pub enum Event {
     MemoryChanged,
     /// The outcome of [`Step::Measure`].
     Measured {
-        /// Bytes of page cache that the device can have before its share is touched, if known.
+        /// Bytes of page cache that the kernel can use before it evicts the device's share, if known.
         page_cache: Option<u64>,
         /// Bytes of the kept set that the system reports as evicted.
         evicted: u64,
@@ -149,9 +149,9 @@ impl Part {
 struct Piece {
     bytes: u64,
     kept: bool,
-    /// It has been in memory since it is kept: if it is missing, the system has evicted it.
+    /// Whether it was loaded since it is kept: if it is missing nevertheless, the system has evicted it.
     loaded: bool,
-    /// It takes up room in the buffer.
+    /// Whether it occupies part of the stream buffer.
     buffered: bool,
 }
 

@@ -209,9 +209,9 @@ impl Generation {
         Ok(accepted + 1)
     }
 
-    /// Restarts after a change of the ring: drops passes under way, and computes keys and values again. Returns the number of
-    /// tokens that enter again.
-    pub fn again(&mut self) -> u32 {
+    /// Restarts after a change of the ring: drops passes in flight, and recomputes keys and values. Returns the number
+    /// of tokens that are computed again.
+    pub fn restart(&mut self) -> u32 {
         self.ready.clear();
         self.entering.clear();
         let mut tokens = 0;

@@ -22,7 +22,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of a valid document.
+    /// Creates the sizes of a valid document.
     pub fn new(graphs: &Graphs) -> Self {
         let sizes: Vec<u64> = graphs.sizes.value.iter().map(|&size| u64::from(size)).collect();
         let mut sets: Vec<Vec<u64>> = Vec::new();

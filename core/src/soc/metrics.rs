@@ -49,7 +49,7 @@ pub struct Queue {
     pub max_ms: f64,
     /// The longest kernel.
     pub max_kernel_ms: f64,
-    /// Of the time, the part that kernels took.
+    /// The share of the time in which kernels ran.
     pub busy_share: f64,
     /// Whether a game can draw a frame in time between any two kernels.
     pub leaves_frames: bool,
@@ -67,7 +67,7 @@ pub struct Waiting {
 }
 
 impl SocMetrics {
-    /// Of a trace of one device, if it holds a SoC's kernels.
+    /// Computes the metrics of a trace of one device, `None` if it has no SoC kernels.
     pub fn of(trace: &Trace, soc: &Soc, strategy: Strategy) -> Option<Self> {
         trace.records.iter().find(|record| record.kind == Kind::Kernel)?;
         let prompt =
@@ -101,7 +101,7 @@ impl SocMetrics {
     }
 }
 
-/// From the first to the last line of some passes.
+/// Returns the time from the first to the last record of the selected passes.
 fn span(trace: &Trace, of: &impl Fn(u32) -> bool) -> Option<[u64; 2]> {
     let lines = || trace.records.iter().filter(|record| of(record.pass));
     Some([lines().map(|it| it.start).min()?, lines().map(|it| it.end).max()?])

@@ -59,7 +59,7 @@ impl<'a> Npu<'a> {
         self.array.weight_bits.value / 8.0 * matmul.weights() / self.bandwidth
     }
 
-    /// To whole tiles.
+    /// Rounds a side up to whole tiles.
     fn padded(&self, side: u64) -> f64 {
         let tile = u64::from(self.array.tile.value.max(1));
         (side.div_ceil(tile) * tile) as f64

@@ -34,13 +34,13 @@ pub enum Cut {
     Gpu,
     /// All on the NPU.
     Npu,
-    /// By rows of the weights.
+    /// Split by rows of the weights.
     Row,
-    /// By tokens, one graph.
+    /// Split by tokens, with one graph.
     Sequence,
-    /// By tokens, several graphs.
+    /// Split by tokens, with several graphs.
     MultiSequence,
-    /// By tokens and rows, or by rows of a padded prompt.
+    /// Split by tokens and rows, or by rows of a padded prompt.
     Hybrid,
 }
 
@@ -66,7 +66,7 @@ pub struct Solver<'a> {
     pub gpu: Gpu,
     /// The other.
     pub npu: &'a Npu<'a>,
-    /// For what the latter is ready.
+    /// The sizes for which the NPU has graphs.
     pub sizes: &'a Sizes,
     /// What waiting costs.
     pub sync: Sync,

@@ -40,7 +40,7 @@ impl Stage {
     }
 }
 
-/// Of stages one after another.
+/// The total time of stages that run one after another.
 pub fn total(stages: &[Stage]) -> Seconds {
     stages.iter().map(Stage::time).sum()
 }

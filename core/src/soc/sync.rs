@@ -21,14 +21,14 @@ pub const EVENTS: u32 = 2;
 /// The costs of an event: when partitions were solved, and when they run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sync {
-    /// In seconds, as partitions know it.
+    /// The cost in seconds that partitions are chosen with.
     pub planned: f64,
-    /// In seconds, as it is.
+    /// The actual cost in seconds.
     pub real: f64,
 }
 
 impl Sync {
-    /// Under these options.
+    /// The costs under these options.
     pub fn new(soc: &Soc, options: SocOptions) -> Self {
         let real = soc.synchronisation.event(options.synchronisation).0;
         let planned = match options.partitions {

@@ -23,7 +23,7 @@ use hearth_schema::plan::tensor::AllReduce;
 /// The pattern of messages of one all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collective {
-    /// Who adds up, and how the sum gets around.
+    /// The algorithm: which devices add up, and how the sum is distributed.
     pub pattern: AllReduce,
     /// How many devices take part.
     pub devices: usize,
@@ -49,7 +49,7 @@ impl Collective {
         }
     }
 
-    /// Who gets the message of this number, from 0.
+    /// The device that receives the message with this number, from 0.
     pub fn receiver(self, place: usize, number: usize) -> usize {
         match self.pattern {
             AllReduce::Star if place > 0 => 0,

@@ -158,7 +158,7 @@ proptest! {
             let table = LinkTable::new(scenario.links.clone());
             for (from, to) in [("a", "b"), ("b", "a")] {
                 if let Some(Connection::Wireless(path)) = table.connection(from, to) {
-                    let link = path.expected();
+                    let link = path.expected_link();
                     let (mean, time) = (path.mean(Bytes(1 << 20), true), link.time(Bytes(1 << 20)));
                     prop_assert!(mean.0.is_finite() && mean >= path.floor() && time.0.is_finite(), "{:?}", path);
                 }

@@ -6,13 +6,13 @@
 use hearth_gpu::measure::arbitrary_weights;
 use hearth_gpu::tuning::{candidates, product_seconds};
 use hearth_gpu::virtual_tensor::WeightOrder;
-use hearth_gpu::{Gpu, GpuError, Mask};
+use hearth_gpu::{CapabilityMask, Gpu, GpuError};
 use hearth_kernels::{KernelFormat, Matrix};
 
 /// Rows and inputs. source: assumed, the shape of a model of 1 to 3 billion weights
 const SIDE: usize = 2048;
 fn main() -> Result<(), GpuError> {
-    let gpu = match Gpu::open(Mask::default()) {
+    let gpu = match Gpu::open(CapabilityMask::default()) {
         Err(GpuError::NoAdapter) => {
             println!("no GPU that Vulkan, Metal or DX12 can reach");
             return Ok(());

@@ -18,7 +18,7 @@ use hearth_runtime::clock::{thread_cpu_nanos, wall_nanos};
 use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::{AcceleratedPlace, Accelerator, Backend, ComputeCost, Cpu, CpuLayers};
 
-use crate::device::{Gpu, Mask, Reservation};
+use crate::device::{CapabilityMask, Gpu, Reservation};
 use crate::error::GpuError;
 use crate::layers::{GpuLayers, Upload};
 
@@ -28,7 +28,7 @@ pub type WarningSink = Arc<dyn Fn(&str) + Send + Sync>;
 /// Returns an accelerator whose backends use this machine's GPU, which is opened when a plan first needs it. `upload`
 /// chooses the conversion of weights and the tiling of products.
 pub fn accelerator(
-    mask: Mask,
+    mask: CapabilityMask,
     upload: impl Fn(&Gpu) -> Upload + Send + Sync + 'static,
     warnings: WarningSink,
 ) -> Accelerator {

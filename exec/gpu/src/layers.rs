@@ -56,7 +56,7 @@ pub struct GpuLayers {
     layers: BTreeMap<u32, GpuLayer>,
     output: Option<OutputMatrix>,
     buffers: Buffers,
-    /// By first layer and end.
+    /// The assembled runs by first layer and end.
     runs: BTreeMap<(u32, u32), Runs>,
 }
 
@@ -205,7 +205,7 @@ impl GpuLayers {
                 .iter()
                 .map(|step| {
                     let own = (sequence as usize).min(step.launches.len() - 1);
-                    step.launches[own].of(step.grid.groups(tokens))
+                    step.launches[own].with_groups(step.grid.groups(tokens))
                 })
                 .collect();
             self.gpu.submit(&launches)?;

@@ -22,5 +22,5 @@ pub mod virtual_tensor;
 
 pub use backend::{WarningSink, accelerator};
 pub use conversion::Conversion;
-pub use device::{AdapterFacts, Capabilities, Gpu, Mask, adapters};
+pub use device::{AdapterFacts, Capabilities, CapabilityMask, Gpu, adapters};
 pub use error::GpuError;

@@ -25,7 +25,7 @@ pub struct GpuMatrix {
     pub packed: Packed,
     pub length: u32,
     pub rows: u32,
-    /// In the order of rows.
+    /// The parts, in the order of their rows.
     pub parts: Vec<MatrixPart>,
     pub tiling: Tiling,
 }

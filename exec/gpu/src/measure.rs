@@ -173,7 +173,8 @@ fn product(
     Ok(rates.sourced(FlopsPerSecond, &what))
 }
 
-/// Threads that read all of a buffer; what they found is needed, and never written.
+/// Measures the read bandwidth with a kernel whose threads read a whole buffer. They sum up what they read, so that the
+/// compiler keeps the reads, and never write the sum.
 fn reading(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<BytesPerSecond>, GpuError> {
     let of_group = READERS * TEXELS_OF_A_READER * 16;
     // Groups in one direction.

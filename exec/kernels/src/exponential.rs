@@ -10,7 +10,7 @@ const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 /// ln 2 with nine low bits cleared, so that n times it is exact, and the rest.
 const LN2_HIGH: f32 = 0.693_145_75;
 const LN2_LOW: f32 = 1.428_606_8e-6;
-/// Beyond these the result would leave the normal numbers.
+/// Outside these bounds the result would be subnormal or overflow.
 const LOWEST: f32 = -87.0;
 const HIGHEST: f32 = 88.0;
 

@@ -77,7 +77,7 @@ pub fn is_profitable(format: KernelFormat, tokens: usize) -> bool {
 }
 
 impl Panel {
-    /// Unpacks some blocks of each row; of a row that is not there, what was there before stays.
+    /// Unpacks some blocks of each row. Rows beyond the end of the matrix are left unchanged.
     #[inline(always)]
     fn unpack256<B: Block256>(&mut self, rows: &[&[B]; ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {

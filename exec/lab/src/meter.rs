@@ -25,9 +25,9 @@ use hearth_runtime::memory::GroupMemory;
 pub const TOLERANCE: f64 = 0.05;
 /// Below this many bytes for a token, pages of the program itself are a large share.
 const MIN_COMPARED_BYTES: f64 = (1 << 20) as f64;
-/// Between two readings of the throttles. Looking takes the devices' processors some microseconds.
+/// The interval at which the throttles are read. One read costs some microseconds of CPU time.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// Between two looks at the devices' memory, at least, in nanoseconds: as rarely as tells a peak that lasts.
+/// The minimum interval between two reads of the devices' memory, in nanoseconds; short enough to see a lasting peak.
 const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 
 /// A device to look at.
@@ -143,7 +143,7 @@ impl<'g> Meter<'g> {
 }
 
 impl DeviceUsage {
-    /// By what share the trace differs from the throttle, where that is more than can be expected.
+    /// Returns the relative difference between the trace and the throttle, if it is larger than expected.
     pub fn difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
         let apart = (trace - throttle).abs();

@@ -21,7 +21,7 @@ pub enum RingError {
         address: String,
         reason: String,
     },
-    /// Not all workers of the plan announce themselves.
+    /// Not all workers of the plan were discovered.
     Discovery {
         what: String,
         hint: Option<String>,

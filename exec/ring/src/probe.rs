@@ -37,15 +37,15 @@ const TRIAL: usize = 64 << 10;
 /// Activations of one token of a model of 8B: 4096 numbers.
 const ACTIVATIONS: usize = 16 << 10;
 
-/// Between two exchanges.
+/// The pause between two exchanges.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// For a peer to answer.
+/// The time limit for a peer's answer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// Between two exchanges, for the end that answers.
+/// The time limit between two exchanges on the answering side.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How much a link measurement may cost.
+/// The maximum cost of a link measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProbeEffort {
     /// Short exchanges.

@@ -71,7 +71,7 @@ pub(crate) struct Phase {
     /// The caller's own work, and its end.
     pub(crate) own: TimeSlice,
     pub(crate) own_end: u64,
-    /// From there until everyone had left.
+    /// From then until all threads had left.
     pub(crate) waited: TimeSlice,
     pub(crate) closed: u64,
 }

@@ -87,7 +87,7 @@ impl Cpu {
 
     /// Returns the same processors behind a residency barrier.
     #[must_use]
-    pub fn behind(self, barrier: ResidencyBarrier) -> Cpu {
+    pub fn with_barrier(self, barrier: ResidencyBarrier) -> Cpu {
         Cpu { barrier, ..self }
     }
 
@@ -228,7 +228,7 @@ impl Cpu {
 pub struct CpuLayers {
     weights: Arc<Weights>,
     cpu: Cpu,
-    /// By sequence and layer.
+    /// The KV caches by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
     buffers: Buffers,
 }

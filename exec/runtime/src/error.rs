@@ -52,7 +52,7 @@ pub enum ExecError {
     )]
     Dimensions {
         tensor: String,
-        /// In the file, row length first.
+        /// The dimensions in the file, row length first.
         found: Vec<u64>,
         expected: Vec<u64>,
     },

@@ -25,9 +25,9 @@ const SCALAR: InstructionSet = InstructionSet::SCALAR;
 #[derive(Debug)]
 pub struct Oracle {
     weights: Arc<Weights>,
-    /// By sequence and layer.
+    /// The KV caches by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
-    /// Of one thread; it measures.
+    /// A pool of one thread, used for its measurements.
     pool: Pool,
 }
 

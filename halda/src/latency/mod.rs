@@ -51,7 +51,7 @@ pub struct LatencyModel<'i> {
 pub struct Breakdown {
     /// T: seconds per token.
     pub seconds: f64,
-    /// In the instance's order of devices.
+    /// The terms of each device, in the instance's order.
     pub devices: Vec<DeviceTerms>,
     /// The device whose disk cannot keep up, and the seconds that the token waits for it; included in that device's
     /// disk term.

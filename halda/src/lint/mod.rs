@@ -25,7 +25,7 @@ pub use scenario::{late, scenario};
 pub enum Severity {
     /// The plan or scenario cannot run.
     Error,
-    /// It runs, but probably not as intended.
+    /// The plan runs, but probably not as intended.
     Warning,
     Note,
 }

@@ -159,7 +159,7 @@ fn wifi(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut im
         let hop = |station: &String, other: &DeviceEntry| match cluster.links.connection(station, &other.name)
         {
             Some(Connection::Wireless(way)) if *station != other.name => {
-                Some(way.expected().time(activation))
+                Some(way.expected_link().time(activation))
             }
             _ => None,
         };

@@ -151,7 +151,7 @@ struct Processor {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// To the next k, among the factors of L or among all numbers.
+    /// Changes k to the next factor of L, or to the next number.
     Rounds { more: bool, factors: bool },
     /// Moves one layer of a round; the round grows or shrinks by it if one side is missing.
     Layer { from: Option<Processor>, to: Option<Processor> },

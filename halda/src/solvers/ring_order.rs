@@ -21,7 +21,7 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::min_plus_convolution;
 use crate::solvers::shortest_cycle::{ShortestCycles, short_cycle, with_missing_devices};
 
-/// Up to here all subsets are tried (source: assumed; a second of work at most, by measurement).
+/// The largest number of devices for which all subsets are tried (source: assumed; at most a second of work, measured).
 pub const MAX_DEVICES: usize = 12;
 
 /// The largest number of additions in the search over subsets (source: measured, half a nanosecond each).

@@ -18,7 +18,7 @@ const CORES: [f64; 2] = [0.01, 1024.0];
 const PERIODS: [f64; 2] = [1e-3, 1.0];
 
 /// The period of a quota that emulates a slow processor.
-/// source: docs/decisions/0012: the shortest with which long work is right within 7 %
+/// source: docs/decisions/0012: the shortest period with which the duration of long work is within 7 %
 pub const PERIOD: Seconds = Seconds(0.01);
 
 /// A quota of processor time.

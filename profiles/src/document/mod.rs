@@ -23,7 +23,7 @@ const KINDS: [&str; 6] = ["device", "model", "plan", "published", "scenario", "t
 /// Errors of a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// Not YAML, or not this schema's YAML.
+    /// Text that is not YAML, or YAML that does not match the schema.
     #[error("{what}{}", place(*.line, *.column))]
     Content {
         what: String,

@@ -17,7 +17,7 @@ const PART_LIMIT: u32 = 10_000;
 
 /// The split keys of a header.
 struct Place {
-    /// From 0.
+    /// The number of the part, from 0.
     number: u32,
     count: u32,
     tensors: Option<u64>,

@@ -31,9 +31,9 @@ pub const REPORTING_SEGMENTS: u64 = 3;
 /// How a device is connected to the access point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Endpoint<'a> {
-    /// Over Wi-Fi.
+    /// A device on Wi-Fi.
     Station { index: usize, channel: &'a WifiChannel, rate: BytesPerSecond },
-    /// By a wire.
+    /// A device on a cable.
     Wire(&'a Link),
 }
 
@@ -133,7 +133,7 @@ impl<'a> WirelessPath<'a> {
     }
 
     /// A constant link with the mean time of a message of one transmission.
-    pub fn expected(&self) -> Link {
+    pub fn expected_link(&self) -> Link {
         let tcp = self.tcp;
         // As for a message of many segments; a shorter one loses a little less.
         let [by_timer, _] = losses(tcp.loss.value.0, REPORTING_SEGMENTS);
@@ -293,7 +293,7 @@ mod tests {
         let floor = delay + bytes;
         let found = path.mean(Bytes(32768), false);
         assert!(found.0 > floor && found.0 < floor + 1e-7, "{} and {floor}", found.0);
-        close(path.expected().time(Bytes(32768)), found.0);
+        close(path.expected_link().time(Bytes(32768)), found.0);
         close(Seconds(path.rate().0), 50e6);
         // Without any spread it is the sum by hand.
         let sharp = WifiChannel {

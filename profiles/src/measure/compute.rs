@@ -30,8 +30,7 @@ pub const BATCH: usize = 128;
 /// Weights in a row: whole blocks of every format, and a usual width.
 const COLUMNS: usize = 2048;
 
-/// Up to this many formats are measured in all rounds.
-/// source: assumed
+/// The number of formats up to which every round measures all of them. source: assumed
 const FEW_FORMATS: usize = 3;
 
 /// Products with a cached matrix in one call.

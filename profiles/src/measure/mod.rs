@@ -41,7 +41,7 @@ pub enum MeasureError {
 }
 
 impl MeasureError {
-    /// For `map_err` on file operations.
+    /// Returns the closure for `map_err` on file operations.
     pub(super) fn file(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| MeasureError::File { verb, path, source }

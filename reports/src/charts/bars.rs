@@ -44,7 +44,7 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
     stacked("breakdown", "Breakdown of the mean time per token", &bars, max)
 }
 
-/// For each device of a run: its computing and waiting for a token, and its reading ahead.
+/// Charts for each device of a run its computing and waiting per token, and its reading ahead.
 pub fn devices(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
     run.metrics.tpot_ms?;
     let title = format!("{}: work of each device for a token", run.heading());

@@ -17,7 +17,7 @@ const LETTER: f64 = 6.2 / 266.0;
 /// A position on the horizontal axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Position {
-    /// From 0 on the left to 1 on the right.
+    /// The horizontal position, from 0 on the left to 1 on the right.
     pub fraction: f64,
     pub label: String,
 }
@@ -48,7 +48,7 @@ impl LineChart {
         self.drawing("lines").map(|drawing| drawing.standalone())
     }
 
-    /// As a drawing with that identifier.
+    /// Draws the chart under the identifier `id`.
     pub(crate) fn drawing(&self, id: &str) -> Option<Drawing> {
         let numbers = self.series.iter().flat_map(|series| &series.values).flatten().copied();
         let max = numbers.filter(|number| number.is_finite()).fold(0.0, f64::max);

@@ -64,7 +64,7 @@ pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
 struct Readings {
     /// Device, seconds since the first reading, and value.
     values: Vec<(usize, f64, u64)>,
-    /// From the first to the last.
+    /// The duration from the first to the last sample.
     seconds: f64,
 }
 

@@ -166,7 +166,7 @@ fn centred(class: Class) -> TextStyle<'static> {
     text(class).pos(Pos::new(HPos::Center, VPos::Bottom))
 }
 
-/// At most `count` round values from zero to `max`.
+/// Returns at most `count` round values from zero to `max`.
 fn round_values(max: f64, count: usize) -> Vec<f64> {
     RangedCoordf64::from(0.0..max).key_points(count)
 }

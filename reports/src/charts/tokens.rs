@@ -104,7 +104,7 @@ fn times(runs: &[(&Run, &Trace)]) -> Vec<Vec<f64>> {
     runs.iter().map(|(_, trace)| of(trace)).collect()
 }
 
-/// At most [`MAX_POINTS`] points: place, from 1, and mean of as many groups.
+/// Averages groups of times into at most [`MAX_POINTS`] points: position, from 1, and mean.
 fn thin(times: &[f64]) -> Vec<(f64, f64)> {
     let group = times.len().div_ceil(MAX_POINTS).max(1);
     times

@@ -33,7 +33,7 @@ pub enum Role {
     Term,
     /// The mean time per token, which the terms sum to.
     Total,
-    /// Not part of the sum.
+    /// A quantity outside the sum.
     #[serde(alias = "beside")]
     Other,
 }
@@ -129,9 +129,9 @@ pub struct PublishedCell {
 /// All runs of a report, and the pairs among them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// In the order the traces were given.
+    /// The runs in the order of the given traces.
     pub runs: Vec<Run>,
-    /// In the order of their first run.
+    /// The pairs in the order of their first run.
     pub pairs: Vec<Pair>,
     /// Warnings about the comparison.
     pub notes: Vec<String>,

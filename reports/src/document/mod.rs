@@ -53,7 +53,7 @@ impl Text {
         self
     }
 
-    /// As plain characters.
+    /// Returns the text without markup.
     pub fn plain(&self) -> String {
         self.0
             .iter()

@@ -30,7 +30,7 @@ const THREADS: [(Resource, &str); 7] = [
     (Resource::Npu, "npu"),
 ];
 
-/// Of these, those whose second, third, .. threads follow all their first ones.
+/// The number of these lanes whose second, third, .. threads follow all their first ones.
 const INTERLEAVED: usize = 6;
 
 /// The first thread of the NPU, beyond all threads of other steps.

@@ -62,7 +62,7 @@ pub struct Spread {
 #[serde(untagged)]
 pub enum Result {
     Ran(Simulated),
-    /// It has no plan, or its plan cannot be simulated.
+    /// There is no plan, or its plan cannot be simulated.
     Refused {
         refused: String,
     },

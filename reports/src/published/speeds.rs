@@ -48,7 +48,7 @@ pub struct GpuRun {
 #[serde(deny_unknown_fields)]
 pub struct GpuPeaks {
     pub compute: Sourced<FlopsPerSecond>,
-    /// Of reading weights and KV cache.
+    /// The bandwidth of reading weights and KV cache.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
@@ -96,7 +96,7 @@ pub struct Mean {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Speeds {
-    /// In the order of rows and systems.
+    /// All speeds, in the order of rows and systems.
     pub all: Vec<Speed>,
     pub prefill: Option<Mean>,
     pub decode: Option<Mean>,

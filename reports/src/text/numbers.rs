@@ -26,19 +26,19 @@ impl Fixed {
         Self { units: self.units.saturating_sub(other.units), digits: self.digits }
     }
 
-    /// As text, with a minus sign where needed.
+    /// Formats the number with a typographic minus sign.
     pub fn text(self) -> String {
         let sign = if self.units < 0 { "\u{2212}" } else { "" };
         format!("{sign}{}", self.magnitude())
     }
 
-    /// As text for machines: an ASCII minus.
+    /// Formats the number for machines, with an ASCII minus.
     pub fn plain(self) -> String {
         let sign = if self.units < 0 { "-" } else { "" };
         format!("{sign}{}", self.magnitude())
     }
 
-    /// As text that always has a sign, unless it is zero.
+    /// Formats the number with a sign, unless it is zero.
     pub fn signed(self) -> String {
         if self.units > 0 { format!("+{}", self.magnitude()) } else { self.text() }
     }

@@ -145,7 +145,7 @@ impl RankAgreement {
 /// An acceptance criterion.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Criterion {
-    /// In words.
+    /// The criterion in words.
     pub text: String,
     /// The value that was found, `None` if no scenario has it.
     pub value: Option<f64>,

@@ -193,7 +193,7 @@ pub struct PlannedDevice {
     pub role: Role,
     /// Layers in one window: w_m.
     pub window: u32,
-    /// Of these on the GPU, the first ones: n_m.
+    /// The number of these layers on the GPU, the first ones of the window: n_m.
     pub gpu_layers: u32,
     /// How it keeps its weights.
     #[serde(default)]

@@ -29,7 +29,7 @@ pub enum AllReduce {
     AllGather,
     /// Workers send to the head, which adds up and sends the sum to each.
     Star,
-    /// In parts around a ring: reduce-scatter, then all-gather.
+    /// A ring all-reduce: reduce-scatter, then all-gather.
     Ring,
     /// All send at once on one channel and receive the sum; its time is given.
     OverTheAir,
@@ -67,14 +67,14 @@ pub struct TensorPlan {
     /// `over-the-air`: the time of one all-reduce, whatever the number of devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub air_time: Option<Seconds>,
-    /// In which format partial results travel.
+    /// The format of partial results on the network.
     pub values: Format,
     #[serde(default)]
     pub head_loads: HeadLoads,
     /// The tokens of a prompt that enter at once, for systems with a small limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u32>,
-    /// In which format the head holds the embedding; that of its other weights if absent.
+    /// The format of the embedding on the head; that of its other weights if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_as: Option<Format>,
     /// The devices' shares, in the order of the plan.

@@ -55,6 +55,6 @@ pub struct SimContext<'a> {
     pub engine: &'a mut Engine<Event>,
     /// The trace so far.
     pub records: &'a mut Vec<Record>,
-    /// To be processed by the simulation afterwards.
+    /// Messages that the simulation processes afterwards.
     pub outgoing: &'a mut Vec<Outgoing>,
 }

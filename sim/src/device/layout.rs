@@ -21,7 +21,7 @@ use crate::page_cache::Chunk;
 /// The chunks of the file, and those that a device uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// For each layer of the model, its chunks, if this device reads it through the mapping.
+    /// The chunks of each layer of the model that this device reads through the mapping.
     layers: Vec<Option<Range<Chunk>>>,
     embedding: Range<Chunk>,
     output: Range<Chunk>,

@@ -94,7 +94,7 @@ pub struct DeviceSim<'a> {
     disk_timer: Timer,
     disk_set: Option<Nanos>,
     residency: WeightResidency,
-    rows_alone: bool,
+    reads_single_rows: bool,
     /// Embedding rows read so far, in units of one row's read.
     rows: BTreeSet<u64>,
     /// Bytes read beside the page cache, or before it was replaced.
@@ -121,7 +121,7 @@ pub struct DeviceConfig<'a> {
     pub storage: Storage,
     pub residency: WeightResidency,
     /// Whether an embedding row is read without its surroundings.
-    pub rows_alone: bool,
+    pub reads_single_rows: bool,
 }
 
 fn idle_cpu(device: &Device) -> Cpu {
@@ -153,7 +153,7 @@ impl<'a> DeviceSim<'a> {
             disk_timer: engine.timer(),
             disk_set: None,
             residency: config.residency,
-            rows_alone: config.rows_alone,
+            reads_single_rows: config.reads_single_rows,
             rows: BTreeSet::new(),
             read_before: Bytes::ZERO,
             drafter: config.drafter,
@@ -391,12 +391,12 @@ impl<'a> DeviceSim<'a> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
         let time = self.cpu_cost().embed(1);
         let chunk = self.storage.chunk();
-        let unit = if self.rows_alone { Bytes(row_bytes.0.next_multiple_of(PAGE)) } else { chunk };
+        let unit = if self.reads_single_rows { Bytes(row_bytes.0.next_multiple_of(PAGE)) } else { chunk };
         let segment = |position: u32| {
             let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, chunk);
-            let stays = self.rows_alone && self.residency.is_left_to_system();
+            let stays = self.reads_single_rows && self.residency.is_left_to_system();
             let is_resident = stays && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
             let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
             Segment { chunks, time, unit }

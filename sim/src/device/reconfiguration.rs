@@ -103,7 +103,8 @@ impl<'a> DeviceSim<'a> {
     /// has chunks of another size; then it starts empty.
     pub fn reconfigure(&mut self, config: DeviceConfig<'a>) {
         (self.schedule, self.layout, self.residency) = (config.schedule, config.layout, config.residency);
-        (self.drafter, self.uploads, self.rows_alone) = (config.drafter, config.uploads, config.rows_alone);
+        (self.drafter, self.uploads, self.reads_single_rows) =
+            (config.drafter, config.uploads, config.reads_single_rows);
         if self.storage.chunk() != config.storage.chunk() {
             self.read_before += self.storage.delivered();
             self.storage = config.storage;

@@ -101,7 +101,7 @@ pub fn device_config<'a>(
         storage,
         layout,
         residency,
-        rows_alone: managed || !in_order,
+        reads_single_rows: managed || !in_order,
     }
 }
 

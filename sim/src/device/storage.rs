@@ -65,7 +65,7 @@ impl KernelCosts {
 pub enum Touch {
     /// The chunk is in memory.
     Ready,
-    /// It is being read: wait until [`Storage::arrived`] returns it.
+    /// The chunk is being read: wait until [`Storage::arrived`] returns it.
     Pending,
     /// There is no room for it yet: [`Storage::retry`] after [`Storage::take_kernel_time`].
     NoRoom,

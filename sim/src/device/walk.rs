@@ -54,7 +54,7 @@ enum Waiting {
     Room(Chunk),
     /// This chunk, or pages read beside the cache.
     Chunk(Chunk),
-    /// It has arrived: the thread is being woken.
+    /// The chunk has arrived and the thread is being woken.
     Woken(Chunk),
     Helper,
 }

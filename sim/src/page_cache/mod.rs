@@ -54,7 +54,7 @@ pub enum Access {
     Hit,
     /// A read of it is in progress: wait for its arrival.
     InFlight,
-    /// It must be read, by [`PageCache::prefetch`] and whatever read-ahead adds.
+    /// The chunk must be read, by [`PageCache::prefetch`] and possibly by read-ahead.
     Absent,
 }
 
@@ -82,9 +82,9 @@ pub struct Counters {
     /// Reads started.
     pub fetched: u64,
     pub evicted: u64,
-    /// Of these, those by [`PageCache::release`].
+    /// The part of them evicted by [`PageCache::release`].
     pub released: u64,
-    /// Of these, those by [`PageCache::discard`].
+    /// The part of them evicted by [`PageCache::discard`].
     pub discarded: u64,
     /// Used chunks among the rest, which reclaim unmaps.
     pub unmapped: u64,

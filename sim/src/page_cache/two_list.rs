@@ -104,7 +104,7 @@ struct Scan {
 enum Reclaim {
     Freed,
     Nothing,
-    /// Not finished: continue later.
+    /// The scan is not finished: continue later.
     Again,
 }
 

@@ -25,7 +25,7 @@ pub struct DiskSpeed {
     pub explicit: BytesPerSecond,
     /// A limit on all flows together, as a cgroup's.
     pub throttle: Option<BytesPerSecond>,
-    /// From the submission to an idle disk to the first byte.
+    /// The time from submitting to an idle disk to the first byte.
     pub latency: Seconds,
 }
 

@@ -45,9 +45,9 @@ const MAX_IDLE_EVENTS: u32 = 20_000_000;
 /// The devices of a run and their order in the ring.
 #[derive(Debug, Clone)]
 pub(crate) struct Ring<'a> {
-    /// By slot: the first plan's devices in ring order, then those that joined the ring later.
+    /// The devices by slot: the first plan's in ring order, then those that joined the ring later.
     pub(crate) devices: Vec<DeviceSim<'a>>,
-    /// By slot: the index in the cluster's members.
+    /// The index in the cluster's members, by slot.
     pub(crate) members: Vec<usize>,
     pub(crate) memories: Vec<DeviceMemory>,
     /// The slots of the current plan, in its order; the head's is 0 in every plan.

@@ -22,9 +22,9 @@ pub struct Held {
 /// The members of the cluster that are unreachable.
 #[derive(Debug, Clone)]
 pub struct Reachability {
-    /// For each member, the number of events that cut it off.
+    /// The number of active events that disconnect each member.
     cut: Vec<u32>,
-    /// For each member, when it became unreachable.
+    /// The time at which each member became unreachable.
     since: Vec<Nanos>,
     held: Vec<Held>,
 }

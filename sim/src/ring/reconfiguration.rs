@@ -328,7 +328,7 @@ impl<'a> Simulation<'a> {
 
     /// Records the new plan.
     fn record_replanned(&mut self, missing: Option<String>) {
-        let again = self.passes.generation.again();
+        let again = self.passes.generation.restart();
         let plan = Plan::clone(self.recovery.plan());
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));

@@ -38,7 +38,7 @@ pub enum Action {
 #[derive(Debug, Clone)]
 pub struct EventTimeline {
     events: Vec<(Event, Change)>,
-    /// By time, then in the order of insertion.
+    /// The actions by time, then in the order of insertion.
     queue: BTreeMap<(Nanos, u32), Action>,
     next_sequence: u32,
     /// Events that begin with a token, by its number.

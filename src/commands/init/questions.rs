@@ -85,7 +85,7 @@ impl<R: BufRead> Questions<R> {
             crate::output::say_stderr!("{question}{brackets}");
             let mut line = String::new();
             let length = self.answers.read_line(&mut line).map_err(|error| {
-                Failure::running(format!("cannot read the answer: {error}")).hint("answer by flags instead")
+                Failure::running(format!("cannot read the answer: {error}")).hint("use flags instead")
             })?;
             let answer = if line.trim().is_empty() { default } else { line.trim() };
             match read(answer) {
@@ -94,7 +94,7 @@ impl<R: BufRead> Questions<R> {
                     self.wrong += 1;
                     if length == 0 || self.wrong > MAX_WRONG {
                         return Err(Failure::unusable(format!("`{answer}`: {why}"))
-                            .hint("answer by flags instead, see `hearth init --help`"));
+                            .hint("use flags instead, see `hearth init --help`"));
                     }
                     crate::output::say_stderr!("`{answer}`: {why}");
                 }

@@ -38,7 +38,7 @@ pub struct DeviceProcesses<'a> {
 /// The start times of events.
 #[derive(Debug, Default, PartialEq)]
 struct Timeline {
-    /// For each event its start, if known, and whether it has started.
+    /// For each event, its start, if known, and whether it has started.
     starts: Vec<(Option<Duration>, bool)>,
     tokens: u32,
 }

@@ -45,7 +45,7 @@ struct Output {
     repeats: Vec<RunOutput>,
     /// The digest of the prediction, which is written before the run.
     prediction: String,
-    /// For each measured run.
+    /// One entry per measured run.
     steadiness: Vec<Steadiness>,
 }
 

@@ -33,7 +33,7 @@ pub struct Budget<'p> {
 }
 
 impl Budget<'static> {
-    /// For strategies that do not search.
+    /// The budget of strategies that do not search.
     pub const NONE: Budget<'static> = Budget { seconds: 0, evaluations: None, progress: &Silent };
 }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hearth_profiles::model::shipped;
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 
-use super::table::{AFTER, BEFORE, cells};
+use super::table::{INDEX_COLUMNS, RESULT_COLUMNS, cells};
 use super::values::{Kind, quantity};
 use crate::Error;
 
@@ -23,13 +23,14 @@ pub fn draw(table: &str) -> Result<String, Error> {
 pub fn of_table(table: &str) -> Result<LineChart, Error> {
     let mut lines = table.lines().skip(1);
     let columns = lines.next().map(cells).unwrap_or_default();
-    let fields = columns.len().saturating_sub(BEFORE.len() + AFTER.len());
+    let fields = columns.len().saturating_sub(INDEX_COLUMNS.len() + RESULT_COLUMNS.len());
     let column = |name: &str| columns.iter().rposition(|column| column == name);
-    let (Some(across), Some(tpot), true) = (columns.get(BEFORE.len()), column("tpot_ms"), fields > 0) else {
+    let (Some(across), Some(tpot), true) = (columns.get(INDEX_COLUMNS.len()), column("tpot_ms"), fields > 0)
+    else {
         return Err(Error::invalid("no field varies, so there is nothing to draw").hint("add --vary"));
     };
     let rows: Vec<Vec<String>> = lines.map(cells).filter(|row| row.len() == columns.len()).collect();
-    let (first, second) = (BEFORE.len(), (fields > 1).then_some(BEFORE.len() + 1));
+    let (first, second) = (INDEX_COLUMNS.len(), (fields > 1).then_some(INDEX_COLUMNS.len() + 1));
     let names = in_order(rows.iter().map(|row| row[first].as_str()));
     let others = in_order(rows.iter().map(|row| second.map_or("", |second| row[second].as_str())));
     let mut times: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();

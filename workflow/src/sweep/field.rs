@@ -39,7 +39,7 @@ pub struct Documents {
 /// What varies.
 #[derive(Debug)]
 pub struct Field {
-    /// As it is named in the table.
+    /// The name in the table.
     pub path: String,
     /// The new value.
     pub values: Values,

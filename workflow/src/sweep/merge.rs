@@ -9,7 +9,7 @@ use super::table::{Head, cells};
 use super::values::MAX_ROWS;
 use crate::Error;
 
-/// How many missing rows are named.
+/// The number of missing rows that are listed.
 const NAMED: usize = 5;
 
 /// A table and where it was read.

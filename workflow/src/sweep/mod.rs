@@ -120,7 +120,7 @@ impl Sweep {
         Ok(sweep)
     }
 
-    /// How many rows it has.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.fields.iter().map(|field| field.values.0.len()).product::<usize>() * self.repeat
     }

@@ -19,9 +19,9 @@ use crate::evaluation::Evaluation;
 const MARK: &str = "# hearth sweep/1, ";
 
 /// Columns before the fields.
-pub const BEFORE: [&str; 1] = ["index"];
+pub const INDEX_COLUMNS: [&str; 1] = ["index"];
 /// Columns after the fields.
-pub const AFTER: [&str; 10] = [
+pub const RESULT_COLUMNS: [&str; 10] = [
     "seed",
     "strategy",
     "rounds",
@@ -72,8 +72,12 @@ impl fmt::Display for Head {
 pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> String {
     let head = Head { digest: sweep.digest.clone(), rows: sweep.rows(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
-    let columns: Vec<String> =
-        BEFORE.map(str::to_owned).into_iter().chain(fields).chain(AFTER.map(str::to_owned)).collect();
+    let columns: Vec<String> = INDEX_COLUMNS
+        .map(str::to_owned)
+        .into_iter()
+        .chain(fields)
+        .chain(RESULT_COLUMNS.map(str::to_owned))
+        .collect();
     let rows = csv::write([columns].into_iter().chain(rows.iter().map(fields_of)));
     format!("{head}\n{}", String::from_utf8_lossy(&rows))
 }

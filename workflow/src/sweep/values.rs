@@ -26,7 +26,7 @@ const LARGEST_COUNT: f64 = (1u64 << 53) as f64;
 /// One value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting {
-    /// As a document would have it.
+    /// The spelling in a document.
     pub spelled: String,
     /// What stands in the document's tree.
     pub json: Value,
@@ -58,7 +58,7 @@ impl Values {
 /// The quantity that a number stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Of things.
+    /// A number of things.
     Count,
     /// A size.
     Bytes,

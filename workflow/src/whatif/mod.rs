@@ -18,9 +18,9 @@ use crate::{Error, LoadedScenario, Progress, workers};
 pub struct Ranking {
     /// Absent if it was cancelled before.
     pub base: Option<Evaluation>,
-    /// Those that save most first, then those without a time.
+    /// Sorted by saved time; those without a time last.
     pub variants: Vec<RankedVariant>,
-    /// How many variants there are; fewer are ranked if it was cancelled.
+    /// The number of variants; fewer are ranked if the run was cancelled.
     pub count: usize,
 }
 
@@ -31,7 +31,7 @@ pub struct RankedVariant {
     pub kind: Kind,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// How much less time a token takes than in the scenario as it is; negative if it takes more.
+    /// The saved time per token relative to the unchanged scenario; negative if it takes longer.
     pub saved_ms: Option<f64>,
     #[serde(flatten)]
     pub evaluation: Evaluation,

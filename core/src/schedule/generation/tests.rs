@@ -75,7 +75,7 @@ fn a_ring_that_begins_again_computes_all_tokens_so_far_as_prompts() {
     generation.begin();
     assert_eq!(generation.begin().map(shape).as_deref(), Some("0:10+3/2!"));
     assert_eq!(generation.output(6, 1), Ok(2));
-    assert_eq!((generation.again(), generation.next_pass()), (33, 7));
+    assert_eq!((generation.restart(), generation.next_pass()), (33, 7));
     let refused = GenerationError::NotAwaited { pass: 3 };
     assert_eq!(generation.output(3, 0), Err(refused), "it was given up");
     let again = ["0:0+8/0", "0:8+5/0!", "1:0+8/0", "1:8+2/0!", "2:0+8/0", "2:8+2/0!"];
@@ -95,7 +95,7 @@ fn prompts_have_lengths_of_their_own_and_a_text_may_come_to_an_end() {
     generation.give_up(1);
     assert_eq!(generation.begin().map(shape).as_deref(), Some("0:3+3/2!"));
     assert_eq!((generation.begin(), generation.is_over()), (None, false));
-    assert_eq!(generation.again(), 4, "what has ended does not enter again");
+    assert_eq!(generation.restart(), 4, "what has ended does not enter again");
     assert_eq!(generation.begin().map(shape).as_deref(), Some("0:0+4/0!"));
     assert_eq!(generation.output(5, 0), Ok(1));
     generation.give_up(0);
@@ -129,7 +129,7 @@ fn a_text_enters_behind_what_its_slot_holds() {
     assert_eq!(enter(&mut generation), ["0:4+1/0!"]);
     // After the ring has begun again nothing is held.
     assert_eq!(generation.output(5, 0), Ok(1));
-    generation.again();
+    generation.restart();
     assert_eq!((generation.held(0), generation.enter(0, 5, 9, 1)), (0, Ok(0)));
 }
 
@@ -181,7 +181,7 @@ proptest! {
                 }
                 3 => generation.give_up(sequence),
                 4 if much % 8 == 0 => {
-                    generation.again();
+                    generation.restart();
                     under_way.clear();
                     known.fill(0);
                 }
@@ -242,7 +242,7 @@ proptest! {
             prop_assert!(!under_way.is_empty(), "someone is waited for");
             let (which, accepted) = choices.next().expect("endless");
             if accepted % 7 == 6 && !std::mem::replace(&mut began_again, true) {
-                generation.again();
+                generation.restart();
                 under_way.clear();
                 let unfinished = |(known, tokens): (&mut u32, &u32)| {
                     *known = if *tokens == generate { *known } else { 0 };

@@ -1,7 +1,7 @@
 //! The capabilities of an adapter that kernels use.
 //!
-//! ML Drift paper, section 3.4: what a device has selects the variant of a kernel. Here it is asked; a [`Mask`] takes
-//! away, so that every variant can be run on one machine.
+//! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries them; a
+//! [`CapabilityMask`] removes some, so that every variant can be tested on one machine.
 
 use super::memory::BUDGET_PERCENT;
 
@@ -25,9 +25,9 @@ pub struct Capabilities {
     pub group_threads: u32,
 }
 
-/// Capabilities that are not used although the device has them.
+/// Device capabilities to ignore, for tests and comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Mask {
+pub struct CapabilityMask {
     /// No packed products.
     pub packed_dot: bool,
     /// No exchange between lanes.
@@ -54,7 +54,7 @@ pub struct AdapterFacts {
 impl Capabilities {
     /// Returns the capabilities that the mask leaves.
     #[must_use]
-    pub fn without(self, mask: Mask) -> Capabilities {
+    pub fn without(self, mask: CapabilityMask) -> Capabilities {
         let max = mask.binding_bytes.unwrap_or(u64::MAX);
         Capabilities {
             packed_dot: self.packed_dot && !mask.packed_dot,

@@ -75,7 +75,7 @@ impl Drop for Reservation {
 
 impl Gpu {
     /// Returns the bytes taken.
-    pub fn memory_taken(&self) -> u64 {
+    pub fn memory_used(&self) -> u64 {
         self.memory_budget.taken.load(Ordering::Relaxed)
     }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub use adapter::{AdapterFacts, Capabilities, Mask, adapters};
+pub use adapter::{AdapterFacts, Capabilities, CapabilityMask, adapters};
 pub use buffers::{Params, Tensor};
 pub(crate) use memory::Reservation;
 pub use pipelines::{Binding, Launch};
@@ -53,7 +53,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Gpu {
     /// Opens the best adapter: a discrete GPU before an integrated one before a software driver. What `mask` takes away
     /// is not used, whatever the adapter has.
-    pub fn open(mask: Mask) -> Result<Gpu, GpuError> {
+    pub fn open(mask: CapabilityMask) -> Result<Gpu, GpuError> {
         let (adapter, facts) = adapter::best().ok_or(GpuError::NoAdapter)?;
         let capabilities = facts.capabilities.without(mask);
         let failed = |why: String| GpuError::Open { adapter: facts.name.clone(), why };

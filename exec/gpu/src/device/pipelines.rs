@@ -25,9 +25,9 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns the launch with another number of groups.
+    /// Returns the launch with another number of workgroups.
     #[must_use]
-    pub fn of(&self, groups: [u32; 3]) -> Launch {
+    pub fn with_groups(&self, groups: [u32; 3]) -> Launch {
         Launch { groups, ..self.clone() }
     }
 }

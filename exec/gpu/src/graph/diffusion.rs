@@ -31,7 +31,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// As the ML Drift paper has them.
+    /// The fusions of the ML Drift paper.
     pub const FUSED: Kernels = Kernels { attention: true, gate: true, norm: true };
 }
 

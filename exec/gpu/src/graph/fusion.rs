@@ -166,7 +166,7 @@ mod tests {
         Numbers { layers: 32, tokens, context: 1280, element_bytes: 2 }
     }
 
-    /// As the other planner's graphs: only element-wise operations folded.
+    /// The fusions of the compared planner's graphs: only element-wise operations are folded.
     const PUBLISHED: Fusion =
         Fusion { pointwise: true, residual: Residual::IntoProduct, rotary_layout: false, attention: false };
 

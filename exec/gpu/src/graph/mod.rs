@@ -28,7 +28,7 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// Of a layer, in the order of `hearth_runtime::LayerWeights`.
+    /// All matrices of a layer, in the order of `hearth_runtime::LayerWeights`.
     pub const ALL: [Matrix; 7] = [
         Matrix::Query,
         Matrix::Key,
@@ -46,10 +46,10 @@ pub enum Norm {
     Attention,
     QueryHeads,
     KeyHeads,
-    /// Of the output of attention.
+    /// Applied to the output of attention.
     PostAttention,
     FeedForward,
-    /// Of the output of the feed-forward block.
+    /// Applied to the output of the feed-forward block.
     PostFeedForward,
     Output,
 }
@@ -126,7 +126,7 @@ pub struct Node {
 /// Launches in their order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Graph {
-    /// By number.
+    /// The tensors by number.
     pub tensors: Vec<Tensor>,
     pub nodes: Vec<Node>,
 }

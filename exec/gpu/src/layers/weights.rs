@@ -17,7 +17,7 @@ use crate::virtual_tensor::{Storage, WeightOrder};
 
 #[derive(Debug)]
 pub(super) struct GpuLayer {
-    /// In the order of `crate::graph::Matrix`.
+    /// The matrices in the order of `crate::graph::Matrix`.
     pub(super) matrices: Vec<GpuMatrix>,
     pub(super) biases: Vec<Option<Tensor>>,
     attention_norm: Tensor,

@@ -105,7 +105,7 @@ pub fn improved(records: &[Record]) -> Objects {
     assignment.finish()
 }
 
-/// Of the i-th largest tensors at each operation, the largest.
+/// For each i, the largest of the i-th largest tensors of all operations.
 fn positional_maxima(records: &[Record]) -> Vec<u64> {
     let mut maxima: Vec<u64> = Vec::new();
     // What lives changes for the worse only where a tensor begins.

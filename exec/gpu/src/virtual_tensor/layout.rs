@@ -57,7 +57,7 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Of the four axes BHWC.
+    /// Creates a shape with the four axes BHWC.
     pub fn bhwc(batch: u32, height: u32, width: u32, channels: u32) -> Result<Shape, ShapeError> {
         Shape::new(batch, height, width, 1, channels)
     }

@@ -35,7 +35,7 @@ pub enum WeightOrder {
     Interleaved,
 }
 
-/// A place among several 2-D objects.
+/// The position of a weight: object, texel and lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WeightTexel {
     pub object: u32,

@@ -8,7 +8,7 @@ use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::attention::AttentionKernel;
 use hearth_gpu::kernels::rotate::{Heads, RotateKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
-use hearth_gpu::{Gpu, Mask};
+use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_runtime::CacheFormat;
 use hearth_runtime::rope::Pairs;
 
@@ -138,7 +138,7 @@ fn laid_back(found: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
 #[test]
 fn attention_over_a_cache_of_weights_is_plain_attention() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else {
+    let Some(gpu) = open(CapabilityMask::default()) else {
         return;
     };
     let mut worst = [0.0f32; 2];

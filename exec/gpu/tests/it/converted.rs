@@ -12,7 +12,7 @@ use hearth_gpu::kernels::packing::Packed;
 use hearth_gpu::kernels::product::{Stage, Tiling};
 use hearth_gpu::layers::Upload;
 use hearth_gpu::matrix::GpuMatrix;
-use hearth_gpu::{Gpu, Mask};
+use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_kernels::{KernelFormat, Matrix, dequantise};
 use hearth_profiles::model::Architecture;
 use hearth_runtime::{CacheFormat, CacheOptions};
@@ -108,7 +108,7 @@ fn both_stages_have_the_integers_of_the_oracle() {
 #[test]
 fn nan_in_a_row_changes_only_its_results() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut values = numbers(8 * 64, 1);
     values[3 * 64 + 5] = f32::NAN;
     let bytes: &[u8] = bytemuck::cast_slice(&values);
@@ -124,7 +124,7 @@ fn nan_in_a_row_changes_only_its_results() {
 #[test]
 fn converted_models_stay_near_the_original() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let tokens: Vec<u32> = (0..24).map(|at| (at * 37 + 11) % 512).collect();
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     for architecture in [Architecture::Llama, Architecture::Gemma2] {
@@ -152,7 +152,7 @@ fn converted_models_stay_near_the_original() {
 #[test]
 fn converted_trained_model_mostly_chooses_the_golden_tokens() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let whole = std::slice::from_ref(&(0..8));
     for (conversion, least) in [(Conversion::Q8, 0.95), (Conversion::Mixed, 0.9)] {
         let upload = Upload { tiling: Tiling::USUAL, conversion };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hearth_gpu::device::Params;
-use hearth_gpu::{GpuError, Mask};
+use hearth_gpu::{CapabilityMask, GpuError};
 use hearth_runtime::clock::wall_nanos;
 
 use crate::gpu::{alone, open};
@@ -28,7 +28,7 @@ fn busy() -> String {
 #[test]
 fn gpu_that_times_out_stays_lost() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let tensor = gpu.zeros("a tensor", 16).unwrap();
     gpu.set_deadline(Duration::ZERO);
     let error = gpu.read::<f32>(&tensor, 4).unwrap_err();
@@ -45,7 +45,7 @@ fn gpu_that_times_out_stays_lost() {
 #[test]
 fn waiting_for_a_busy_gpu_ends_at_the_deadline() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     if gpu.facts().is_software() {
         eprintln!("SKIPPED: a software driver computes while it takes a submission");
         return;

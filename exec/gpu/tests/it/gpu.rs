@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hearth_gpu::{Gpu, GpuError, Mask};
+use hearth_gpu::{CapabilityMask, Gpu, GpuError};
 
 /// Returns a GPU for the test of this thread, without what the mask takes away; prints that the test is skipped where
 /// there is none.
-pub fn open(mask: Mask) -> Option<Arc<Gpu>> {
+pub fn open(mask: CapabilityMask) -> Option<Arc<Gpu>> {
     match Gpu::open(mask) {
         Ok(gpu) => Some(Arc::new(gpu)),
         Err(GpuError::NoAdapter) => {

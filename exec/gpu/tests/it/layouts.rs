@@ -3,7 +3,7 @@
 use hearth_gpu::device::{Binding, Params};
 use hearth_gpu::kernels::reorder;
 use hearth_gpu::virtual_tensor::{Shape, Storage};
-use hearth_gpu::{Gpu, Mask};
+use hearth_gpu::{CapabilityMask, Gpu};
 
 use crate::gpu::{alone, open};
 
@@ -43,7 +43,7 @@ fn through(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>) {
 #[test]
 fn tensors_survive_a_copy_through_every_layout() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     for shape in [Shape::bhwc(1, 2, 3, 5), Shape::bhwc(2, 3, 4, 9), Shape::bhwc(3, 1, 70, 64)] {
         let shape = shape.unwrap();
         for storage in Storage::ALL {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::layers::{GpuLayers, Upload};
-use hearth_gpu::{Gpu, GpuError, Mask, WarningSink};
+use hearth_gpu::{CapabilityMask, Gpu, GpuError, WarningSink};
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::sampler::greedy;
@@ -183,7 +183,7 @@ fn check(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>]) {
 #[test]
 fn the_trained_model_chooses_the_golden_tokens() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let all = std::slice::from_ref(&(0..8));
     check(&gpu, "psalm-7m-q4_k.gguf", &[]);
     check(&gpu, "psalm-7m-q4_k.gguf", &[0..2, 4..7]);
@@ -255,8 +255,8 @@ fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<
 #[test]
 fn every_architecture_has_the_logits_of_the_oracle() {
     let _alone = alone();
-    let plain = Mask { packed_dot: true, subgroups: true, half: true, ..Mask::default() };
-    let [Some(full), Some(plain)] = [Mask::default(), plain].map(open) else {
+    let plain = CapabilityMask { packed_dot: true, subgroups: true, half: true, ..CapabilityMask::default() };
+    let [Some(full), Some(plain)] = [CapabilityMask::default(), plain].map(open) else {
         return;
     };
     let (tokens, upload): (Vec<u32>, Upload) =
@@ -287,7 +287,7 @@ fn every_architecture_has_the_logits_of_the_oracle() {
 /// A GPU fails after two passes: the rows are those of the oracle, and one warning names the failure.
 fn check_fallback(failure: impl Fn(&Gpu), message: &str) {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let weights = synthetic(Architecture::Llama, "q4_k");
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let tokens: Vec<u32> = (0..30).map(|at| (at * 37 + 11) % 512).collect();
@@ -324,7 +324,7 @@ fn run_continues_when_the_gpu_times_out() {
 fn run_continues_when_the_gpu_is_out_of_memory() {
     // Not even the next row finds a place on its way back.
     check_fallback(
-        |gpu| gpu.set_memory_limit(gpu.memory_taken()),
+        |gpu| gpu.set_memory_limit(gpu.memory_used()),
         "has not enough memory for a copy from the GPU",
     );
 }
@@ -335,10 +335,10 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
     let weights = synthetic(Architecture::Llama, "q8_0");
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let fits = |bytes: u64| {
-        let gpu = open(Mask { memory_bytes: Some(bytes), ..Mask::default() })?;
+        let gpu = open(CapabilityMask { memory_bytes: Some(bytes), ..CapabilityMask::default() })?;
         let made = gpu_layers(&gpu, &weights, 0..4, true, cache, Tiling::USUAL);
         assert!(gpu.memory_limit() <= Some(bytes));
-        let taken = gpu.memory_taken();
+        let taken = gpu.memory_used();
         Some(made.map(|layers| (layers, taken)).map_err(|error| (error, taken)))
     };
     let Some(made) = fits(1 << 30) else { return };
@@ -355,7 +355,7 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
 #[test]
 fn upload_reports_its_progress() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let reports: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
     let sink = reports.clone();
@@ -374,7 +374,7 @@ fn upload_reports_its_progress() {
 #[test]
 fn cache_larger_than_a_binding_is_refused() {
     let _alone = alone();
-    let mask = Mask { binding_bytes: Some(1 << 20), ..Mask::default() };
+    let mask = CapabilityMask { binding_bytes: Some(1 << 20), ..CapabilityMask::default() };
     let Some(gpu) = open(mask) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let made = |context| {
@@ -400,10 +400,10 @@ fn shared_memory_is_counted_once() {
     let weights = synthetic(Architecture::Llama, "q8_0");
     let cache = CacheOptions { context: 4000, format: CacheFormat::F32, sequences: 1 };
     let taken = |owned: Range<u32>| {
-        let gpu = open(Mask::default())?;
+        let gpu = open(CapabilityMask::default())?;
         let part = place(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
         let (backend, _) = accelerated(&gpu, part, Tiling::USUAL.into());
-        Some((gpu.memory_taken(), backend.cache_bytes(), gpu.facts().kind))
+        Some((gpu.memory_used(), backend.cache_bytes(), gpu.facts().kind))
     };
     let Some((alone, own_caches, kind)) = taken(0..1) else { return };
     let (beside, all_caches, _) = taken(0..4).unwrap();

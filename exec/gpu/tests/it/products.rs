@@ -8,7 +8,7 @@ use hearth_gpu::kernels::packing::Packed;
 use hearth_gpu::kernels::product::{Stage, Tiling};
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::tuning::candidates;
-use hearth_gpu::{GpuError, Mask};
+use hearth_gpu::{CapabilityMask, GpuError};
 use hearth_kernels::{KernelFormat, Matrix};
 use hearth_runtime::oracle;
 
@@ -102,22 +102,22 @@ pub fn product<T: bytemuck::Pod>(
 }
 
 /// Every way to use the device.
-pub fn masks() -> [(Mask, &'static str); 5] {
-    let all = Mask::default();
+pub fn masks() -> [(CapabilityMask, &'static str); 5] {
+    let all = CapabilityMask::default();
     [
         (all, "all of the device"),
-        (Mask { packed_dot: true, ..all }, "no packed products"),
-        (Mask { half: true, ..all }, "no half precision"),
-        (Mask { subgroups: true, ..all }, "no subgroups"),
-        (Mask { packed_dot: true, subgroups: true, half: true, ..all }, "nothing of the device"),
+        (CapabilityMask { packed_dot: true, ..all }, "no packed products"),
+        (CapabilityMask { half: true, ..all }, "no half precision"),
+        (CapabilityMask { subgroups: true, ..all }, "no subgroups"),
+        (CapabilityMask { packed_dot: true, subgroups: true, half: true, ..all }, "nothing of the device"),
     ]
 }
 
 /// All that tuning may choose, where all of the device is used; else one of each layout.
-pub fn tilings(gpu: &Gpu, mask: Mask) -> Vec<Tiling> {
+pub fn tilings(gpu: &Gpu, mask: CapabilityMask) -> Vec<Tiling> {
     let all = candidates(gpu.capabilities());
     assert!(all.contains(&Tiling::USUAL) && all.contains(&Tiling::BY_OUTPUT));
-    if mask == Mask::default() { all } else { vec![Tiling::USUAL, Tiling::BY_OUTPUT] }
+    if mask == CapabilityMask::default() { all } else { vec![Tiling::USUAL, Tiling::BY_OUTPUT] }
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn products_equal_the_oracle_in_every_variant() {
 #[test]
 fn batches_of_every_size_equal_the_oracle() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else {
+    let Some(gpu) = open(CapabilityMask::default()) else {
         return;
     };
     for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
@@ -157,7 +157,7 @@ fn batches_of_every_size_equal_the_oracle() {
 #[test]
 fn long_rows_are_rounded_in_chunks() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
         // 128 threads round 4096 inputs at once; the last chunk is not full.
         let case = Case::new(packed.stored().unwrap(), 8, 4096 * 2 + 512, 1);
@@ -168,7 +168,7 @@ fn long_rows_are_rounded_in_chunks() {
 #[test]
 fn a_matrix_that_is_larger_than_a_binding_is_split() {
     let _alone = alone();
-    let mask = Mask { binding_bytes: Some(128 << 10), ..Mask::default() };
+    let mask = CapabilityMask { binding_bytes: Some(128 << 10), ..CapabilityMask::default() };
     let Some(gpu) = open(mask) else { return };
     for packed in [Packed::Q8_0, Packed::Q6K] {
         let [one, many] = [1, 5].map(|tokens| Case::new(packed.stored().unwrap(), 1000, 512, tokens));
@@ -206,7 +206,7 @@ fn both_stages_have_the_same_integers() {
 #[test]
 fn formats_and_dimensions_without_a_kernel_are_refused() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let upload = |format: KernelFormat, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length).unwrap()];
         GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::USUAL).unwrap_err()

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
-use hearth_gpu::{Gpu, Mask, WarningSink};
+use hearth_gpu::{CapabilityMask, Gpu, WarningSink};
 use hearth_profiles::Document;
 use hearth_ring::LocalModel;
 use hearth_ring::execution::{Outbox, StageRunner};
@@ -93,7 +93,7 @@ fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
 #[test]
 fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);
@@ -116,7 +116,7 @@ fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
 #[test]
 fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_gpu::kernels::product::Tiling;
-use hearth_gpu::{Gpu, Mask};
+use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::model::Architecture;
 use hearth_ring::wire::activations::round;
 use hearth_runtime::{AcceleratedPlace, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
@@ -85,9 +85,9 @@ fn tokens(count: u32, seed: u32) -> Vec<u32> {
 #[test]
 fn sequences_have_caches_of_their_own() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
-    let (kernels, taken) = (gpu.kernels(), gpu.memory_taken());
+    let (kernels, taken) = (gpu.kernels(), gpu.memory_used());
     assert!(kernels > 0);
     // Of different lengths, one after the other and in angles.
     for (sequence, first, count) in [
@@ -105,13 +105,13 @@ fn sequences_have_caches_of_their_own() {
         let off = pair.pass(sequence, &rows, first);
         assert!(off < BOUND, "sequence {sequence} from {first}: {off}");
     }
-    assert_eq!((gpu.kernels(), gpu.memory_taken()), (kernels, taken), "a pass finds all that it needs");
+    assert_eq!((gpu.kernels(), gpu.memory_used()), (kernels, taken), "a pass finds all that it needs");
 }
 
 #[test]
 fn rolled_back_positions_leave_no_trace() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
     for (number, (back_to, count)) in
         [(0, 33), (9, 1), (10, 20), (3, 2), (0, 6), (6, 1)].into_iter().enumerate()
@@ -133,7 +133,7 @@ fn rolled_back_positions_leave_no_trace() {
 #[test]
 fn rolled_back_nan_leaves_no_trace() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
     let rows = pair.rows(&tokens(9, 1));
     pair.pass(0, &rows, 0);
@@ -155,16 +155,16 @@ fn rolled_back_nan_leaves_no_trace() {
 #[test]
 fn rows_rounded_after_every_layer_equal_the_oracle() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, Some(round));
-    let (bytes, kernels, taken) = (pair.gpu.cache_bytes(), gpu.kernels(), gpu.memory_taken());
+    let (bytes, kernels, taken) = (pair.gpu.cache_bytes(), gpu.kernels(), gpu.memory_used());
     for (first, count) in [(0, 12), (12, 1), (13, 1), (14, 20)] {
         let rows = pair.rows(&tokens(count, first));
         let off = pair.pass(0, &rows, first);
         println!("{count} tokens in f16 from {first}: relative RMS {off:.1e}");
         assert!(off < ROUNDED_BOUND, "{count} tokens from {first}: {off}");
         assert_eq!(pair.gpu.cache_bytes(), bytes, "memory is taken at the beginning");
-        assert_eq!((gpu.kernels(), gpu.memory_taken()), (kernels, taken), "so are kernels made");
+        assert_eq!((gpu.kernels(), gpu.memory_used()), (kernels, taken), "so are kernels made");
     }
     // What is kept for the case of a loss is kept once per window, whether rows are rounded between layers or not.
     let plain = Pair::new(&gpu, CACHE, None).gpu.cache_bytes();
@@ -177,7 +177,7 @@ fn rows_rounded_after_every_layer_equal_the_oracle() {
 fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
     let _alone = alone();
     for lost_at in [0, 1, 2, 3] {
-        let Some(gpu) = open(Mask::default()) else { return };
+        let Some(gpu) = open(CapabilityMask::default()) else { return };
         let weights = synthetic(Architecture::Llama, "f16");
         let part =
             AcceleratedPlace { after_layer: Some(round), ..place(&weights, &windows(), &windows(), CACHE) };

@@ -2,7 +2,7 @@
 
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::tuning::{self, Choices, candidates};
-use hearth_gpu::{Mask, measure};
+use hearth_gpu::{CapabilityMask, measure};
 use hearth_profiles::measure::Effort;
 use hearth_profiles::{Bytes, Format, Sourced};
 
@@ -11,7 +11,7 @@ use crate::gpu::{alone, open};
 #[test]
 fn the_fastest_candidate_is_remembered_for_the_adapter() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let timed = tuning::measure(&gpu).unwrap();
     assert_eq!(timed.len(), candidates(gpu.capabilities()).len());
     // Three formats, of a token and of a batch.
@@ -31,7 +31,7 @@ fn the_fastest_candidate_is_remembered_for_the_adapter() {
 #[test]
 fn a_gpu_is_measured_in_the_terms_of_a_device_document() {
     let _alone = alone();
-    let Some(gpu) = open(Mask::default()) else { return };
+    let Some(gpu) = open(CapabilityMask::default()) else { return };
     let (memory, buffers) = (Sourced::new(Bytes::mib(512), "a test"), Sourced::new(Bytes::mib(8), "a test"));
     let formats = [Format::Q4K, Format::F16, Format::Q2K];
     let profile = measure::measure(&gpu, Tiling::USUAL, &formats, memory, buffers, &Effort::token()).unwrap();

@@ -182,13 +182,13 @@ dots256! {
     dot_q5_k: BlockQ5K, load_q5_k, group_q5_k, unsigned, subtract_minima32;
 }
 
-/// Of a block with sub-blocks of 16.
+/// An unpacked block with sub-blocks of 16 weights.
 struct Loaded16 {
     scale: f32,
     minimum: f32,
     /// Eight scales twice, for each half of the block; i16.
     scales: [__m256i; 2],
-    /// What each sum of 16 activations is multiplied by; i16.
+    /// The factor of each sum of 16 activations; i16.
     subtracted: __m256i,
     /// High bits, one per group.
     high: __m256i,
@@ -199,7 +199,7 @@ struct Loaded32 {
     scale: f32,
     minimum: f32,
     scale_pairs: [u32; 8],
-    /// What each sum of 16 activations is multiplied by; i16.
+    /// The factor of each sum of 16 activations; i16.
     subtracted: __m256i,
     /// High bits, one per group.
     high: __m256i,

@@ -13,7 +13,7 @@ use super::Scaled;
 pub(crate) struct BlockQ2K {
     /// Low four bits the scale, high four the minimum.
     pub(crate) packed: [u8; 16],
-    /// Of each half of 128 weights, 32 bytes with two bits of four groups each.
+    /// 32 bytes for each half of 128 weights, with two bits of four groups each.
     pub(crate) quants: [u8; 64],
     scale: [u8; 2],
     minimum: [u8; 2],
@@ -146,7 +146,7 @@ impl BlockQ4K {
 }
 
 impl BlockQ5K {
-    /// As in `BlockQ4K`.
+    /// The same as for `BlockQ4K`.
     #[inline(always)]
     pub(crate) fn scales_and_minima(&self) -> (u64, u64) {
         scales_and_minima(&self.packed)

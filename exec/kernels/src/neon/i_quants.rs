@@ -34,7 +34,7 @@ impl Unpack for BlockIq4Xs {
     }
 }
 
-/// In eighths.
+/// Weights are unpacked in units of an eighth.
 impl Unpack for BlockIq1S {
     const GROUP: usize = 32;
 

@@ -250,7 +250,7 @@ fn add_products<const FOURS: usize, const T: usize>(
     }
 }
 
-/// Of each lane's two 16-bit numbers the lower one, or the upper one, twice.
+/// Duplicates the lower, or the upper, 16-bit number of each lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn twice(numbers: Pair, upper: bool) -> Pair {

@@ -171,7 +171,7 @@ impl Block256 for BlockQ6K {
     }
 }
 
-/// In eighths; entries of the grid are eight too large.
+/// Weights are unpacked in units of an eighth; entries of the grid are eight too large.
 impl Block256 for BlockIq1S {
     const OFFSET: i32 = 9;
     const LARGEST: i32 = 18;

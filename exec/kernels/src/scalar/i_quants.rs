@@ -15,8 +15,8 @@ pub(crate) fn dot_iq4_xs(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     sum
 }
 
-/// In eighths, so that the shift of a sub-block is an integer: 8 g + 1 or 8 g - 1, times the sub-block's scale. An
-/// eighth of the block's scale is exact.
+/// Computes in units of an eighth, so that the shift of a sub-block is an integer: 8 g + 1 or 8 g - 1, times the
+/// sub-block's scale. An eighth of the block's scale is exact.
 pub(crate) fn dot_iq1_s(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockIq1S>(row).iter().enumerate() {

@@ -29,10 +29,10 @@ use crate::wire::{BrokenLink, DataEvent, Frame, Message, PeerAddress, Transport}
 use hearth_runtime::accelerator::Progress;
 use hearth_runtime::clock::wall_nanos;
 
-/// For a neighbour that has just said that it is prepared.
+/// The time limit for connecting to a neighbour that has just reported that it is prepared.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
-/// For a lost device to answer before a request begins without it.
-/// source: assumed, what a person who waits for a first token does not mind
+/// The time that a request waits for a lost device to answer before it begins without that device. source: assumed, an
+/// acceptable addition to the time to first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// The head's side of a session.
@@ -43,7 +43,7 @@ pub(super) struct Coordinator<T: Transport> {
     listener: HeadListener,
     pub(super) reconfiguration: Reconfiguration,
     runner: Option<StageRunner>,
-    /// For the runner, when the next request begins.
+    /// Samplers that the runner receives when the next request begins.
     samplers: Option<Samplers>,
     pub(super) log: EventLog,
     pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,

@@ -46,7 +46,7 @@ pub(super) struct EventLog {
 }
 
 impl EventLog {
-    /// Of a request that begins now over this ring.
+    /// Creates the log of a request that begins now on this ring.
     pub(super) fn new(plan: &Plan, on_run_event: Option<OnRunEvent>) -> Self {
         let devices = plan.devices.iter().map(|device| device.name.clone()).collect();
         Self { on_run_event, started: wall_nanos(), devices, ..Self::default() }

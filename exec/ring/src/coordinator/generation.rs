@@ -19,9 +19,9 @@ use crate::execution::{Samplers, StageRunner, TraceLines};
 use crate::wire::{Frame, Message, Transport};
 use hearth_runtime::clock::wall_nanos;
 
-/// For the workers to send their traces after a request that ended well.
+/// The time limit for workers to send their traces after a successful request.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
-/// After a request that failed: a device that cannot answer at once is left out.
+/// The same after a failed request: a device that cannot answer at once is left out.
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The result of a request.

@@ -12,8 +12,7 @@ use crate::execution::LocalModel;
 use crate::wire::{FileOutline, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline};
 use hearth_runtime::fetched::{CHUNK, hash};
 
-/// Between two requests of a worker that fetches: it may have to check its files first.
-/// source: assumed
+/// The time limit between two requests of a fetching worker, which may have to check its files first. source: assumed
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
 
 /// Sends chunks of a model to a worker that has connected for them.

@@ -55,7 +55,7 @@ impl Default for RingOptions {
 /// The head's reaction to the loss of a device.
 #[derive(Clone, Default)]
 pub enum RecoveryPolicy {
-    /// It ends the request.
+    /// The request fails.
     Never,
     /// The others take its layers, in proportion to their own.
     #[default]

@@ -21,7 +21,7 @@ use crate::error::{RingError, protocol_error};
 use crate::execution::{PassOutput, TraceLines};
 use crate::wire::{DataEvent, Message, Transport};
 
-/// For a deadline beyond what a clock holds. source: assumed, longer than any pass
+/// The wait that replaces a deadline beyond the range of the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 
 /// Passes in flight for each device of the ring. Two keep a device at work while the next pass is on its way; more would
@@ -121,7 +121,7 @@ impl PassPipeline {
         }
         // The next ring begins with all tokens so far. Asked twice, the generation answers the same.
         let mut resumed = self.generation.clone();
-        let (recomputed, first_pass) = (resumed.again(), resumed.next_pass());
+        let (recomputed, first_pass) = (resumed.restart(), resumed.next_pass());
         coordinator.reconfiguration.resume_at(first_pass, recomputed);
         let steps = coordinator.handle(event)?;
         if !steps.is_empty() {

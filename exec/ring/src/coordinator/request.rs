@@ -21,7 +21,7 @@ pub struct SequenceRequest {
 
 /// What to generate.
 pub struct GenerationRequest {
-    /// At least one.
+    /// The sequences; at least one.
     pub sequences: Vec<SequenceRequest>,
     /// The most new tokens of each sequence.
     pub max_new_tokens: u32,
@@ -29,7 +29,7 @@ pub struct GenerationRequest {
     pub micro_batch: u32,
     /// Tokens that the draft model proposes at a time; 0 drafts nothing.
     pub draft_tokens: u32,
-    /// After which tokens a sequence stops, if any.
+    /// The tokens that end a sequence, if any.
     pub stop_tokens: Vec<u32>,
     /// Name and seed for the trace.
     pub scenario: String,

@@ -29,15 +29,15 @@ const MAX_PASSES_PER_REPORT: usize = 256;
 /// The interval of collecting traces on a slow ring, so that its metrics move.
 /// source: assumed
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
-/// Between two attempts to take a lost device in again.
-/// source: assumed, what a person who waits for a first token does not mind
+/// The interval at which the head tries to reconnect to a lost device. source: assumed, an acceptable addition to the
+/// time to first token
 const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A request to a ring that serves.
 pub struct Request {
-    /// At least one token.
+    /// The prompt; at least one token.
     pub prompt: Vec<u32>,
-    /// At least one.
+    /// The maximum number of new tokens; at least one.
     pub max_new_tokens: u32,
     /// Turns logits into tokens.
     pub sampler: SampleFn,

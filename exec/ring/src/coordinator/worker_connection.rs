@@ -28,7 +28,7 @@ use crate::wire::{
 };
 use hearth_runtime::clock::wall_nanos;
 
-/// Between two pings.
+/// The interval between two pings.
 const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL);
 /// Without a frame for this time, a worker counts as lost.
 const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
@@ -38,7 +38,7 @@ const OFFSET_PINGS: u64 = 8;
 /// An event in the head's inbox.
 #[derive(Debug)]
 pub(super) enum HeadEvent {
-    /// From its data connections.
+    /// An event of the worker's data connections.
     Data(DataEvent),
     /// An answer of a worker over a control connection, by its number.
     Message { connection: u64, frame: Frame },

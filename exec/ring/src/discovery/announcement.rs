@@ -28,20 +28,19 @@ pub(super) const VERSION: &str = "protocol";
 /// A name is at most so long, in bytes: a label of DNS.
 /// source: RFC 1035, section 2.3.4
 pub const MAX_NAME: usize = 63;
-/// Between two checks of the records that the mDNS daemon caches.
-/// source: assumed
+/// The interval at which the record cache of the mDNS daemon is checked. source: assumed
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Records of others after which it is started anew: peers on the network decide how many there are.
 /// source: assumed, some megabytes
 const MAX_RECORDS: i64 = 20_000;
-/// For the last message, that this worker is gone, to be sent.
+/// The time limit for sending the goodbye message.
 const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Where announcements are sent and heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MdnsScope {
     pub port: u16,
-    /// On this machine only.
+    /// Whether to announce and listen on the loopback interface only.
     pub loopback: bool,
 }
 
@@ -80,7 +79,7 @@ impl AnnouncementError {
     }
 }
 
-/// A worker's announcement; taken back when dropped.
+/// A worker's announcement, withdrawn when dropped.
 #[derive(Debug)]
 pub struct Announcement {
     stop: Sender<()>,
@@ -88,7 +87,7 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// Of the worker of this name that listens here.
+    /// Announces the worker of this name at this address.
     pub fn start(
         name: &str,
         listening: SocketAddr,

@@ -33,13 +33,12 @@ const MAX_CALLS: usize = 32;
 const MAX_OTHERS: usize = 16;
 /// Announcements that wait to be read.
 const QUEUE_LEN: usize = 64;
-/// For one address to answer the handshake.
-/// source: assumed, some round trips of a bad Wi-Fi
+/// The time limit for the handshake with one address. source: assumed, some round trips of a bad Wi-Fi
 const CALL_DEADLINE: Duration = Duration::from_secs(2);
-/// After all are found: another device may claim a name, or a better address may come.
-/// source: assumed, several round trips of a home's network
+/// The extra time after all workers are found: another device may claim the same name, or a better address may arrive.
+/// source: assumed, several round trips of a home network
 const SETTLE: Duration = Duration::from_millis(300);
-/// Between two checks whether the search is over.
+/// The interval at which the search checks whether it is complete.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why the workers of a plan are not all found.
@@ -120,7 +119,7 @@ type CallResult = Option<Result<(), String>>;
 /// The answers of one worker.
 #[derive(Debug, Default)]
 struct Candidates {
-    /// By address: which instance, and how the call ended if it has.
+    /// For each address, the instance and the outcome of the connection attempt, if it has ended.
     calls: BTreeMap<SocketAddr, (String, CallResult)>,
     /// Announcements that could not be called at.
     rejected: BTreeSet<String>,
@@ -311,8 +310,8 @@ fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, Disco
     Ok(services)
 }
 
-/// Who announces itself within a time, by name, with the likeliest of its addresses. Nobody is called: these are hints,
-/// at most sixteen of them.
+/// Lists the services announced within `limit`, by name, with the most likely address of each. Connects to none of
+/// them: these are hints, at most sixteen of them.
 pub async fn browse(
     limit: Duration,
     scope: MdnsScope,

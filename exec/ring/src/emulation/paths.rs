@@ -47,7 +47,7 @@ const MAX_HOLD: u64 = 3_600_000_000_000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedPath {
-    /// From the last byte sent to its arrival, the overhead included; the median if it is drawn.
+    /// The time from sending the last byte to its arrival, including overhead; the median if it is random.
     pub latency: Seconds,
     /// The standard deviation of the delay's logarithm; 0 if it is always the same.
     #[serde(default)]
@@ -55,7 +55,7 @@ pub struct EmulatedPath {
     /// The overhead of a message on the medium, without its bytes.
     #[serde(default)]
     pub overhead: Seconds,
-    /// How fast bytes pass; as fast as they do, if absent.
+    /// The bandwidth limit; none if absent.
     #[serde(default)]
     pub bandwidth: Option<BytesPerSecond>,
     /// The file that stands for a medium that others use too.

@@ -11,7 +11,7 @@ use crate::error::{RingError, protocol_error};
 /// The thread that a stage computes on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// On threads of their own.
+    /// On a separate thread.
     #[default]
     OwnThread,
     /// In the task that serves them; nothing else happens in the runtime meanwhile.

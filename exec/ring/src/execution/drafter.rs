@@ -38,7 +38,7 @@ pub struct Drafter {
     layers: Range<u32>,
     /// Bytes of weights that one pass over it touches.
     pub weight_bytes: u64,
-    /// For each sequence, the tokens whose keys and values are cached.
+    /// The tokens of each sequence whose keys and values are cached.
     read: Vec<Vec<u32>>,
     cost: ComputeCost,
     passes: u32,

@@ -112,7 +112,7 @@ impl LocalModel {
             return Err(RingError::plan("a head needs the whole model, and this one was fetched in part"));
         }
         self.check_memory(plan, place)?;
-        let cpu = Cpu::new(pool.clone()).behind(barrier);
+        let cpu = Cpu::new(pool.clone()).with_barrier(barrier);
         let cache = cache_options(plan);
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
         let output = place == 0 && plan.output == Processor::Gpu;

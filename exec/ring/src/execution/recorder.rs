@@ -37,7 +37,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// For the device at a place in the ring.
+    /// Creates the recorder of the device at a place in the ring.
     pub fn new(device: u16) -> Self {
         let counter = ReadCounter::of_this_process();
         Self { device, lines: TraceLines::default(), read_before: counter.bytes(), counter }

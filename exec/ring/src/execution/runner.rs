@@ -456,13 +456,13 @@ impl StageRunner {
         Ok(tokens)
     }
 
-    /// Who has carried out a step that the plan gave to this processor: a GPU that is lost has none of it, not even the
-    /// step in which it was.
+    /// Returns the processor that carried out a step planned for `planned`: not a lost GPU, not even for the step in
+    /// which it was lost.
     fn carried_out_by(&self, planned: Processor) -> Processor {
         if self.stage.has_gpu() { planned } else { Processor::Cpu }
     }
 
-    /// On the processor that the plan says, as long as that can.
+    /// Computes logits on the planned processor if it still works, otherwise on the CPU.
     fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, ComputeCost), RingError> {
         if processor == Processor::Gpu
             && let Some((logits, cost)) = self.stage.logits(hidden)

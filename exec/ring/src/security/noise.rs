@@ -26,13 +26,13 @@ use crate::wire::ENCRYPTED_PREFIX;
 const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// A point and a tag.
 const FLIGHT: usize = 32 + 16;
-/// From the first byte to the last; shorter than a worker's wait for a hello, so that this error comes
-/// first.
+/// The time limit of the whole handshake; shorter than a worker's wait for a hello, so that this error comes first.
 const DEADLINE: Duration = Duration::from_secs(4);
-/// For a plain peer's first frame to arrive, so that closing does not cut off what it is told.
+/// The time to wait for the first frame of a peer without encryption, so that closing does not cut off the error sent
+/// to it.
 const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
 
-/// Who speaks first.
+/// The role of an end in the handshake; the connecting end sends first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The end that connects.
@@ -41,7 +41,7 @@ pub enum Side {
     Accepting,
 }
 
-/// Brings a connection to where only holders of the key can speak.
+/// Performs the handshake, which only holders of the key can complete.
 pub async fn handshake<S>(
     mut link: S,
     key: Key,

@@ -25,9 +25,8 @@ use super::transport::Transport;
 use crate::error::RingError;
 use hearth_runtime::clock::wall_nanos;
 
-/// From a neighbour's hanging up to when that counts as a cut: the usual end of an epoch, which the head is about to
-/// announce, or of a device, which the head sees for itself.
-/// source: assumed
+/// The grace period before a neighbour's closed connection counts as broken: usually the epoch has ended, which the
+/// head is about to announce, or the device was lost, which the head detects itself. source: assumed
 const HANG_UP_GRACE: Duration = Duration::from_secs(1);
 
 /// Activations that have arrived.
@@ -49,7 +48,7 @@ pub struct ReceivedActivations {
     pub at: u64,
 }
 
-/// That a connection with another device is broken.
+/// Reports that the connection with another device is broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenLink {
     /// The epoch it was opened for.
@@ -76,7 +75,7 @@ pub struct OpenEpoch {
     pub session: u64,
     /// The epoch that was prepared last.
     pub epoch: u32,
-    /// Where what comes goes.
+    /// The receiver of incoming messages.
     pub sink: DataSink,
 }
 

@@ -16,14 +16,13 @@ use super::transport::Transport;
 use crate::error::WireError;
 use crate::error::{RingError, protocol_error};
 
-/// To reach a device and be welcomed.
-/// source: assumed, three tries of TCP's first packet (1 s, 2 s and 4 s apart, RFC 6298)
+/// The time limit for connecting to a device and receiving its welcome. source: assumed, three tries of TCP's first
+/// packet (1 s, 2 s and 4 s apart, RFC 6298)
 pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
-/// From a connection's first byte to its first frame.
-/// source: assumed
+/// The time limit between accepting a connection and its first frame. source: assumed
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
-/// For a peer to take a frame.
+/// The time limit for sending a frame.
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Waits with a deadline.

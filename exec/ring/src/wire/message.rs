@@ -20,7 +20,7 @@ pub enum Purpose {
     Data {
         /// The neighbour's place in the ring.
         from: u16,
-        /// For which epoch both have taken up a plan.
+        /// The epoch of the plan that both ends use.
         epoch: u32,
     },
     /// Link measurements.
@@ -34,7 +34,7 @@ pub enum Purpose {
 pub struct FileOutline {
     /// Its bytes.
     pub length: u64,
-    /// Of these before the first tensor.
+    /// The bytes before the first tensor.
     pub header: u64,
 }
 
@@ -152,7 +152,7 @@ pub enum Message {
     Collect,
     /// Trace lines as payload.
     Report {
-        /// In which epoch the lines were written.
+        /// The epoch in which the lines were written.
         epoch: u32,
         /// Whether more follow.
         more: bool,
@@ -173,7 +173,7 @@ pub enum Message {
     Outline,
     /// The files of the model.
     Files {
-        /// In the order of the parts.
+        /// The files, in the order of the parts.
         files: Vec<FileOutline>,
     },
     /// Asks for a chunk of a file.
@@ -211,7 +211,7 @@ impl Message {
         }
     }
 
-    /// If activations follow: their epoch, their pass, the round to take up, and whether they are f16.
+    /// Returns the epoch, the pass, the round and whether values are f16 if activations follow this message.
     pub fn pass(&self) -> Option<(u32, Pass, u32, bool)> {
         let Message::Activations {
             epoch,

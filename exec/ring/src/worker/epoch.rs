@@ -76,7 +76,7 @@ pub struct WorkerEpoch<T> {
 /// The runner of the previous epoch, if there is one.
 pub enum PreviousRunner {
     None,
-    /// It may still compute.
+    /// The runner may still compute.
     Running(JoinHandle<Option<StageRunner>>),
     Idle(Box<StageRunner>),
 }

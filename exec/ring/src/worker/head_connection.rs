@@ -14,7 +14,7 @@ use crate::error::RingError;
 use crate::wire::WRITE_DEADLINE;
 use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, WireError};
 
-/// Between two signs of life of the head, which sends one every half second.
+/// The time without a message of the head, which sends a ping every half second, after which it counts as lost.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The worker's end of its head's control connection.
@@ -29,7 +29,7 @@ impl<S> HeadConnection<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    /// Over a connection whose hello has been read.
+    /// Creates the connection from a stream whose hello has been read.
     pub fn new(stream: S) -> Self {
         let (mut reader, writer) = tokio::io::split(stream);
         let (sender, frames) = mpsc::channel(16);

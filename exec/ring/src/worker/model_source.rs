@@ -33,8 +33,8 @@ use hearth_runtime::error::ExecError;
 use hearth_runtime::fetched::{CHUNK, FetchedFile};
 use hearth_runtime::weights::Weights;
 
-/// For one chunk to come, on a slow link behind a slow disk.
-/// source: assumed, 1 MiB at half a megabit a second
+/// The time limit for one chunk to arrive over a slow link from a slow disk. source: assumed, 1 MiB at half a megabit
+/// per second
 const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
 /// Chunks requested ahead.
 /// source: assumed, 4 MiB fill a gigabit link of 30 ms

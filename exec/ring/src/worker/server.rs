@@ -16,13 +16,13 @@ use crate::wire::{
     read_hello, refuse,
 };
 
-/// For the session before to end: its threads stop, its memory is given back.
+/// The time limit for the previous session to end: its threads stop and its memory is freed.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
-/// Between two looks whether it has.
+/// The interval at which this is checked.
 const ACQUIRE_RETRY: Duration = Duration::from_millis(5);
-/// After a connection that could not be accepted.
+/// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// In a row, after which the listener counts as broken: half a minute.
+/// The number of consecutive failures after which the listener counts as broken: half a minute.
 const MAX_ACCEPT_FAILURES: u32 = 300;
 /// A worker: a model, and at most one session.
 #[derive(Clone)]

@@ -19,10 +19,10 @@ use crate::wire::{DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, S
 use hearth_runtime::accelerator::Accelerator;
 use hearth_runtime::clock::wall_nanos;
 
-/// For the runner to finish its step when a session ends: a layer's worth of disk reads.
+/// The time limit for the runner to finish its step when a session ends: a layer's worth of disk reads.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 
-/// How a worker works.
+/// Options of a worker.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerOptions {
     /// Threads it computes with; 0 for all cores.
@@ -43,7 +43,7 @@ pub(super) struct Session<T: Transport> {
     head: HeadConnection<T::Stream>,
     /// The epoch that was prepared last.
     prepared: watch::Sender<u32>,
-    /// To the runner of that epoch.
+    /// Sends events to the runner of that epoch.
     inbox: mpsc::UnboundedSender<RunnerEvent>,
     /// Its other end, until the plan is there.
     events: Option<mpsc::UnboundedReceiver<RunnerEvent>>,

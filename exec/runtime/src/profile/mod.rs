@@ -97,7 +97,7 @@ pub fn profile(
     with_effort(options, effort, links, &mut progress)
 }
 
-/// As [`profile`], with as much effort as given.
+/// The same as [`profile`] with the given effort.
 pub fn with_effort(
     options: &ProfileOptions,
     effort: Effort,

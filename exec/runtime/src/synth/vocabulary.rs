@@ -25,7 +25,7 @@ pub enum TokenizerKind {
 const MIN_VOCABULARY: u32 = 400;
 
 const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
-/// What `SentencePiece` writes for a space.
+/// The character that `SentencePiece` writes for a space.
 const SPACE: char = '\u{2581}';
 
 // `tokenizer.ggml.token_type`.

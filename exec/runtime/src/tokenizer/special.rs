@@ -15,7 +15,7 @@ use super::token_type;
 pub(super) struct SpecialToken {
     pub(super) text: String,
     pub(super) id: u32,
-    /// In any text, not only where the caller wrote it.
+    /// Whether the token is recognised in any text, including user input.
     pub(super) anywhere: bool,
 }
 

@@ -55,17 +55,17 @@ pub struct LayerWeights<'a> {
     pub matrices: [Matrix<'a>; 7],
     /// The bias added to their products, `[rows]` each.
     pub biases: [Option<&'a [f32]>; 7],
-    /// Before attention, `[embedding]`.
+    /// Norm before attention, `[embedding]`.
     pub attention_norm: &'a [f32],
-    /// Before the feed-forward block, `[embedding]`.
+    /// Norm before the feed-forward block, `[embedding]`.
     pub feed_forward_norm: &'a [f32],
-    /// Of each head of queries, `[key_length]`.
+    /// Norm of each query head, `[key_length]`.
     pub query_norm: Option<&'a [f32]>,
-    /// Of each head of keys, `[key_length]`.
+    /// Norm of each key head, `[key_length]`.
     pub key_norm: Option<&'a [f32]>,
-    /// Of what attention adds, `[embedding]`.
+    /// Norm of attention's output, before the residual, `[embedding]`.
     pub post_attention_norm: Option<&'a [f32]>,
-    /// Of what the feed-forward block adds, `[embedding]`.
+    /// Norm of the feed-forward output, before the residual, `[embedding]`.
     pub post_feed_forward_norm: Option<&'a [f32]>,
 }
 
@@ -98,7 +98,7 @@ impl Weights {
         Weights::of(GgufModel::open(path)?, Some(layers))
     }
 
-    /// Whether these layers are here.
+    /// Whether these layers are available.
     pub fn holds(&self, mut layers: Range<u32>) -> bool {
         self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
     }
@@ -136,7 +136,7 @@ impl Weights {
         &self.shape
     }
 
-    /// The numbers of the forward pass that are not dimensions.
+    /// The scalar parameters of the forward pass.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         &self.hyperparameters
     }

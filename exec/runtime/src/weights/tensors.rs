@@ -38,10 +38,10 @@ pub(crate) struct LayerTensors {
     pub(crate) up: Tensor,
     pub(crate) down: Tensor,
     pub(crate) biases: Biases,
-    /// Of each head of q and k: [key_length].
+    /// Norms of each head of q and k: [key_length].
     pub(crate) query_norm: Option<Tensor>,
     pub(crate) key_norm: Option<Tensor>,
-    /// Of what a block adds: [embedding].
+    /// Norms of a block's output, before the residual: [embedding].
     pub(crate) post_attention_norm: Option<Tensor>,
     pub(crate) post_feed_forward_norm: Option<Tensor>,
 }

@@ -109,7 +109,7 @@ pub(super) fn tpi_llm(
     Ok(plan(cluster, scenario, PlanHeader { explanation, ..made() }, &tensor, &shares))
 }
 
-/// Returns a plan with slices in memory and sums over the air.
+/// Returns the plan of AirInfer: weight slices in memory, and all-reduces computed over the air.
 pub(super) fn airinfer(
     cluster: &Cluster,
     scenario: &Origin,

@@ -1,4 +1,4 @@
-//! The search for memory cases, in turns with integer programs.
+//! HALDA's outer iteration: alternates between memory cases and integer programs.
 //!
 //! prima.cpp paper, Algorithm 1. The programs need the cases, and the cases follow from the windows, so the
 //! two take turns:

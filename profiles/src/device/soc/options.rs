@@ -67,7 +67,7 @@ impl Strategy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Synchronisation {
-    /// Over shared memory, polled after a predicted sleep.
+    /// Through shared memory, polled after a predicted sleep.
     #[default]
     Fast,
     /// Through the GPU's framework: a copy, and a submission to an empty queue.
@@ -81,7 +81,7 @@ pub enum Upkeep {
     /// Solved for the synchronisation in use.
     #[default]
     Solved,
-    /// Those of fast synchronisation in any case.
+    /// Always the partitions of fast synchronisation.
     Fixed,
 }
 

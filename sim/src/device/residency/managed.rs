@@ -36,7 +36,7 @@ enum Helper {
     Idle,
     /// An event that continues it is pending.
     Awake,
-    /// It waits for this piece to arrive.
+    /// The device waits for this piece to arrive.
     Awaits(Chunk),
 }
 
@@ -116,8 +116,8 @@ impl ManagedStream {
         if ready == 0 { Availability::Missing } else { Availability::Ready(ready) }
     }
 
-    /// Faults at a chunk that was confirmed and evicted since, or at an embedding row. The mapping is advised of random
-    /// access: nothing is read around it.
+    /// Handles a page fault at an embedding row, or at a chunk that was evicted after it was confirmed. The mapping is
+    /// advised `MADV_RANDOM`, so no neighbouring page is read.
     pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         if self.residency.ready_until().is_none() {
             return storage.read_uncached(now, unit);

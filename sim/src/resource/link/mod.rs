@@ -34,7 +34,7 @@ pub struct Delivery {
 pub enum Sent {
     /// Later messages do not change its delivery.
     Known(Delivery),
-    /// It waits for the medium; [`Link::next_delivery`] returns it under this number.
+    /// The message waits for the medium; [`Link::next_delivery`] returns it under this number.
     Pending(u64),
 }
 

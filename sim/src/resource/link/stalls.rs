@@ -35,7 +35,7 @@ pub struct Stalls {
     added: Vec<Span>,
     /// The window that `spans` covers.
     window: Option<u64>,
-    /// Those that touch the window, in order, without overlaps.
+    /// The stalls that overlap the window, in order and without overlaps.
     spans: Vec<Span>,
 }
 

@@ -74,7 +74,7 @@ struct Sending {
     unsent: u64,
     received: u64,
     starts: Option<Nanos>,
-    /// From its last burst to its arrival.
+    /// The delay from its last burst to its arrival.
     rest_delay: Nanos,
 }
 

@@ -23,7 +23,7 @@ var<private> row_input_scale: f32;
 fn input_scale(token: u32, block: u32) -> f32 { return row_input_scale; }
 ";
 
-/// Before the loop over chunks.
+/// WGSL text before the loop over chunks.
 pub(super) const BEFORE: &str =
     "    let largest = row_largest(0u, lane);\n    row_input_scale = scales_of(largest).x;\n";
 
