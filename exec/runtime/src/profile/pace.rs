@@ -34,7 +34,7 @@ pub fn pace() -> Result<FlopsPerSecond, ProfileError> {
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));
     let buffer = Buffer::new(EFFORT.buffer)?;
-    Ok(FlopsPerSecond(compute::streamed(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
+    Ok(FlopsPerSecond(compute::streamed_matvec(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ pub(crate) fn visible(byte: u8) -> char {
     char::from_u32(256 + before as u32).expect("far below the surrogates")
 }
 
-/// The bytes per token writes. A character that is in no byte's place writes itself.
+/// The bytes that a token stands for. A character that is in no byte's place writes itself.
 pub(super) fn token_bytes(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {

@@ -156,7 +156,7 @@ impl SentencePiece {
     }
 }
 
-/// The bytes per token writes.
+/// The bytes that a token stands for.
 pub(super) fn token_bytes(text: &str, is_byte: bool) -> Vec<u8> {
     let hexadecimal = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match hexadecimal.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
