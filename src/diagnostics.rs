@@ -1,7 +1,7 @@
 //! Errors as the user sees them: three lines (what, where, hint), or one line of JSON, and the exit code.
 //!
 //! Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used (arguments, documents, models); 3 the
-//! run ended badly (out of memory, a device died), or a lint found an error.
+//! run did not complete (out of memory, a device died), or a lint found an error.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ use hearth_workflow::{Error, ErrorKind};
 pub const FAILED: u8 = 1;
 /// The input cannot be used.
 pub const UNUSABLE: u8 = 2;
-/// The run ended badly.
-pub const ENDED_BADLY: u8 = 3;
+/// The run did not complete.
+pub const INCOMPLETE: u8 = 3;
 
 /// An error with the exit code of the process.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl From<RingError> for Failure {
             RingError::Disconnected { .. }
             | RingError::Deadline { .. }
             | RingError::CannotRecover { .. }
-            | RingError::Interrupted => ENDED_BADLY,
+            | RingError::Interrupted => INCOMPLETE,
             RingError::ModelMismatch { .. }
             | RingError::NoAddress { .. }
             | RingError::KeyRequired { .. }

@@ -40,7 +40,7 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
         Some(filter) => Targets::from_str(&filter).map_err(|error| {
             Failure::unusable(format!("wrong log filter `{filter}`: {error}"))
                 .at(place)
-                .hint("give a level, as `debug` or `off`, or targets, as `hearth=info,hyper=debug`")
+                .hint("give a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`")
         })?,
         None => Targets::new().with_target("hearth", LevelFilter::INFO),
     };

@@ -1,4 +1,4 @@
-//! Compute cost: the time of a processor for a layer whose weights are at hand.
+//! Compute cost: the time that a processor needs for a layer whose weights are in memory.
 //!
 //! Roofline, format by format: a matrix costs the longer of its arithmetic at the processor's rate for the format and
 //! its bytes at the processor's read bandwidth. Decoding streams every weight once for one token; a rate that was

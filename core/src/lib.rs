@@ -1,4 +1,4 @@
-//! The pure decisions and accounts that the simulator and the executor share.
+//! Decisions and cost accounting shared by the simulator and the executor, as pure functions and state machines.
 //!
 //! The [`schedule`] lists the steps of each device, [`recovery`] decides what happens when a device is lost or returns,
 //! [`residency`] which weights stay in memory, [`memory`] counts bytes, and [`metrics`] computes the numbers of a trace.

@@ -23,9 +23,9 @@ pub struct StrategyOptions {
     pub rules: Rules,
     /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
     pub head: Option<usize>,
-    /// Lets `overlap` and `exact` choose the head.
+    /// Whether `overlap` and `exact` choose the head.
     pub best_head: bool,
-    /// Lets `overlap` and `exact` choose the order of the ring.
+    /// Whether `overlap` and `exact` choose the order of the ring.
     pub best_order: bool,
     pub rounds: Option<u32>,
     pub window_layers: Option<Vec<u32>>,

@@ -19,7 +19,7 @@ pub struct RuntimeModel {
     pub rereads: Rereads,
     /// Processors; the kernel keeps a reserve of free pages for each.
     pub processors: u32,
-    /// Seconds a token on the head, beside its layers.
+    /// Seconds per token on the head, without its layers.
     pub token_overhead: f64,
     /// Read rates, where more is known than the paper's single one.
     #[serde(skip_serializing_if = "Option::is_none")]

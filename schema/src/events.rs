@@ -67,13 +67,13 @@ pub struct Event {
     /// The share of the disk's bandwidth that other programs use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_load: Option<Fraction>,
-    /// The device leaves: nothing reaches it, and nothing comes from it.
+    /// Whether the device leaves: it neither receives nor sends messages.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaves: bool,
     /// A device that left is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub returns: Option<Return>,
-    /// Messages to and from the device stall, and continue afterwards.
+    /// Whether messages to and from the device stall, and continue afterwards.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalls: bool,
 }

@@ -231,7 +231,7 @@ impl ResidencyOptions {
     }
 
     /// The unit in which weights are kept, streamed and evicted: an eighth of the buffer, so that some pieces
-    /// are under way while others are in use, in whole steps of 64 KiB.
+    /// are in flight while others are in use, in whole steps of 64 KiB.
     pub fn piece(&self) -> Bytes {
         Bytes((self.buffer().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
     }

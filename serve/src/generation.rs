@@ -142,7 +142,7 @@ impl Generation {
     }
 }
 
-/// Finds stop strings in text that comes in parts.
+/// Finds stop strings in text that arrives in parts.
 struct StopMatcher {
     stops: Vec<String>,
     /// Text that may be the beginning of a stop string.

@@ -69,7 +69,7 @@ pub struct AppState {
     pub token: Option<String>,
     /// The plan of the running ring.
     pub plan: Mutex<Plan>,
-    /// When the server started, in seconds since 1970.
+    /// The time at which the server started, in seconds since 1970.
     pub started: u64,
     /// Requests so far.
     pub request_count: AtomicU64,

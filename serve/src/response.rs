@@ -190,7 +190,7 @@ async fn send_one(
     Some(generation.usage())
 }
 
-/// The server-sent events that come out of a channel.
+/// The server-sent events received from a channel.
 struct EventStream {
     event_rx: mpsc::Receiver<String>,
 }

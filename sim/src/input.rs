@@ -32,7 +32,7 @@ pub struct Options {
     /// The chunk size of the page cache, except for devices with managed residency. Smaller is slower and closer to the
     /// kernel.
     pub chunk: Bytes,
-    /// Whether memory starts as tokens before the run would have left it.
+    /// Whether memory starts in the state that earlier tokens would have left.
     pub warm: bool,
     /// Whether every pinned part is taken to fit its memory.
     pub ignore_memory: bool,

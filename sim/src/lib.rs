@@ -1,4 +1,4 @@
-//! Discrete-event simulator: predicts how long a plan takes and what every device does meanwhile.
+//! Discrete-event simulator: predicts the time of a plan and the activity of every device.
 //!
 //! [`simulate`] takes a resolved scenario and a plan. It interprets the same schedule as the executor and writes the same
 //! trace.
@@ -33,4 +33,4 @@ mod trace;
 
 pub use error::SimError;
 pub use input::{Disturbances, Input, Options, Run};
-pub use run::{simulate, simulate_in};
+pub use run::{simulate, simulate_with_disturbances};

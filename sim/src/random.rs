@@ -27,9 +27,9 @@ pub enum Purpose {
 }
 
 /// Returns the stream of a subject; `sequence` is 0 where there are no sequences.
-pub fn stream(seed: u64, purpose: Purpose, sequence: u32, thing: u64) -> ChaCha8Rng {
+pub fn stream(seed: u64, purpose: Purpose, sequence: u32, entity: u64) -> ChaCha8Rng {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
-    let below = thing & ((1 << PURPOSE) - 1);
+    let below = entity & ((1 << PURPOSE) - 1);
     stream.set_stream((purpose as u64) << PURPOSE | u64::from(sequence) << SEQUENCE | below);
     stream
 }
@@ -40,8 +40,8 @@ pub fn uniform(stream: &mut impl Rng) -> f64 {
 }
 
 /// Draws the first number from [0, 1) of a stream.
-pub fn draw(seed: u64, purpose: Purpose, sequence: u32, thing: u64) -> f64 {
-    uniform(&mut stream(seed, purpose, sequence, thing))
+pub fn draw(seed: u64, purpose: Purpose, sequence: u32, entity: u64) -> f64 {
+    uniform(&mut stream(seed, purpose, sequence, entity))
 }
 
 #[cfg(test)]
@@ -61,8 +61,8 @@ mod tests {
         let mut first = Vec::new();
         for purpose in purposes {
             for sequence in [0, 1, 15, 16, 300] {
-                for thing in [0, 1, 2, 256, 1 << 32] {
-                    first.push(stream(1, purpose, sequence, thing).next_u64());
+                for entity in [0, 1, 2, 256, 1 << 32] {
+                    first.push(stream(1, purpose, sequence, entity).next_u64());
                 }
             }
         }

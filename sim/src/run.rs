@@ -12,11 +12,11 @@ use crate::{ring, soc, tensor, trace};
 
 /// Runs a plan without disturbances.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
-    simulate_in(input, &Disturbances::default()).map(|run| run.trace)
+    simulate_with_disturbances(input, &Disturbances::default()).map(|run| run.trace)
 }
 
 /// Runs a plan under disturbances.
-pub fn simulate_in(input: &Input, disturbances: &Disturbances) -> Result<Run, SimError> {
+pub fn simulate_with_disturbances(input: &Input, disturbances: &Disturbances) -> Result<Run, SimError> {
     let devices = input::check(input)?;
     input::check_events(input, disturbances)?;
     let header = trace::header(input, &devices);

@@ -7,7 +7,7 @@ use hearth_workflow::lint;
 
 use super::print_json;
 use crate::cli::{LintArgs, PlanSource};
-use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::diagnostics::{Failure, INCOMPLETE};
 use crate::machine::read_scenario;
 use crate::output::say;
 use crate::progress::Terminal;
@@ -26,7 +26,7 @@ pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}", table(&findings));
     }
     let has_errors = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if has_errors { ExitCode::from(ENDED_BADLY) } else { ExitCode::SUCCESS })
+    Ok(if has_errors { ExitCode::from(INCOMPLETE) } else { ExitCode::SUCCESS })
 }
 
 fn table(findings: &[Finding]) -> String {

@@ -70,7 +70,7 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
     device.gpu = gpu::measure(args, &device)?;
     device.validate().map_err(Failure::running)?;
     line.finish_and_clear();
-    let uncertain = lint::spread_widely(&device, |_| true);
+    let uncertain = lint::uncertain_rates(&device, |_| true);
     if !uncertain.is_empty() {
         tracing::warn!(
             "repeats spread widely around their medians; measure again with nothing else running\n  {}",

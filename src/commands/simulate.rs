@@ -13,7 +13,7 @@ use hearth_workflow::{MidRunPlanner, limits, planning, uncertainty};
 
 use super::print_json;
 use crate::cli::{PlanSource, SimulateArgs};
-use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::diagnostics::{Failure, INCOMPLETE};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunOutput};
 use crate::output::{plan, run_events, say, soc};
@@ -78,7 +78,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
-        Outcome::OutOfMemory | Outcome::Killed => ExitCode::from(ENDED_BADLY),
+        Outcome::OutOfMemory | Outcome::Killed => ExitCode::from(INCOMPLETE),
     })
 }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::cli::{MergeArgs, PlanSource, Shard, SweepArgs, SweepVerb};
-use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::diagnostics::{Failure, INCOMPLETE};
 use crate::machine::read_scenario;
 use crate::output::say;
 use crate::progress::Terminal;
@@ -67,7 +67,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     if rows.len() < indices.len() {
         tracing::info!("stopped: {} of {} rows were computed", rows.len(), indices.len());
-        return Ok(ExitCode::from(ENDED_BADLY));
+        return Ok(ExitCode::from(INCOMPLETE));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::cli::WhatifArgs;
-use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::diagnostics::{Failure, INCOMPLETE};
 use crate::machine::read_scenario;
 use crate::output::say;
 use crate::progress::Terminal;
@@ -24,7 +24,7 @@ struct Output<'o> {
     base: &'o Evaluation,
     /// Sorted by saved time; those without a time last.
     variants: &'o [RankedVariant],
-    /// Ctrl-C ended it early.
+    /// Whether Ctrl-C ended it early.
     stopped: bool,
 }
 
@@ -40,7 +40,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
     drop(progress);
     let Ranking { base: Some(base), variants, count } = ranking else {
         tracing::info!("stopped before the unchanged scenario was simulated");
-        return Ok(ExitCode::from(ENDED_BADLY));
+        return Ok(ExitCode::from(INCOMPLETE));
     };
     let stopped = variants.len() < count;
     if json {
@@ -53,7 +53,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
         tracing::info!("stopped: {} of {count} variants were simulated", variants.len());
     }
     let any = base.is_ok() || variants.iter().any(|it| it.evaluation.is_ok());
-    Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
+    Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode::from(INCOMPLETE) })
 }
 
 fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {

@@ -54,7 +54,7 @@ pub fn read_unchecked_plan(path: &Path) -> Result<Result<Plan, DocumentError>, E
     }
 }
 
-/// Refuses a run's trace, and the plans that may be written beside it, where they would overwrite an input.
+/// Fails if a run's trace, or a plan written with it, would overwrite an input.
 pub fn can_write_run<'p>(
     trace: Option<&'p PathBuf>,
     inputs: impl IntoIterator<Item = &'p PathBuf>,

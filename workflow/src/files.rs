@@ -100,7 +100,7 @@ pub fn write_by(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) ->
     })
 }
 
-/// The temporary file beside the one to be written; none if that is not a regular file.
+/// Returns the path of the temporary file beside `path`, `None` if `path` is not a regular file.
 fn beside(path: &Path) -> Result<Option<PathBuf>, Error> {
     let there = fs::metadata(path);
     if there.as_ref().is_ok_and(fs::Metadata::is_dir) {

@@ -44,10 +44,10 @@ pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> 
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
         let device = &cluster.member(&plan.devices[place].name)?.device;
-        let device = draft::device_beside(plan, place, cluster.draft.as_ref(), device)?;
+        let device = draft::device_without_draft(plan, place, cluster.draft.as_ref(), device)?;
         let memory = DeviceMemory::new(plan, place, &cluster.model, &device, true);
         let process = process_bytes(&cluster.model.shape, place == 0, Bytes::ZERO);
-        Some(Bytes((memory.weights.as_f64() * share) as u64) + memory.beside_weights + process)
+        Some(Bytes((memory.weights.as_f64() * share) as u64) + memory.without_weights + process)
     })
 }
 

@@ -18,9 +18,9 @@ pub struct Overrides {
     pub windows: Option<Vec<u32>>,
     /// The number of GPU layers of each window.
     pub gpu_layers: Option<Vec<u32>>,
-    /// Every device gets a layer.
+    /// Whether every device gets a layer.
     pub keep_all: bool,
-    /// The planner chooses the head.
+    /// Whether the planner chooses the head.
     pub best_head: bool,
     pub order: Option<RingOrder>,
     /// The residency policy of every device.

@@ -19,9 +19,9 @@ const FINE_CHUNK: Bytes = Bytes(128 << 10);
 /// The state of memory at the beginning of a run, and whether its size matters.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryOptions {
-    /// Memory is as earlier tokens would have left it.
+    /// Whether memory is in the state that earlier tokens would have left.
     pub warm: bool,
-    /// Every memory holds whatever a device pins, whether it fits or not.
+    /// Whether a device may pin more than its memory.
     pub ignore_size: bool,
 }
 
@@ -43,7 +43,7 @@ pub fn simulate_with(
     let options =
         Options { chunk, warm: memory.warm, ignore_memory: memory.ignore_size, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
-    let mut run = hearth_sim::simulate_in(&input, disturbances).map_err(|error| {
+    let mut run = hearth_sim::simulate_with_disturbances(&input, disturbances).map_err(|error| {
         let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
         let refused = Error::invalid(error);
         if short { refused.hint("the plan was made for a shorter context: plan again") } else { refused }

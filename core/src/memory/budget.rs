@@ -22,7 +22,7 @@ pub struct MemoryBudget {
     pub buffers: Bytes,
     /// Memory left for weights.
     pub left: Bytes,
-    /// Whether what cannot be taken back fits, and [`MIN_WEIGHT_CACHE`] beside it.
+    /// Whether all unreclaimable memory fits together with [`MIN_WEIGHT_CACHE`].
     pub fits: bool,
     /// Weights that are read through the mapping for a token; on the head with the output matrix.
     pub weights: Bytes,

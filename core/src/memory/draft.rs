@@ -98,8 +98,8 @@ pub fn same_vocabulary(draft: &ModelProfile, model: &ModelProfile) -> Result<(),
     Err(DraftError::Vocabulary { draft, draft_tokens, model, model_tokens })
 }
 
-/// The device at a place of the plan as its draft leaves it; `None` if the draft does not fit.
-pub fn device_beside<'d>(
+/// Returns the device at a place of the plan without the memory of its draft model; `None` if the draft does not fit.
+pub fn device_without_draft<'d>(
     plan: &Plan,
     place: usize,
     draft: Option<&ModelProfile>,

@@ -62,7 +62,7 @@ pub fn kv_cache_bytes(
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 
-/// What an executor's process holds beside cache, buffers and weights, where it holds `idle` when it does nothing.
+/// Memory of an executor's process without cache, buffers and weights; `idle` is its memory when it does nothing.
 pub fn process_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
     let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocabulary) } else { Bytes::ZERO };
     idle.max(IDLE_PROCESS) + text
@@ -74,7 +74,7 @@ pub struct DeviceMemory {
     /// Weights that the device uses for a token, or holds.
     pub weights: Bytes,
     /// Main memory that the device needs beside its weights.
-    pub beside_weights: Bytes,
+    pub without_weights: Bytes,
     /// Main memory that pressure cannot take back.
     pub unreclaimable: Bytes,
     /// Main memory that a run can have.
@@ -92,7 +92,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// The memory of the device at a place of the plan, as its draft leaves it ([`draft::device_beside`]). With
+    /// The memory of the device at a place of the plan, as its draft leaves it ([`draft::device_without_draft`]). With
     /// `ignore_limits` pinned weights always fit.
     pub fn new(
         plan: &Plan,
@@ -120,7 +120,7 @@ impl DeviceMemory {
         }
         Self {
             weights: budget.weights,
-            beside_weights: unreclaimable,
+            without_weights: unreclaimable,
             unreclaimable,
             available: budget.available,
             weight_cache: budget.left,
@@ -138,7 +138,7 @@ impl DeviceMemory {
             if swapped == Bytes::ZERO { Bytes(u64::MAX) } else { pinned.weights.saturating_sub(swapped) };
         Self {
             weights: pinned.weights,
-            beside_weights: pinned.main().saturating_sub(pinned.weights),
+            without_weights: pinned.main().saturating_sub(pinned.weights),
             unreclaimable: pinned.main(),
             available: pinned.available,
             weight_cache,
@@ -151,7 +151,7 @@ impl DeviceMemory {
 
     /// Main memory that the device would use if it had enough.
     pub fn needed(&self) -> Bytes {
-        self.weights + self.beside_weights
+        self.weights + self.without_weights
     }
 }
 

@@ -221,7 +221,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// The head's embedding, unless its matrix is the output's.
+/// The head's embedding, 0 if it is tied to the output matrix.
 fn embedding(model: &ModelProfile) -> Bytes {
     if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_bytes() }
 }

@@ -63,7 +63,7 @@ fn is_block(record: &Record) -> bool {
     is_work(record) && !matches!(record.kind, Kind::Embed | Kind::Output)
 }
 
-/// When a device was done with a block.
+/// Returns the time at which a device was done with a block.
 fn done(steps: &[&Record]) -> u64 {
     steps.iter().map(|record| record.end).max().unwrap_or(0)
 }

@@ -115,7 +115,7 @@ pub struct DeviceMetrics {
 pub struct DeviceShortage {
     /// Its name.
     pub device: String,
-    /// Which of its memories.
+    /// The kind of memory.
     pub memory: MemoryKind,
     /// The minimum memory that the run needs.
     pub needed_bytes: u64,

@@ -1,4 +1,4 @@
-//! The numbers of each of several sequences, and of drafting.
+//! Metrics of each sequence of a run with several, and of speculative decoding.
 //!
 //! All sequences are requested when the run begins. The time to the first token of each counts from there, including
 //! the wait for earlier prompts. The overall rate is the tokens after the very first, over the time from that one to
@@ -18,7 +18,7 @@ use hearth_schema::trace::Kind;
 /// The numbers of one sequence of several.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequenceMetrics {
-    /// Which, from 0.
+    /// The number of the sequence, from 0.
     pub sequence: u32,
     /// Milliseconds from the start of the run to its first token.
     pub ttft_ms: f64,
@@ -33,7 +33,7 @@ pub struct SequenceMetrics {
 pub struct SpeculationMetrics {
     /// Passes that had drafts.
     pub steps: u64,
-    /// Tokens that came out of one of these on average.
+    /// The mean number of tokens per decode step.
     pub tokens_per_step: f64,
     /// Tokens drafted.
     pub drafted: u64,

@@ -11,7 +11,7 @@ use super::{ByPass, millis};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::trace::{Counter, Kind, Trace};
 
-/// The time in which a pass gave tokens.
+/// The interval in which a pass generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeStep {
     /// The pass that generated the tokens.
@@ -20,7 +20,7 @@ pub struct DecodeStep {
     pub sequence: u32,
     /// The end of the previous output of the sequence, in nanoseconds.
     pub start: u64,
-    /// When the tokens were sampled, in nanoseconds.
+    /// The time at which the tokens were sampled, in nanoseconds.
     pub end: u64,
     /// The number of accepted draft tokens.
     pub accepted: u32,
@@ -55,7 +55,7 @@ pub struct FirstToken {
     pub sequence: u32,
     /// The pass that gave it.
     pub pass: u32,
-    /// When it was sampled, in nanoseconds.
+    /// The time at which it was sampled, in nanoseconds.
     pub end: u64,
 }
 

@@ -59,7 +59,7 @@ pub enum Event {
         since: u64,
         reason: String,
     },
-    /// There is a plan for the devices that are there. Answers [`Step::Plan`].
+    /// There is a plan for the available devices. Answers [`Step::Plan`].
     Planned(Box<Plan>),
     /// There is none. Answers [`Step::Plan`].
     NoPlan { reason: String },
@@ -131,7 +131,7 @@ pub struct Recovery {
     /// The devices that have not answered yet.
     awaited: BTreeSet<String>,
     epoch: u32,
-    /// The epoch that the connections at work were opened for.
+    /// The epoch for which the current connections were opened.
     connected: u32,
     phase: Phase,
     /// Cuts since the last token.
@@ -195,7 +195,7 @@ impl Recovery {
         }
     }
 
-    /// The plan at work, or the last one that was.
+    /// The current plan, or the last one.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
@@ -205,7 +205,7 @@ impl Recovery {
         &self.first
     }
 
-    /// The epoch at work.
+    /// The current epoch.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
@@ -241,7 +241,7 @@ impl Recovery {
     }
 
     /// Finds a plan by spreading the layers of the devices that are gone over the others.
-    pub fn spread(&self) -> Result<Plan, NoPlan> {
+    pub fn spread_layers(&self) -> Result<Plan, NoPlan> {
         spread::without(&self.first, &self.gone())
     }
 
@@ -324,7 +324,7 @@ impl Recovery {
         steps
     }
 
-    /// Goes on when the last answer is there.
+    /// Continues once the last answer has arrived.
     fn advance(&mut self) -> Vec<Step> {
         if !self.awaited.is_empty() {
             return vec![];
@@ -390,7 +390,7 @@ impl Recovery {
         self.missing.take_if(|missing| *missing == device);
         match rejoins {
             Return::BetweenTokens => self.rejoins = Some(rejoins),
-            // The plan at work was made without it.
+            // The current plan was made without it.
             Return::NextRequest if was_gone => drop(self.rejoins.get_or_insert(rejoins)),
             Return::NextRequest => {}
         }

@@ -11,7 +11,7 @@ use hearth_schema::plan::Plan;
 
 /// A planner that finds plans in mid-run.
 pub trait Replanner: std::fmt::Debug {
-    /// Returns a plan for the devices of this cluster, with the cluster's head: the tokens are there.
+    /// Returns a plan for the devices of this cluster, with the cluster's head, which holds the tokens.
     fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan>;
 }
 

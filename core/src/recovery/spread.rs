@@ -1,4 +1,4 @@
-//! Spreading: a plan without some devices, made from the plan alone.
+//! Spreading: distributes the layers of lost devices over the others, without a planner.
 //!
 //! The layers of the devices that are gone are spread over the others in proportion to the layers that these have: a plan
 //! says how fast the devices are compared with each other, and nothing else is known. The ring has as many layers as
@@ -82,7 +82,7 @@ mod tests {
         let plan = plan(12, &[1, 2, 3], false);
         let names: Vec<String> = plan.devices.iter().map(|device| device.name.clone()).collect();
         let new = without(&plan, &gone(&[&names[2]])).expect("two are left");
-        // Six layers a round in the proportion 1 : 2.
+        // Six layers per round in the proportion 1 : 2.
         assert_eq!(new.devices.iter().map(|device| device.window).collect::<Vec<_>>(), [2, 4]);
         assert_eq!((new.rounds, new.ring_layers()), (2, 6));
         let alone = without(&plan, &gone(&[&names[1], &names[2]])).expect("the head is left");

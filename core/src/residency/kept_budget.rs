@@ -27,9 +27,9 @@ pub struct KeptBudget {
     wait: u32,
     /// Tokens that it has lasted.
     lasted: u32,
-    /// Whether the last step was one of growth, and has not been lost.
+    /// Whether the last step grew the kept set and nothing was evicted since.
     grown: bool,
-    /// The budget has just shrunk: what is missing now was taken before that.
+    /// Whether the budget has just shrunk: pieces that are missing now were evicted before that.
     settling: bool,
 }
 

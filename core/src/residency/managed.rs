@@ -5,7 +5,7 @@
 //! order. For each piece it
 //!
 //! 1. starts a read without waiting for it, if the piece is not in memory ([`Step::Read`]). A piece that is not kept
-//!    needs room in the buffer. Reads of up to [`READ_DEPTH`] are under way at once, which keeps a disk busy;
+//!    needs room in the buffer. Reads of up to [`READ_DEPTH`] are in flight at once, which keeps a disk busy;
 //! 2. evicts what has been used, when it cannot start a read ([`Step::Evict`]);
 //! 3. waits for the oldest read, when there is nothing to evict ([`Step::Await`]);
 //! 4. confirms that the piece is in memory ([`Step::Confirm`]), in the order of use. From then on the computation
@@ -27,7 +27,7 @@ use hearth_schema::residency::ResidencyOptions;
 
 use super::{KeptBudget, Share, kept_bytes, stream_bytes};
 
-/// Bytes of pieces whose reads are under way at once, before the helper waits for the first: several keep a disk
+/// Bytes of pieces whose reads are in flight at once, before the helper waits for the first: several keep a disk
 /// busy, more only fill its queue.
 /// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB
 const READ_DEPTH: Bytes = Bytes::mib(4);
@@ -94,7 +94,7 @@ pub enum Event {
 pub enum ReadOutcome {
     /// All of it is in memory.
     InMemory,
-    /// The read of these missing bytes is under way.
+    /// The read of these missing bytes has started.
     Started(u64),
     /// These bytes are missing, and the system does not read them now.
     Dropped(u64),
@@ -109,11 +109,11 @@ pub enum Step {
     Measure,
     /// Start to read a piece if it is not in memory; answer with [`Event::Read`].
     Read(PieceId, ReadOrigin),
-    /// Check that a piece which was read, or found in memory, is there; answer with [`Event::Confirmed`].
+    /// Check that a piece which was read, or found in memory, is still in memory; answer with [`Event::Confirmed`].
     Confirm(PieceId, ReadOrigin),
     /// Remove a piece from memory.
     Evict(PieceId),
-    /// Wait for a read under way; answer with [`Event::Arrived`].
+    /// Wait for a read in flight; answer with [`Event::Arrived`].
     Await(PieceId),
     /// Sleep until an event brings something to do.
     Idle,
@@ -173,7 +173,7 @@ pub struct ManagedResidency {
     parts: VecDeque<Part>,
     /// Whether the first part is being computed.
     computing: bool,
-    /// Pieces whose reads are under way, in the order in which they were started.
+    /// Pieces whose reads are in flight, in the order in which they were started.
     under_way: VecDeque<PieceId>,
     /// Pieces to be evicted, none of them kept.
     evictable: VecDeque<PieceId>,
@@ -181,7 +181,7 @@ pub struct ManagedResidency {
     pass: Option<u32>,
     /// Bytes of the kept set that were missing since memory was last measured.
     lost: u64,
-    /// Memory has been measured at least once.
+    /// Whether memory has been measured at least once.
     measured: bool,
     measure_due: bool,
 }
@@ -319,7 +319,7 @@ impl ManagedResidency {
         self.under_way.front().map_or(Step::Idle, |&piece| Step::Await(piece))
     }
 
-    /// The piece after the confirmed ones, if it is not under way.
+    /// The piece after the confirmed ones, if it is not in flight.
     fn next_confirmed(&self) -> Option<Step> {
         for part in &self.parts {
             if part.ready < part.requested {
@@ -428,7 +428,7 @@ impl ManagedResidency {
         self.evictable.extend(unused.filter(|&piece| !self.pieces[piece as usize].kept));
     }
 
-    /// Chooses the kept set and the size of the buffer anew.
+    /// Chooses the kept set and the size of the buffer again.
     fn follow_memory(&mut self, page_cache: Option<u64>, evicted: u64) {
         let (share, processors, options) = (self.share.total(), self.processors, self.options);
         if let Some(bytes) = page_cache {

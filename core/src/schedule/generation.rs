@@ -5,7 +5,7 @@
 //!
 //! Prompts go first, one sequence after the other, in batches that enter one after another as soon as the head is
 //! free. So devices work at once: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After
-//! its prompt every sequence has one pass under way at a time, and sequences enter in the order in which their last
+//! its prompt every sequence has one pass in flight at a time, and sequences enter in the order in which their last
 //! tokens came out.
 //!
 //! With a draft model a pass holds the last token and the drafts after it. The large model accepts drafts up to the
@@ -127,9 +127,9 @@ impl Generation {
         Self { sequences, finished, ..Self::of_prompts(&[], 0, micro_batch, drafts) }
     }
 
-    /// Enters a request of `prompt` tokens, at least 1, that wants `wanted` more, at least 1, into a vacant slot. Its first
-    /// `held` tokens are those of the slot's last request, whose keys and values are still there, and do not enter; the
-    /// last token of the prompt always does. Returns the number of tokens that do not enter.
+    /// Enters a request of `prompt` tokens, at least 1, into a vacant slot, to generate `wanted` tokens, at least 1.
+    /// The keys and values of its first `held` tokens are still cached from the slot's last request, so these tokens
+    /// are not computed; the last token of the prompt always is. Returns the number of tokens that are not computed.
     pub fn enter(
         &mut self,
         sequence: u32,
@@ -159,13 +159,13 @@ impl Generation {
         self.sequences.get(sequence as usize).is_some_and(Sequence::is_over)
     }
 
-    /// The number of tokens of a sequence whose keys and values are there.
+    /// The number of tokens of a sequence whose keys and values are cached.
     pub fn held(&self, sequence: u32) -> u32 {
         self.sequences.get(sequence as usize).map_or(0, |sequence| sequence.position)
     }
 
-    /// Cancels a sequence: its text has ended, or its client is gone. If a token of it is under way the sequence ends with
-    /// that token, else at once.
+    /// Cancels a sequence, because its text has ended or its client has disconnected. If one of its tokens is in
+    /// flight, the sequence ends with that token, otherwise at once.
     pub fn give_up(&mut self, sequence: u32) {
         let Some(slot) = self.sequences.get_mut(sequence as usize).filter(|it| !it.is_over()) else { return };
         if slot.awaited.is_some() {

@@ -68,7 +68,7 @@ pub enum Step {
         pass: Pass,
         /// The round of the sender.
         round: u32,
-        /// The round that the receiver takes up; `rounds` when the head is to output.
+        /// The next round of the receiver; `rounds` if the head is to compute the output.
         next_round: u32,
         /// The receiver's place in the ring.
         to: usize,
@@ -113,7 +113,7 @@ pub enum ScheduleError {
     /// A message of a pass that was dropped when the ring changed.
     #[error("`{device}` got pass {pass} of an earlier plan; since the last one passes begin at {since}")]
     GivenUp { device: String, pass: u32, since: u32 },
-    /// A plan that cannot follow the one at work.
+    /// A plan that cannot follow the current one.
     #[error("`{device}` cannot adopt the new plan: {what}")]
     OtherPlan { device: String, what: String },
     /// The plan has no cache for the sequence.
@@ -134,21 +134,21 @@ pub enum ScheduleError {
     BadPass { pass: u32, tokens: u32, first: u32, context: u32 },
 }
 
-/// The state of a device: its passes under way, and the messages that it expects next.
+/// The state of a device: its passes in flight, and the messages that it expects next.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     plan: Arc<Plan>,
     device: usize,
     /// Rounds in which this device is visited, in order.
     visits: Vec<u32>,
-    /// Each pass under way as it began here, and the index into `visits` that comes next.
+    /// Each pass in flight as it began here, and the index into `visits` that comes next.
     under_way: BTreeMap<u32, (Pass, usize)>,
-    /// For each sequence seen, the positions whose keys and values are there or under way here. Positions from before a
-    /// device first saw the sequence are not checked.
+    /// For each sequence, the number of positions whose keys and values are cached or being computed here. Positions
+    /// from before a device first saw the sequence are not checked.
     held: BTreeMap<u32, u32>,
     /// The part that was read ahead last and has not been used.
     expected: Option<ModelPart>,
-    /// The first pass of the plan at work.
+    /// The first pass of the current plan.
     first_pass: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Reconfiguration: a device takes up a new plan in the middle of a run.
+//! Reconfiguration: a device switches to a new plan during a run.
 //!
 //! The plan comes as the payload of an event. The device drops its unfinished passes, refuses messages of earlier passes
 //! from then on, and begins the next passes with empty keys and values. The event has no steps: the device waits for the

@@ -1,4 +1,4 @@
-//! One SoC at work on one model.
+//! Prefill and decode times of one model on one SoC.
 //!
 //! What planner and simulator ask: the stages of a layer and of the head for a pass, under the strategy that was asked
 //! for, or the fastest.

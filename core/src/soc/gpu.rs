@@ -1,4 +1,4 @@
-//! The time of a SoC's GPU for a product.
+//! The time that a SoC's GPU needs for a matrix multiplication.
 //!
 //! HeteroLLM paper, section 3.1: its speed is the same for every shape, bound by arithmetic or by the bus,
 //!

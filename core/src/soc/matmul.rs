@@ -1,4 +1,4 @@
-//! The products that a layer consists of.
+//! The matrix multiplications of a layer.
 //!
 //! `Y[S, o] = X[S, i] W[i, o]`, seven times: the projections of queries, keys, values and of attention's output, and
 //! the three of the feed-forward block. Products that read the same activations can share a wait for them

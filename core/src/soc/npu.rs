@@ -1,4 +1,4 @@
-//! The time of an NPU for a product of matrices.
+//! The time that an NPU needs for a matrix multiplication.
 //!
 //! HeteroLLM paper, section 3.2. An array of processing elements holds a tile of one matrix while the rows of the
 //! other stream through it. For `M` streamed rows of `N` numbers and `K` held columns, all padded to the array,

@@ -1,4 +1,4 @@
-//! Times of products derived from a table of measured ones.
+//! Matrix multiplication times, interpolated from a table of measurements.
 //!
 //! The two modes of the HeteroLLM paper's profiler (section 4.3). In both, the table gives a rate: work, padded to
 //! whole tiles, over time. By `table` a product has the rate of the nearest measured one, nearest by the logarithms

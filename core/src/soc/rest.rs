@@ -1,4 +1,4 @@
-//! The cost of a layer beside its products.
+//! The cost of the kernels of a layer other than its matrix multiplications.
 //!
 //! Two norms, the rotation of queries and keys, the scores, their softmax, the weighted values, two residual
 //! additions and the activation of the feed-forward block: nine kernels on the GPU, each bound by its arithmetic or

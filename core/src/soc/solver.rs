@@ -1,4 +1,4 @@
-//! The solver: cuts a product between GPU and NPU.
+//! The solver: splits a matrix multiplication between GPU and NPU.
 //!
 //! HeteroLLM paper, section 4.3: the least of
 //!
@@ -22,7 +22,7 @@ use super::npu::Npu;
 use super::stage::Stage;
 use super::sync::{EVENTS, Sync};
 
-/// Rows that the GPU gets come in multiples of it. source: HeteroLLM paper, section 4.3
+/// The GPU's share of the rows is a multiple of this. source: HeteroLLM paper, section 4.3
 pub const ROW_STEP: u64 = 256;
 /// Tokens that the NPU gets, where graphs were made ahead. source: HeteroLLM paper, section 4.3
 pub const TOKEN_STEP: u64 = 32;

@@ -171,7 +171,7 @@ proptest! {
         let parts: Vec<SlicedModel> =
             (0..slices.len()).map(|place| SlicedModel::new(&plan, tensor, place, &model)).collect();
         let whole = SlicedModel::whole(&model, plan.devices[0].residency.weights_as);
-        // Each device has all norms: two of 4096 numbers a layer.
+        // Each device has all norms: two of 4096 numbers per layer.
         let norms = Bytes(2 * 4096 * 4) * 32;
         let sum: Bytes = parts.iter().map(SlicedModel::layers_bytes).sum();
         prop_assert_eq!(sum, whole.layers_bytes() + norms * (slices.len() as u64 - 1));

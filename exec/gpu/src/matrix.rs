@@ -17,7 +17,7 @@ use crate::kernels::{Variant, quantise};
 use crate::virtual_tensor::Storage;
 
 /// Raw bytes that go up at once.
-/// source: assumed, a few transfers a matrix and little memory beside the weights
+/// source: assumed, a few transfers per matrix and little memory beside the weights
 const CHUNK_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Clone)]

@@ -34,8 +34,8 @@ const BATCH: u32 = 64;
 /// Bytes that are copied at once.
 /// source: assumed, far more than a latency
 const LONG: u64 = 64 << 20;
-/// The share of the memory that a run may use which is taken here, in all.
-/// source: assumed, so that what else is there has room
+/// The measurement uses at most this fraction (1 / SHARE) of the memory that a run may use. source: assumed, to leave
+/// room for other programs
 const SHARE: u64 = 4;
 /// Bytes of the matrices that products of a token go over in turn.
 /// source: assumed, twice the 128 MiB of the largest cache of a graphics card

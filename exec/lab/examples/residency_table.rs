@@ -83,7 +83,7 @@ mod table {
         let touched: u64 = extents.iter().map(|extent| extent.length).sum();
         let file: u64 =
             weights.parts().iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
-        // The peer reads a copy of its own: whoever else reads the model would pay for its page cache.
+        // The peer reads a copy of its own: whichever process else reads the model would pay for its page cache.
         let copies =
             options.peer.as_ref().map(|_| ModelCopies::make(&scratch, weights.parts(), &[PEER.into()]));
         let copies = copies.transpose()?;

@@ -199,8 +199,8 @@ impl Group {
         set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
     }
 
-    /// Gives back the page cache that is charged to it, of a group without members. Whoever touches a page first is
-    /// charged for it as long as it stays, and what one program has left there is not the next one's to give up.
+    /// Releases the page cache charged to a group without members. A page is charged to the first group that touches
+    /// it, and another group cannot release it.
     pub fn empty(&self) {
         let used = || self.memory().usage().unwrap_or(0).to_string();
         // What cannot be given back, because others use it, is refused and stays.
@@ -274,7 +274,7 @@ impl Drop for Group {
     }
 }
 
-/// Members that were killed leave in a moment; until then the group is busy.
+/// Removes a group. It stays busy until its killed members have exited.
 fn remove_group(folder: &Path) {
     for _ in 0..50 {
         match fs::remove_dir(folder) {

@@ -1,7 +1,7 @@
 //! The lab: emulates the devices of a scenario as processes on one Linux machine.
 //!
 //! Each device of a scenario is a process of its own inside control groups that bound its memory and its
-//! disk reads ([`groups`]), with its own copy of the model, because page cache is charged to whoever
+//! disk reads ([`groups`]), with its own copy of the model, because page cache is charged to whichever process
 //! touches a page first. Everything is undone at the end, and what a crashed lab left behind is removed
 //! by the next.
 //!

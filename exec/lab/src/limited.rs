@@ -117,7 +117,7 @@ pub struct LimitedCommand {
     pub limits: DeviceLimits,
     /// Files that it must read from disk; the first tells which disk is limited, else the folder at hand.
     pub files: Vec<PathBuf>,
-    /// Another program beside it.
+    /// Another program in the same group.
     pub hog: Option<MemoryHog>,
     /// Time after which the command is killed.
     pub deadline: Duration,

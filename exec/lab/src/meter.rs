@@ -1,4 +1,4 @@
-//! Bytes that each device reads for a token, by the counter of its own throttle.
+//! Measures the bytes that each device reads per token, by the counter of its I/O throttle.
 //!
 //! The executor counts what its process reads; the kernel's throttle counts what passes it. The two are
 //! independent, so that one can be checked by the other. A thread reads the throttles often. Each token is

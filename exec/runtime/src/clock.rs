@@ -103,7 +103,7 @@ impl Stopwatch {
         slice
     }
 
-    /// When the last lap ended.
+    /// Returns the time at which the last lap ended.
     pub fn last_lap(&self) -> u64 {
         self.wall
     }

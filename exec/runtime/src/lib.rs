@@ -1,4 +1,4 @@
-//! The parts of one device that runs a language model: weights, tokenizer, layers, sampler.
+//! The inference runtime of one device: weights, tokenizer, layers, sampler.
 //!
 //! Weights are mapped ([`Weights`]), a stage of the ring runs layers over rows of activations ([`Stage`]), the
 //! head turns tokens into rows and rows into logits ([`Head`]); a tokenizer and a sampler stand at the ends.

@@ -24,7 +24,7 @@ use crate::cost::{ComputeCost, Phase, Report};
 pub struct PoolOptions {
     /// Participants, the caller included; at least one.
     pub threads: usize,
-    /// Keep each worker on one processor (Linux). The caller is left alone.
+    /// Whether to pin each worker to one processor (Linux). The calling thread is not pinned.
     pub pin: bool,
     /// How long a worker spins for the next phase before it parks, in nanoseconds.
     pub spin_ns: u64,
@@ -329,7 +329,7 @@ fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> 
     }
 }
 
-/// Counts the worker in, unless the phase closed meanwhile.
+/// Registers the worker in the phase, unless it has closed.
 fn enter(shared: &Shared, mut state: u64) -> bool {
     let epoch = state >> 32;
     while state & OPEN != 0 && state >> 32 == epoch {

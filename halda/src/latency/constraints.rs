@@ -22,9 +22,9 @@ use crate::problem::instance::Gpu;
 /// The optional rules of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// Devices other than the head may have no layers.
+    /// Whether devices other than the head may have no layers.
     pub may_drop: bool,
-    /// The last round of the ring may be partial: k W < L.
+    /// Whether the last round of the ring may be partial: k W < L.
     pub may_leave_remainder: bool,
 }
 

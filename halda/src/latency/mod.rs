@@ -74,7 +74,7 @@ pub struct DeviceTerms {
     pub need: f64,
     /// cap: bytes of that memory.
     pub capacity: u64,
-    /// need > cap.
+    /// Whether `need` exceeds `capacity`.
     pub over: bool,
     /// The paper's set `M_m`.
     pub case: MemoryCase,

@@ -15,7 +15,7 @@ mod scenario;
 
 use serde::Serialize;
 
-pub use profiles::spread_widely;
+pub use profiles::uncertain_rates;
 pub use ring::plan;
 pub use scenario::{late, scenario};
 

@@ -49,7 +49,7 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
 
 /// Returns the numbers of a device with a wide spread, such as `cpu.matvec.q4_k by 14 %`; rates of formats only where
 /// `wanted` is true.
-pub fn spread_widely(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<String> {
+pub fn uncertain_rates(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
         ("cpu.read_bandwidth", cpu.read_bandwidth.spread),
@@ -76,7 +76,7 @@ pub fn spread_widely(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<St
 }
 
 fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
-    let wide = spread_widely(device, |format| formats.contains(&format));
+    let wide = uncertain_rates(device, |format| formats.contains(&format));
     if !wide.is_empty() {
         let what =
             format!("measurements of `{name}` spread widely around their medians: {}", wide.join(", "));

@@ -73,7 +73,8 @@ fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Findi
     left.draft = None;
     let name = &plan.devices[0].name;
     for member in left.members.iter_mut().filter(|member| member.name == *name) {
-        let Some(device) = draft::device_beside(plan, 0, cluster.draft.as_ref(), &member.device) else {
+        let Some(device) = draft::device_without_draft(plan, 0, cluster.draft.as_ref(), &member.device)
+        else {
             let what = format!("the GPU of `{name}` cannot hold the draft model with its cache and buffers");
             let fix = "set `workload.speculation.processor: cpu`, or lower `context`";
             return Err(Finding::error("draft-memory", "plan draft", what, fix));

@@ -144,7 +144,7 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
     let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
-    let left = device.and_then(|device| draft::device_beside(plan, 0, cluster.draft.as_ref(), device));
+    let left = device.and_then(|device| draft::device_without_draft(plan, 0, cluster.draft.as_ref(), device));
     let fits = left.is_some_and(|device| {
         let needed = MemoryBudget::new(&on_gpu, 0, &cluster.model, &device).gpu_needed;
         device.gpu.as_ref().is_some_and(|gpu| needed <= gpu.memory_available.value)

@@ -17,7 +17,7 @@
 //!
 //! Where a profile has them, two costs that the paper's symbols leave out are put where they occur as often as what
 //! they join. Deviation: attention over the mean cache length and the fixed cost of a layer go into `t_kv_cpu`.
-//! Published devices have neither. What else is known of a device goes into its [`RuntimeModel`].
+//! Published devices have neither. What else is known about a device goes into its [`RuntimeModel`].
 //!
 //! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
 //! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
@@ -224,8 +224,8 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     }
 }
 
-/// Returns a SoC's rates in the terms of the paper's latency model: the memory rate at which a layer takes its
-/// simulated time, and a compute rate that adds a hundredth.
+/// Converts a SoC to rates of the paper's latency model: the memory rate at which a layer takes its simulated time, and
+/// a compute rate that adds a hundredth.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));

@@ -84,7 +84,7 @@ impl WindowTimes for PaperTimes<'_, '_> {
 }
 
 impl RingSizeProblem<'_, '_> {
-    /// Returns the fastest assignment of exactly W layers a round by the paper's objective.
+    /// Returns the fastest assignment of exactly W layers per round by the paper's objective.
     pub(crate) fn optimum(&self) -> Result<Assignment, Infeasible> {
         let times = PaperTimes(*self);
         let found = self.fastest(&times).ok_or_else(|| self.reason(&times))?;

@@ -33,7 +33,7 @@ use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
 pub struct RefineOptions {
     /// Which optional rules the plans may use.
     pub rules: Rules,
-    /// Keeps k.
+    /// Whether k stays the same.
     pub same_rounds: bool,
     /// The largest number of evaluations, including that of the start; unlimited by default.
     pub max_evaluations: Option<u64>,

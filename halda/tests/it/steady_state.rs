@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const LAYER: u64 = 50 * MIB;
 /// What the kernel needs for the pages of 400 MiB, leaves free, and reads around them.
 const KERNEL: u64 = 20 * MIB;
-/// Seconds a token without reading.
+/// Seconds per token without reading.
 const QUIET: f64 = 1.345;
 /// Bytes per second.
 const DISK: f64 = 400e6;

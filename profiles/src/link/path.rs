@@ -197,7 +197,7 @@ impl<'a> WirelessPath<'a> {
         })
     }
 
-    /// The mean rest of a stall that is under way.
+    /// The mean remaining time of a current stall.
     fn stall_rest(&self) -> Seconds {
         let of = |end: &Endpoint| {
             let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.kinds());

@@ -59,13 +59,13 @@ pub fn memory() -> Memory {
         can_swap: (!limited)
             .then(|| Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
         swap_available: (!limited).then(|| Sourced::new(swap_available(), "read from /proc/meminfo")),
-        page_cache: if has_generations() { PageCachePolicy::MgLru } else { PageCachePolicy::TwoList },
+        page_cache: if has_mglru() { PageCachePolicy::MgLru } else { PageCachePolicy::TwoList },
         reclaim: None,
     }
 }
 
 /// Whether the kernel reclaims by generations (MGLRU).
-pub fn has_generations() -> bool {
+pub fn has_mglru() -> bool {
     // A bit mask in hexadecimal; the lowest bit is the main switch.
     let text = fs::read_to_string("/sys/kernel/mm/lru_gen/enabled").unwrap_or_default();
     u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).is_ok_and(|mask| mask & 1 == 1)

@@ -27,7 +27,7 @@ pub struct Error {
     pub row: String,
     pub system: String,
     pub published_ms: f64,
-    /// Absent if it could not be run or ended badly.
+    /// Absent if it could not be run or did not complete.
     pub simulated_ms: Option<f64>,
     /// Simulated over published, less 1.
     pub error: Option<f64>,

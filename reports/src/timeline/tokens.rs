@@ -1,4 +1,4 @@
-//! Begin and end of each token.
+//! Start and end of each token.
 //!
 //! A token ends when the head has sampled it and begins where the one before it in its sequence ended, as in
 //! [`hearth_core::metrics`]. The first token, which ends the prompt, is left out. The tokens of one pass, whose drafts

@@ -26,7 +26,7 @@ pub struct RunNumbers {
 }
 
 impl RunNumbers {
-    /// The numbers of a run; a run that ended badly has no times.
+    /// The numbers of a run; a run that did not complete has no times.
     pub fn of(metrics: &Metrics) -> Self {
         let ok = metrics.outcome == Outcome::Ok;
         Self {

@@ -67,7 +67,7 @@ struct Run {
     measured: bool,
     records: Vec<Record>,
     readings: Vec<Reading>,
-    /// When each device's disk is free again.
+    /// The time at which each device's disk is free again.
     disk_free: [u64; 3],
     read: [u64; 3],
     turn: usize,

@@ -54,7 +54,7 @@ pub struct Plan {
     /// The processor of the output matrix on the head; the GPU only where all its layers are too.
     #[serde(default, skip_serializing_if = "on_the_cpu")]
     pub output: Processor,
-    /// Sequences that are under way at once, each with a cache for the whole context.
+    /// The maximum number of concurrent sequences, each with a cache for the whole context.
     #[serde(default = "workload::one", skip_serializing_if = "workload::is_one")]
     pub sequences: u32,
     /// The model that drafts tokens on the head.

@@ -1,4 +1,4 @@
-//! Measures how many events a second the engine alone handles.
+//! Measures how many events per second the engine alone handles.
 //!
 //! ```text
 //! cargo run --release -p hearth-sim --example event_rate              # a table

@@ -12,7 +12,7 @@ use hearth_core::memory::MIN_WEIGHT_CACHE;
 use hearth_profiles::Bytes;
 use hearth_schema::events::Change;
 
-/// The load on a device beside its own work.
+/// The load on a device from other programs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.

@@ -36,7 +36,7 @@ pub struct Message {
     /// The sender's slot.
     pub from: u16,
     pub bytes: Bytes,
-    /// When they arrived.
+    /// The time at which they arrived.
     pub at: Nanos,
 }
 

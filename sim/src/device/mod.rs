@@ -97,7 +97,7 @@ pub struct DeviceSim<'a> {
     reads_single_rows: bool,
     /// Embedding rows read so far, in units of one row's read.
     rows: BTreeSet<u64>,
-    /// Bytes read beside the page cache, or before it was replaced.
+    /// Bytes read past the page cache, or before it was replaced.
     read_before: Bytes,
     drafter: Option<Drafter<'a>>,
 }

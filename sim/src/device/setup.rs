@@ -30,10 +30,10 @@ use crate::speculation::Drafter;
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// The memory budget of a device at a place of the plan, beside its draft model; `None` if the draft model does not fit.
+/// The memory budget of a device at a place of the plan, after its draft model; `None` if the draft model does not fit.
 pub fn budget(input: &Input, place: usize, device: &Device) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
-    let device = draft::device_beside(plan, place, cluster.draft.as_ref(), device)?;
+    let device = draft::device_without_draft(plan, place, cluster.draft.as_ref(), device)?;
     let mut budget = DeviceMemory::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
     budget.weight_cache = budget.weight_cache.saturating_sub(process_memory(input, place));
     Some(budget)

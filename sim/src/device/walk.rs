@@ -52,7 +52,7 @@ enum Waiting {
     No,
     /// Room for this chunk.
     Room(Chunk),
-    /// This chunk, or pages read beside the cache.
+    /// This chunk, or pages read past the cache.
     Chunk(Chunk),
     /// The chunk has arrived and the thread is being woken.
     Woken(Chunk),
@@ -73,15 +73,15 @@ pub struct Walk {
     chunk_time: Seconds,
     /// Time of segments too short to have a chunk of their own, spent with the next.
     carried_time: Seconds,
-    /// When the kernel is done with the current fault.
+    /// The time at which the kernel is done with the current fault.
     fault_until: Nanos,
     waiting: Waiting,
-    /// The first chunk of the first segment is in the record already.
+    /// Whether the first chunk of the first segment is already counted in the record.
     counted: bool,
-    /// The chunk behind the awaited one was in memory when the wait began.
+    /// Whether the chunk behind the awaited one was in memory when the wait began.
     held_behind: bool,
     batch: Range<Chunk>,
-    /// The start of the computation under way.
+    /// The start of the current computation.
     since: Nanos,
     work: Seconds,
 }

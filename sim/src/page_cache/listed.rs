@@ -44,7 +44,7 @@ pub struct Pages {
 struct Page {
     list: Option<u8>,
     young: bool,
-    /// Used since it was read.
+    /// Whether it was used since it was read.
     mapped: bool,
     locked: bool,
     awaited: bool,

@@ -1,4 +1,5 @@
-//! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk a layer, driven through the trait like a helper thread and a
+//! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk per layer, driven through the trait like a helper thread
+//! and a
 //! reader. Layers are numbered from 1 as in the figures.
 
 use super::{Access, Chunk, Fetch, PageCache, PaperLinear, TwoList};
@@ -58,7 +59,7 @@ fn figure_3_every_layer_is_loaded_twice() {
 
 #[test]
 fn figure_3_contradicts_the_formula() {
-    // Reload = need - capacity: three of six layers a token, with the same steps.
+    // Reload = need - capacity: three of six layers per token, with the same steps.
     let mut device = Device::new(PaperLinear::new(LAYERS, 3));
     device.compute(1..=6);
     let first = device.loads.len();

@@ -35,7 +35,7 @@ impl Readahead {
         self.start = chunk.saturating_sub(self.window / 2);
         self.size = self.window;
         self.fetch(cache, self.start + self.size - (self.window / 4).max(1), reads);
-        // With one chunk a window, or no room for the chunks before it, the chunk may still be missing.
+        // With one chunk per window, or no room for the chunks before it, the chunk may still be missing.
         match cache.prefetch_now(chunk) {
             Fetch::Started => reads.push(chunk),
             Fetch::Present => {}

@@ -63,15 +63,15 @@ pub struct TwoList {
 #[allow(clippy::struct_excessive_bools, reason = "they are the kernel's page flags")]
 struct Page {
     place: Place,
-    /// The mapping was used since the last scan.
+    /// Whether the mapping was used since the last scan.
     young: bool,
-    /// A scan found it young.
+    /// Whether a scan found it young.
     referenced: bool,
-    /// Used since it was read.
+    /// Whether it was used since it was read.
     mapped: bool,
-    /// A thread populates the mapping, and waits for it.
+    /// Whether a thread populates the mapping and waits for this page.
     populated: bool,
-    /// Being read: cannot be evicted.
+    /// Whether it is being read and cannot be evicted.
     locked: bool,
     /// Its age at eviction.
     shadow: Option<u64>,
@@ -89,9 +89,9 @@ enum Place {
 #[derive(Debug, Clone, Copy)]
 struct Scan {
     attempt: u32,
-    /// Active pages are reclaimed too.
+    /// Whether active pages are reclaimed too.
     force: bool,
-    /// There were activations by refault since the last attempt.
+    /// Whether refaults have activated pages since the last attempt.
     refaulted: bool,
     priority: u32,
     /// Scans left at this priority.

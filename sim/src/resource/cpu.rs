@@ -77,7 +77,7 @@ impl Cpu {
         }
     }
 
-    /// When the next computation ends if nothing changes.
+    /// Returns the time at which the next computation ends if nothing changes.
     pub fn next_end(&self) -> Option<Nanos> {
         let speed = self.speed();
         let left = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;

@@ -49,7 +49,7 @@ impl ProcessorSharing {
         self.divide();
     }
 
-    /// When the next job ends if nothing changes; `None` if none advances.
+    /// Returns the time at which the next job ends if nothing changes; `None` if none advances.
     pub fn next_end(&self) -> Option<Nanos> {
         let ends = self.jobs.iter().filter(|job| job.rate > 0.0);
         ends.map(|job| self.settled.saturating_add(nanos_until(job.remaining.max(0.0) / job.rate))).min()

@@ -28,7 +28,7 @@ pub struct Throttle<R> {
     slice_end: Nanos,
     /// Bytes passed since `slice_start`.
     passed: f64,
-    /// When the first waiting read was last checked.
+    /// The time at which the first waiting read was last checked.
     checked: Nanos,
     waiting: VecDeque<(R, u64)>,
 }
@@ -50,7 +50,7 @@ impl<R> Throttle<R> {
         self.waiting.push_back((read, bytes));
     }
 
-    /// When the next read may pass.
+    /// Returns the time at which the next read may pass.
     pub fn next_pass(&self) -> Option<Nanos> {
         let (_, bytes) = self.waiting.front()?;
         let slices = (self.checked - self.slice_start).div_ceil(SLICE).max(1);

@@ -68,7 +68,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) timeline_timer: Timer,
     pub(crate) reachability: Reachability,
     pub(crate) recovery: Recovery,
-    /// When the answers of all devices to a new plan arrive.
+    /// The time at which the answers of all devices to a new plan arrive.
     pub(crate) ready_at: Nanos,
     /// Plans made during the run.
     pub(crate) plans: Vec<Plan>,

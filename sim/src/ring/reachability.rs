@@ -15,7 +15,7 @@ pub struct Held {
     pub from: usize,
     pub to: usize,
     pub message: Message,
-    /// When it was handed over, if it has not been sent yet.
+    /// The time at which it was handed over, if it has not been sent yet.
     pub unsent: Option<Nanos>,
 }
 
@@ -55,7 +55,7 @@ impl Reachability {
         self.cut[member] == 0
     }
 
-    /// When a member became unreachable, if it is.
+    /// Returns the time at which a member became unreachable, if it is.
     pub fn since(&self, member: usize) -> Option<Nanos> {
         (self.cut[member] > 0).then(|| self.since[member])
     }

@@ -43,7 +43,7 @@ pub struct EventTimeline {
     next_sequence: u32,
     /// Events that begin with a token, by its number.
     by_token: BTreeMap<u32, Vec<usize>>,
-    /// The progress of the events under way, from 0 to 1.
+    /// The progress of the active events, from 0 to 1.
     under_way: BTreeMap<usize, f64>,
     /// The index in `run_events` of the events that have begun.
     logged: BTreeMap<usize, usize>,
@@ -81,7 +81,7 @@ impl EventTimeline {
         self.next_sequence += 1;
     }
 
-    /// When the next action is due.
+    /// Returns the time at which the next action is due.
     pub fn next(&self) -> Option<Nanos> {
         self.queue.keys().next().map(|&(at, _)| at)
     }
@@ -119,7 +119,7 @@ impl EventTimeline {
         self.events[index].0.lasts
     }
 
-    /// Begins an event, which ramps up over `over`. It is under way until it ends.
+    /// Begins an event, which ramps up over `over`. It is active until it ends.
     pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];
         let run_event = RunEvent {

@@ -18,7 +18,7 @@ use crate::engine::Nanos;
 
 #[derive(Debug, Clone)]
 pub struct Loader {
-    /// When the last blocks were released, the oldest first; at most the length of the window.
+    /// The time at which the last blocks were released, the oldest first; at most the length of the window.
     released: VecDeque<Nanos>,
     window: usize,
     loaded: Nanos,

@@ -14,7 +14,7 @@ use hearth_schema::plan::{Plan, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
-use hearth_sim::{Disturbances, Input, Options, Run, SimError, simulate_in};
+use hearth_sim::{Disturbances, Input, Options, Run, SimError, simulate_with_disturbances};
 
 use crate::small_rings::{OS, PLENTY, cluster, count, layers, llama_8b, plan, readings, tpot, use_wifi};
 
@@ -51,12 +51,12 @@ impl Replanner for Never {
 fn during(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&dyn Replanner>) -> Run {
     let options = Options { warm: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
-    simulate_in(&input, &Disturbances { events, replanner }).expect("a run that ends")
+    simulate_with_disturbances(&input, &Disturbances { events, replanner }).expect("a run that ends")
 }
 
 fn refused(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
     let input = Input { cluster, plan, options: &Options::default() };
-    simulate_in(&input, &Disturbances { events, replanner: None }).expect_err("a refusal")
+    simulate_with_disturbances(&input, &Disturbances { events, replanner: None }).expect_err("a refusal")
 }
 
 /// A ring of two halves with memory for everything and events on the second.

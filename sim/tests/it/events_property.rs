@@ -12,7 +12,7 @@ use hearth_schema::plan::{Plan, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
-use hearth_sim::{Disturbances, Input, Options, simulate_in};
+use hearth_sim::{Disturbances, Input, Options, simulate_with_disturbances};
 use proptest::prelude::*;
 
 use crate::small_rings::{cluster, count, memories, planned, readings, use_wifi, with_drafts};
@@ -151,7 +151,7 @@ proptest! {
         let options = Options { warm, ..Options::default() };
         let run = || {
             let input = Input { cluster: &cluster, plan: &plan, options: &options };
-            simulate_in(&input, &Disturbances { events: &events, replanner }).expect("a run that ends").trace
+            simulate_with_disturbances(&input, &Disturbances { events: &events, replanner }).expect("a run that ends").trace
         };
         let trace = run();
         check_invariants(&trace, generate * sequences, policy == Residency::Managed)?;

@@ -12,7 +12,7 @@ use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::{Kind, Outcome, Record, Resource, Trace};
-use hearth_sim::{Disturbances, Input, Options, simulate_in};
+use hearth_sim::{Disturbances, Input, Options, simulate_with_disturbances};
 use proptest::prelude::*;
 
 use crate::small_rings::{PLENTY, tpot, warm};
@@ -77,7 +77,7 @@ fn device_path_agrees_with_soc_path_in_memory() {
     let input =
         Input { cluster: &cluster, plan: &plan, options: &Options { warm: true, ..Options::default() } };
     let disturbances = Disturbances { events: &[event], replanner: None };
-    let trace = simulate_in(&input, &disturbances).expect("a run").trace;
+    let trace = simulate_with_disturbances(&input, &disturbances).expect("a run").trace;
     let ring = metrics::compute(&trace);
     let (one, other) = (tpot(&alone), tpot(&ring));
     assert!((other / one - 1.0).abs() < 0.005, "{one} and {other}");

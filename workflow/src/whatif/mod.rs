@@ -1,4 +1,4 @@
-//! Ranks what would be gained by another device, disk, network or model.
+//! Ranks the gains of another device, disk, network or weight format.
 //!
 //! Each variant changes one thing of a scenario and is planned again and simulated.
 

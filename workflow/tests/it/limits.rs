@@ -33,8 +33,8 @@ planner: {{strategy: manual, windows: [4, 4]}}
     restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     for (place, share) in [(0, 0.5), (1, 0.35)] {
         let device = &cluster.members[place].device;
-        let device =
-            draft::device_beside(&plan, place, cluster.draft.as_ref(), device).expect("the draft fits");
+        let device = draft::device_without_draft(&plan, place, cluster.draft.as_ref(), device)
+            .expect("the draft fits");
         let budget = MemoryBudget::new(&plan, place, &cluster.model, &device);
         assert!(
             budget.weights > Bytes::mib(100) && budget.kv_cache > Bytes::ZERO && budget.buffers > Bytes::ZERO

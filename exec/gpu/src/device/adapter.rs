@@ -8,11 +8,11 @@ use super::memory::BUDGET_PERCENT;
 /// The capabilities of a device that kernels use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// A product of four bytes with four bytes in one instruction, at least of the shading language.
+    /// Whether one instruction (at least of the shading language) multiplies four bytes by four bytes and adds up.
     pub packed_dot: bool,
     /// Lanes of the smallest and the largest subgroup, if lanes can exchange values.
     pub subgroups: Option<(u32, u32)>,
-    /// Arithmetic in half precision.
+    /// Whether it has arithmetic in half precision.
     pub half: bool,
     /// Whether the device supports timestamp queries. They are reported but not used: what is timed here is whole
     /// submissions, as a run waits for them.
@@ -28,11 +28,11 @@ pub struct Capabilities {
 /// Device capabilities to ignore, for tests and comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CapabilityMask {
-    /// No packed products.
+    /// Whether packed dot products are ignored.
     pub packed_dot: bool,
-    /// No exchange between lanes.
+    /// Whether subgroup operations are ignored.
     pub subgroups: bool,
-    /// No half precision.
+    /// Whether half precision is ignored.
     pub half: bool,
     /// Largest size of a buffer in bytes; larger weights are split.
     pub binding_bytes: Option<u64>,

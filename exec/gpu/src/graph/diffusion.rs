@@ -22,11 +22,11 @@ const LATENTS: u64 = 64;
 /// Which kernels do several operations at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernels {
-    /// Attention that never writes its scores, where an image attends to itself.
+    /// Whether self-attention over an image never writes its scores.
     pub attention: bool,
-    /// The gate's GELU and product, in the second of the two products they follow.
+    /// Whether the gate's GELU and product are fused into the second of the two products before them.
     pub gate: bool,
-    /// GroupNorm with the SiLU after it.
+    /// Whether GroupNorm is fused with the SiLU after it.
     pub norm: bool,
 }
 

@@ -19,10 +19,10 @@ pub enum Residual {
 /// The kinds of fusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fusion {
-    /// Operations on single elements, residual additions apart.
+    /// Whether element-wise operations are fused, except residual additions.
     pub pointwise: bool,
     pub residual: Residual,
-    /// Norms of heads, rotary embedding and layout of queries, keys and values.
+    /// Whether norms of heads, rotary embedding and layout of queries, keys and values are fused.
     pub rotary_layout: bool,
     pub attention: bool,
 }

@@ -21,11 +21,11 @@ use crate::device::Capabilities;
 /// The capabilities of a device that a kernel uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
-    /// Products of four packed bytes in one instruction.
+    /// Whether one instruction multiplies four packed bytes.
     pub packed_dot: bool,
     /// Sums over the lanes of a subgroup, whose size no kernel relies on; here its smallest.
     pub lanes: Option<u32>,
-    /// Half precision is converted by type instead of by unpacking.
+    /// Whether half precision is converted by type instead of by unpacking.
     pub half: bool,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A row of weights becomes texels of 16 bytes; which texel lies where is the layout's choice
 //! (`crate::virtual_tensor::weights`). The numbers stay what they are: nothing is dequantised here. Where a format has one
-//! f16 scale a block, scales go to an array of their own, two blocks a word and four outputs a texel, since blocks of 18, 34
+//! f16 scale per block, scales go to an array of their own, two blocks per word and four outputs per texel, since blocks of 18, 34
 //! or 210 bytes lie on no boundary of four.
 //!
 //! ```text
@@ -43,9 +43,9 @@ pub enum Packed {
     Q4_0,
     Q4K,
     Q6K,
-    /// Eight bits with a scale a row.
+    /// Eight bits with a scale per row.
     Row8,
-    /// Four bits with a scale a row.
+    /// Four bits with a scale per row.
     Row4,
 }
 

@@ -92,13 +92,13 @@ pub struct Product {
     pub variant: Variant,
     /// Where inputs and outputs lie.
     pub storage: Storage,
-    /// A vector is added.
+    /// Whether a bias is added.
     pub bias: bool,
     /// This function is applied to the result.
     pub activation: Option<Gating>,
-    /// The result is multiplied with another tensor.
+    /// Whether the result is multiplied by another tensor.
     pub multiplies: bool,
-    /// Instead of results, the integers of each block are written: [tokens, blocks, rows]. With a scale a row a row is
+    /// Instead of results, the integers of each block are written: [tokens, blocks, rows]. With a scale per row a row is
     /// one block.
     pub integers: bool,
 }

@@ -1,7 +1,7 @@
 //! The kernel that rounds the inputs of a product to eight bits.
 //!
 //! As on the CPU: in blocks of 32 or 256, `scale = max |x| / 127`, `code = nearest even(x * (127 / max |x|))`, and the
-//! sums of 16 codes for what is subtracted; for weights with a scale a row, one scale for the whole of x. ML Drift paper,
+//! sums of 16 codes for what is subtracted; for weights with a scale per row, one scale for the whole of x. ML Drift paper,
 //! section 3.7: in prefill this is a kernel of its own, in decode the same text is part of the product's kernel.
 //!
 //! Each thread has a unit of 32 values; units under one scale compare their largest values through shared memory.

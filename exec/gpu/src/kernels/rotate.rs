@@ -73,7 +73,7 @@ impl Heads {
         Ok([bytes(self.keys()?)?, bytes(self.values()?)?])
     }
 
-    /// Queries as attention reads them.
+    /// Access to the queries in the layout of the attention kernel.
     pub(crate) fn queries(&self, direction: Direction) -> Accessor {
         // Rows of a head: each token's queries that share it.
         let rows = Extent::Named("params.tokens * QUERY_GROUP");

@@ -23,7 +23,7 @@ fn the_fastest_candidate_is_remembered_for_the_adapter() {
     assert_eq!(choices.get(&gpu), None);
     choices.set(&gpu, timed[0].tiling);
     assert_eq!(Choices::of_text(&choices.text()).get(&gpu), Some(timed[0].tiling));
-    // What nobody has tested is no choice, whoever wrote it down.
+    // What nobody has tested is no choice, whichever process wrote it down.
     choices.set(&gpu, Tiling { tokens: 3, ..timed[0].tiling });
     assert_eq!(choices.get(&gpu), None);
 }

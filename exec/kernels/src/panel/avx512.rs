@@ -174,7 +174,7 @@ fn interleave(
     }
 }
 
-/// Lays out what was unpacked, two numbers a line.
+/// Lays out what was unpacked, two numbers per line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {

@@ -445,7 +445,7 @@ fn interleave<L: Lanes>(
     }
 }
 
-/// Lays out what was unpacked, two numbers a line.
+/// Lays out what was unpacked, two numbers per line.
 #[inline]
 #[target_feature(enable = "neon")]
 fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {

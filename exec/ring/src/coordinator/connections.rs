@@ -17,7 +17,7 @@ pub(super) struct WorkerConnections<T: Transport> {
     session: u64,
     inbox: mpsc::UnboundedSender<HeadEvent>,
     connections: BTreeMap<String, WorkerConnection>,
-    /// What each device that was ever reached has told about itself.
+    /// The facts that each device reached so far sent about itself.
     facts: BTreeMap<String, WorkerFacts>,
     /// Connections opened so far; each has its number.
     opened: u64,

@@ -1,4 +1,4 @@
-//! The coordinator: carries out the steps of the recovery reducer, and turns what the head hears into its events.
+//! The coordinator: executes the steps of the recovery reducer, and converts the workers' messages into its events.
 //!
 //! It has the workers prepare an epoch, sends them the plan, connects to its neighbours and takes up its own layers. When
 //! the ring cannot go on, another plan is found for the devices that are left ([`Reconfiguration`]).
@@ -86,7 +86,7 @@ impl<T: Transport> Coordinator<T> {
         Ok(coordinator)
     }
 
-    /// The plan at work.
+    /// The current plan.
     pub(super) fn plan(&self) -> &Arc<Plan> {
         self.reconfiguration.plan()
     }

@@ -32,7 +32,7 @@ const MAX_RUN_EVENTS: usize = 1000;
 pub(super) struct EventLog {
     /// Hears of each run event.
     on_run_event: Option<OnRunEvent>,
-    /// When the request began, on this process's clock.
+    /// The time at which the request began, on this process's clock.
     started: u64,
     /// The plan of each epoch.
     epochs: BTreeMap<u32, Arc<Plan>>,

@@ -31,7 +31,7 @@ pub struct RingOptions {
     pub on_run_event: Option<OnRunEvent>,
 }
 
-/// Receives how far a worker, by name, has come with fetching: bytes that are there, and bytes to fetch.
+/// Receives the progress of a worker's fetch, by name: bytes already present, and bytes to fetch.
 pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
 /// Receives what has happened to the ring, and the plan by which it goes on, if that is another.

@@ -1,4 +1,4 @@
-//! The pass pipeline: the sequences under way, the passes that are in the ring, and when a pass is late.
+//! The pass pipeline: the active sequences, the passes in flight, and the deadline of the next pass.
 //!
 //! Passes enter as soon as the head is free ([`Generation`] decides which), activations come back after each round, and
 //! outputs give tokens, which enter as the next passes. So several passes are in flight: batches of a prompt, and passes
@@ -28,7 +28,7 @@ pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 /// only wait, each with its activations in some device's memory.
 const MAX_PASSES_PER_DEVICE: usize = 2;
 
-/// A sequence under way.
+/// A sequence in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SequenceTokens {
     /// The prompt, followed by the tokens that are out.
@@ -44,9 +44,9 @@ pub(super) struct PassPipeline {
     pub(super) passes: Vec<Pass>,
     /// Trace lines that workers have sent, each with its device's name; `None` if nobody wants them yet.
     pub(super) reports: Option<Vec<(String, TraceLines)>>,
-    /// When each pass in flight entered, by its index.
+    /// The time at which each pass in flight entered, by its index.
     in_flight: BTreeMap<u32, Instant>,
-    /// When a pass came out last.
+    /// The time at which a pass came out last.
     last_output: Option<Instant>,
 }
 
@@ -56,7 +56,7 @@ pub(super) enum Progress {
     Work,
     /// These tokens of a sequence are out.
     Tokens(u32, Vec<u32>),
-    /// Nothing: no pass can enter and no event is there.
+    /// Nothing: no pass can enter and no event is pending.
     Idle,
 }
 
@@ -82,7 +82,7 @@ impl PassPipeline {
         since.checked_add(limit.saturating_mul(ahead as u32)).unwrap_or(since + MAX_WAIT)
     }
 
-    /// Handles an event that is there, or lets a pass enter.
+    /// Handles a pending event, or lets a pass enter.
     pub(super) async fn advance<T: Transport>(
         &mut self,
         coordinator: &mut Coordinator<T>,

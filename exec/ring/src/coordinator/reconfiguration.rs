@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use super::options::{RecoveryPolicy, RingOptions};
 use crate::execution::LocalModel;
 
-/// The plan at work, and how the ring gets from one plan to the next.
+/// The current plan, and the transition from one plan to the next.
 pub(super) struct Reconfiguration {
     pub(super) recovery: Recovery,
     policy: RecoveryPolicy,
     ready_limit: Duration,
-    /// When a device that is not ready counts as lost.
+    /// The time at which a device that is not ready counts as lost.
     ready_by: Instant,
     /// The first pass of the next ring.
     pub(super) first_pass: u32,
@@ -39,7 +39,7 @@ impl Reconfiguration {
         }
     }
 
-    /// The plan at work.
+    /// The current plan.
     pub(super) fn plan(&self) -> &Arc<Plan> {
         self.recovery.plan()
     }
@@ -77,7 +77,7 @@ impl Reconfiguration {
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
         let found = match &self.policy {
             RecoveryPolicy::Never => Err(NoPlan { reason: "this run does not plan again".into() }),
-            RecoveryPolicy::Spread => self.recovery.spread(),
+            RecoveryPolicy::Spread => self.recovery.spread_layers(),
             RecoveryPolicy::Replan { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
         };
         let checked = found.and_then(|plan| match model.check(&plan) {

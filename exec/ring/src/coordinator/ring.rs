@@ -69,7 +69,7 @@ impl<T: Transport> Ring<T> {
         ended
     }
 
-    /// Serves requests as they come, until no more can come or the ring fails, which all active requests are told.
+    /// Serves requests until the channel closes or the ring fails; a failure is reported to all active requests.
     /// Returns `request_rx` for another ring.
     pub async fn serve(
         &mut self,

@@ -93,7 +93,7 @@ struct RequestTable {
     pipeline: PassPipeline,
     /// The active request of each slot.
     active: Vec<Option<mpsc::UnboundedSender<ResponseEvent>>>,
-    /// When each slot was taken last, as a count of requests.
+    /// The time at which each slot was taken last, as a count of requests.
     last_used: Vec<u64>,
     queue: VecDeque<Request>,
     request_count: u64,
@@ -206,9 +206,9 @@ struct Scheduler<'a, T: Transport> {
     coordinator: &'a mut Coordinator<T>,
     options: ServeOptions,
     table: RequestTable,
-    /// When lost devices are tried again.
+    /// The time at which lost devices are tried again.
     rejoin_at: Instant,
-    /// When traces were collected last.
+    /// The time at which traces were collected last.
     reported_at: Instant,
 }
 

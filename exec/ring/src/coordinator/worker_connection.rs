@@ -46,7 +46,7 @@ pub(super) enum HeadEvent {
     Lost {
         connection: u64,
         error: RingError,
-        /// When its last frame came, on this process's clock.
+        /// The time at which its last frame came, on this process's clock.
         since: u64,
     },
     /// A pass takes longer than this limit.

@@ -30,8 +30,8 @@ pub(super) const VERSION: &str = "protocol";
 pub const MAX_NAME: usize = 63;
 /// The interval at which the record cache of the mDNS daemon is checked. source: assumed
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
-/// Records of others after which it is started anew: peers on the network decide how many there are.
-/// source: assumed, some megabytes
+/// The number of cached records after which the mDNS daemon is restarted: peers on the network decide how many there
+/// are. source: assumed, some megabytes
 const MAX_RECORDS: i64 = 20_000;
 /// The time limit for sending the goodbye message.
 const GOODBYE: Duration = Duration::from_millis(500);
@@ -146,7 +146,7 @@ fn announced(service: &ServiceInfo, scope: MdnsScope) -> Result<ServiceDaemon, A
     Ok(daemon)
 }
 
-/// Records of others that it holds.
+/// Returns the number of records of other devices that the daemon caches.
 fn cached_records(daemon: &ServiceDaemon) -> i64 {
     let Ok(metrics) = daemon.get_metrics() else { return 0 };
     // One that is too busy to say has too many.

@@ -132,7 +132,7 @@ pub struct SearchState {
     others: BTreeSet<String>,
     services: usize,
     ignored: usize,
-    /// Only addresses of this machine are called.
+    /// Whether only addresses of this machine are tried.
     loopback: bool,
 }
 

@@ -168,9 +168,9 @@ struct Pacer {
     path: EmulatedPath,
     medium: Option<File>,
     random: ChaCha8Rng,
-    /// When the medium is free.
+    /// The time at which the medium is free.
     free: u64,
-    /// When the last message was there.
+    /// The time at which the last message arrived.
     last: u64,
 }
 
@@ -184,7 +184,7 @@ impl Pacer {
         Ok(Self { path, medium, random, free: 0, last: 0 })
     }
 
-    /// When a message arrives that is handed over at a moment. It takes its turn on a shared medium.
+    /// Returns the arrival time of a message sent at `handed`. The message waits for a shared medium.
     fn arrival(&mut self, handed: u64, bytes: usize) -> io::Result<u64> {
         let hold = self.path.hold(bytes);
         self.free = match &self.medium {
@@ -208,7 +208,8 @@ impl Pacer {
     }
 }
 
-/// Takes a shared medium for a time from a moment on, or from when it is free. Until when it is then taken.
+/// Occupies a shared medium from `from`, or from when it is free, for `hold` nanoseconds. Returns when it is free
+/// again.
 ///
 /// The lock is held for a write only: a process that is stopped while its message is on the medium blocks no other.
 /// A medium that claims to be occupied for longer than [`MAX_HOLD`] is some other file.

@@ -1,4 +1,4 @@
-//! Execution: what every device of a ring does, the head and the workers alike. It runs its layers by the schedule.
+//! Execution on every device of a ring, head and workers: runs its layers in the order of the schedule.
 
 mod compute_mode;
 mod drafter;

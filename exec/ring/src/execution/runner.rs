@@ -43,7 +43,7 @@ use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_by
 use hearth_runtime::stage::Stage;
 use hearth_runtime::weights::Weights;
 
-/// A pass that has come out of the ring.
+/// A pass that has completed the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassOutput {
     pub pass: Pass,
@@ -72,7 +72,7 @@ pub struct StageRunner {
     samplers: Option<Samplers>,
     /// Makes drafts, on a head that has a draft model.
     drafter: Option<Drafter>,
-    /// The drafts of each pass under way, on the head.
+    /// The drafts of each pass in flight, on the head.
     drafts: BTreeMap<u32, Vec<u32>>,
     /// Activations of the pass at hand, [tokens, embedding].
     hidden: Vec<f32>,
@@ -80,7 +80,7 @@ pub struct StageRunner {
     idle_since: u64,
     /// The pass that was here last.
     last_pass: u32,
-    /// When its memory is sampled again.
+    /// The time at which its memory is sampled again.
     next_memory_sample: u64,
     /// Tokens of the largest pass so far.
     largest_pass: u32,

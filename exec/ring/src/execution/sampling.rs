@@ -29,8 +29,9 @@ impl Samplers {
         self.samplers.insert(sequence, sampler);
     }
 
-    /// The tokens that come out, at least one: the drafts that stand, and one more. `logits` are those after the token
-    /// before the drafts and after each of these, `[drafts + 1, vocabulary]`. None for an unknown sequence.
+    /// Returns the generated tokens, at least one: the accepted drafts, and one more. `logits` are those after the
+    /// token before the drafts and after each of these, `[drafts + 1, vocabulary]`. Returns `None` for an unknown
+    /// sequence.
     pub fn sample(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
         let Self { samplers, stop_tokens } = self;
         let sample = samplers.get_mut(&sequence)?;

@@ -114,7 +114,7 @@ enum State<S> {
 struct Incoming {
     /// One message at most, and what came with it.
     ciphertext: Vec<u8>,
-    /// The bytes of `ciphertext` that are there.
+    /// The bytes of `ciphertext` received so far.
     held: std::ops::Range<usize>,
     /// A message's content.
     plain: Vec<u8>,
@@ -162,7 +162,7 @@ where
         }
     }
 
-    /// Gets the handshake done.
+    /// Completes the handshake.
     fn poll_open(&mut self, context: &Context<'_>, half: Half) -> Poll<io::Result<()>> {
         let State::Handshaking(handshake) = &mut self.state else { return Poll::Ready(self.usable()) };
         self.halves.0.lock().unwrap_or_else(PoisonError::into_inner)[half as usize] =
@@ -228,7 +228,7 @@ impl Incoming {
         count > 0
     }
 
-    /// Opens the next message, if it is there.
+    /// Decrypts the next message if it has arrived completely.
     fn open(&mut self, cipher: &mut TransportState) -> Result<bool, EncryptionError> {
         let held = &self.ciphertext[self.held.clone()];
         let Some((length, rest)) = held.split_first_chunk::<LENGTH>() else { return Ok(false) };

@@ -38,13 +38,13 @@ pub struct ReceivedActivations {
     pub epoch: u32,
     /// Whose.
     pub pass: Pass,
-    /// The round to take up.
+    /// The round that the receiver computes next.
     pub round: u32,
     /// `[tokens, embedding]`, little-endian.
     pub activations: Vec<u8>,
     /// Whether they are f16 instead of f32.
     pub in_half: bool,
-    /// When the last byte was there, on this process's clock.
+    /// The time at which the last byte was there, on this process's clock.
     pub at: u64,
 }
 

@@ -31,7 +31,7 @@ const PREFIX_BYTES: usize = 8;
 pub struct Frame {
     /// Its kind.
     pub message: Message,
-    /// Raw bytes beside it.
+    /// Raw bytes that follow the message.
     pub payload: Vec<u8>,
 }
 

@@ -103,14 +103,14 @@ pub enum Message {
     Ready { epoch: u32 },
     /// The worker is fetching layers before it can be ready.
     Fetching {
-        /// Bytes that are there.
+        /// Bytes present so far.
         done: u64,
         /// Bytes to fetch.
         total: u64,
     },
     /// The worker is putting layers on its GPU before it can be ready.
     Uploading {
-        /// Bytes that are there.
+        /// Bytes present so far.
         done: u64,
         /// Bytes in all.
         total: u64,

@@ -30,7 +30,7 @@ pub struct Worker<T: Transport> {
     transport: T,
     source: ModelSource,
     options: WorkerOptions,
-    /// Whether a session has it.
+    /// Whether a session uses the worker.
     busy: Arc<Mutex<bool>>,
     open_epoch: SharedOpenEpoch,
 }

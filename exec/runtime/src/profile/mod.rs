@@ -51,7 +51,7 @@ pub struct ProfileOptions {
     pub model: Option<PathBuf>,
     /// Threads that compute; 0 takes every core.
     pub threads: usize,
-    /// Measure for about fifteen seconds with a model instead of a minute or more.
+    /// Whether to measure for about fifteen seconds with a model instead of a minute or more.
     pub quick: bool,
     /// Tokens of the largest pass, for which buffers are counted; 0 for 64.
     pub pass_tokens: u32,
@@ -87,7 +87,7 @@ pub struct Links {
     pub peers: Vec<PeerLink>,
 }
 
-/// Measures this machine. `links` measures its links, and `progress` is told each step before it is taken.
+/// Measures this machine. `links` measures its links, and `progress` receives each step before it begins.
 pub fn profile(
     options: &ProfileOptions,
     links: impl FnOnce() -> Result<Links, LinkError>,
@@ -194,7 +194,7 @@ const PASS_TOKENS: u32 = 64;
 /// source: measured in the lab, 0.0 to 0.6 MB over 17 workers of nine scenarios of one round
 const PROCESS: Bytes = Bytes(300 << 10);
 
-/// What stands beside weights and cache in memory.
+/// Memory of a run without weights and cache.
 fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> Sourced<Bytes> {
     let tokens = if tokens == 0 { PASS_TOKENS } else { tokens.min(MAX_PASS_TOKENS) };
     let (name, shape) = model.map_or_else(
@@ -226,7 +226,7 @@ fn about(cpu: &Cpu) -> String {
         about.push_str(", under ");
         about.push_str(&quota);
     }
-    if measure::memory::has_generations() {
+    if measure::memory::has_mglru() {
         about += ", reclaims pages by generations (MGLRU): unvalidated";
     }
     about

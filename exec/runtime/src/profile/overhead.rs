@@ -23,7 +23,7 @@ use crate::stage::Stage;
 use crate::synth::{SynthOptions, synthesise};
 use crate::weights::Weights;
 
-/// Positions before the small model's sequence begins anew; attention over them is next to nothing.
+/// The number of positions after which the small model's sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
 
 /// No cost is given as less: a clock and a branch take this long.

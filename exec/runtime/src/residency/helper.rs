@@ -28,7 +28,7 @@ pub(super) struct Helper<'a, Memory> {
     counter: ReadCounter,
     /// Whether the system tells what is in memory. Otherwise every piece is read.
     is_residency_known: bool,
-    /// Memory has been measured before.
+    /// Whether memory has been measured before.
     measured: bool,
 }
 

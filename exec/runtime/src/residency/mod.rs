@@ -52,9 +52,9 @@ pub struct At {
 pub struct ReadSpan {
     /// The pass and round of the request, and the layers of the part.
     pub origin: ReadOrigin,
-    /// When the first piece was requested, in nanoseconds of the wall clock.
+    /// The time at which the first piece was requested, in nanoseconds of the wall clock.
     pub start: u64,
-    /// When the last one was there.
+    /// The time at which the last one arrived.
     pub end: u64,
     /// Bytes that were not in memory when they were requested.
     pub bytes: u64,
@@ -144,7 +144,7 @@ impl WeightResidency {
         }
     }
 
-    /// Evicts the pages of looked-up embedding rows, which are no pieces, on a managed device.
+    /// Evicts the pages of embedding rows that were looked up, which belong to no piece, on a managed device.
     pub fn embedded(&self, weights: &Weights, tokens: &[u32]) {
         if let WeightResidency::Managed(_) = self {
             let page = page_bytes() as u64;

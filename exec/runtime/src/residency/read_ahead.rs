@@ -170,7 +170,7 @@ impl Helper {
                     return;
                 }
                 let missing = piece.len() as u64 - resident(piece);
-                // To advise of what is there changes nothing and takes the processor from whoever computes: three devices
+                // To advise of what is there changes nothing and takes the processor from whichever process computes: three devices
                 // of a lab with all weights in memory took 38 ms a token and 32 without. Populating marks pages as used.
                 if missing == 0
                     && self.is_residency_known

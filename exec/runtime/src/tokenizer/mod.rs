@@ -46,7 +46,7 @@ enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Token {
     bytes: Vec<u8>,
-    /// Stands for no text: beginning, end, turns.
+    /// Whether it stands for no text: beginning, end, turns.
     control: bool,
 }
 

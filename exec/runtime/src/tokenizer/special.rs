@@ -1,4 +1,4 @@
-//! SpecialToken tokens, which are recognised whole in a text.
+//! Special tokens, which are recognised as a whole in a text.
 //!
 //! As in llama.cpp the longest text comes first: it cuts the text, then the next cuts what is left. Tokens whose text
 //! does not occur are skipped, which a sorted list finds in one walk over the text, so that a vocabulary of very

@@ -44,7 +44,7 @@ fn run(head: &Head, stages: &mut [Stage], tokens: &[u32], batches: &[usize]) -> 
         let end = (at + sizes.next().unwrap()).min(tokens.len());
         let mut hidden = head.embed(&tokens[at..end]).unwrap();
         let positions: Vec<u32> = (at as u32..end as u32).collect();
-        // Windows in layer order, whoever owns them, as in a ring.
+        // Windows in layer order, whichever process owns them, as in a ring.
         let mut windows: Vec<(usize, Range<u32>)> = Vec::new();
         for (index, stage) in stages.iter().enumerate() {
             windows.extend(stage.owned().iter().map(|window| (index, window.clone())));

@@ -65,9 +65,9 @@ pub(crate) struct SearchRecord {
 pub(crate) struct Search<'a, 'i> {
     pub objective: &'a LinearCosts<'a, 'i>,
     pub rounds: &'a [u32],
-    /// Skips programs whose bound cannot improve the plan.
+    /// Whether to skip programs whose bound cannot improve the plan.
     pub skip_bounded: bool,
-    /// Flips the cases of single devices at the end.
+    /// Whether to flip the memory cases of single devices at the end.
     pub flip_memory_cases: bool,
 }
 

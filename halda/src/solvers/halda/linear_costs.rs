@@ -37,9 +37,9 @@ const MASTER_PRIORITY: f64 = 1.01;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
-    /// xi: hops, and copies between memory and GPU. Without it more rounds cost nothing.
+    /// Whether xi counts: hops, and copies between memory and GPU. Without it more rounds cost nothing.
     pub window_costs: bool,
-    /// `b'/T`: reading weights from memory.
+    /// Whether `b'/T` counts: reading weights from memory.
     pub memory_bandwidth: bool,
     /// The factor by which the head's arithmetic is taken to be faster than it is.
     pub head_priority: f64,
@@ -147,7 +147,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// a and b.
+    /// Returns the slopes a and b.
     fn slopes(&self, position: usize, over: bool) -> (f64, f64) {
         let DeviceCoefficients { layer, gpu, .. } = self.lines[position];
         let disk = self.costs(position).disk_read;

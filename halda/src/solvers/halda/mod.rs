@@ -38,9 +38,9 @@ pub struct Halda {
     pub rounds: Option<u32>,
     /// Which terms the objective has.
     pub terms: Terms,
-    /// Afterwards flips single devices' memory cases while that improves the plan. Not in the paper.
+    /// Whether to flip single devices' memory cases afterwards while that improves the plan. Not in the paper.
     pub flip_memory_cases: bool,
-    /// Skips programs that a lower bound rules out; the plan is the same.
+    /// Whether to skip programs that a lower bound rules out; the plan is the same.
     pub skip_bounded: bool,
 }
 

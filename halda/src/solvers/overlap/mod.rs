@@ -160,7 +160,7 @@ const ORDERS_TRIED: &str = "Not every order of the ring was tried: only the scen
                             by the paper's latency model, and a short cycle.";
 
 impl Overlap {
-    /// Returns orders to try beside the given one.
+    /// Returns orders to try in addition to the given one.
     fn other_cycles(&self, model: &LatencyModel) -> Vec<Vec<usize>> {
         let Self { rules, head, order, .. } = *self;
         let all: Vec<usize> = (0..model.device_count()).collect();

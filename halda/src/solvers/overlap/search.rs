@@ -113,7 +113,7 @@ impl WindowTimes for ChoiceTables {
     }
 }
 
-/// Returns the fastest plan of exactly W layers a round. `at_least` is a known lower bound of its seconds, or 0.
+/// Returns the fastest plan of exactly W layers per round. `at_least` is a known lower bound of its seconds, or 0.
 pub(crate) fn fastest(
     problem: &RingSizeProblem,
     tables: &mut ChoiceTables,
@@ -169,7 +169,7 @@ pub(crate) fn fastest(
     Ok(Proposal { residencies, ..Proposal::of(assignment) })
 }
 
-/// Returns a lower bound of T for W layers a round in any order: with the shortest hop of each sender, the cheapest
+/// Returns a lower bound of T for W layers per round in any order: with the shortest hop of each sender, the cheapest
 /// place of each window, and no limit on `busy`. Infinite if there is no plan.
 pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) -> f64 {
     tables.bound = f64::INFINITY;

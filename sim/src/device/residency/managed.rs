@@ -26,7 +26,7 @@ use super::{Availability, SYSTEM_CALL, read_record};
 struct ReadBatch {
     record: Record,
     outstanding: u32,
-    /// Complete: nothing is added.
+    /// Whether the batch is complete: nothing is added.
     complete: bool,
 }
 

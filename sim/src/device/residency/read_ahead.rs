@@ -34,7 +34,7 @@ struct PartRead {
     record: Record,
     chunks: Range<Chunk>,
     outstanding: u32,
-    /// Every chunk has been requested.
+    /// Whether every chunk has been requested.
     requested: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct ReadAhead {
     jobs: VecDeque<(Task, PartRequest)>,
     /// The chunk that it waits for.
     awaited: Option<Chunk>,
-    /// An event that continues the jobs is pending.
+    /// Whether an event that continues the jobs is pending.
     awake: bool,
     reads: Vec<PartRead>,
 }

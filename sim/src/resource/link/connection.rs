@@ -24,9 +24,9 @@ use crate::random::uniform;
 pub struct Connection {
     /// Numbers of the messages not yet sent; the first is being sent.
     pub waiting: VecDeque<u64>,
-    /// When a message was last handed over or sent.
+    /// The time at which a message was last handed over or sent.
     pub last_sent: Option<Nanos>,
-    /// When the last message arrived.
+    /// The time at which the last message arrived.
     pub last_arrival: Nanos,
 }
 

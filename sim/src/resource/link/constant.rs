@@ -1,4 +1,4 @@
-//! Constant links: each ordered pair of devices has a wire of its own, as on a switch.
+//! Constant links: each ordered pair of devices has its own wire, as on a switch.
 //!
 //! A message waits until those before it are sent, takes bytes / bandwidth to send, and arrives a latency later. Models
 //! are validated with this link.

@@ -26,9 +26,9 @@ pub struct Burst {
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
     pub burst: Burst,
-    /// When it got the medium.
+    /// The time at which it got the medium.
     pub since: Nanos,
-    /// When it releases it, if no stall is added.
+    /// The time at which it releases it, if no stall is added.
     pub ends: Nanos,
 }
 
@@ -54,7 +54,7 @@ impl Medium {
         }
     }
 
-    /// When the current transmission ends.
+    /// Returns the time at which the current transmission ends.
     pub fn next_end(&self) -> Option<Nanos> {
         self.current.map(|current| current.ends)
     }

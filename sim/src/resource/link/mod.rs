@@ -21,11 +21,11 @@ pub use wifi::WifiLink;
 /// The times of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
-    /// When its first byte left, after the messages before it.
+    /// The time at which its first byte left, after the messages before it.
     pub starts: Nanos,
-    /// When its last byte left.
+    /// The time at which its last byte left.
     pub left: Nanos,
-    /// When its last byte arrives.
+    /// The time at which its last byte arrives.
     pub arrives: Nanos,
 }
 
@@ -40,7 +40,7 @@ pub enum Sent {
 
 /// The links between devices.
 pub trait Link {
-    /// Sends a message now. Calls come in the order of time.
+    /// Sends a message now. Calls must be in order of time.
     fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent;
     /// When to call [`Link::next_delivery`] next if nothing else is sent.
     fn next_event(&self) -> Option<Nanos>;

@@ -16,7 +16,7 @@ pub(crate) type TestMessage = (Nanos, usize, usize, u64);
 pub(crate) struct Delivered {
     pub pair: (usize, usize),
     pub bytes: u64,
-    /// When it was handed over.
+    /// The time at which it was handed over.
     pub sent: Nanos,
     pub delivery: Delivery,
 }

@@ -78,7 +78,7 @@ impl Stalls {
         sum
     }
 
-    /// The end of the stall under way, or the instant itself.
+    /// The end of the current stall, or the instant itself.
     fn stall_end(&mut self, at: Nanos) -> Nanos {
         let mut at = at;
         while let Some(&(_, end)) = self.spans_at(at).iter().find(|&&(start, end)| start <= at && at < end) {

@@ -61,7 +61,7 @@ struct Route {
     /// The rate when both hops take the same channel.
     rate: BytesPerSecond,
     wire_latency: Nanos,
-    /// The channel whose delay it has.
+    /// The channel that determines its delay.
     delay_channel: usize,
 }
 

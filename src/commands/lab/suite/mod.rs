@@ -29,7 +29,7 @@ use super::checks::{FILE_NAME_HINT, is_file_name};
 use super::steadiness::Steadiness;
 use crate::cli::LabArgs;
 use crate::commands::print_json;
-use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::diagnostics::{Failure, INCOMPLETE};
 use crate::interruption::{self, INTERRUPTED};
 use crate::machine::read_scenario;
 use crate::output::say;
@@ -119,7 +119,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}report: {}\n", page::summary_text(&validation), output.join("index.html").display());
     }
     let all_met = validation.scores().criteria.iter().all(|criterion| criterion.met);
-    Ok(if all_met { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
+    Ok(if all_met { ExitCode::SUCCESS } else { ExitCode::from(INCOMPLETE) })
 }
 
 /// The runs of each scenario, and the scenarios with a failed run.
@@ -252,7 +252,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     for (run, metrics) in [("predicted", &output.predicted), ("measured", &output.measured)] {
         if metrics.outcome != Outcome::Ok {
             let outcome = serde_json::to_value(metrics.outcome).map_err(|error| text(&error))?;
-            return Err(format!("the {run} run ended badly: {outcome}"));
+            return Err(format!("the {run} run did not complete: {outcome}"));
         }
     }
     let (predicted, measured) = (RunNumbers::of(&output.predicted), RunNumbers::of(&output.measured));

@@ -94,7 +94,7 @@ proptest! {
         prop_assert!(asked <= 2 * MAX_CALLS);
         prop_assert!(state.others.len() <= MAX_OTHERS);
         prop_assert!(state.wanted.values().all(|it| it.rejected.len() <= MAX_OTHERS));
-        // Nobody has answered, so that nobody is found; the text fits a screen.
+        // Nobody has answered, so that nothing is found; the text fits a screen.
         let text = state.result(Duration::ZERO).unwrap_err().to_string();
         prop_assert!(text.len() < 20_000 && !text.chars().any(char::is_control), "{}", text.len());
     }
@@ -219,7 +219,7 @@ fn forged(number: u32, name: &[u8]) -> Vec<u8> {
     [&[0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 0][..], &records.concat()].concat()
 }
 
-/// Sends thousands of forged, damaged and huge announcements to whoever listens on this port of this machine.
+/// Sends thousands of forged, damaged and huge announcements to whichever process listens on this port of this machine.
 fn flood(port: u16) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut seed = 1u32;

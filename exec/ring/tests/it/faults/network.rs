@@ -57,7 +57,7 @@ struct Wire {
 struct Pipe {
     chunks: VecDeque<(Instant, Vec<u8>)>,
     last: Option<Instant>,
-    /// When its writer has closed it.
+    /// The time at which its writer has closed it.
     closed: Option<Instant>,
     reset: bool,
     reader: Option<Waker>,
