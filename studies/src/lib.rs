@@ -3,7 +3,10 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
-use hearth_halda::{Device, Instance, Model};
+use hearth_core::Cluster;
+use hearth_halda::{Device, Instance, Model, empty_plan};
+use hearth_schema::Plan;
+use hearth_schema::plan::{Origin, PlannedDevice, PlannerRecord, Role};
 
 #[cfg(target_os = "linux")]
 pub mod cgroups;
@@ -56,5 +59,26 @@ pub fn instance(model: &Model, devices: &[Device], run: usize, count: usize) -> 
         model: model.clone(),
         devices: (0..count).map(|index| devices[(run * 7 + index) % devices.len()].clone()).collect(),
         hops: None,
+    }
+}
+
+/// Returns a plan of these layers for the devices of a cluster, in their order; those without a layer are left out.
+pub fn manual_plan(cluster: &Cluster, rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> Plan {
+    let layers = windows.iter().zip(gpu_layers);
+    let device = |(place, (&window, &gpu_layers)): (usize, (&u32, &u32))| PlannedDevice {
+        name: cluster.members[place].name.clone(),
+        address: None,
+        role: if place == 0 { Role::Head } else { Role::Worker },
+        window,
+        gpu_layers,
+        residency: cluster.members[place].residency.unwrap_or_default(),
+        predicted: None,
+    };
+    let origin = Origin { name: "study".into(), digest: String::new() };
+    let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
+    Plan {
+        rounds,
+        devices: layers.enumerate().filter(|(_, (window, _))| **window > 0).map(device).collect(),
+        ..empty_plan(cluster, &origin, planner)
     }
 }

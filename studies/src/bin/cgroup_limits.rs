@@ -29,7 +29,7 @@ use hearth_sim::resource::{Cpu, Disk, DiskSpeed, Flow};
 use hearth_studies::cgroups::{
     Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
 };
-use hearth_studies::run_study;
+use hearth_studies::{processor_seconds, run_study};
 
 /// Half a processor.
 const SHARE: f64 = 0.5;
@@ -65,6 +65,16 @@ fn in_child(limits: Limits, file: &Path, arguments: &[String]) -> Result<Vec<f64
     groups.run(arguments)?.split_whitespace().map(number).collect()
 }
 
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+}
+
 /// Rounds of a loop that the compiler cannot shorten; nothing but arithmetic.
 fn work(rounds: u64) -> u64 {
     (0..rounds).fold(1, |value: u64, round| std::hint::black_box(value.wrapping_mul(25_214_903_917) ^ round))
@@ -85,19 +95,11 @@ fn spin(rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
     let _groups = Cgroups::join()?;
     for _ in 0..bursts {
         std::thread::sleep(Duration::from_millis(idle_ms));
-        let (begin, before) = (Instant::now(), processor_time());
+        let (begin, before) = (Instant::now(), processor_seconds());
         std::hint::black_box(work(rounds));
-        println!("{} {}", begin.elapsed().as_secs_f64() * 1e3, processor_time() - before);
+        println!("{} {}", begin.elapsed().as_secs_f64() * 1e3, (processor_seconds() - before) * 1e3);
     }
     Ok(())
-}
-
-/// Milliseconds that this thread has been charged: what a quota counts.
-fn processor_time() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists and `time` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 * 1e-6
 }
 
 fn cpu_rows() -> Result<(), Failure> {
@@ -118,20 +120,17 @@ fn cpu_rows() -> Result<(), Failure> {
                     ["--child-cpu".into(), rounds.to_string(), bursts.to_string(), idle_ms.to_string()];
                 let pairs = in_child(limits, Path::new("/"), &words)?;
                 // The first burst begins with what starting the process left of the quota.
-                let mut times: Vec<f64> = pairs.iter().copied().step_by(2).skip(1).collect();
+                let times: Vec<f64> = pairs.iter().copied().step_by(2).skip(1).collect();
                 let charged: Vec<f64> = pairs.iter().copied().skip(1).step_by(2).skip(1).collect();
-                times.sort_by(f64::total_cmp);
-                let at = |part: f64| times[((times.len() - 1) as f64 * part).round() as usize];
-                let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
                 let (work, naive) = (mean(&charged), mean(&charged) / SHARE);
                 let exact = controlled(work, idle_ms as f64, period_ms as f64, bursts);
                 println!(
                     "| {period_ms} | {work_ms} | {work:.1} | {idle_ms} | {naive:.1} | {exact:.1} | {:.1} | {:.1} | \
                      {:.1} - {:.1} | {:.2} |",
                     mean(&times),
-                    at(0.5),
-                    at(0.1),
-                    at(0.9),
+                    quantile(&times, 0.5),
+                    quantile(&times, 0.1),
+                    quantile(&times, 0.9),
                     mean(&times) / naive,
                 );
             }
@@ -146,9 +145,9 @@ fn meet(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), 
     let together = Barrier::new(threads);
     let burst = || {
         together.wait();
-        let before = processor_time();
+        let before = processor_seconds();
         std::hint::black_box(work(rounds));
-        let charged = processor_time() - before;
+        let charged = (processor_seconds() - before) * 1e3;
         together.wait();
         charged
     };
@@ -192,11 +191,9 @@ fn duty_rows() -> Result<(), Failure> {
                 let words = [threads as u64, rounds, bursts, idle_ms].map(|number| number.to_string());
                 let words: Vec<String> = ["--child-duty".to_string()].into_iter().chain(words).collect();
                 let pairs = in_child(limits, Path::new("/"), &words)?;
-                let mean = |skip: usize| {
-                    let values: Vec<f64> = pairs.iter().copied().skip(2 + skip).step_by(2).collect();
-                    values.iter().sum::<f64>() / values.len() as f64
-                };
-                let (took, charged) = (mean(0), mean(1));
+                let column =
+                    |skip: usize| pairs.iter().copied().skip(2 + skip).step_by(2).collect::<Vec<f64>>();
+                let (took, charged) = (mean(&column(0)), mean(&column(1)));
                 let naive = charged * (threads as f64 / cores).max(1.0);
                 let simulated = on_a_bucket(cores, threads as f64, charged, idle_ms, bursts);
                 println!(
@@ -297,18 +294,14 @@ fn disk_rows() -> Result<(), Failure> {
             let words = ["--child-disk".to_string(), name.clone()].into_iter().chain(words);
             let times = in_child(limits, &file.path, &words.collect::<Vec<_>>())?;
             let simulated = simulate(burst_mib * MIB, bursts, pause_ms);
-            let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
-            let mut sorted = times.clone();
-            sorted.sort_by(f64::total_cmp);
-            let at = |part: f64| sorted[((sorted.len() - 1) as f64 * part).round() as usize];
             println!(
                 "| {burst_mib} | {pause_ms} | {naive:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} - {:.1} |",
                 mean(&simulated),
                 mean(&times),
                 mean(&times) / mean(&simulated),
                 median(times.clone()),
-                at(0.1),
-                at(0.9),
+                quantile(&times, 0.1),
+                quantile(&times, 0.9),
             );
         }
     }

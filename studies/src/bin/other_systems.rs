@@ -11,19 +11,20 @@
 //! Not here: what to make of the numbers, which is `docs/studies/other-systems/reading.md`.
 
 use std::fmt::Write;
-use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 
 use hearth_core::metrics::Metrics;
-use hearth_core::{Cluster, LinkTable, Member, metrics};
+use hearth_core::{Cluster, Member, metrics};
 use hearth_halda::systems::{self, SystemOptions};
-use hearth_profiles::model::shipped;
-use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Seconds, Sourced, device};
+use hearth_profiles::{Bytes, BytesPerSecond, Format, Seconds, Sourced};
+use hearth_schema::Plan;
 use hearth_schema::plan::tensor::AllReduce;
 use hearth_schema::plan::{Origin, PlanKind};
 use hearth_schema::trace::Outcome;
-use hearth_schema::{Plan, Scenario};
 use hearth_sim::{Input, Options, simulate};
+use hearth_studies::run_study;
+use hearth_workflow::{FilesOnly, LoadedScenario};
 
 /// Milliseconds a token and to the first.
 type Times = (f64, f64);
@@ -45,16 +46,7 @@ const PRESSURE: [(&str, &[(&str, f64)]); 2] = [
 type Failed = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
-    match page() {
-        Ok(page) => {
-            print!("{page}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    run_study(|_| page().map(|page| print!("{page}")))
 }
 
 fn page() -> Result<String, Failed> {
@@ -80,29 +72,8 @@ fn paper(size: &str) -> Result<Cluster, Failed> {
     cluster(&format!("scenarios/paper/llama-{size}-on-d1-d4.yaml"))
 }
 
-/// The shipped devices and model of a scenario.
 fn cluster(path: &str) -> Result<Cluster, Failed> {
-    let scenario = Scenario::from_yaml(&fs::read_to_string(path)?)?;
-    let member = |entry: &hearth_schema::scenario::DeviceEntry| {
-        Ok(Member {
-            name: entry.name.clone(),
-            address: None,
-            device: device::shipped(&entry.profile)?,
-            residency: None,
-        })
-    };
-    Ok(Cluster {
-        members: scenario.devices.iter().map(member).collect::<Result<_, Failed>>()?,
-        head: scenario.head(),
-        links: LinkTable::new(scenario.links.clone()),
-        model: shipped(scenario.model.profile.as_deref().unwrap_or_default())?,
-        context: scenario.context,
-        kv_cache: scenario.kv_cache,
-        activations: scenario.activations,
-        draft: None,
-        workload: scenario.workload,
-        seed: scenario.seed,
-    })
+    Ok(LoadedScenario::read(Path::new(path), &FilesOnly)?.cluster(None)?)
 }
 
 fn planned(system: &str, cluster: &Cluster, options: SystemOptions) -> Result<Plan, Failed> {

@@ -18,6 +18,7 @@ use hearth_profiles::model::{self, ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document};
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 use hearth_schema::pass::Pass;
+use hearth_studies::run_study;
 
 type Failed = Box<dyn std::error::Error>;
 
@@ -25,13 +26,7 @@ type Failed = Box<dyn std::error::Error>;
 const LONGEST: u32 = 1024;
 
 fn main() -> ExitCode {
-    match study() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    run_study(|_| study())
 }
 
 fn study() -> Result<(), Failed> {

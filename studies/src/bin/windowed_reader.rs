@@ -17,15 +17,16 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use clap::{Args, Parser, ValueEnum};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, Limits, MIB, PAGE, ShareFile, advise, checksum, map_cold, median, number,
+    Cgroups, Counters, Failure, Limits, MIB, PAGE, ShareFile, advise, checksum, map_cold, median,
     require_root, resident,
 };
 use hearth_studies::run_study;
+use serde::{Deserialize, Serialize};
 
 /// The largest read-ahead of the default kernel settings; `WILLNEED` in these pieces is always honoured.
 const CHUNK: usize = 128 << 10;
@@ -33,7 +34,7 @@ const CHUNK: usize = 128 << 10;
 const PIECE: usize = MIB;
 const RESULT: &str = "result ";
 
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, ValueEnum, Serialize, Deserialize)]
 enum Prefetch {
     /// Only demand faults read.
     None,
@@ -45,79 +46,65 @@ enum Prefetch {
     Populate,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Parser)]
+struct Arguments {
+    #[arg(long)]
+    table: bool,
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    directory: PathBuf,
+    /// The experiment of a child as JSON, and its file.
+    #[arg(long, num_args = 2)]
+    child: Vec<String>,
+    #[command(flatten)]
+    experiment: Experiment,
+}
+
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
 struct Experiment {
+    #[arg(skip = "custom")]
     name: String,
+    #[arg(long, default_value_t = 400)]
     share_mib: usize,
     /// Zero: no limit.
+    #[arg(long, default_value_t = 305)]
     memory_mib: usize,
     /// Zero: no throttle.
+    #[arg(long, default_value_t = 400)]
     disk_mbps: u64,
+    #[arg(long, default_value_t = 1.3)]
     others_s: f64,
+    #[arg(long, default_value_t = 1)]
     rounds: usize,
+    #[arg(long, value_enum, default_value_t = Prefetch::None)]
     prefetch: Prefetch,
     /// `MADV_PAGEOUT` of the window just used, but for what is kept.
+    #[arg(long = "release-behind")]
     release: bool,
     /// Spread evenly over the share, in pieces, and never given up nor read ahead.
+    #[arg(long, default_value_t = 0)]
     kept_mib: usize,
+    #[arg(long, default_value_t = 6)]
     tokens: usize,
+    #[arg(long, default_value_t = 3)]
     repeats: usize,
     /// Anonymous memory that the reading process holds beside its pages of the file.
+    #[arg(long, default_value_t = 0)]
     ballast_mib: usize,
     /// Threads that sum one window together.
+    #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Print one line a round.
+    #[arg(long)]
     verbose: bool,
 }
 
 fn main() -> ExitCode {
-    run_study(run)
+    run_study(|_| run(Arguments::parse()))
 }
 
-fn run(arguments: &[String]) -> Result<(), Failure> {
-    let mut experiment = Experiment {
-        name: "custom".into(),
-        share_mib: 400,
-        memory_mib: 305,
-        disk_mbps: 400,
-        others_s: 1.3,
-        rounds: 1,
-        prefetch: Prefetch::None,
-        release: false,
-        kept_mib: 0,
-        tokens: 6,
-        repeats: 3,
-        ballast_mib: 0,
-        threads: 1,
-        verbose: false,
-    };
-    let mut directory = std::env::temp_dir();
-    let (mut table, mut child) = (false, None);
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
-        match word.as_str() {
-            "--table" => table = true,
-            "--release-behind" => experiment.release = true,
-            "--kept-mib" => experiment.kept_mib = number(value()?)?,
-            "--verbose" => experiment.verbose = true,
-            "--child" => child = Some(PathBuf::from(value()?)),
-            "--directory" => directory = PathBuf::from(value()?),
-            "--share-mib" => experiment.share_mib = number(value()?)?,
-            "--memory-mib" => experiment.memory_mib = number(value()?)?,
-            "--disk-mbps" => experiment.disk_mbps = number(value()?)?,
-            "--others-s" => experiment.others_s = number(value()?)?,
-            "--rounds" => experiment.rounds = number(value()?)?,
-            "--tokens" => experiment.tokens = number(value()?)?,
-            "--ballast-mib" => experiment.ballast_mib = number(value()?)?,
-            "--threads" => experiment.threads = number(value()?)?,
-            "--repeats" => experiment.repeats = number(value()?)?,
-            "--prefetch" => experiment.prefetch = value()?.parse()?,
-            other => return Err(format!("unknown option {other}; see the head of this example").into()),
-        }
-    }
-    if let Some(file) = child {
-        return read_windows(&experiment, &file);
+fn run(Arguments { table, directory, child, experiment }: Arguments) -> Result<(), Failure> {
+    if let [experiment, file] = &child[..] {
+        return read_windows(&serde_json::from_str(experiment)?, Path::new(file));
     }
     require_root()?;
     let file = ShareFile::create(&directory, experiment.share_mib)?;
@@ -132,19 +119,6 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-impl FromStr for Prefetch {
-    type Err = Failure;
-    fn from_str(text: &str) -> Result<Self, Failure> {
-        match text {
-            "none" => Ok(Self::None),
-            "chunks" => Ok(Self::Chunks),
-            "one" => Ok(Self::One),
-            "populate" => Ok(Self::Populate),
-            other => Err(format!("prefetch is none, chunks, one or populate, not {other}").into()),
-        }
-    }
 }
 
 /// The rows of the table of measurements that the simulator is held to.
@@ -196,28 +170,8 @@ fn measure(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     let limits =
         Limits { memory: experiment.memory_mib * MIB, disk_mbps: experiment.disk_mbps, ..Limits::default() };
     let groups = Cgroups::create(limits, file)?;
-    let mut words: Vec<String> = Vec::new();
-    for (word, value) in [
-        ("--child", file.to_str().ok_or("the directory's name is not UTF-8")?.to_string()),
-        ("--share-mib", experiment.share_mib.to_string()),
-        ("--memory-mib", experiment.memory_mib.to_string()),
-        ("--others-s", experiment.others_s.to_string()),
-        ("--rounds", experiment.rounds.to_string()),
-        ("--ballast-mib", experiment.ballast_mib.to_string()),
-        ("--threads", experiment.threads.to_string()),
-        ("--tokens", experiment.tokens.to_string()),
-        ("--kept-mib", experiment.kept_mib.to_string()),
-        ("--prefetch", format!("{:?}", experiment.prefetch).to_lowercase()),
-    ] {
-        words.extend([word.to_string(), value]);
-    }
-    if experiment.release {
-        words.push("--release-behind".into());
-    }
-    if experiment.verbose {
-        words.push("--verbose".into());
-    }
-    let text = groups.run(&words)?;
+    let path = file.to_str().ok_or("the directory's name is not UTF-8")?;
+    let text = groups.run(&["--child".into(), serde_json::to_string(experiment)?, path.into()])?;
     let row = text.lines().find_map(|line| line.strip_prefix(RESULT));
     for line in text.lines().filter(|line| !line.starts_with(RESULT)) {
         println!("  {line}");

@@ -18,9 +18,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, ShareFile, median, number, require_root};
+use clap::Parser;
+use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, ShareFile, median, require_root};
 use hearth_studies::run_study;
-use passes::{DropMethod, Mode, Passes};
+use passes::{Mode, Passes};
 
 mod passes;
 mod probes;
@@ -30,27 +31,30 @@ mod probes;
 const PROCESS_MIB: usize = 5;
 
 fn main() -> ExitCode {
-    run_study(run)
+    run_study(|_| run(Arguments::parse()))
 }
 
-fn run(arguments: &[String]) -> Result<(), Failure> {
-    let mut directory = std::env::temp_dir();
-    let (mut child, mut probe) = (None, None);
-    let (mut table, mut margin, mut disk_mbps) = (false, false, 200);
-    let mut base = Passes::default();
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
-        match word.as_str() {
-            "--child" => child = Some(PathBuf::from(value()?)),
-            "--probe" => probe = Some(value()?.clone()),
-            "--directory" => directory = PathBuf::from(value()?),
-            "--disk-mbps" => disk_mbps = number(value()?)?,
-            "--table" => table = true,
-            "--margin" => margin = true,
-            _ => base.option(word, &mut value)?,
-        }
-    }
+#[derive(Parser)]
+struct Arguments {
+    /// The file that a child reads.
+    #[arg(long)]
+    child: Option<PathBuf>,
+    #[arg(long)]
+    probe: Option<String>,
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    directory: PathBuf,
+    #[arg(long, default_value_t = 200)]
+    disk_mbps: u64,
+    #[arg(long)]
+    table: bool,
+    #[arg(long)]
+    margin: bool,
+    #[command(flatten)]
+    base: Passes,
+}
+
+fn run(arguments: Arguments) -> Result<(), Failure> {
+    let Arguments { child, probe, directory, disk_mbps, table, margin, base } = arguments;
     if let Some(file) = child {
         let groups = Cgroups::join()?;
         return match probe {
@@ -108,7 +112,7 @@ fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
             let managed = Passes { kept_mib: room - 8, ..limited.clone() };
             rows.push(named("managed", Passes { piece_kib: 256, ..managed.clone() }));
             rows.push(named("managed", Passes { piece_kib: 4096, ..managed.clone() }));
-            let fadvise = Passes { way: DropMethod::ZapAndFadvise, ..managed.clone() };
+            let fadvise = Passes { fadvise: true, ..managed.clone() };
             rows.push(named("managed, fadvise", fadvise.clone()));
             rows.push(named(
                 "managed, fadvise in the helper",
@@ -125,11 +129,8 @@ fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
     let variants = [
         ("page-out", managed.clone()),
         ("page-out, random", Passes { random: true, ..managed.clone() }),
-        ("fadvise", Passes { way: DropMethod::ZapAndFadvise, ..managed.clone() }),
-        (
-            "fadvise in the helper",
-            Passes { way: DropMethod::ZapAndFadvise, helper_drops: true, ..managed.clone() },
-        ),
+        ("fadvise", Passes { fadvise: true, ..managed.clone() }),
+        ("fadvise in the helper", Passes { fadvise: true, helper_drops: true, ..managed.clone() }),
     ];
     let mut rows = Vec::new();
     for (name, passes) in variants {
@@ -149,12 +150,9 @@ fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
         ("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }),
         ("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }),
         ("managed", managed.clone()),
-        ("managed, fadvise", Passes { way: DropMethod::ZapAndFadvise, ..managed.clone() }),
+        ("managed, fadvise", Passes { fadvise: true, ..managed.clone() }),
         ("managed, no margin", Passes { limit_kib: 320 << 10, ..managed.clone() }),
-        (
-            "managed, fadvise, no margin",
-            Passes { limit_kib: 320 << 10, way: DropMethod::ZapAndFadvise, ..managed },
-        ),
+        ("managed, fadvise, no margin", Passes { limit_kib: 320 << 10, fadvise: true, ..managed }),
     ];
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueEnum};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing, number,
+    Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing,
 };
 
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 pub enum Mode {
     /// Only demand faults read.
     Plain,
@@ -84,73 +85,41 @@ impl Log {
 }
 
 /// The options of one experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Passes {
+    #[arg(long, default_value_t = 640)]
     pub file_mib: usize,
+    #[arg(long, default_value_t = 324 << 10)]
     pub limit_kib: usize,
+    #[arg(long, value_enum, default_value_t = Mode::Managed)]
     pub mode: Mode,
+    #[arg(long, default_value_t = 312)]
     pub kept_mib: usize,
+    #[arg(long, default_value_t = 8 << 10)]
     pub buffer_kib: usize,
     /// The part of the buffer that may be requested and not have arrived.
+    #[arg(long, default_value_t = 4 << 10)]
     pub flight_kib: usize,
+    #[arg(long, default_value_t = 1024)]
     pub piece_kib: usize,
+    #[arg(long)]
     pub random: bool,
-    pub way: DropMethod,
+    /// Drop by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, not by `MADV_PAGEOUT`.
+    #[arg(long)]
+    pub fadvise: bool,
     /// The helper drops what was used, not the reader.
+    #[arg(long)]
     pub helper_drops: bool,
+    #[arg(long = "passes", default_value_t = 6)]
     pub count: usize,
     /// The file to which the log of operations is appended for replay.
+    #[arg(long)]
     pub log: Option<PathBuf>,
 }
 
-impl Default for Passes {
-    fn default() -> Self {
-        Self {
-            file_mib: 640,
-            limit_kib: 324 << 10,
-            mode: Mode::Managed,
-            kept_mib: 312,
-            buffer_kib: 8 << 10,
-            flight_kib: 4 << 10,
-            piece_kib: 1024,
-            random: false,
-            way: DropMethod::PageOut,
-            helper_drops: false,
-            count: 6,
-            log: None,
-        }
-    }
-}
-
 impl Passes {
-    pub fn option<'a>(
-        &mut self,
-        word: &str,
-        value: &mut impl FnMut() -> Result<&'a String, String>,
-    ) -> Result<(), Failure> {
-        match word {
-            "--file-mib" => self.file_mib = number(value()?)?,
-            "--limit-kib" => self.limit_kib = number(value()?)?,
-            "--kept-mib" => self.kept_mib = number(value()?)?,
-            "--buffer-kib" => self.buffer_kib = number(value()?)?,
-            "--flight-kib" => self.flight_kib = number(value()?)?,
-            "--piece-kib" => self.piece_kib = number(value()?)?,
-            "--passes" => self.count = number(value()?)?,
-            "--log" => self.log = Some(value()?.into()),
-            "--random" => self.random = true,
-            "--fadvise" => self.way = DropMethod::ZapAndFadvise,
-            "--helper-drops" => self.helper_drops = true,
-            "--mode" => {
-                self.mode = match value()?.as_str() {
-                    "plain" => Mode::Plain,
-                    "ahead" => Mode::Ahead,
-                    "managed" => Mode::Managed,
-                    other => return Err(format!("mode is plain, ahead or managed, not {other}").into()),
-                }
-            }
-            other => return Err(format!("unknown option {other}; see the head of this example").into()),
-        }
-        Ok(())
+    fn drop_method(&self) -> DropMethod {
+        if self.fadvise { DropMethod::ZapAndFadvise } else { DropMethod::PageOut }
     }
 
     /// The options that make these passes.
@@ -167,11 +136,8 @@ impl Passes {
         ] {
             words.extend([word.into(), value.to_string()]);
         }
-        let flags = [
-            ("--random", self.random),
-            ("--fadvise", self.way == DropMethod::ZapAndFadvise),
-            ("--helper-drops", self.helper_drops),
-        ];
+        let flags =
+            [("--random", self.random), ("--fadvise", self.fadvise), ("--helper-drops", self.helper_drops)];
         if let Some(log) = &self.log {
             words.extend(["--log".into(), log.display().to_string()]);
         }
@@ -262,7 +228,7 @@ impl Passes {
             if let (false, Some(helper)) = (*kept, helper) {
                 let start = Instant::now();
                 if self.mode == Mode::Managed && !self.helper_drops {
-                    self.way.drop(file, map, piece);
+                    self.drop_method().drop(file, map, piece);
                     log.add('r', at);
                 }
                 dropping += start.elapsed();
@@ -278,7 +244,7 @@ impl Passes {
         let (done, done_from) = mpsc::channel::<Piece>();
         let buffer = (self.buffer_kib / self.piece_kib).max(1);
         let flight = (self.flight_kib / self.piece_kib).max(1);
-        let (drops, way) = (self.helper_drops && self.mode == Mode::Managed, self.way);
+        let (drops, way) = (self.helper_drops && self.mode == Mode::Managed, self.drop_method());
         std::thread::spawn(move || {
             let (mut asked, mut there, mut given_up) = (0, 0, 0);
             loop {

@@ -42,13 +42,8 @@ pub fn strategies() -> impl Iterator<Item = &'static str> {
     NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
 }
 
-/// The result of a strategy.
-pub enum Answer {
-    /// A plan, and its score.
-    Planned(Box<Plan>, Score),
-    /// The error of the strategy.
-    Refused(String),
-}
+/// A plan and its score, or why the strategy has none.
+pub type Answer = Result<(Plan, Score), String>;
 
 /// Runs a strategy and scores its plan. An error is a defect of a planner or the simulator.
 pub fn evaluate_strategy(
@@ -60,13 +55,13 @@ pub fn evaluate_strategy(
 ) -> Result<Answer, String> {
     let total_memory = Some(total_memory(cluster));
     let options = StrategyOptions { rules, head: Some(0), total_memory, ..StrategyOptions::default() };
-    let strategy = match strategy_by_name(strategy, &options) {
-        Ok(strategy) => strategy,
-        Err(error) => return Ok(Answer::Refused(error.to_string())),
+    let solution = match strategy_by_name(strategy, &options) {
+        Ok(strategy) => solve(strategy.as_ref(), model).map_err(|refusal| refusal.to_string()),
+        Err(error) => Err(error.to_string()),
     };
-    let solution = match solve(strategy.as_ref(), model) {
+    let solution = match solution {
         Ok(solution) => solution,
-        Err(refusal) => return Ok(Answer::Refused(refusal.to_string())),
+        Err(reason) => return Ok(Err(reason)),
     };
     let origin = Origin { name: "study".into(), digest: String::new() };
     let plan = hearth_halda::plan(&solution, cluster, &origin).map_err(|error| error.to_string())?;
@@ -79,7 +74,7 @@ pub fn evaluate_strategy(
         expected: solution.seconds(),
         simulated: simulated(cluster, &plan, chunk)?,
     };
-    Ok(Answer::Planned(Box::new(plan), score))
+    Ok(Ok((plan, score)))
 }
 
 /// The simulated time per output token, in seconds; `None` where the run ends out of memory.

@@ -5,18 +5,14 @@
 //!
 //! Not here: the published numbers ([`crate::published`]) and the page ([`crate::paper_page`]).
 
-use std::fs;
 use std::path::Path;
 
-use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{Instance, LatencyModel, Rules};
-use hearth_profiles::model::shipped;
-use hearth_profiles::{Device, Document, device};
-use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::{Plan, Scenario};
+use hearth_schema::Plan;
+use hearth_workflow::{FilesOnly, LoadedScenario};
 
 use crate::clusters::under;
-use crate::evaluation::{Answer, Score, evaluate_strategy, strategies};
+use crate::evaluation::{Score, evaluate_strategy, strategies};
 use crate::parallel;
 use crate::population::RESIDENCIES;
 use crate::published::TABLE_4;
@@ -72,8 +68,9 @@ pub fn testbeds() -> Result<Testbeds, String> {
 
 fn question(name: &str) -> Result<Question, String> {
     let path = Path::new(FOLDER).join(format!("{name}.yaml"));
-    let scenario: Scenario = read(&path)?;
-    let drawn = cluster(&scenario)?;
+    let loaded = LoadedScenario::read(&path, &FilesOnly).map_err(|error| error.to_string())?;
+    let drawn = loaded.cluster(None).map_err(|error| error.to_string())?;
+    let scenario = loaded.scenario;
     let rules = Rules { may_drop: !scenario.planner.keep_all, may_leave_remainder: false };
     let mut answers: Vec<Planned> =
         strategies().map(|strategy| Planned { strategy, outcomes: Vec::new() }).collect();
@@ -83,10 +80,8 @@ fn question(name: &str) -> Result<Question, String> {
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         for answer in &mut answers {
             let chunk = hearth_sim::Options::default().chunk;
-            answer.outcomes.push(match evaluate_strategy(&cluster, &model, answer.strategy, rules, chunk)? {
-                Answer::Planned(plan, score) => Ok((words(&plan), score)),
-                Answer::Refused(reason) => Err(reason),
-            });
+            let answered = evaluate_strategy(&cluster, &model, answer.strategy, rules, chunk)?;
+            answer.outcomes.push(answered.map(|(plan, score)| (words(&plan), score)));
         }
     }
     Ok(Question {
@@ -106,41 +101,4 @@ fn words(plan: &Plan) -> String {
     let devices: Vec<String> = plan.devices.iter().map(device).collect();
     let rounds = if plan.rounds == 1 { String::new() } else { format!(", {} rounds", plan.rounds) };
     devices.join(" + ") + &rounds
-}
-
-fn read<D: Document>(path: &Path) -> Result<D, String> {
-    let failed = |what: &str| format!("{}: {what} (run this from the root of the project)", path.display());
-    let text = fs::read_to_string(path).map_err(|error| failed(&error.to_string()))?;
-    D::from_yaml(&text).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// The cluster of a scenario whose devices and model are shipped or lie beside it.
-fn cluster(scenario: &Scenario) -> Result<Cluster, String> {
-    let mut members = Vec::new();
-    for entry in &scenario.devices {
-        let mut device = resolved(entry)?;
-        device.name.clone_from(&entry.name);
-        members.push(Member { name: entry.name.clone(), address: None, device, residency: entry.residency });
-    }
-    let model = scenario.model.profile.as_deref().unwrap_or_default();
-    Ok(Cluster {
-        members,
-        head: scenario.head(),
-        links: LinkTable::new(scenario.links.clone()),
-        model: shipped(model).map_err(|error| error.to_string())?,
-        context: scenario.context,
-        kv_cache: scenario.kv_cache,
-        activations: scenario.activations,
-        draft: None,
-        workload: scenario.workload.clone(),
-        seed: scenario.seed,
-    })
-}
-
-fn resolved(entry: &DeviceEntry) -> Result<Device, String> {
-    let name = &entry.profile;
-    if name.contains('/') {
-        return read(&Path::new(FOLDER).join(name));
-    }
-    device::shipped(name).map_err(|error| error.to_string())
 }

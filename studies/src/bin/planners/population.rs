@@ -14,9 +14,7 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 
 use crate::clusters::{self, cluster, memory_ratio, under};
-use crate::evaluation::{
-    Answer, CHUNK, REFERENCE, Score, WORKLOAD, evaluate_strategy, simulated, strategies,
-};
+use crate::evaluation::{CHUNK, REFERENCE, Score, WORKLOAD, evaluate_strategy, simulated, strategies};
 use crate::gaps::{SAME, gap};
 
 /// Devices may be dropped; every turn of the ring is whole.
@@ -90,17 +88,13 @@ pub fn instance(seed: u64, number: usize) -> Result<Home, String> {
         let mut row = Vec::new();
         for strategy in strategies() {
             let answer = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
-            if let (Answer::Planned(plan, score), true) = (&answer, number < CHECKED && strategy == REFERENCE)
-            {
+            if let (Ok((plan, score)), true) = (&answer, number < CHECKED && strategy == REFERENCE) {
                 let mut longer = cluster.clone();
                 longer.workload = Workload { generate: MANY_TOKENS, ..WORKLOAD };
                 let many = simulated(&longer, plan, CHUNK)?;
                 steady[place] = score.simulated.zip(many);
             }
-            row.push(match answer {
-                Answer::Planned(_, score) => Ok(score),
-                Answer::Refused(reason) => Err(reason),
-            });
+            row.push(answer.map(|(_, score)| score));
         }
         scores.push(row);
     }

@@ -9,13 +9,12 @@
 
 use hearth_core::Cluster;
 use hearth_halda::baselines::exhaustive::for_each_split;
-use hearth_halda::{Assignment, Instance, LatencyModel, empty_plan, valid_rounds, violations};
-use hearth_schema::Plan;
-use hearth_schema::plan::{Origin, PlannedDevice, PlannerRecord, Role};
+use hearth_halda::{Assignment, Instance, LatencyModel, valid_rounds, violations};
 use hearth_schema::residency::Residency;
+use hearth_studies::manual_plan;
 
 use crate::clusters::{memory_ratio, small, under};
-use crate::evaluation::{Answer, CHUNK, SMALL_WORKLOAD, Score, evaluate_strategy, simulated, strategies};
+use crate::evaluation::{CHUNK, SMALL_WORKLOAD, Score, evaluate_strategy, simulated, strategies};
 use crate::population::{RESIDENCIES, SELECTION};
 
 /// A small instance under one residency, with the fastest of all its plans.
@@ -58,7 +57,8 @@ fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Resul
     let every = if residency.is_some() { assignments(&model) } else { Vec::new() };
     for assignment in every {
         plans += 1;
-        let plan = plan(&cluster, &assignment);
+        let Assignment { rounds, window_layers, gpu_layers, .. } = &assignment;
+        let plan = manual_plan(&cluster, *rounds, window_layers, gpu_layers);
         if let Some(seconds) = simulated(&cluster, &plan, CHUNK)?
             && fastest.is_none_or(|(best, _)| seconds < best)
         {
@@ -67,10 +67,8 @@ fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Resul
     }
     let mut scores = Vec::new();
     for strategy in strategies() {
-        scores.push(match evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)? {
-            Answer::Planned(_, score) => Ok(score),
-            Answer::Refused(reason) => Err(reason),
-        });
+        let answer = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
+        scores.push(answer.map(|(_, score)| score));
     }
     // A strategy may choose a stream buffer, or a residency for each device, and be faster than all of them.
     for score in scores.iter().flatten() {
@@ -102,25 +100,4 @@ fn assignments(model: &LatencyModel) -> Vec<Assignment> {
         });
     }
     found
-}
-
-/// The plan document of an assignment.
-fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
-    let device = |place: usize| PlannedDevice {
-        name: cluster.members[place].name.clone(),
-        address: None,
-        role: if place == 0 { Role::Head } else { Role::Worker },
-        window: assignment.window_layers[place],
-        gpu_layers: assignment.gpu_layers[place],
-        residency: cluster.members[place].residency.unwrap_or_default(),
-        predicted: None,
-    };
-    let kept = |place: &usize| assignment.window_layers[*place] > 0;
-    let scenario = Origin { name: "study".into(), digest: String::new() };
-    let planner = PlannerRecord { strategy: "every plan".into(), options: vec![] };
-    Plan {
-        rounds: assignment.rounds,
-        devices: (0..cluster.members.len()).filter(kept).map(device).collect(),
-        ..empty_plan(cluster, &scenario, planner)
-    }
 }

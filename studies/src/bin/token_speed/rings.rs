@@ -5,21 +5,20 @@
 //! token.
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
-use hearth_halda::empty_plan;
 use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
-use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannerRecord, Role};
+use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, SimError, simulate};
+use hearth_studies::manual_plan;
 
 /// The simulated configuration.
 #[derive(Debug, Clone)]
 pub struct Ring {
     cluster: Cluster,
-    /// The plan, which can be changed.
     pub plan: Plan,
 }
 
@@ -28,11 +27,8 @@ pub struct Ring {
 pub struct Size<'w> {
     /// Layers of each device's window, in ring order; as many devices.
     pub windows: &'w [u32],
-    /// Layers of the model.
     pub layers: u32,
-    /// Tokens generated.
     pub tokens: u32,
-    /// The residency of the weights.
     pub residency: ResidencyOptions,
     /// Which part of its weights a device has page cache for; its own memory if absent.
     pub held: Option<f64>,
@@ -50,7 +46,7 @@ impl Ring {
             let mut device = shipped_device(name)?;
             device.gpu = None;
             let name = format!("{name}-{place}");
-            members.push(Member { name, address: None, device, residency: None });
+            members.push(Member { name, address: None, device, residency: Some(size.residency) });
         }
         let default = Link {
             latency: Sourced::new(Seconds(0.005), "assumed"),
@@ -68,7 +64,8 @@ impl Ring {
             workload: Workload::plain(32, size.tokens),
             seed: 1,
         };
-        let plan = plan(&cluster, &size);
+        let rounds = size.layers.div_ceil(size.windows.iter().sum());
+        let plan = manual_plan(&cluster, rounds, size.windows, &vec![0; size.windows.len()]);
         if let Some(held) = size.held {
             cluster.members = alike(&cluster, &plan, held)?;
         }
@@ -122,23 +119,4 @@ fn model(layers: u32) -> Result<ModelProfile, Box<dyn std::error::Error>> {
     let mut shape = whole.shape.clone();
     shape.layers = Layers(layers);
     Ok(ModelProfile::from_shape("llama-70b-cut", shape, whole.quant.parse()?)?)
-}
-
-fn plan(cluster: &Cluster, size: &Size) -> Plan {
-    let device = |(place, &window): (usize, &u32)| PlannedDevice {
-        name: cluster.members[place].name.clone(),
-        address: None,
-        role: if place == 0 { Role::Head } else { Role::Worker },
-        window,
-        gpu_layers: 0,
-        residency: size.residency,
-        predicted: None,
-    };
-    let scenario = Origin { name: "speed".into(), digest: String::new() };
-    let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
-    Plan {
-        rounds: size.layers.div_ceil(size.windows.iter().sum()),
-        devices: size.windows.iter().enumerate().map(device).collect(),
-        ..empty_plan(cluster, &scenario, planner)
-    }
 }
