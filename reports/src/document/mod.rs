@@ -29,13 +29,11 @@ pub enum Span {
 pub struct Text(pub Vec<Span>);
 
 impl Text {
-    /// Appends words.
     pub fn words(mut self, words: impl Into<String>) -> Self {
         self.0.push(Span::Words(words.into()));
         self
     }
 
-    /// Appends a name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.0.push(Span::Name(name.into()));
         self
@@ -47,7 +45,6 @@ impl Text {
         self
     }
 
-    /// Appends another text.
     pub fn then(mut self, mut other: Text) -> Self {
         self.0.append(&mut other.0);
         self
@@ -99,14 +96,27 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table of plain rows; `textual` as the field.
-    pub fn new(caption: impl Into<Text>, head: &[&str], rows: Vec<Vec<Text>>, textual: bool) -> Self {
+    /// A table of numbers in plain rows.
+    pub fn new(
+        caption: impl Into<Text>,
+        head: impl IntoIterator<Item = impl Into<String>>,
+        rows: impl IntoIterator<Item = Vec<Text>>,
+    ) -> Self {
         Self {
             caption: caption.into(),
-            head: head.iter().map(|cell| (*cell).to_owned()).collect(),
+            head: head.into_iter().map(Into::into).collect(),
             rows: rows.into_iter().map(|row| (RowStyle::Plain, row)).collect(),
-            textual,
+            textual: false,
         }
+    }
+
+    pub fn textual(self) -> Self {
+        Self { textual: true, ..self }
+    }
+
+    /// A block with the table; none without rows.
+    pub fn block(self) -> Option<Block> {
+        (!self.rows.is_empty()).then_some(Block::Table(self))
     }
 }
 
@@ -154,7 +164,8 @@ pub struct Document {
 
 impl Document {
     /// Adds a section, unless it has no blocks.
-    pub fn push(&mut self, title: &str, anchor: &'static str, blocks: Vec<Block>) {
+    pub fn push(&mut self, title: &str, anchor: &'static str, blocks: impl IntoIterator<Item = Block>) {
+        let blocks: Vec<Block> = blocks.into_iter().collect();
         if !blocks.is_empty() {
             self.sections.push(Section { title: title.to_owned(), anchor, blocks });
         }
@@ -180,10 +191,6 @@ impl Document {
 }
 
 /// A value as JSON, with a newline at the end.
-///
-/// # Panics
-///
-/// Never: numbers and texts are JSON.
 pub fn json(value: &impl serde::Serialize) -> Vec<u8> {
     let mut json =
         serde_json::to_vec_pretty(value).expect("numbers and texts are JSON, and memory takes them");

@@ -24,10 +24,6 @@ const DEVICE_COLUMNS: [Column; 6] = [
 ];
 
 /// Writes rows of fields as CSV. Names in them must have passed [`escape::csv_field`].
-///
-/// # Panics
-///
-/// Never: memory takes everything, and rows may differ in length.
 pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
     let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
     for row in rows {
@@ -43,7 +39,6 @@ pub fn fields(line: &str) -> Vec<String> {
     record.iter().map(str::to_owned).collect()
 }
 
-/// All numbers of a comparison.
 pub fn comparison(comparison: &Comparison) -> Vec<u8> {
     let runs: Vec<&Run> = comparison.runs.iter().collect();
     let mut rows = vec![head(comparison)];

@@ -76,15 +76,12 @@ fn document(published: &Published, results: &Results, scores: &Scores) -> Docume
     opening.extend(published.caveats.iter().map(|caveat| Block::Note(caveat.as_str().into())));
     let title = Text::from(format!("Simulated and published: {}", published.name));
     let mut document = Document { title, opening, sections: Vec::new() };
-    let mut tpot = times(published, &scores.tpot, "Time per output token in ms");
-    tpot.extend(parity(published, &scores.tpot));
+    let tpot = times(published, &scores.tpot, "Time per output token in ms");
+    let tpot = tpot.into_iter().chain(parity(published, &scores.tpot));
     document.push("Time per token", "tpot", tpot);
-    document.push(
-        "Time to the first token",
-        "ttft",
-        times(published, &scores.ttft, "Time to the first token in ms"),
-    );
-    document.push("Speeds", "speeds", scores.speeds.iter().flat_map(Speeds::blocks).collect());
+    let ttft = times(published, &scores.ttft, "Time to the first token in ms");
+    document.push("Time to the first token", "ttft", ttft);
+    document.push("Speeds", "speeds", scores.speeds.iter().flat_map(Speeds::blocks));
     document.push("Memory pressure", "pressure", pressure(published, results));
     document.push("Memory by device and processor", "footprint", footprint(published, results));
     document.push("Claims", "claims", claims(published, scores));
@@ -138,12 +135,12 @@ fn errors_in_words(what: &str, median: f64, errors: &[Error]) -> String {
     )
 }
 
-fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
+fn times(published: &Published, errors: &[Error], what: &str) -> Option<Block> {
     let used = |name: &str| errors.iter().any(|error| error.system == name);
     let systems: Vec<&str> =
         published.systems.iter().map(|system| system.name.as_str()).filter(|name| used(name)).collect();
     if systems.is_empty() {
-        return Vec::new();
+        return None;
     }
     let rows = published.rows.iter().map(|row| {
         let fitted = if published.fitted.contains(&row.label) { " (fitted)" } else { "" };
@@ -152,24 +149,14 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
             let error = errors.iter().find(|error| error.row == row.label && error.system == *name);
             cells.push(error.map_or_else(|| missing(row.cells.get(*name)), time).into());
         }
-        (RowStyle::Plain, cells)
+        cells
     });
     let caption = format!(
         "{what}: published, simulated, error. Values in brackets are outside their tolerance, {:.0} % unless a cell has its own.",
         published.tolerance.0 * 100.0
     );
-    let head =
-        std::iter::once("Row".to_owned()).chain(systems.iter().map(|name| (*name).to_owned())).collect();
-    vec![Block::Table(Table { caption: caption.into(), head, rows: rows.collect(), textual: true })]
-}
-
-/// A table of text; nothing without rows.
-fn table(caption: &str, head: &[&str], rows: Vec<(RowStyle, Vec<Text>)>) -> Vec<Block> {
-    if rows.is_empty() {
-        return Vec::new();
-    }
-    let head = head.iter().map(|&name| name.to_owned()).collect();
-    vec![Block::Table(Table { caption: caption.into(), head, rows, textual: true })]
+    let head = std::iter::once("Row").chain(systems.iter().copied());
+    Some(Block::Table(Table::new(caption, head, rows).textual()))
 }
 
 /// Milliseconds as a table has them.
@@ -211,7 +198,7 @@ fn parity(published: &Published, errors: &[Error]) -> Option<Block> {
     Some(Block::Figure(Figure { name: "parity".into(), drawing, caption }))
 }
 
-fn pressure(published: &Published, results: &Results) -> Vec<Block> {
+fn pressure(published: &Published, results: &Results) -> Option<Block> {
     let mut rows = Vec::new();
     for (place, row, system, cell) in published.cells() {
         let run = results.get(&place).and_then(Result::ran);
@@ -226,9 +213,9 @@ fn pressure(published: &Published, results: &Results) -> Vec<Block> {
             style = RowStyle::Plain;
         }
     }
-    let head = ["Row", "System", "Device", "Published", "Simulated"];
-    let caption = "Memory that cannot be reclaimed, as a share of the device's memory.";
-    table(caption, &head, rows)
+    let head = ["Row", "System", "Device", "Published", "Simulated"].map(String::from).to_vec();
+    let caption = "Memory that cannot be reclaimed, as a share of the device's memory.".into();
+    Table { caption, head, rows, textual: true }.block()
 }
 
 /// The memory of every processor, with a row for each run.
@@ -257,39 +244,30 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
         };
         let rows = runs.iter().map(|(label, run)| {
             let cells = processors.iter().map(|processor| Text::from(cell(run, processor)));
-            (RowStyle::Plain, std::iter::once(Text::from(*label)).chain(cells).collect())
+            std::iter::once(Text::from(*label)).chain(cells).collect()
         });
         let caption = format!(
             "{}: weights, KV cache and buffers in GiB, of the available memory. Over: the rest is read from disk for every token, or does not fit.",
             system.name
         );
-        let head = std::iter::once("Row".to_owned())
-            .chain(processors.iter().map(|processor| (*processor).to_owned()))
-            .collect();
-        blocks.push(Block::Table(Table {
-            caption: caption.into(),
-            head,
-            rows: rows.collect(),
-            textual: true,
-        }));
+        let head = std::iter::once("Row").chain(processors.iter().copied());
+        blocks.push(Block::Table(Table::new(caption, head, rows).textual()));
     }
     blocks
 }
 
-fn claims(published: &Published, scores: &Scores) -> Vec<Block> {
+fn claims(published: &Published, scores: &Scores) -> Option<Block> {
     let row = |claim: &ClaimScore| {
         let ratio = claim.ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.2}"));
         let range = format!("{} to {}", claim.range[0], claim.range[1]);
         let holds = if claim.holds { "yes" } else { "no" };
-        let cells = [claim.text.clone(), range, ratio, holds.to_owned()];
-        (RowStyle::Plain, cells.map(Text::from).to_vec())
+        [claim.text.clone(), range, ratio, holds.to_owned()].map(Text::from).to_vec()
     };
-    let rows: Vec<_> = scores.claims.iter().map(row).collect();
     let head = ["Claim", "Range of the text", "Simulated", "Holds"];
     let mixed = published.claims.iter().any(|claim| claim.ratio != Ratio::Tpot);
     let caption =
         if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." };
-    table(caption, &head, rows)
+    Table::new(caption, head, scores.claims.iter().map(row)).textual().block()
 }
 
 fn remarks(published: &Published) -> Vec<Block> {
@@ -308,12 +286,10 @@ fn remarks(published: &Published) -> Vec<Block> {
     blocks
 }
 
-fn spreads(published: &Published, results: &Results) -> Vec<Block> {
-    let mut rows = Vec::new();
-    for (&(row, system), result) in results {
-        let Some((run, spread)) = result.ran().and_then(|run| Some((run, run.spread.as_ref()?))) else {
-            continue;
-        };
+fn spreads(published: &Published, results: &Results) -> Option<Block> {
+    let row = |(&(row, system), result): (&(usize, usize), &Result)| {
+        let run = result.ran()?;
+        let spread = run.spread.as_ref()?;
         let cells = [
             published.rows[row].label.clone(),
             published.systems[system].name.clone(),
@@ -321,16 +297,16 @@ fn spreads(published: &Published, results: &Results) -> Vec<Block> {
             spread.interval(),
             spread.sensitivities(),
         ];
-        rows.push((RowStyle::Plain, cells.map(Text::from).to_vec()));
-    }
+        Some(cells.map(Text::from).to_vec())
+    };
     let head = ["Row", "System", "ms per token", "80 % of the draws", "Most sensitive to"];
     let caption = "Every parameter of the devices and links is drawn from a distribution around its value, as wide as the \
                    uncertainty of its source. The last column changes one parameter at a time by its own uncertainty; out \
                    of memory: the run then runs out of memory.";
-    table(caption, &head, rows)
+    Table::new(caption, head, results.iter().filter_map(row)).textual().block()
 }
 
-fn plans(published: &Published, results: &Results) -> Vec<Block> {
+fn plans(published: &Published, results: &Results) -> Option<Block> {
     let row = |(&(row, system), result): (&(usize, usize), &Result)| {
         let (plan, note) = match result {
             Result::Ran(run) => (run.plan.clone(), run.unvalidated.join("; ")),
@@ -339,10 +315,8 @@ fn plans(published: &Published, results: &Results) -> Vec<Block> {
         let time = result.tpot_ms().map_or_else(|| NO_VALUE.to_owned(), short);
         let cells =
             [published.rows[row].label.clone(), published.systems[system].name.clone(), time, plan, note];
-        (RowStyle::Plain, cells.map(Text::from).to_vec())
+        cells.map(Text::from).to_vec()
     };
-    let rows = results.iter().map(row).collect::<Vec<_>>();
     let head = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"];
-    let caption = "The simulated plans.";
-    table(caption, &head, rows)
+    Table::new("The simulated plans.", head, results.iter().map(row)).textual().block()
 }

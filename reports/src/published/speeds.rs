@@ -275,8 +275,8 @@ impl Speeds {
             let caption = format!(
                 "{what}, tokens per second: published, predicted, error. * excluded from the mean, see below."
             );
-            let head = std::iter::once("Row").chain(systems.iter().copied()).collect::<Vec<_>>();
-            blocks.push(Block::Table(Table::new(caption, &head, rows.collect(), true)));
+            let head = std::iter::once("Row").chain(systems.iter().copied());
+            blocks.push(Block::Table(Table::new(caption, head, rows).textual()));
         }
         blocks.push(Block::Paragraph(self.means().into()));
         for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.excluded.as_ref()?))) {

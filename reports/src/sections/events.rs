@@ -10,7 +10,7 @@ use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 
 use crate::comparison::Run;
-use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
+use crate::document::{Block, NO_VALUE, Section, Table, Text};
 use crate::text::{escape, numbers};
 use crate::timeline::events::describe;
 
@@ -21,7 +21,7 @@ pub fn section(runs: &[(&Run, &Trace)]) -> Section {
         let events: Vec<(&RunEvent, EventImpact)> =
             trace.run_events.iter().map(|event| (event, event_impact(trace, event))).collect();
         blocks.push(Block::Table(times(run, &events)));
-        blocks.extend(pressure(run, &events).map(Block::Table));
+        blocks.extend(pressure(run, &events).block());
         blocks.extend(lost_devices(trace, &events).map(Block::Paragraph));
     }
     if !blocks.is_empty() {
@@ -37,53 +37,34 @@ const MEANINGS: [(&str, &str); 3] = [
 ];
 
 fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
-    let rows = events
-        .iter()
-        .map(|(event, impact)| {
-            let time = |nanos: u64| Text::from(numbers::milliseconds(nanos as f64 * 1e-6));
-            let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::milliseconds));
-            let Phases { before, during, after } = impact.tpot_ms;
-            let cells = vec![
-                Text::default().name(describe(event)),
-                time(event.start),
-                event.end.map_or_else(|| Text::from("end of run"), time),
-                cell(before),
-                cell(during),
-                cell(after),
-                cell(impact.max_ms.during),
-            ];
-            (RowStyle::Plain, cells)
-        })
-        .collect();
-    Table {
-        caption: Text::from(format!("{}: events, and the mean time per token around them.", run.heading())),
-        head: ["Event", "From", "To", "Before", "During", "After", "Longest during"]
-            .map(String::from)
-            .to_vec(),
-        rows,
-        textual: false,
-    }
+    let row = |(event, impact): &(&RunEvent, EventImpact)| {
+        let time = |nanos: u64| Text::from(numbers::milliseconds(nanos as f64 * 1e-6));
+        let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::milliseconds));
+        let Phases { before, during, after } = impact.tpot_ms;
+        vec![
+            Text::default().name(describe(event)),
+            time(event.start),
+            event.end.map_or_else(|| Text::from("end of run"), time),
+            cell(before),
+            cell(during),
+            cell(after),
+            cell(impact.max_ms.during),
+        ]
+    };
+    let caption = format!("{}: events, and the mean time per token around them.", run.heading());
+    let head = ["Event", "From", "To", "Before", "During", "After", "Longest during"];
+    Table::new(caption, head, events.iter().map(row))
 }
 
-fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Option<Table> {
-    let rows: Vec<(RowStyle, Vec<Text>)> = events
-        .iter()
-        .filter(|(event, _)| event.kind == RunEventKind::Memory)
-        .map(|(event, impact)| {
-            let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::percent));
-            let Phases { before, during, after } = impact.pressure;
-            (
-                RowStyle::Plain,
-                vec![Text::default().name(describe(event)), cell(before), cell(during), cell(after)],
-            )
-        })
-        .collect();
-    (!rows.is_empty()).then(|| Table {
-        caption: Text::from(format!("{}: maximum memory pressure of the device.", run.heading())),
-        head: ["Event", "Before", "During", "After"].map(String::from).to_vec(),
-        rows,
-        textual: false,
-    })
+fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
+    let row = |(event, impact): &(&RunEvent, EventImpact)| {
+        let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::percent));
+        let Phases { before, during, after } = impact.pressure;
+        vec![Text::default().name(describe(event)), cell(before), cell(during), cell(after)]
+    };
+    let caption = format!("{}: maximum memory pressure of the device.", run.heading());
+    let rows = events.iter().filter(|(event, _)| event.kind == RunEventKind::Memory).map(row);
+    Table::new(caption, ["Event", "Before", "During", "After"], rows)
 }
 
 /// The cost of each lost device: the time until it was detected, and the time until the new ring's first token.

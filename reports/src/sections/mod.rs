@@ -14,13 +14,13 @@ pub mod tables;
 
 use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
-use hearth_schema::trace::{Origin, Outcome};
+use hearth_schema::trace::{Origin, Outcome, TracedDevice};
 
 use crate::charts::drawing::Drawing;
 use crate::charts::lines::LineChart;
 use crate::charts::{bars, gantt, memory as memory_charts, parity, tokens as token_charts};
 use crate::comparison::{Comparison, Run, terms};
-use crate::document::{Block, Document, Figure, NO_VALUE, RowStyle, Section, Table, Text};
+use crate::document::{Block, Document, Figure, NO_VALUE, Section, Table, Text};
 use crate::text::escape;
 use crate::timeline::tokens::{self, Token};
 
@@ -186,13 +186,11 @@ fn dependence(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Section {
 }
 
 fn provenance(runs: &[(&Run, &Trace)]) -> Section {
-    let mut blocks = Vec::new();
-    let mut head = vec![String::new()];
-    head.extend(runs.iter().map(|(run, _)| run.heading()));
+    let head = [String::new()].into_iter().chain(runs.iter().map(|(run, _)| run.heading()));
     let row = |label: &str, value: &dyn Fn(&Run, &Trace) -> Text| {
         let mut cells = vec![Text::from(label)];
         cells.extend(runs.iter().map(|(run, trace)| value(run, trace)));
-        (RowStyle::Plain, cells)
+        cells
     };
     let rows = vec![
         row("Scenario", &|run, _| Text::default().name(&run.scenario)),
@@ -204,17 +202,8 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Section {
         row("Tokens after the first", &|run, _| Text::from(run.tokens.to_string())),
         row("Recorded steps", &|_, trace| Text::from(trace.records.len().to_string())),
     ];
-    blocks.push(Block::Table(Table {
-        caption: Text::from("The runs of this report."),
-        head,
-        rows,
-        textual: true,
-    }));
-    blocks.extend(
-        runs.iter()
-            .filter(|(_, trace)| !trace.header.devices.is_empty())
-            .map(|(run, trace)| Block::Table(device_origins(run, trace))),
-    );
+    let mut blocks = vec![Block::Table(Table::new("The runs of this report.", head, rows).textual())];
+    blocks.extend(runs.iter().filter_map(|(run, trace)| device_origins(run, trace).block()));
     blocks.push(Block::Paragraph(rebuild(runs)));
     Section { title: "Provenance".into(), anchor: "provenance", blocks }
 }
@@ -235,29 +224,18 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
         Some(value) => Text::default().code(escape::name(value)),
         None => Text::from(otherwise.to_owned()),
     };
-    let rows = trace
-        .header
-        .devices
-        .iter()
-        .map(|device| {
-            let cells = vec![
-                Text::default().name(escape::name(&device.name)),
-                digest(&device.profile, "not recorded"),
-                given(&device.kernel, "not recorded"),
-                Text::from(device.policy.map_or(NO_VALUE, PageCachePolicy::name)),
-                given(&device.unvalidated, NO_VALUE),
-            ];
-            (RowStyle::Plain, cells)
-        })
-        .collect();
-    Table {
-        caption: Text::from(format!("{}: profiles and operating systems of the devices.", run.heading())),
-        head: ["Device", "Profile", "Operating system", "Page cache", "Not validated"]
-            .map(String::from)
-            .to_vec(),
-        rows,
-        textual: true,
-    }
+    let row = |device: &TracedDevice| {
+        vec![
+            Text::default().name(escape::name(&device.name)),
+            digest(&device.profile, "not recorded"),
+            given(&device.kernel, "not recorded"),
+            Text::from(device.policy.map_or(NO_VALUE, PageCachePolicy::name)),
+            given(&device.unvalidated, NO_VALUE),
+        ]
+    };
+    let caption = format!("{}: profiles and operating systems of the devices.", run.heading());
+    let head = ["Device", "Profile", "Operating system", "Page cache", "Not validated"];
+    Table::new(caption, head, trace.header.devices.iter().map(row)).textual()
 }
 
 fn rebuild(runs: &[(&Run, &Trace)]) -> Text {

@@ -5,7 +5,7 @@
 use hearth_schema::trace::Outcome;
 
 use crate::comparison::{Comparison, PublishedCell, Run};
-use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
+use crate::document::{Block, NO_VALUE, Section, Table, Text};
 use crate::text::numbers::{Fixed, digits_for, percent};
 
 /// The section; without blocks unless published numbers were requested.
@@ -38,48 +38,39 @@ fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
             }))
         };
     let (tpot, ttft) = (run.metrics.tpot_ms.map(|tpot| tpot.mean), run.metrics.ttft_ms);
-    let rows = cells
-        .iter()
-        .map(|cell| {
-            let mut name = Text::default().name(&cell.system).words(", ").name(&cell.row);
-            if cell.fitted {
-                name = name.words(" (fitted)");
-            }
-            let theirs = match cell.outcome {
-                Some(Outcome::Ok) | None => number(cell.tpot_ms),
-                Some(ended) => Text::from(ended.word()),
-            };
-            let cells = vec![
-                name,
-                theirs,
-                number(tpot),
-                error(tpot, cell.tpot_ms),
-                number(cell.ttft_ms),
-                number(ttft),
-                error(ttft, cell.ttft_ms),
-                Text::from(percent(cell.tolerance)),
-            ];
-            (RowStyle::Plain, cells)
-        })
-        .collect();
-    Table {
-        caption: Text::from(format!("{} compared with ", run.heading())).name(&first.source).words(
-            ". The error is that of the run. Fitted rows are no test of the simulator: parameters of the devices were \
-             fitted to them.",
-        ),
-        head: [
-            "System and row",
-            "TPOT published, ms",
-            "TPOT of this run, ms",
-            "Error, %",
-            "TTFT published, ms",
-            "TTFT of this run, ms",
-            "Error, %",
-            "Tolerance",
+    let row = |cell: &&PublishedCell| {
+        let mut name = Text::default().name(&cell.system).words(", ").name(&cell.row);
+        if cell.fitted {
+            name = name.words(" (fitted)");
+        }
+        let theirs = match cell.outcome {
+            Some(Outcome::Ok) | None => number(cell.tpot_ms),
+            Some(ended) => Text::from(ended.word()),
+        };
+        vec![
+            name,
+            theirs,
+            number(tpot),
+            error(tpot, cell.tpot_ms),
+            number(cell.ttft_ms),
+            number(ttft),
+            error(ttft, cell.ttft_ms),
+            Text::from(percent(cell.tolerance)),
         ]
-        .map(String::from)
-        .to_vec(),
-        rows,
-        textual: false,
-    }
+    };
+    let caption = Text::from(format!("{} compared with ", run.heading())).name(&first.source).words(
+        ". The error is that of the run. Fitted rows are no test of the simulator: parameters of the devices were \
+         fitted to them.",
+    );
+    let head = [
+        "System and row",
+        "TPOT published, ms",
+        "TPOT of this run, ms",
+        "Error, %",
+        "TTFT published, ms",
+        "TTFT of this run, ms",
+        "Error, %",
+        "Tolerance",
+    ];
+    Table::new(caption, head, cells.iter().map(row))
 }

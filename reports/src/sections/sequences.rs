@@ -4,10 +4,10 @@
 //!
 //! Not here: how these numbers are computed ([`hearth_core::metrics::sequences`]).
 
-use hearth_core::metrics::sequences::SpeculationMetrics;
+use hearth_core::metrics::sequences::{SequenceMetrics, SpeculationMetrics};
 
 use crate::comparison::Run;
-use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
+use crate::document::{Block, NO_VALUE, Section, Table, Text};
 use crate::text::numbers::{Fixed, digits_for};
 
 /// More sequences than these are not listed one by one.
@@ -32,7 +32,7 @@ const MEANINGS: [(&str, &str); 4] = [
 
 /// The section of these runs; without blocks if there is nothing to show.
 pub fn section<'r>(runs: impl Iterator<Item = &'r Run> + Clone) -> Section {
-    let mut blocks: Vec<Block> = runs.clone().filter_map(sequences).map(Block::Table).collect();
+    let mut blocks: Vec<Block> = runs.clone().filter_map(|run| sequences(run).block()).collect();
     blocks.extend(
         runs.filter_map(|run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)))),
     );
@@ -46,27 +46,23 @@ fn milliseconds(value: f64) -> Text {
     Text::from(Fixed::new(value, digits_for(value)).text())
 }
 
-fn sequences(run: &Run) -> Option<Table> {
+fn sequences(run: &Run) -> Table {
     let all = &run.metrics.sequences;
-    let row = |one: &hearth_core::metrics::sequences::SequenceMetrics| {
-        let cells = vec![
+    let row = |one: &SequenceMetrics| {
+        vec![
             Text::from(one.sequence.to_string()),
             milliseconds(one.ttft_ms),
             one.tpot_ms.map_or_else(|| Text::from(NO_VALUE), milliseconds),
             Text::from(one.tokens.to_string()),
-        ];
-        (RowStyle::Plain, cells)
+        ]
     };
     let more = match all.len().saturating_sub(MAX_LISTED) {
         0 => String::new(),
         more => format!(" {more} more are not listed."),
     };
-    (!all.is_empty()).then(|| Table {
-        caption: Text::from(format!("{}: {} sequences at once.{more}", run.heading(), all.len())),
-        head: ["Sequence", "TTFT, ms", "TPOT, ms", "Tokens after the first"].map(String::from).to_vec(),
-        rows: all.iter().take(MAX_LISTED).map(row).collect(),
-        textual: false,
-    })
+    let caption = format!("{}: {} sequences at once.{more}", run.heading(), all.len());
+    let head = ["Sequence", "TTFT, ms", "TPOT, ms", "Tokens after the first"];
+    Table::new(caption, head, all.iter().take(MAX_LISTED).map(row))
 }
 
 fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
@@ -81,13 +77,6 @@ fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
         ("Drafting, ms per token", milliseconds(draft_ms)),
         ("Verifying, ms per token", milliseconds(verify_ms)),
     ];
-    Table {
-        caption: Text::from(format!("{}: speculative decoding.", run.heading())),
-        head: ["Quantity", "Value"].map(String::from).to_vec(),
-        rows: rows
-            .into_iter()
-            .map(|(name, value)| (RowStyle::Plain, vec![Text::from(name), value]))
-            .collect(),
-        textual: false,
-    }
+    let caption = format!("{}: speculative decoding.", run.heading());
+    Table::new(caption, ["Quantity", "Value"], rows.map(|(name, value)| vec![Text::from(name), value]))
 }

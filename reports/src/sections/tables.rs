@@ -6,6 +6,8 @@
 //!
 //! Not here: where the numbers come from ([`crate::comparison`]).
 
+use hearth_core::metrics::DeviceMetrics;
+
 use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Run, Unit, terms};
 use crate::document::{NO_VALUE, RowStyle, Table, Text};
 use crate::text::numbers::{self, Fixed, digits_for, round_to_total};
@@ -180,44 +182,30 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
 pub fn devices(run: &Run) -> Table {
     let digits = Digits::of(&[run]);
     let has_tokens = run.metrics.tpot_ms.is_some();
-    let rows = run
-        .metrics
-        .devices
-        .iter()
-        .map(|device| {
-            let if_known = |known: bool, text: String| Text::from(if known { text } else { NO_VALUE.into() });
-            let in_trace = !device.trace_lost;
-            let per_token = has_tokens && in_trace;
-            let time = |value: f64| if_known(per_token, Fixed::new(value, digits.time).text());
-            let cells = vec![
-                Text::default().name(&device.name),
-                time(device.busy_ms),
-                time(device.demand_disk_ms),
-                time(device.hidden_disk_ms),
-                if_known(per_token, numbers::bytes(device.bytes_read_per_token)),
-                if_known(in_trace, numbers::bytes(device.resident_bytes as f64)),
-                if_known(in_trace, numbers::percent(device.memory_pressure)),
-            ];
-            (RowStyle::Plain, cells)
-        })
-        .collect();
-    Table {
-        caption: Text::from(format!(
-            "{}: times and bytes per token; memory at the end of the run.",
-            run.heading()
-        )),
-        head: [
-            "Device",
-            "Busy, ms",
-            "Demand disk, ms",
-            "Hidden disk, ms",
-            "Read from disk",
-            "Weights in memory",
-            "Memory pressure",
+    let row = |device: &DeviceMetrics| {
+        let if_known = |known: bool, text: String| Text::from(if known { text } else { NO_VALUE.into() });
+        let in_trace = !device.trace_lost;
+        let per_token = has_tokens && in_trace;
+        let time = |value: f64| if_known(per_token, Fixed::new(value, digits.time).text());
+        vec![
+            Text::default().name(&device.name),
+            time(device.busy_ms),
+            time(device.demand_disk_ms),
+            time(device.hidden_disk_ms),
+            if_known(per_token, numbers::bytes(device.bytes_read_per_token)),
+            if_known(in_trace, numbers::bytes(device.resident_bytes as f64)),
+            if_known(in_trace, numbers::percent(device.memory_pressure)),
         ]
-        .map(String::from)
-        .to_vec(),
-        rows,
-        textual: false,
-    }
+    };
+    let caption = format!("{}: times and bytes per token; memory at the end of the run.", run.heading());
+    let head = [
+        "Device",
+        "Busy, ms",
+        "Demand disk, ms",
+        "Hidden disk, ms",
+        "Read from disk",
+        "Weights in memory",
+        "Memory pressure",
+    ];
+    Table::new(caption, head, run.metrics.devices.iter().map(row))
 }

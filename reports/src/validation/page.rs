@@ -107,12 +107,7 @@ fn unsteady(validation: &Validation) -> Option<Block> {
     })
 }
 
-/// A table; nothing without rows.
-fn table(caption: &str, head: &[&str], rows: Vec<Vec<Text>>, textual: bool) -> Vec<Block> {
-    if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table::new(caption, head, rows, textual))] }
-}
-
-fn criteria(scores: &Scores) -> Vec<Block> {
+fn criteria(scores: &Scores) -> Option<Block> {
     let row = |criterion: &Criterion| {
         let met = match (criterion.value, criterion.met) {
             (None, true) => NO_VALUE,
@@ -121,24 +116,24 @@ fn criteria(scores: &Scores) -> Vec<Block> {
         };
         vec![Text::from(criterion.text.as_str()), value(criterion).into(), met.into()]
     };
-    let rows = scores.criteria.iter().map(row).collect();
-    table("The criteria and the values of this suite.", &["Criterion", "Value", "Result"], rows, true)
+    let caption = "The criteria and the values of this suite.";
+    Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row)).textual().block()
 }
 
 /// The criteria for each repetition of the scenarios separately.
-fn repetitions(validation: &Validation) -> Vec<Block> {
+fn repetitions(validation: &Validation) -> Option<Block> {
     let repetitions = scores::by_repetition(&validation.cases);
     if repetitions.len() < 2 {
-        return Vec::new();
+        return None;
     }
     let row = |(at, scores): (usize, &Scores)| {
         let values = scores.criteria.iter().map(|criterion| Text::from(value(criterion)));
         [Text::from((at + 1).to_string())].into_iter().chain(values).collect()
     };
     let texts = repetitions[0].criteria.iter().map(|criterion| criterion.text.as_str());
-    let head: Vec<&str> = ["Repetition"].into_iter().chain(texts).collect();
+    let head = ["Repetition"].into_iter().chain(texts);
     let caption = "Each repetition predicts all scenarios anew and then measures them.";
-    table(caption, &head, repetitions.iter().enumerate().map(row).collect(), true)
+    Table::new(caption, head, repetitions.iter().enumerate().map(row)).textual().block()
 }
 
 fn parities(scores: &Scores) -> Vec<Block> {
@@ -214,26 +209,16 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         "measured",
         "error",
     ];
-    let rows: Vec<Vec<Text>> = scores.cases.iter().map(row).collect();
     let caption = "Medians over all repetitions. Where the measurements differ by more than 15 %: their range, and the error to its nearest end.";
+    let cases = Table::new(caption, head, scores.cases.iter().map(row));
     let asked = |case: &super::Case| {
-        vec![
-            Text::default().name(&case.name),
-            Text::default().name(&case.question),
-            Text::default().code(predictions(case)),
-        ]
+        let [name, question] = [&case.name, &case.question].map(|text| Text::default().name(text));
+        vec![name, question, Text::default().code(predictions(case))]
     };
-    let asked: Vec<Vec<Text>> = validation.cases.iter().map(asked).collect();
-    [
-        table(caption, &head, rows, false),
-        table(
-            "The question of each scenario, and the digests of its predictions.",
-            &["Scenario", "Question", "Predictions"],
-            asked,
-            true,
-        ),
-    ]
-    .concat()
+    let caption = "The question of each scenario, and the digests of its predictions.";
+    let head = ["Scenario", "Question", "Predictions"];
+    let questions = Table::new(caption, head, validation.cases.iter().map(asked)).textual();
+    [cases, questions].into_iter().filter_map(Table::block).collect()
 }
 
 /// The digests of a scenario's predictions.
@@ -247,23 +232,17 @@ fn terms(scores: &Scores) -> Vec<Block> {
         .terms
         .iter()
         .map(|(name, error)| vec![Text::from(name.replace('_', " ")), share(*error).into()]);
-    let names: Vec<String> = scores.terms.iter().map(|(name, _)| name.replace('_', " ")).collect();
-    let head: Vec<&str> = ["Scenario"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    let names = scores.terms.iter().map(|(name, _)| name.replace('_', " "));
+    let head = ["Scenario".to_owned()].into_iter().chain(names);
     let row = |case: &CaseScores| {
         let error = |term: &scores::Term| Text::from(format!("{:+.1} %", term.error * 100.0));
         [Text::default().name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect()
     };
-    let rows = scores.cases.iter().filter(|case| !case.terms.is_empty()).map(row).collect();
-    [
-        table(
-            "Mean absolute error of each term, as a share of the time per token.",
-            &["Term", "Error"],
-            mean.collect(),
-            false,
-        ),
-        table("Predicted less measured, as a share of the measured time per token.", &head, rows, false),
-    ]
-    .concat()
+    let rows = scores.cases.iter().filter(|case| !case.terms.is_empty()).map(row);
+    let caption = "Mean absolute error of each term, as a share of the time per token.";
+    let means = Table::new(caption, ["Term", "Error"], mean);
+    let caption = "Predicted less measured, as a share of the measured time per token.";
+    [means, Table::new(caption, head, rows)].into_iter().filter_map(Table::block).collect()
 }
 
 fn order(scores: &Scores) -> Vec<Block> {
@@ -279,24 +258,24 @@ fn order(scores: &Scores) -> Vec<Block> {
         ));
     }
     let pair = |[fast, slow]: &[String; 2]| vec![Text::default().name(fast), Text::default().name(slow)];
-    let wrong = scores.order[0].wrong.iter().map(pair).collect();
     let head = ["Faster in the measurement", "Slower in the measurement"];
-    blocks.extend(table("Pairs in the wrong order.", &head, wrong, true));
+    let wrong = Table::new("Pairs in the wrong order.", head, scores.order[0].wrong.iter().map(pair));
+    blocks.extend(wrong.textual().block());
     blocks
 }
 
-fn failed(validation: &Validation) -> Vec<Block> {
+fn failed(validation: &Validation) -> Option<Block> {
     let row = |failed: &super::Failed| {
         vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
     };
-    let rows = validation.failed.iter().map(row).collect();
-    table("Scenarios without numbers.", &["Scenario", "Reason"], rows, true)
+    let rows = validation.failed.iter().map(row);
+    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).textual().block()
 }
 
-fn machine(validation: &Validation) -> Vec<Block> {
+fn machine(validation: &Validation) -> Option<Block> {
     let row = |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().name(value)];
-    let rows = validation.machine.iter().map(row).collect();
-    table("The machine of the measurements.", &["Property", "Value"], rows, true)
+    let rows = validation.machine.iter().map(row);
+    Table::new("The machine of the measurements.", ["Property", "Value"], rows).textual().block()
 }
 
 /// A line for each scenario, as CSV.
