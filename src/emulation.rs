@@ -25,9 +25,7 @@ const MAX_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
-    /// The path to all other peers.
     pub others: EmulatedPath,
-    /// The paths to peers by address.
     pub peers: BTreeMap<String, EmulatedPath>,
 }
 

@@ -46,7 +46,6 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
 #[cfg(feature = "gpu")]
 pub use hearth_gpu::kernels::product::Tiling;
 
-/// The file of tuned kernels.
 #[cfg(feature = "gpu")]
 pub mod tuned_kernels {
     use std::path::PathBuf;

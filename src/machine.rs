@@ -45,7 +45,6 @@ pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     Ok(loaded)
 }
 
-/// Opens a model file.
 pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
     model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;

@@ -50,13 +50,11 @@ impl Drop for Terminal {
     }
 }
 
-/// A bar over a number of bytes.
 pub fn bytes(what: &str, total: u64) -> ProgressBar {
     bar(total, "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
         .with_message(what.to_string())
 }
 
-/// A bar over a count.
 pub fn count(what: &str, total: u64) -> ProgressBar {
     bar(total, BAR).with_message(what.to_string())
 }

@@ -24,9 +24,7 @@ const FIXED_TEXT: &str =
 
 /// The prompts of a command line.
 pub enum Prompts {
-    /// Texts to continue.
     Texts(Vec<String>),
-    /// Conversations to answer.
     Conversations(Vec<Vec<Message>>),
     /// A number of tokens, and of sequences.
     Fixed(u32, u32),
@@ -40,7 +38,6 @@ enum Line {
     Named(Named),
 }
 
-/// A prompt by its key.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Named {
@@ -80,7 +77,6 @@ impl Prompts {
         Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
     }
 
-    /// The number of sequences.
     pub fn count(&self) -> usize {
         match self {
             Prompts::Texts(texts) => texts.len(),
@@ -89,7 +85,6 @@ impl Prompts {
         }
     }
 
-    /// The tokens of each sequence.
     pub fn tokens(
         &self,
         model: &LocalModel,

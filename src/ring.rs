@@ -32,7 +32,6 @@ const DRAFT_TOKENS: u32 = 4;
 /// The plan, the model and the options of a ring.
 pub struct RingBuilder {
     pub plan: Plan,
-    /// The model on this device.
     pub model: Arc<LocalModel>,
     pub options: RingOptions,
     /// The most tokens of a prompt in one batch.
@@ -101,7 +100,6 @@ pub trait TransportTask {
     async fn run<T: Transport>(self, transport: T) -> Self::Output;
 }
 
-/// The emulation of slower links.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum LinkEmulation<'a> {
     #[default]

@@ -2,7 +2,6 @@
 
 use sha2::{Digest as _, Sha256};
 
-/// The digest of a text.
 #[allow(clippy::missing_panics_doc)] // a hash always has its 32 bytes
 pub fn of(text: &str) -> String {
     let hash = Sha256::digest(text.as_bytes());

@@ -8,7 +8,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The kind of a run event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEventKind {
@@ -24,7 +23,6 @@ pub enum RunEventKind {
     DiskLoad,
     /// Links stood still.
     Stalls,
-    /// A device was away.
     Away,
     /// A device was silent, until the head saw it.
     Silent,
@@ -37,7 +35,6 @@ pub enum RunEventKind {
 }
 
 impl RunEventKind {
-    /// A phrase for people.
     pub fn phrase(self) -> &'static str {
         match self {
             RunEventKind::Load => "other programs compute",
@@ -55,7 +52,6 @@ impl RunEventKind {
     }
 }
 
-/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunEvent {
@@ -72,7 +68,6 @@ pub struct RunEvent {
     /// For people: how much, or why.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub what: String,
-    /// Digest of the new plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
 }

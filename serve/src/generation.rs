@@ -20,7 +20,6 @@ pub enum FinishReason {
     Length,
 }
 
-/// A part of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Chunk {
     Text(String),
@@ -29,7 +28,6 @@ pub enum Chunk {
     Failed(String),
 }
 
-/// Tokens of a generation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub prompt: u32,

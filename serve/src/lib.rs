@@ -53,7 +53,6 @@ const CHAT_PAGE: &str = include_str!("page.html");
 
 /// The state that all handlers share.
 pub struct AppState {
-    /// Sends requests to the ring.
     pub request_tx: mpsc::UnboundedSender<RingRequest>,
     pub tokenizer: Arc<Tokenizer>,
     /// The model's chat template, or why it has none.
@@ -62,7 +61,6 @@ pub struct AppState {
     pub model: Arc<str>,
     /// Positions of each sequence.
     pub context: u32,
-    /// Tokens of the vocabulary.
     pub vocabulary: u32,
     pub metrics: Arc<Metrics>,
     /// The token that clients must send; `None` on loopback only.
@@ -71,7 +69,6 @@ pub struct AppState {
     pub plan: Mutex<Plan>,
     /// The time at which the server started, in seconds since 1970.
     pub started: u64,
-    /// Requests so far.
     pub request_count: AtomicU64,
 }
 

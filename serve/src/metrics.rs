@@ -46,7 +46,6 @@ struct DeviceStateLabels {
     state: &'static str,
 }
 
-/// The metrics of one server.
 #[derive(Debug)]
 pub struct Metrics {
     started: Instant,
@@ -73,7 +72,6 @@ pub struct DeviceActivity {
     pub disk_wait_s: f64,
     /// Seconds of waiting for activations.
     pub waiting_s: f64,
-    /// Bytes read from disk.
     pub read_bytes: u64,
     /// Bytes of weights in memory at the last sample.
     pub resident_bytes: u64,
@@ -90,7 +88,6 @@ pub struct Snapshot {
     pub generated: u64,
     /// Seconds since the server started.
     pub uptime_s: f64,
-    /// Activity by device name.
     pub devices: BTreeMap<String, DeviceActivity>,
 }
 
@@ -144,7 +141,6 @@ impl Metrics {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a response.
     pub fn record_response(&self, endpoint: &'static str, status: u16) {
         self.requests.get_or_create(&RequestLabels { endpoint, status }).inc();
     }

@@ -117,7 +117,6 @@ pub struct GenerationParams {
     /// `None` generates until the context is full.
     pub max_tokens: Option<u32>,
     pub sampler: SamplerOptions,
-    /// Stop strings.
     pub stop: Vec<String>,
     /// Whether the response is streamed.
     pub stream: bool,
@@ -126,7 +125,6 @@ pub struct GenerationParams {
 }
 
 impl ChatRequest {
-    /// Returns the conversation.
     pub fn messages(&self) -> Result<Vec<Message>, ApiError> {
         self.messages.iter().map(MessageField::message).collect()
     }
@@ -156,7 +154,6 @@ impl MessageField {
 }
 
 impl CompletionRequest {
-    /// Returns the prompts.
     pub fn prompts(&self) -> Result<Vec<Prompt>, ApiError> {
         let prompts: Vec<Prompt> = match &self.prompt {
             None => vec![],

@@ -100,7 +100,6 @@ impl ResponseHeader {
         }
     }
 
-    /// Returns the last chunk, which has the usage.
     fn usage_chunk(&self, usage: Usage) -> Value {
         let object = match self.kind {
             ResponseKind::Chat => "chat.completion.chunk",

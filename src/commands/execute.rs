@@ -36,7 +36,6 @@ struct Output {
     run: RunOutput,
 }
 
-/// The output of one sequence.
 #[derive(Serialize)]
 struct Sequence {
     token_ids: Vec<u32>,
@@ -104,7 +103,6 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The request to the ring.
 fn request(
     args: &ExecuteArgs,
     builder: &RingBuilder,

@@ -65,7 +65,6 @@ mod listing {
         cannot_open: Option<String>,
     }
 
-    /// The tiling of the kernels.
     #[derive(Serialize, Clone)]
     struct Kernels {
         /// `measured`, or `usual` without tuning.

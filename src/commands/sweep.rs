@@ -22,7 +22,6 @@ use crate::progress::Terminal;
 struct Output<'s> {
     digest: &'s str,
     fields: Vec<&'s str>,
-    /// Rows of the whole sweep.
     all_rows: usize,
     rows: &'s [Row],
 }

@@ -55,7 +55,6 @@ struct Ready<'a> {
     model: Option<&'a str>,
     /// The folder of fetched layers, if it has none.
     fetch: Option<&'a Path>,
-    /// Its announced name.
     announced: Option<&'a str>,
 }
 

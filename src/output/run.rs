@@ -144,7 +144,6 @@ fn shortages(metrics: &Metrics) -> String {
     text
 }
 
-/// A row for each device.
 fn devices(metrics: &Metrics) -> String {
     use std::fmt::Write;
     let mut text = String::new();

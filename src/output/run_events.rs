@@ -17,7 +17,6 @@ pub struct EventSummary {
     impact: EventImpact,
 }
 
-/// The events of a trace.
 pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
     let summary = |run_event: &RunEvent| EventSummary {
         run_event: run_event.clone(),

@@ -45,7 +45,6 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// Additional dependencies that only the tests of a crate may have.
 const ARROWS_OF_TESTS: [(&str, &str); 1] = [("hearth-gpu", "hearth-ring")];
 
-/// A package of the workspace.
 struct Package {
     name: String,
     folder: PathBuf,

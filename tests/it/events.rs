@@ -17,7 +17,6 @@ use crate::folder::Folder;
 use crate::processes::{assert_refused, json, list, outputs, shipped, succeed, texts};
 use crate::repository::root;
 
-/// Simulates a scenario. Returns the JSON and the trace.
 fn simulate(scenario: &str, more: &[&str], folder: &Folder) -> (Value, Trace) {
     let output = json(&[&["simulate", scenario, "--trace", &folder.at("run.trace")][..], more].concat());
     (output, folder.read_trace("run.trace"))
@@ -31,7 +30,6 @@ fn read_home(name: &str) -> String {
     fs::read_to_string(home(name)).expect("a tracked file")
 }
 
-/// Simulates a scenario without its events.
 fn simulate_without_events(name: &str, folder: &Folder) -> Value {
     let text = read_home(name);
     let (before, _) = text.split_once("events:").expect("it has events");

@@ -43,7 +43,6 @@ impl Folder {
         self.write_with_mode(name, text, 0o600)
     }
 
-    /// Writes a shell script.
     pub fn write_script(&self, name: &str, lines: &str) -> String {
         self.write_with_mode(name, &format!("#!/bin/sh\n{lines}\n"), 0o755)
     }
@@ -75,7 +74,6 @@ impl Folder {
         self.path().join(name).exists()
     }
 
-    /// The names of all files.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path()).expect("the folder").flatten();
         entries.map(|entry| entry.file_name().into_string().expect("a name")).collect()

@@ -75,7 +75,6 @@ fn golden(file: &str) -> (String, Vec<u64>) {
     (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
 }
 
-/// The tokens of a plan with layers on a GPU.
 fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str]) -> Vec<u64> {
     let folder = Folder::new();
     let path = folder.write("plan.yaml", plan);

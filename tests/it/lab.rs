@@ -81,7 +81,6 @@ fn start_slow_lab(folder: &Folder) -> (Child, String) {
     (lab, prefix)
 }
 
-/// The groups of a lab.
 fn groups_of(groups: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(groups).expect("groups").flatten();
     let named =

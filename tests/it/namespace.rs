@@ -11,15 +11,12 @@ pub struct Namespace {
     pub name: String,
     /// The address of this side.
     pub here: String,
-    /// The address inside.
     pub inside: String,
     link: String,
 }
 
-/// The end of a link.
 #[derive(Debug, Clone, Copy)]
 pub enum End {
-    /// The namespace's.
     Inside,
     /// This side's.
     Here,

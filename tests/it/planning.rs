@@ -15,7 +15,6 @@ fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
     folder.write("scenario.yaml", text + more)
 }
 
-/// The windows of a plan in JSON.
 fn windows(plan: &Value) -> BTreeMap<&str, u64> {
     let window = |device: &'_ Value| device["window"].as_u64().expect("a window");
     texts(&plan["devices"], "name").into_iter().zip(list(&plan["devices"]).iter().map(window)).collect()

@@ -110,13 +110,11 @@ pub fn model(format: &str) -> String {
     data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
 }
 
-/// Sends a process a signal by name.
 pub fn signal(process: u32, name: &str) {
     let sent = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
     assert!(sent.is_ok_and(|status| status.success()), "{name} {process}");
 }
 
-/// Returns whether a condition becomes true in time.
 pub fn becomes_true(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -155,7 +153,6 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker with a model.
     pub fn start(model: &str) -> Worker {
         Self::with(&["--listen", "127.0.0.1:0", "--model", model])
     }
@@ -183,7 +180,6 @@ impl Worker {
         self.process.0.id()
     }
 
-    /// Sends it a signal by name.
     pub fn signal(&self, name: &str) {
         signal(self.id(), name);
     }
@@ -239,7 +235,6 @@ impl Head {
         Head { process, lines, last_token: None, observed: Observation::default() }
     }
 
-    /// Runs a plan to its end.
     pub fn run(plan: &str, tokens: usize, more: &[&str]) -> Observation {
         Head::start(plan, tokens, more).finish()
     }
@@ -269,7 +264,6 @@ impl Head {
         self.observed.tokens.push(token);
     }
 
-    /// Sends it a signal by name.
     pub fn signal(&self, name: &str) {
         signal(self.process.id(), name);
     }

@@ -19,7 +19,6 @@ struct State {
 }
 
 impl Proxy {
-    /// A proxy of an address.
     pub fn new(target: &str) -> Proxy {
         Self::with_limit(target, u64::MAX)
     }

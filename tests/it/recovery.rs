@@ -36,7 +36,6 @@ enum Fault {
 const FAULTS: [Fault; 6] =
     [Fault::Killed, Fault::Stopped, Fault::Dropped, Fault::Disconnected, Fault::Unplugged, Fault::Suspended];
 
-/// Tokens of a trial.
 const TOKENS: usize = 160;
 const SUSPENSION: Duration = Duration::from_secs(10);
 

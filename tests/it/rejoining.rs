@@ -39,7 +39,6 @@ fn planned(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
 }
 
 impl<T: Transport> Session<T> {
-    /// Connects a ring.
     fn connect(transport: &T, format: &str, plan: Plan) -> Result<Session<T>, RingError> {
         let runtime = Runtime::new().expect("threads");
         let local = Arc::new(LocalModel::open(Path::new(&model(format))).expect("a test model"));

@@ -7,11 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A text file of the project.
 pub struct TextFile {
     /// Relative to the root, with forward slashes.
     pub path: String,
-    /// Its text.
     pub text: String,
 }
 
@@ -29,7 +27,6 @@ impl TextFile {
     }
 }
 
-/// The root of the workspace.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }

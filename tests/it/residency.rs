@@ -57,7 +57,6 @@ fn synthesize(folder: &Folder) -> String {
     model
 }
 
-/// Writes a scenario of devices with the model of the folder.
 fn write_scenario(folder: &Folder, devices: &str, more: &str) -> String {
     let text = scenario(devices).replace("profile: llama-8b", "file: model.gguf");
     let text = text
@@ -90,7 +89,6 @@ fn read_trace(folder: &Folder, name: &str) -> Trace {
     trace
 }
 
-/// All readings of a counter of a device.
 fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
     let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, counter));
     own.map(|reading| reading.value).collect()

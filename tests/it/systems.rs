@@ -5,7 +5,6 @@ use crate::processes::{
     assert_refused, execute, json, json_with_code, list, model, outputs, shipped, succeed, texts,
 };
 
-/// Writes the plan of another system.
 fn write_plan(folder: &Folder, strategy: &str) -> String {
     let path = folder.at("plan.yaml");
     succeed(&["plan", &shipped("paper/llama-8b-on-d1-d4"), "--strategy", strategy, "-o", &path]);

@@ -31,7 +31,6 @@ pub fn read<D: Document>(path: &Path) -> Result<D, Error> {
     D::from_yaml(&read_text(path)?).map_err(|error| Error::document(path, &error))
 }
 
-/// Reads the table of a sweep.
 pub fn read_table(path: &Path) -> Result<String, Error> {
     read_at_most(path, MAX_TABLE_BYTES)
 }

@@ -14,11 +14,9 @@ use crate::Error;
 pub enum Network {
     /// The Wi-Fi of a home.
     Wifi,
-    /// Cables and a switch.
     Cable,
 }
 
-/// A device of the scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewDevice {
     pub name: String,

@@ -53,7 +53,6 @@ pub fn is_of(device: &Device, predicted: &Trace) -> bool {
     profile.is_none_or(|profile| *profile == hearth_schema::digest::of(&device.to_yaml()))
 }
 
-/// Changes a value and its source.
 fn put<T: Rounded + Copy>(number: &mut Sourced<T>, said: impl Fn(&str) -> String, change: impl Fn(&mut T)) {
     change(&mut number.value);
     number.value = number.value.rounded();

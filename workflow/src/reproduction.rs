@@ -64,7 +64,6 @@ pub fn reproduce(
     Ok(Reproduction { results, refused })
 }
 
-/// The scenario as a system runs it.
 fn loaded(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result<LoadedScenario, Error> {
     let mut loaded = LoadedScenario::read(path, resolver)?;
     if let Some(planner) = &system.planner {

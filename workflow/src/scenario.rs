@@ -65,7 +65,6 @@ pub fn model_exists(path: &Path) -> Result<(), Error> {
     Err(Error::file(path, "open", &error).hint(hint))
 }
 
-/// A scenario and where it came from.
 #[derive(Debug)]
 pub struct LoadedScenario {
     pub scenario: Scenario,
@@ -188,7 +187,6 @@ impl LoadedScenario {
         }
     }
 
-    /// The draft model, if the scenario has one.
     pub fn draft_profile(&self) -> Result<Option<ModelProfile>, Error> {
         let drafts = self.scenario.workload.speculation.as_ref();
         drafts.map(|drafts| self.model(&drafts.draft)).transpose()
@@ -276,7 +274,6 @@ impl LoadedScenario {
     }
 }
 
-/// The device with the scenario's SoC options.
 fn with_soc_options(entry: &DeviceEntry, mut device: Device) -> Result<Device, Error> {
     let Some(options) = entry.soc else { return Ok(device) };
     let name = &entry.name;

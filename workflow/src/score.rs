@@ -22,7 +22,6 @@ pub struct PlanScore {
     /// Mean time of a token after the first; absent where there is none or the run ended early.
     pub tpot_ms: Option<f64>,
     pub outcome: Outcome,
-    /// Tokens that were generated.
     pub tokens: u32,
 }
 

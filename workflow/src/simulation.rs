@@ -52,7 +52,6 @@ pub fn simulate_with(
     Ok(run)
 }
 
-/// Returns whether one SoC runs the whole plan.
 pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
     let [planned] = &plan.devices[..] else { return false };
     cluster.member(&planned.name).is_some_and(|member| member.device.soc.is_some())

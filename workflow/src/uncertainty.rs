@@ -36,7 +36,6 @@ const UNCERTAINTY: [(&str, f64); 5] =
     [("measured", 0.03), ("read from", 0.0), ("set", 0.0), ("inferred", 0.1), ("assumed", 0.25)];
 const PUBLISHED: f64 = 0.03;
 
-/// A parameter and its uncertainty.
 struct Parameter {
     /// An index into [`Facts`].
     owner: usize,
@@ -147,7 +146,6 @@ impl Facts {
         format!("{} {}", self.names[parameter.owner], parameter.keys.join("."))
     }
 
-    /// The cluster with each parameter multiplied.
     fn moved(&self, parameters: &[Parameter], factors: &[f64], cluster: &Cluster) -> Result<Cluster, Error> {
         let mut documents = self.documents.clone();
         for (parameter, &factor) in parameters.iter().zip(factors) {

@@ -24,10 +24,6 @@ shipped!(
 );
 
 /// A shipped device.
-///
-/// # Panics
-///
-/// Never: a test reads every shipped document.
 pub fn shipped(name: &str) -> Result<Device, UnknownName> {
     let device = Device::from_yaml(shipped_yaml(name)?);
     Ok(device.expect("shipped documents are valid: a test reads them all"))

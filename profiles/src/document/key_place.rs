@@ -4,7 +4,6 @@
 //! nearest line above it with less indentation, which is how block-style YAML nests. In flow style (`{a: 1}`) several keys
 //! share a line; the search then ends at the innermost key that begins a line.
 
-/// A line that begins with a key.
 struct KeyLine<'a> {
     /// Spaces and list marks before the key.
     indent: usize,

@@ -2,20 +2,6 @@
 //!
 //! [`GgufModel::open`] reads the header of a file, or of all parts of a split model, and says where every tensor lies.
 //! Everything in a file is checked before it is used (`gguf::read`).
-//!
-//! ```no_run
-//! # fn main() -> Result<(), hearth_profiles::gguf::GgufError> {
-//! use hearth_profiles::gguf::GgufModel;
-//!
-//! let model = GgufModel::open("llama.gguf")?;
-//! let shape = model.shape()?;
-//! println!("{} with {}", shape.architecture, shape.layers);
-//! if let Some(tensor) = model.tensor("output_norm.weight") {
-//!     println!("{} at byte {} of {}", tensor.bytes, tensor.offset, model.parts[tensor.part].display());
-//! }
-//! # Ok(())
-//! # }
-//! ```
 
 mod error;
 mod read;
@@ -63,7 +49,6 @@ impl GgufModel {
         split::open(path.as_ref())
     }
 
-    /// Returns the tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
 
 use super::error::HeaderError;
-use super::value::{Array, Metadata, Value};
+use super::value::{Array, Metadata, Value, each_type};
 use crate::{Bytes, Format};
 
 /// The most bytes of a header. Vocabularies of 256 k tokens with merges take about 20 MB.
@@ -37,8 +37,6 @@ pub const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// The most elements for which memory is reserved before they have been read.
 const TRUSTED_COUNT: u64 = 4096;
-/// Bytes of an empty string: its length.
-const MIN_STRING_BYTES: u64 = 8;
 /// Bytes of the shortest key with its value: length, value type, one byte.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 /// Bytes of the shortest tensor info: name length, number of dimensions, one dimension, type, offset.
@@ -60,7 +58,6 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// The number of weights.
     pub fn elements(&self) -> u64 {
         // Checked against overflow when the header was read.
         self.dims.iter().product()
@@ -239,14 +236,6 @@ impl<R: Read> Source<R> {
         String::from_utf8(bytes).map_err(|_| HeaderError::NotUtf8 { what: what.to_owned(), at })
     }
 
-    /// Reads a string value. Some converters write tokens that are not UTF-8; losing those characters is better than refusing
-    /// the model.
-    fn text(&mut self, key: &str) -> Result<String, HeaderError> {
-        let bytes = self.string_bytes(&format!("a string of key `{key}`"), STRING_BYTES_LIMIT)?;
-        Ok(String::from_utf8(bytes)
-            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
-    }
-
     /// Reads magic and version; returns the version.
     fn preamble(&mut self) -> Result<u32, HeaderError> {
         let found = self.array::<4>("the magic number")?;
@@ -275,90 +264,12 @@ impl<R: Read> Source<R> {
         Ok(metadata)
     }
 
-    fn value(&mut self, key: &str) -> Result<Value, HeaderError> {
-        let type_number = self.u32("a value type")?;
-        let what = "a value";
-        Ok(match type_number {
-            0 => Value::U8(u8::from_le_bytes(self.array(what)?)),
-            1 => Value::I8(i8::from_le_bytes(self.array(what)?)),
-            2 => Value::U16(u16::from_le_bytes(self.array(what)?)),
-            3 => Value::I16(i16::from_le_bytes(self.array(what)?)),
-            4 => Value::U32(u32::from_le_bytes(self.array(what)?)),
-            5 => Value::I32(i32::from_le_bytes(self.array(what)?)),
-            6 => Value::F32(f32::from_le_bytes(self.array(what)?)),
-            7 => {
-                let [byte] = self.array(what)?;
-                Value::Bool(boolean(key, byte)?)
-            }
-            8 => Value::Str(self.text(key)?),
-            9 => Value::Array(self.array_value(key, 1)?),
-            10 => Value::U64(u64::from_le_bytes(self.array(what)?)),
-            11 => Value::I64(i64::from_le_bytes(self.array(what)?)),
-            12 => Value::F64(f64::from_le_bytes(self.array(what)?)),
-            _ => return Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
-        })
-    }
-
-    fn array_value(&mut self, key: &str, depth: u32) -> Result<Array, HeaderError> {
-        if depth > NESTING_LIMIT {
-            return Err(HeaderError::TooDeep { key: key.to_owned(), limit: NESTING_LIMIT });
-        }
-        let type_number = self.u32("an element type")?;
+    fn elements<T: Element>(&mut self, key: &str, depth: u32) -> Result<Vec<T>, HeaderError> {
         let count = self.u64("the length of an array")?;
-        Ok(match type_number {
-            0 => Array::U8(self.scalars(key, count, u8::from_le_bytes)?),
-            1 => Array::I8(self.scalars(key, count, i8::from_le_bytes)?),
-            2 => Array::U16(self.scalars(key, count, u16::from_le_bytes)?),
-            3 => Array::I16(self.scalars(key, count, i16::from_le_bytes)?),
-            4 => Array::U32(self.scalars(key, count, u32::from_le_bytes)?),
-            5 => Array::I32(self.scalars(key, count, i32::from_le_bytes)?),
-            6 => Array::F32(self.scalars(key, count, f32::from_le_bytes)?),
-            7 => {
-                let bytes = self.scalars(key, count, u8::from_le_bytes)?;
-                Array::Bool(bytes.into_iter().map(|byte| boolean(key, byte)).collect::<Result<_, _>>()?)
-            }
-            8 => {
-                self.require(&format!("the array `{key}`"), count, MIN_STRING_BYTES)?;
-                let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
-                for _ in 0..count {
-                    items.push(self.text(key)?);
-                }
-                Array::Str(items)
-            }
-            9 => {
-                // An inner array has at least its element type and its length.
-                self.require(&format!("the array `{key}`"), count, 4 + 8)?;
-                let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
-                for _ in 0..count {
-                    items.push(self.array_value(key, depth + 1)?);
-                }
-                Array::Array(items)
-            }
-            10 => Array::U64(self.scalars(key, count, u64::from_le_bytes)?),
-            11 => Array::I64(self.scalars(key, count, i64::from_le_bytes)?),
-            12 => Array::F64(self.scalars(key, count, f64::from_le_bytes)?),
-            _ => return Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
-        })
-    }
-
-    fn scalars<const N: usize, T>(
-        &mut self,
-        key: &str,
-        count: u64,
-        decode: impl Fn([u8; N]) -> T,
-    ) -> Result<Vec<T>, HeaderError> {
-        let what = format!("the array `{key}`");
-        self.require(&what, count, N as u64)?;
+        self.require(&format!("the array `{key}`"), count, T::MIN_BYTES)?;
         let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
-        let mut buffer = vec![0; (count.min(TRUSTED_COUNT) as usize) * N];
-        let mut left = count;
-        while left > 0 {
-            let now = left.min(TRUSTED_COUNT);
-            let bytes = &mut buffer[..now as usize * N];
-            self.fill(&what, bytes)?;
-            let (whole, _) = bytes.as_chunks::<N>();
-            items.extend(whole.iter().map(|&chunk| decode(chunk)));
-            left -= now;
+        for _ in 0..count {
+            items.push(T::read(self, key, depth)?);
         }
         Ok(items)
     }
@@ -401,13 +312,79 @@ impl<R: Read> Source<R> {
     }
 }
 
-fn boolean(key: &str, byte: u8) -> Result<bool, HeaderError> {
-    match byte {
-        0 => Ok(false),
-        1 => Ok(true),
-        found => Err(HeaderError::Boolean { key: key.to_owned(), found }),
+/// A value, or an element of an array.
+trait Element: Sized {
+    const MIN_BYTES: u64;
+
+    /// Reads one inside so many arrays.
+    fn read<R: Read>(source: &mut Source<R>, key: &str, depth: u32) -> Result<Self, HeaderError>;
+}
+
+macro_rules! number_elements {
+    ($($type:ty)+) => {$(
+        impl Element for $type {
+            const MIN_BYTES: u64 = size_of::<$type>() as u64;
+
+            fn read<R: Read>(source: &mut Source<R>, _: &str, _: u32) -> Result<Self, HeaderError> {
+                Ok(Self::from_le_bytes(source.array("a value")?))
+            }
+        }
+    )+};
+}
+number_elements! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
+
+impl Element for bool {
+    const MIN_BYTES: u64 = 1;
+
+    fn read<R: Read>(source: &mut Source<R>, key: &str, depth: u32) -> Result<Self, HeaderError> {
+        match u8::read(source, key, depth)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            found => Err(HeaderError::Boolean { key: key.to_owned(), found }),
+        }
     }
 }
+
+impl Element for String {
+    /// An empty one has a length.
+    const MIN_BYTES: u64 = 8;
+
+    /// Some converters write tokens that are not UTF-8; losing those characters is better than refusing the model.
+    fn read<R: Read>(source: &mut Source<R>, key: &str, _: u32) -> Result<Self, HeaderError> {
+        let bytes = source.string_bytes(&format!("a string of key `{key}`"), STRING_BYTES_LIMIT)?;
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    }
+}
+
+macro_rules! read_by_type {
+    ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
+        impl Element for Array {
+            /// Its element type and its length.
+            const MIN_BYTES: u64 = 4 + 8;
+
+            fn read<R: Read>(source: &mut Source<R>, key: &str, depth: u32) -> Result<Self, HeaderError> {
+                if depth == NESTING_LIMIT {
+                    return Err(HeaderError::TooDeep { key: key.to_owned(), limit: NESTING_LIMIT });
+                }
+                match source.u32("an element type")? {
+                    $($number => source.elements(key, depth + 1).map(Array::$name),)+
+                    type_number => Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
+                }
+            }
+        }
+
+        impl<R: Read> Source<R> {
+            fn value(&mut self, key: &str) -> Result<Value, HeaderError> {
+                match self.u32("a value type")? {
+                    $($number => Element::read(self, key, 0).map(Value::$name),)+
+                    type_number => Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
+                }
+            }
+        }
+    };
+}
+each_type!(read_by_type);
 
 /// Bytes of a tensor of these dimensions, of which there is at least one.
 pub(super) fn tensor_bytes(name: &str, dims: &[u64], format: Format) -> Result<Bytes, HeaderError> {

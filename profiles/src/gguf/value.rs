@@ -7,48 +7,38 @@ use std::collections::BTreeMap;
 
 use super::error::GgufError;
 
-/// A metadata value.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
-pub enum Value {
-    U8(u8),
-    I8(i8),
-    U16(u16),
-    I16(i16),
-    U32(u32),
-    I32(i32),
-    F32(f32),
-    Bool(bool),
-    Str(String),
-    Array(Array),
-    U64(u64),
-    I64(i64),
-    F64(f64),
+/// Gives a macro all types of values: name, Rust type, number in a file, and name in a message.
+macro_rules! each_type {
+    ($with:ident) => {
+        $with! {
+            U8(u8) = 0, "u8";
+            I8(i8) = 1, "i8";
+            U16(u16) = 2, "u16";
+            I16(i16) = 3, "i16";
+            U32(u32) = 4, "u32";
+            I32(i32) = 5, "i32";
+            F32(f32) = 6, "f32";
+            Bool(bool) = 7, "bool";
+            Str(String) = 8, "string";
+            Array(Array) = 9, "array";
+            U64(u64) = 10, "u64";
+            I64(i64) = 11, "i64";
+            F64(f64) = 12, "f64";
+        }
+    };
 }
-
-/// An array, stored by element type so that a vocabulary takes no more than its own bytes.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
-pub enum Array {
-    U8(Vec<u8>),
-    I8(Vec<i8>),
-    U16(Vec<u16>),
-    I16(Vec<i16>),
-    U32(Vec<u32>),
-    I32(Vec<i32>),
-    F32(Vec<f32>),
-    Bool(Vec<bool>),
-    Str(Vec<String>),
-    Array(Vec<Array>),
-    U64(Vec<u64>),
-    I64(Vec<i64>),
-    F64(Vec<f64>),
-}
+pub(super) use each_type;
 
 macro_rules! value_types {
-    ($($name:ident = $number:literal, $text:literal;)+) => {
+    ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Value { $($name($type),)+ }
+
+        /// An array, stored by element type so that a vocabulary takes no more than its own bytes.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Array { $($name(Vec<$type>),)+ }
+
         impl Value {
-            /// The number of this type in a file.
             pub fn type_number(&self) -> u32 {
                 match self { $(Value::$name(_) => $number,)+ }
             }
@@ -83,21 +73,7 @@ macro_rules! value_types {
     };
 }
 
-value_types! {
-    U8 = 0, "u8";
-    I8 = 1, "i8";
-    U16 = 2, "u16";
-    I16 = 3, "i16";
-    U32 = 4, "u32";
-    I32 = 5, "i32";
-    F32 = 6, "f32";
-    Bool = 7, "bool";
-    Str = 8, "string";
-    Array = 9, "array";
-    U64 = 10, "u64";
-    I64 = 11, "i64";
-    F64 = 12, "f64";
-}
+each_type!(value_types);
 
 impl Value {
     /// An integer of any width; converters differ in widths.

@@ -22,10 +22,9 @@ use super::error::HeaderError;
 use super::read::{
     DEFAULT_ALIGNMENT, DIMENSIONS_LIMIT, KEY_BYTES_LIMIT, NAME_BYTES_LIMIT, TensorInfo, tensor_bytes,
 };
-use super::value::{Array, Value};
+use super::value::{Array, Value, each_type};
 use crate::format::Format;
 
-/// Builder of a header.
 #[derive(Debug, Clone, Default)]
 pub struct HeaderWriter {
     keys: Vec<(String, Value)>,
@@ -87,12 +86,12 @@ impl HeaderWriter {
         header.extend((self.tensors.len() as u64).to_le_bytes());
         header.extend((self.keys.len() as u64).to_le_bytes());
         for (key, value) in &self.keys {
-            put_string(&mut header, key);
-            header.extend(value.type_number().to_le_bytes());
-            put_value(&mut header, value);
+            key.put(&mut header);
+            value.type_number().put(&mut header);
+            value.put(&mut header);
         }
         for tensor in &self.tensors {
-            put_string(&mut header, &tensor.name);
+            tensor.name.put(&mut header);
             header.extend((tensor.dims.len() as u32).to_le_bytes());
             for dim in &tensor.dims {
                 header.extend(dim.to_le_bytes());
@@ -119,48 +118,53 @@ fn limited(what: &str, text: &str, limit: u64) -> Result<(), HeaderError> {
     Ok(())
 }
 
-fn put_string(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
+/// A value, or an element of an array.
+trait Element {
+    fn put(&self, out: &mut Vec<u8>);
 }
 
-fn put_value(out: &mut Vec<u8>, value: &Value) {
-    match value {
-        Value::U8(v) => out.extend(v.to_le_bytes()),
-        Value::I8(v) => out.extend(v.to_le_bytes()),
-        Value::U16(v) => out.extend(v.to_le_bytes()),
-        Value::I16(v) => out.extend(v.to_le_bytes()),
-        Value::U32(v) => out.extend(v.to_le_bytes()),
-        Value::I32(v) => out.extend(v.to_le_bytes()),
-        Value::F32(v) => out.extend(v.to_le_bytes()),
-        Value::Bool(v) => out.push(u8::from(*v)),
-        Value::Str(v) => put_string(out, v),
-        Value::Array(v) => put_array(out, v),
-        Value::U64(v) => out.extend(v.to_le_bytes()),
-        Value::I64(v) => out.extend(v.to_le_bytes()),
-        Value::F64(v) => out.extend(v.to_le_bytes()),
+macro_rules! number_elements {
+    ($($type:ty)+) => {$(
+        impl Element for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend(self.to_le_bytes());
+            }
+        }
+    )+};
+}
+number_elements! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
+
+impl Element for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(*self));
     }
 }
 
-fn put_array(out: &mut Vec<u8>, array: &Array) {
-    out.extend(array.element_number().to_le_bytes());
-    out.extend((array.len() as u64).to_le_bytes());
-    match array {
-        Array::U8(items) => out.extend(items),
-        Array::I8(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::U16(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::I16(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::U32(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::I32(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::F32(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::Bool(items) => out.extend(items.iter().map(|&v| u8::from(v))),
-        Array::Str(items) => items.iter().for_each(|item| put_string(out, item)),
-        Array::Array(items) => items.iter().for_each(|item| put_array(out, item)),
-        Array::U64(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::I64(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
-        Array::F64(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+impl Element for str {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u64).put(out);
+        out.extend(self.as_bytes());
     }
 }
+
+macro_rules! write_by_type {
+    ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
+        impl Element for Array {
+            fn put(&self, out: &mut Vec<u8>) {
+                self.element_number().put(out);
+                (self.len() as u64).put(out);
+                match self { $(Array::$name(items) => items.iter().for_each(|item| item.put(out)),)+ }
+            }
+        }
+
+        impl Element for Value {
+            fn put(&self, out: &mut Vec<u8>) {
+                match self { $(Value::$name(value) => value.put(out),)+ }
+            }
+        }
+    };
+}
+each_type!(write_by_type);
 
 #[cfg(test)]
 mod tests {

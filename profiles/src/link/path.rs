@@ -46,7 +46,6 @@ pub struct WirelessPath<'a> {
 }
 
 impl<'a> Endpoint<'a> {
-    /// The rate of its hop.
     pub fn rate(&self) -> BytesPerSecond {
         match self {
             Endpoint::Station { rate, .. } => *rate,
@@ -54,7 +53,6 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// The overhead of each transmission.
     pub fn overhead(&self) -> Seconds {
         self.channel().map_or(Seconds(0.0), |channel| channel.overhead.value)
     }

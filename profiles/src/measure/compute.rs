@@ -24,7 +24,6 @@ pub const STREAMED: usize = 16 << 20;
 /// Bytes of the matrix of a batch.
 const BATCHED: usize = 4 << 20;
 
-/// Vectors of a batch.
 pub const BATCH: usize = 128;
 
 /// Weights in a row: whole blocks of every format, and a usual width.
@@ -36,7 +35,6 @@ const FEW_FORMATS: usize = 3;
 /// Products with a cached matrix in one call.
 const REPEATS: usize = 32;
 
-/// The kernels to measure.
 pub trait Kernels {
     /// Description for the sources: `avx2 kernels, 2 threads`.
     fn name(&self) -> String;
@@ -55,7 +53,6 @@ pub trait Kernels {
     fn write_cache(&mut self, tokens: usize) -> Bytes;
 }
 
-/// Measured compute rates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeRates {
     /// Matrix times vector, weights in cache.

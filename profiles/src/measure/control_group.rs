@@ -101,7 +101,6 @@ fn climb(root: &Path, path: &str, version: Version, found: &mut Vec<(Version, Pa
     }
 }
 
-/// A CPU quota.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Quota {
     /// Cores, with fractions.

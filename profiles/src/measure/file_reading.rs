@@ -35,7 +35,6 @@ const PREFETCHED: usize = 4 << 20;
 /// The largest share of a range in the page cache after it was dropped.
 const COLD: f64 = 0.1;
 
-/// A file that is read cold.
 #[derive(Debug)]
 pub(super) struct ColdFile {
     path: PathBuf,

@@ -12,7 +12,6 @@ use crate::device::{Memory, PageCachePolicy};
 use crate::units::Bytes;
 use crate::values::Sourced;
 
-/// The memory of a control group.
 struct Group {
     limit: u64,
     usage: u64,

@@ -22,7 +22,6 @@ pub fn now() -> f64 {
 /// Periods of a processor quota that a sample spans.
 const QUOTA_PERIODS: f64 = 4.0;
 
-/// Limits of the effort for one number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Effort {
     pub samples: usize,
@@ -95,7 +94,6 @@ impl Effort {
     }
 }
 
-/// The samples of one number.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Samples {
     sorted: Vec<f64>,
@@ -107,7 +105,6 @@ impl Samples {
         Samples { sorted: values }
     }
 
-    /// Adds samples of the same number.
     pub(super) fn add(&mut self, others: Samples) {
         self.sorted.extend(others.sorted);
         self.sorted.sort_by(f64::total_cmp);

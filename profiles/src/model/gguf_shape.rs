@@ -9,7 +9,6 @@ use crate::gguf::{Array, GgufError, GgufModel, Value};
 use crate::units::Layers;
 
 impl GgufModel {
-    /// The dimensions of the model.
     pub fn shape(&self) -> Result<ModelShape, GgufError> {
         shape(self)
     }

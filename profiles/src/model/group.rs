@@ -28,7 +28,6 @@ pub struct TensorGroup {
 }
 
 impl TensorGroup {
-    /// Adds tensors of one format.
     pub fn add(&mut self, format: Format, bytes: Bytes, flops: Flops) {
         let share = self.shares.entry(format).or_default();
         share.bytes += bytes;
@@ -40,7 +39,6 @@ impl TensorGroup {
         self.shares.iter().map(|(&format, &share)| (format, share))
     }
 
-    /// The share of a format.
     pub fn share(&self, format: Format) -> FormatShare {
         self.shares.get(&format).copied().unwrap_or_default()
     }

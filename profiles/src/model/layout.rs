@@ -12,7 +12,6 @@ use super::shape::{Architecture, ModelShape};
 pub enum TensorKind {
     /// The token embedding: one row is read for a token.
     Embedding,
-    /// A matrix of a product.
     Matrix,
     /// The factors of a normalisation.
     Norm,
@@ -33,7 +32,6 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// The number of weights.
     pub fn elements(&self) -> u64 {
         self.dims.iter().product()
     }

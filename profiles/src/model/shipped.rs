@@ -31,20 +31,12 @@ shipped!(
 );
 
 /// Returns the document of a shipped model.
-///
-/// # Panics
-///
-/// Never: a test parses every shipped document.
 pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownName> {
     let document = ModelDocument::from_yaml(shipped_yaml(name)?);
     Ok(document.expect("shipped documents are valid: a test reads them all"))
 }
 
 /// Returns the profile of a shipped model.
-///
-/// # Panics
-///
-/// Never: a test parses every shipped document.
 pub fn shipped(name: &str) -> Result<ModelProfile, UnknownName> {
     let profile = shipped_document(name)?.profile();
     Ok(profile.expect("shipped documents are valid: a test reads them all"))

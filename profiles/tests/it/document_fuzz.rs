@@ -24,7 +24,6 @@ fn parse_model(text: &str) {
     }
 }
 
-/// A shipped document and its parser.
 fn shipped() -> impl Strategy<Value = (&'static str, fn(&str))> {
     let devices = device::shipped_names().map(|name| device::shipped_yaml(name).unwrap());
     let models = model::shipped_names().map(|name| model::shipped_yaml(name).unwrap());

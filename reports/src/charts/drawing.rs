@@ -37,7 +37,6 @@ const TITLE_HEIGHT: f64 = 34.0;
 const PLOT_UNITS: i32 = 10_000;
 /// Vertical units of [`Canvas`] in a pixel, and horizontal ones in the gutter.
 pub const PIXEL: u32 = 10;
-/// The radius of a dot.
 const DOT_RADIUS: u32 = 7 * PIXEL / 2;
 
 macro_rules! classes {

@@ -22,7 +22,6 @@ pub struct Position {
     pub label: String,
 }
 
-/// A line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
     /// Its name in the legend; empty if it is the only one.

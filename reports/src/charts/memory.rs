@@ -60,7 +60,6 @@ pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
     Some(draw(&format!("pressure-{}", run.label), &title, Class::Series1, strips, readings.seconds))
 }
 
-/// The readings of one counter.
 struct Readings {
     /// Device, seconds since the first reading, and value.
     values: Vec<(usize, f64, u64)>,

@@ -79,7 +79,6 @@ impl Ranged for Scale {
 
 struct Axis<'a> {
     scale: Scale,
-    /// The maximum number of labels.
     labels: usize,
     label: &'a dyn Fn(&f64) -> String,
     /// The title of the axis; empty for none.

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use super::{Block, Document, RowStyle, Span, Table, Text};
 use crate::text::escape;
 
-/// The report as Markdown.
 pub fn render(document: &Document) -> String {
     let mut out = format!("# {}\n", text(&document.title));
     blocks(&mut out, &document.opening);

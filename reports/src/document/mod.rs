@@ -18,7 +18,6 @@ pub const NO_VALUE: &str = "\u{2013}";
 pub enum Span {
     /// This program's words.
     Words(String),
-    /// A name from a trace.
     Name(String),
     /// A digest or a command line, to be copied.
     Code(String),
@@ -77,7 +76,6 @@ impl From<String> for Text {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowStyle {
     Plain,
-    /// A sum.
     Total,
     /// The first row of a new group.
     Group,

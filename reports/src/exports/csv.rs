@@ -32,7 +32,6 @@ pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
     writer.into_inner().expect("memory takes every row")
 }
 
-/// The fields of a line of CSV.
 pub fn fields(line: &str) -> Vec<String> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(line.as_bytes());
     let record = reader.records().next().and_then(Result::ok).unwrap_or_default();

@@ -25,7 +25,6 @@ pub struct Simulated {
     pub pressure: BTreeMap<String, f64>,
     /// The memory of each processor, in the plan's order.
     pub footprint: Vec<Footprint>,
-    /// The plan in one line.
     pub plan: String,
     /// Parts of the system that have not been validated against real hardware.
     pub unvalidated: Vec<String>,
@@ -82,7 +81,6 @@ impl Spread {
         if changes.is_empty() { "no single parameter".to_owned() } else { changes.join(", ") }
     }
 
-    /// A summary for a terminal.
     pub fn summary(&self) -> String {
         let failed = match self.failed {
             0 => String::new(),

@@ -31,7 +31,6 @@ pub struct Error {
     pub simulated_ms: Option<f64>,
     /// Simulated over published, less 1.
     pub error: Option<f64>,
-    /// The tolerance of the document.
     pub tolerance: f64,
     /// Whether parameters were fitted to this row.
     pub fitted: bool,
@@ -84,7 +83,6 @@ pub struct ClaimScore {
 }
 
 impl Scores {
-    /// Compares results with the published numbers.
     pub fn of(published: &Published, results: &Results) -> Self {
         let excluded = |reason: &Option<String>| reason.is_some();
         let tpot = errors(

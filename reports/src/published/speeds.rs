@@ -90,7 +90,6 @@ pub struct Speed {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Mean {
     pub error: f64,
-    /// The number of cells in it.
     pub cells: usize,
 }
 

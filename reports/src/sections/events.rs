@@ -14,7 +14,6 @@ use crate::document::{Block, NO_VALUE, Section, Table, Text};
 use crate::text::{escape, numbers};
 use crate::timeline::events::describe;
 
-/// The section of all runs with events.
 pub fn section(runs: &[(&Run, &Trace)]) -> Section {
     let mut blocks = Vec::new();
     for (run, trace) in runs.iter().filter(|(_, trace)| !trace.run_events.is_empty()) {

@@ -20,7 +20,6 @@ pub struct Digits {
     pub time: u32,
     pub rate: u32,
     pub bytes: u32,
-    /// The divisor of bytes.
     pub byte_unit: f64,
 }
 
@@ -39,7 +38,6 @@ impl Digits {
     }
 }
 
-/// The rounded quantities of a run.
 pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
     let total = quantities.iter().find(|quantity| quantity.role == Role::Total).and_then(|total| total.value);
     let terms: Vec<f64> = quantities

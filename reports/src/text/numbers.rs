@@ -16,7 +16,6 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// The nearest one.
     pub fn new(value: f64, digits: u32) -> Self {
         Self { units: scaled(value, digits).round() as i64, digits }
     }
@@ -90,7 +89,6 @@ pub fn milliseconds(value: f64) -> String {
     format!("{} ms", Fixed::new(value, digits).text())
 }
 
-/// A share in percent.
 pub fn percent(share: f64) -> String {
     format!("{} %", Fixed::new(share * 100.0, 1).text())
 }

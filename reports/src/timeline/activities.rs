@@ -27,9 +27,7 @@ pub enum Activity {
     /// Ready but not running.
     Queue,
     Copy,
-    /// Computing on the CPU.
     Cpu,
-    /// Computing on the GPU.
     Gpu,
     /// Computing waits for the disk.
     Demand,
@@ -48,7 +46,6 @@ pub struct Interval {
     pub record: usize,
 }
 
-/// Whether a record is work of a processor.
 pub fn is_work(record: &Record) -> bool {
     matches!(
         record.kind,

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 use self::scores::Scores;
 
-/// The compared numbers of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunNumbers {
     /// Mean time per token after the first, in milliseconds; absent where none followed the first.

@@ -23,7 +23,6 @@ use super::{Case, Failed, Run, RunNumbers};
 pub const HIGH_VARIANCE: f64 = 0.15;
 /// The maximum median error.
 pub const MAX_MEDIAN: f64 = 0.10;
-/// The maximum error.
 pub const MAX_ERROR: f64 = 0.25;
 /// The maximum median error of the time to first token.
 pub const MAX_MEDIAN_TTFT: f64 = 0.15;
@@ -48,7 +47,6 @@ pub struct Score {
     pub measured: f64,
     /// The smallest and the largest measurement.
     pub range: [f64; 2],
-    /// The number of measurements.
     pub runs: usize,
     /// Largest less smallest, over the median.
     pub spread: f64,
@@ -85,7 +83,6 @@ impl Score {
     }
 }
 
-/// The scores of one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CaseScores {
     pub name: String,
@@ -112,13 +109,11 @@ pub struct Term {
 /// The errors of one quantity over all scenarios.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Errors {
-    /// Scenarios that have it.
     pub count: usize,
     /// The median absolute error, without scenarios within the range of their measurements.
     pub median: Option<f64>,
     /// The largest absolute error.
     pub max: Option<f64>,
-    /// Scenarios with a high variance.
     pub high_variance: usize,
 }
 
@@ -142,7 +137,6 @@ impl RankAgreement {
     }
 }
 
-/// An acceptance criterion.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Criterion {
     /// The criterion in words.
@@ -152,7 +146,6 @@ pub struct Criterion {
     pub met: bool,
 }
 
-/// All scores of a suite.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scores {
     pub cases: Vec<CaseScores>,

@@ -10,7 +10,6 @@ mod sample;
 mod structure;
 mod trace_events;
 
-/// A file of a report.
 fn file(report: &Report, name: &str) -> String {
     let files = report.files();
     let (_, contents) = files.iter().find(|(found, _)| found == name).expect("the file is in the report");

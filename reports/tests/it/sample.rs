@@ -78,7 +78,6 @@ pub fn pair(tokens: u32) -> Vec<Trace> {
     vec![trace(Origin::Simulated, tokens), trace(Origin::Measured, tokens)]
 }
 
-/// One of them.
 pub fn trace(origin: Origin, tokens: u32) -> Trace {
     let measured = origin == Origin::Measured;
     let mut run =

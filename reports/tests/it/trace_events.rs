@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-/// A thread: its process and its number.
 type Thread = (u64, u64);
 
 /// An end of a flow: when, in nanoseconds, and where.

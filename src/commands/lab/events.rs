@@ -19,16 +19,13 @@ const ENDLESS: Duration = Duration::from_hours(24);
 /// The longest wait between two checks of the timeline.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A report of the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadReport {
     /// The prompt enters the ring.
     Prompt,
-    /// A token is out.
     Token,
 }
 
-/// The processes of a device.
 pub struct DeviceProcesses<'a> {
     pub placement: Placement<'a>,
     /// `None` on the head.
@@ -49,7 +46,6 @@ impl Timeline {
         Self { starts: events.iter().map(at).collect(), tokens: 0 }
     }
 
-    /// Records the time of a token.
     fn record_token(&mut self, events: &[Event], now: Duration) {
         self.tokens += 1;
         for (event, (start, _)) in events.iter().zip(&mut self.starts) {

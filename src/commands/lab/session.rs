@@ -57,7 +57,6 @@ pub struct Lab {
     profiles: Option<PathBuf>,
     model_digest: String,
     draft: Option<PathBuf>,
-    /// Tokens of the largest pass.
     pass_tokens: u32,
 }
 
@@ -452,7 +451,6 @@ fn clean_up_on_signal(groups: Option<Groups>, folder: PathBuf) {
     });
 }
 
-/// Returns whether limits need control groups.
 fn need_groups(limits: &Limits) -> bool {
     limits.memory.is_some()
         || limits.memory_share.is_some()

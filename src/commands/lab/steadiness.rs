@@ -104,7 +104,6 @@ impl ProcessorTimes {
         })
     }
 
-    /// The stolen share of the time since then.
     fn stolen_since(self, then: ProcessorTimes) -> f64 {
         let [stolen, all] = [(self.stolen, then.stolen), (self.all, then.all)]
             .map(|(now, then)| now.saturating_sub(then) as f64);

@@ -37,7 +37,6 @@ impl Budget<'static> {
     pub const NONE: Budget<'static> = Budget { seconds: 0, evaluations: None, progress: &Silent };
 }
 
-/// Makes a plan and improves it.
 pub fn plan(
     loaded: &LoadedScenario,
     cluster: &Cluster,

@@ -19,10 +19,8 @@ const DESCRIBING: [&str; 6] = ["schema", "name", "about", "source", "spread", "a
 /// A part of the error for a value without its source.
 const WITHOUT_SOURCE: &str = "a value and where it comes from";
 
-/// The document of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// The scenario.
     Scenario,
     /// The device of an entry of the scenario.
     Device(usize),
@@ -207,7 +205,6 @@ impl Field {
         Err(unknown(path, beside, documents))
     }
 
-    /// Returns whether one field contains the other.
     pub fn overlaps(&self, other: &Field) -> bool {
         let (one, two) = (&self.keys, &other.keys);
         self.target == other.target && (one.starts_with(two) || two.starts_with(one))
@@ -226,7 +223,6 @@ impl Field {
         }
     }
 
-    /// Returns whether its path has this key.
     pub fn has_key(&self, key: &str) -> bool {
         self.keys.iter().any(|own| own == key)
     }
@@ -251,7 +247,6 @@ impl Field {
     }
 }
 
-/// Returns whether a path is that of a description.
 fn describes(path: &str) -> bool {
     path.rsplit('.').next().is_some_and(|key| DESCRIBING.contains(&key))
 }

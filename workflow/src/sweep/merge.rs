@@ -14,9 +14,7 @@ const NAMED: usize = 5;
 
 /// A table and where it was read.
 pub struct Part {
-    /// The file.
     pub path: PathBuf,
-    /// Its text.
     pub text: String,
 }
 

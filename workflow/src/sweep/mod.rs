@@ -138,7 +138,6 @@ impl Sweep {
         settings
     }
 
-    /// Computes one row.
     pub fn row(&self, index: usize) -> Row {
         let settings = self.settings(index);
         let repetition = (index % self.repeat) as u64;
@@ -274,12 +273,10 @@ impl Sweep {
     }
 }
 
-/// The key of a device document.
 fn device_key(index: usize, entry: &DeviceEntry) -> (String, Option<usize>) {
     (entry.profile.clone(), (entry.profile == "measured").then_some(index))
 }
 
-/// The key of a model.
 fn model_key(model: &ModelRef) -> (Option<String>, Option<String>) {
     (model.profile.clone(), model.file.clone())
 }
@@ -353,7 +350,6 @@ fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
     })
 }
 
-/// The flag that sets the same field.
 fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str> {
     let planning = &options.overrides;
     let (path, residency) = (field.path.as_str(), field.has_key("residency"));

@@ -38,7 +38,6 @@ pub const RESULT_COLUMNS: [&str; 10] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     pub digest: String,
-    /// Rows of the whole.
     pub rows: usize,
     /// Which of how many parts this is, from 1, if it is not the whole.
     pub shard: Option<(usize, usize)>,

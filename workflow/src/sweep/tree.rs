@@ -5,7 +5,6 @@
 
 use serde_json::{Map, Value};
 
-/// The source of a number that a sweep sets.
 const SOURCE: &str = "set: by the sweep";
 
 /// Sets the value at a path. A value with a `source` gets a new one; `sourced` makes such a value where there is none.

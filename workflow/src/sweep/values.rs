@@ -23,7 +23,6 @@ pub const MAX_ROWS: usize = 100_000;
 /// Larger counts are not exact between the ends of a range.
 const LARGEST_COUNT: f64 = (1u64 << 53) as f64;
 
-/// One value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting {
     /// The spelling in a document.
@@ -60,23 +59,17 @@ impl Values {
 pub enum Kind {
     /// A number of things.
     Count,
-    /// A size.
     Bytes,
-    /// A time.
     Seconds,
     /// Bytes per second.
     Rate,
-    /// Operations.
     Work,
     /// Operations per second.
     Speed,
-    /// A share of a whole.
     Share,
-    /// Layers of a model.
     Layers,
     /// Events per second.
     Frequency,
-    /// Power.
     Power,
 }
 

@@ -24,7 +24,6 @@ pub struct Ranking {
     pub count: usize,
 }
 
-/// A variant and its evaluation.
 #[derive(Debug, Serialize)]
 pub struct RankedVariant {
     pub what: String,

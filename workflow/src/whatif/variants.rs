@@ -57,7 +57,6 @@ pub struct Variant {
     pub device: Option<String>,
     /// The change in words.
     pub what: String,
-    /// The scenario.
     pub scenario: Scenario,
     /// Its devices, in its order.
     pub devices: Vec<Device>,
@@ -226,7 +225,6 @@ impl Base<'_> {
     }
 }
 
-/// Changes a sourced value and its source.
 fn set<T: Copy>(sourced: &mut Sourced<T>, change: impl FnOnce(T) -> T) {
     *sourced = Sourced::new(change(sourced.value), "set: what if");
 }

@@ -83,7 +83,6 @@ impl Random {
     }
 }
 
-/// The text of one scenario.
 fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
     let mut random = Random::of(seed, number);
     let devices = random.one_of(&[1u32, 2, 2, 3, 3, 3, 4]).min(layers);

@@ -66,7 +66,6 @@ const MAX_RESTARTS: u32 = 2;
 /// The time limit of a lab: several times the deadline of a silent head.
 const MAX_LAB_TIME: Duration = Duration::from_hours(2);
 
-/// Runs a suite.
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let Some(output) = &args.output else { return Err(Failure::unusable("a suite needs --output")) };
     make_folder(output)?;

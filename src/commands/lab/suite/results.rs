@@ -19,16 +19,13 @@ use crate::diagnostics::Failure;
 /// source: assumed
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The result of a lab.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LabResult {
     Done(Box<Run>),
-    /// The reason.
     Failed(String),
 }
 
-/// The identity of a lab.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LabId {
     /// The scenario's name.
@@ -47,7 +44,6 @@ struct Line {
     result: LabResult,
 }
 
-/// The file of results.
 #[derive(Debug)]
 pub struct Results {
     path: PathBuf,
@@ -66,7 +62,6 @@ impl Results {
         Ok(Results { path: path.into(), results })
     }
 
-    /// Returns whether a lab succeeded.
     pub fn has(&self, id: &LabId) -> bool {
         matches!(self.results.get(id), Some(LabResult::Done(_)))
     }

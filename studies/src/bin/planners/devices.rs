@@ -19,7 +19,6 @@ use crate::random::Random;
 const MIB: f64 = 1024.0 * 1024.0;
 const GIB: f64 = 1024.0 * MIB;
 
-/// The source of each number of a drawn device.
 const DRAWN: &str = "assumed: drawn from a range that is usual in homes";
 const AS_SHIPPED: &str = "assumed: as in the shipped devices d1 to d6";
 

@@ -15,7 +15,6 @@ const NEAR: f64 = 0.01;
 pub struct Gaps(Vec<f64>);
 
 impl Gaps {
-    /// Of any number of gaps.
     pub fn new(mut gaps: Vec<f64>) -> Self {
         gaps.sort_by(f64::total_cmp);
         Self(gaps)

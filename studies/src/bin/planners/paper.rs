@@ -17,7 +17,6 @@ use crate::parallel;
 use crate::population::RESIDENCIES;
 use crate::published::TABLE_4;
 
-/// Where the scenarios lie.
 const FOLDER: &str = "scenarios/paper";
 
 /// The device sets for Fig. 8 as the scenarios name them, smaller ones first. source: prima.cpp paper, appendix
@@ -29,7 +28,6 @@ const SETS: [&str; 8] =
 pub struct Question {
     /// The model's size, such as `70b`.
     pub size: String,
-    /// Its devices by name.
     pub devices: Vec<String>,
     /// Whether each of them must have a layer.
     pub keep_all: bool,

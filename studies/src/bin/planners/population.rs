@@ -76,7 +76,6 @@ impl Home {
     }
 }
 
-/// Evaluates the instance with a number.
 pub fn instance(seed: u64, number: usize) -> Result<Home, String> {
     let drawn = cluster(seed, number as u64, WORKLOAD)?;
     let mut scores = Vec::new();
@@ -123,7 +122,6 @@ fn by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
     (optimum(1), more.filter_map(optimum).min_by(f64::total_cmp))
 }
 
-/// Returns the label of a residency.
 pub fn label(residency: Option<Residency>) -> String {
     residency.map_or_else(|| "chosen".to_owned(), |residency| residency.to_string())
 }

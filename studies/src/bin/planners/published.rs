@@ -8,7 +8,6 @@
 
 /// A row of Table 4: milliseconds per output token on D1 to D4.
 pub struct Row {
-    /// Size as printed.
     pub size: &'static str,
     /// llama.cpp on D3.
     pub llama_cpp: f64,

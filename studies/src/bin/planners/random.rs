@@ -9,11 +9,9 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The random numbers of one instance.
 pub struct Random(ChaCha8Rng);
 
 impl Random {
-    /// Those of the instance with this number.
     pub fn new(seed: u64, instance: u64) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
         generator.set_stream(instance);

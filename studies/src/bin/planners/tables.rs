@@ -12,7 +12,6 @@ use crate::gaps::{Gaps, gap};
 use crate::population::{CHECKED, Home, MANY_TOKENS, RESIDENCIES, label, models};
 use crate::regret::Searched;
 
-/// A table of Markdown.
 pub struct Table {
     text: String,
 }

@@ -22,7 +22,6 @@ pub struct Ring {
     pub plan: Plan,
 }
 
-/// A ring's size.
 #[derive(Debug, Clone, Copy)]
 pub struct Size<'w> {
     /// Layers of each device's window, in ring order; as many devices.
