@@ -105,18 +105,15 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
         None if shares_memory => device.memory.available.clone(),
         // Without an explicit request a device is profiled without its GPU.
         None if args.gpu == MeasureGpu::Auto => {
-            tracing::info!(
-                "`{}` is not measured: say with --gpu-memory what a run may use of it",
-                facts.name
-            );
+            tracing::info!("`{}` is not measured: set its usable memory with --gpu-memory", facts.name);
             return Ok(None);
         }
         None => {
             return Err(Failure::unusable(format!(
-                "no interface tells how much memory `{}` has",
+                "no interface reports the memory size of `{}`",
                 facts.name
             ))
-            .hint("say with --gpu-memory what a run may use of it"));
+            .hint("set the usable memory with --gpu-memory"));
         }
     };
     let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::running)?;

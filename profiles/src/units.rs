@@ -180,7 +180,7 @@ fn times(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number / (1.0 / factor).round() } else { number * factor }
 }
 
-/// `number / factor`, computed alike.
+/// `number / factor`, computed in the same way as [`times`].
 fn over(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
 }

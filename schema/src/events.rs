@@ -308,7 +308,7 @@ fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), Documen
             if leaves != there {
                 let state = if there { "has not left" } else { "has left already" };
                 return Err(DocumentError::invalid(format!(
-                    "events[{index}]: `{}`, and `{device}` {state} then: remove it or move it",
+                    "events[{index}]: `{}` although `{device}` {state} at that time: remove the event or change its time",
                     changes[index].key()
                 )));
             }

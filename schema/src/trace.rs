@@ -49,7 +49,7 @@ pub struct TracedDevice {
     /// Digest of the profile it was simulated with or measured as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Memory it has in all, in bytes: memory pressure is a share of it.
+    /// Memory it has in total, in bytes: memory pressure is a share of it.
     pub memory_total: u64,
     /// System and kernel, where measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]

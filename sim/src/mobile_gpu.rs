@@ -104,14 +104,14 @@ impl MobileGpu {
         })
     }
 
-    /// tokens per second of processing a prompt.
+    /// Tokens per second of processing a prompt.
     pub fn prefill(&self, shape: &ModelShape, weights: Weights, prompt: u32) -> f64 {
         let work = prefill_work(shape, prompt).0 / self.compute.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;
         f64::from(prompt) / work.max(reading)
     }
 
-    /// tokens per second of decoding at a position.
+    /// Tokens per second of decoding at a position.
     pub fn decode(&self, shape: &ModelShape, weights: Weights, position: u32) -> f64 {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }

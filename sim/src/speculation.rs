@@ -136,7 +136,7 @@ mod tests {
         // That draft stood as well: the one at 11 has not been read either.
         let both = drafter.pass(11, 2, true).0;
         assert!((drafter.time(step(12, 1)).0 - both).abs() < 1e-15);
-        // Another sequence begins anew.
+        // Another sequence begins again.
         let other = Pass { sequence: 1, ..Pass::plain(0, 0, 8, true) };
         assert!((drafter.time(other).0 - prompt).abs() < 1e-15);
     }

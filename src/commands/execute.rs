@@ -48,7 +48,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
     let inputs = [&args.prompts, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
     can_write_run(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
-    let key = Key::given(args.ring.key.as_deref())?;
+    let key = Key::from_file_or_env(args.ring.key.as_deref())?;
     let inputs = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
     let accelerator = gpu::accelerator(args.ring.gpu_weights);

@@ -190,11 +190,10 @@ mod listing {
                 Bytes(u64::from(adapter.shared_bytes))
             );
             if at == 0 && adapter.cannot_open.is_none() {
-                let memory = adapter
-                    .memory_bytes
-                    .map_or("no interface tells; the driver refuses what is too much".to_owned(), |bytes| {
-                        format!("{} available of what it shares with the machine", Bytes(bytes))
-                    });
+                let memory = adapter.memory_bytes.map_or(
+                    "no interface reports it; the driver refuses larger allocations".to_owned(),
+                    |bytes| format!("{} available of what it shares with the machine", Bytes(bytes)),
+                );
                 let _ = writeln!(text, "  memory          {memory}");
             }
             if let Some(kernels) = &adapter.kernels {

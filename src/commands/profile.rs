@@ -61,7 +61,7 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
     if args.exit_with_stdin {
         crate::ring::exit_with_stdin();
     }
-    let key = Key::given(args.key.as_deref())?;
+    let key = Key::from_file_or_env(args.key.as_deref())?;
     let links = || Ok(probe::links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
     let line = progress::line();
     let mut device =

@@ -41,7 +41,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
-    let key = Key::given(args.ring.key.as_deref())?;
+    let key = Key::from_file_or_env(args.ring.key.as_deref())?;
     let token = token(args.token.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, and there is no token", args.listen);
@@ -206,7 +206,7 @@ struct RingSupervisor<'a> {
 }
 
 impl RingSupervisor<'_> {
-    /// Serves requests, over a new ring where one fails. Returns only when it cannot go on.
+    /// Serves requests, over a new ring where one fails. Returns only when it cannot continue.
     async fn run<T: Transport>(
         &self,
         transport: &T,

@@ -19,7 +19,7 @@ use crate::output::say;
 use crate::ring::{LinkEmulation, TransportTask, exit_with_stdin, termination_signal, with_transport};
 
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
-    let key = Key::given(args.key.as_deref())?;
+    let key = Key::from_file_or_env(args.key.as_deref())?;
     let source = match (&args.fetch, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
         (None, Some(model)) => ModelSource::File(Arc::new(

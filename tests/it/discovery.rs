@@ -31,8 +31,10 @@ fn multicast_works(key: &str, name: &str) -> bool {
     let address = worker.address.parse().expect("an address");
     let medium = MdnsScope { loopback: true, ..MdnsScope::default() };
     let Ok(_announcement) = Announcement::start(name, address, medium) else { return false };
-    let network =
-        EncryptedTransport::new(TcpTransport, Key::given(Some(key.as_ref())).expect("a key").expect("ours"));
+    let network = EncryptedTransport::new(
+        TcpTransport,
+        Key::from_file_or_env(Some(key.as_ref())).expect("a key").expect("ours"),
+    );
     let names = [name.to_owned()].into();
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     runtime.block_on(discovery::find_workers(&network, &names, Duration::from_secs(10), medium)).is_ok()

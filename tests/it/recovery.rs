@@ -29,7 +29,7 @@ enum Fault {
     Disconnected,
     /// Its link is taken down.
     Unplugged,
-    /// Stopped, and resumed while the run goes on.
+    /// Stopped, and resumed while the run continues.
     Suspended,
 }
 

@@ -115,7 +115,7 @@ fn lost(trace: &Trace) -> Vec<&str> {
     silent.filter_map(|it| it.device.as_deref()).collect()
 }
 
-/// Stops a worker at a token and resumes it while the run goes on. Returns the run, and whether the worker was lost only
+/// Stops a worker at a token and resumes it while the run continues. Returns the run, and whether the worker was lost only
 /// once and was in the ring of the next request, with the right tokens.
 pub fn suspend_worker(victim: usize, at: usize, lasts: Duration, expected: &[u32]) -> (Observation, bool) {
     let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
@@ -212,7 +212,7 @@ fn reconnected_worker_rejoins_at_the_next_request() {
     let plan = planned("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
     let transport = EncryptedTransport::new(
         TcpTransport,
-        Key::given(Some(Path::new(&key))).expect("a key").expect("ours"),
+        Key::from_file_or_env(Some(Path::new(&key))).expect("a key").expect("ours"),
     );
     let mut session = Session::connect(&transport, "q4_k", plan).expect("a ring");
     let namespace = Arc::new(namespace);

@@ -1,6 +1,6 @@
 //! The memory budget of a device that maps its weights: cache and buffers, and what they leave for weights.
 //!
-//! The key-value cache and the compute buffers cannot be taken back, nor can a GPU's copy of weights where its memory is
+//! The key-value cache and the compute buffers cannot be reclaimed, nor can a GPU's copy of weights where its memory is
 //! main memory. The rest caches pages of the mapped file: the CPU's weights, and with Metal the GPU's too, as far as its
 //! working set goes. The equation is in [`crate::memory`].
 

@@ -23,7 +23,7 @@ use super::{kv_cache_bytes, shortage};
 use crate::conversion::{converted, model_as};
 use crate::tensor::SlicedModel;
 
-/// What one device of a plan holds and nobody can take back.
+/// What one device of a plan holds and the kernel cannot reclaim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PinnedMemory {
     /// Weights in main memory, a GPU's copies included.
@@ -71,7 +71,7 @@ impl PinnedMemory {
         Some(account.held)
     }
 
-    /// Main memory that nobody can take back.
+    /// Main memory that the kernel cannot reclaim.
     pub fn main(&self) -> Bytes {
         self.weights + self.loading + self.kv_cache + self.buffers
     }

@@ -26,7 +26,7 @@ pub struct EventImpact {
     /// The longest of these tokens, in milliseconds.
     #[serde(alias = "longest_ms")]
     pub max_ms: Phases,
-    /// The highest memory pressure of its device: what cannot be taken back, over the memory it has.
+    /// The highest memory pressure of its device: what cannot be reclaimed, over the memory it has.
     pub pressure: Phases,
 }
 

@@ -64,7 +64,7 @@ pub struct Terms {
     pub queue: f64,
     /// Waiting for the ring.
     pub bubble: f64,
-    /// Disk time that cost nothing. Not in the sum.
+    /// Disk time hidden behind other work; not part of the sum.
     pub hidden_disk: f64,
 }
 

@@ -65,7 +65,7 @@ pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<Sequenc
     outputs.first_tokens.iter().map(one).collect()
 }
 
-/// tokens per second of all sequences together; with one it is the inverse of its mean time per token.
+/// Tokens per second of all sequences together; with one it is the inverse of its mean time per token.
 pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     let ends = outputs.first_tokens.iter().map(|first| first.end);
     let from = ends.clone().min()?;

@@ -1,6 +1,6 @@
 //! Heartbeats: how long the head takes to notice that a device is gone.
 //!
-//! At each heartbeat the head asks every device for a sign of life, and checks whether the last one is too old. A device
+//! At each heartbeat the head pings every device, and checks whether the last one is too old. A device
 //! that leaves has still answered the heartbeat before. So the head notices at the first heartbeat that is further from
 //! the last answered one than [`SILENCE`]: between 1.5 and 2.0 s after the device left.
 //!
@@ -10,7 +10,7 @@
 /// source: assumed, what the ring of `exec` uses
 pub const INTERVAL: u64 = 500_000_000;
 
-/// A device without a sign of life for longer than this is lost, in nanoseconds.
+/// A device without a heartbeat for longer than this is lost, in nanoseconds.
 /// source: assumed, what the ring of `exec` uses; long against most stalls of a home's Wi-Fi, and
 /// short enough that with the interval a device is missed within 2 s
 pub const SILENCE: u64 = 1_500_000_000;

@@ -10,7 +10,7 @@
 //!
 //! When a device is lost, the head plans for the others. The lost device stays out of every plan until it is reported to
 //! be back. A cut between two devices that are both there may be one broken connection, so the same ring tries once
-//! more. If it is cut again before a token is out, the device that could not be reached is lost. Between two tokens there
+//! more. If it is cut again before a token is complete, the device that could not be reached is lost. Between two tokens there
 //! are therefore at most as many epochs as devices and forgiven cuts, and no sequence of failures makes the head try for
 //! ever.
 //!
@@ -38,11 +38,11 @@ pub enum Event {
     /// A device fell silent, hung up or failed. For the head itself, that it is gone for good.
     DeviceLost {
         device: String,
-        /// The last sign of life, in nanoseconds of the runner's clock.
+        /// The last heartbeat, in nanoseconds of the runner's clock.
         since: u64,
         reason: String,
     },
-    /// The head hears from no device: it is itself cut off.
+    /// No device answers the head: the head itself is cut off.
     HeadIsolated { since: u64, reason: String },
     /// A device cannot be reached when the head looks for devices to plan with.
     DeviceAbsent { device: String },
@@ -67,7 +67,7 @@ pub enum Event {
     Prepared { device: String, epoch: u32 },
     /// A device is ready for the passes of an epoch.
     Ready { device: String, epoch: u32 },
-    /// A token is out.
+    /// A token is complete.
     Token,
     /// A request begins. If [`Recovery::must_plan`], the ring is planned first and the event is to come again.
     Request,
@@ -95,7 +95,7 @@ pub enum Step {
     },
     /// Passes may begin.
     Begin { epoch: u32 },
-    /// The ring cannot go on.
+    /// The ring cannot continue.
     GiveUp {
         /// Why each device that is gone is, for people.
         lost: String,
@@ -115,7 +115,7 @@ enum Phase {
     Configuring,
     Resetting,
     Running,
-    /// The ring cannot go on with this request.
+    /// The ring cannot continue with this request.
     Over,
 }
 
@@ -286,7 +286,7 @@ impl Recovery {
         steps
     }
 
-    /// Why the ring cannot go on with a plan.
+    /// Why the ring cannot continue with a plan.
     fn refusal(&self, plan: &Plan) -> Option<String> {
         let head = &plan.devices[0].name;
         if head != self.head() {

@@ -147,7 +147,7 @@ fn device_may_rejoin_between_tokens() {
     let mut same = head.clone();
     assert_eq!(head.react(Event::Token), [Step::Plan]);
     assert_eq!(head.react(planned(3)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
-    // The current ring goes on if the planner does without the device, or has no plan with it.
+    // The current ring continues if the planner does without the device, or has no plan with it.
     assert_eq!(same.react(Event::Token), [Step::Plan]);
     let mut none = same.clone();
     assert_eq!((same.react(planned(2)), same.is_running()), (vec![], true));

@@ -235,7 +235,7 @@ impl ManagedResidency {
     }
 
     /// Whether a piece is being read.
-    pub fn is_under_way(&self, piece: PieceId) -> bool {
+    pub fn is_in_flight(&self, piece: PieceId) -> bool {
         self.under_way.contains(&piece)
     }
 
@@ -310,7 +310,7 @@ impl ManagedResidency {
                 NextRead::None => break,
             }
         }
-        if let Some(at) = self.evictable.iter().position(|&piece| !self.is_under_way(piece))
+        if let Some(at) = self.evictable.iter().position(|&piece| !self.is_in_flight(piece))
             && let Some(piece) = self.evictable.remove(at)
         {
             self.leave_buffer(piece);
@@ -323,7 +323,7 @@ impl ManagedResidency {
     fn next_confirmed(&self) -> Option<Step> {
         for part in &self.parts {
             if part.ready < part.requested {
-                let under_way = self.is_under_way(part.ready);
+                let under_way = self.is_in_flight(part.ready);
                 return (!under_way).then_some(Step::Confirm(part.ready, part.origin));
             }
             if part.requested < part.pieces.end {

@@ -1,7 +1,7 @@
 //! Generation: decides which tokens enter the ring next.
 //!
 //! A pure reducer that both runners use. It has two events: the head is free ([`Generation::begin`]), and the tokens
-//! of a pass are out ([`Generation::output`]).
+//! of a pass are complete ([`Generation::output`]).
 //!
 //! Prompts go first, one sequence after the other, in batches that enter one after another as soon as the head is
 //! free. So devices work at once: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After
@@ -37,7 +37,7 @@ pub struct Generation {
     sequences: Vec<Sequence>,
     /// Sequences whose prompts have not entered yet, in the order in which they will.
     entering: VecDeque<u32>,
-    /// Sequences that want another token and whose last one is out, in the order of their tokens.
+    /// Sequences that want another token and whose last one is complete, in the order of their tokens.
     ready: VecDeque<u32>,
     /// Sequences that have all their tokens.
     finished: u32,
@@ -51,7 +51,7 @@ struct Sequence {
     requested: u32,
     /// Tokens to generate.
     wanted: u32,
-    /// Tokens that enter as a prompt: with those generated so far after a change of the ring.
+    /// Tokens to process as a prompt; after a change of the ring this includes the tokens generated so far.
     prompt: u32,
     /// Whether any token has entered.
     begun: bool,
@@ -233,7 +233,7 @@ impl Generation {
         self.begun
     }
 
-    /// Whether all tokens are out.
+    /// Whether all tokens are complete.
     pub fn is_over(&self) -> bool {
         self.finished as usize == self.sequences.len()
     }

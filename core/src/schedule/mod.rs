@@ -73,7 +73,7 @@ pub enum Step {
         /// The receiver's place in the ring.
         to: usize,
     },
-    /// Begin to read a part ahead of its turn, while the device goes on.
+    /// Begin to read a part ahead of its turn, while the device continues.
     Prefetch { part: ModelPart, pass: Pass, round: u32 },
     /// Release a used part; under managed residency, the pieces of it that are not kept.
     Release { part: ModelPart, pass: Pass, round: u32 },
@@ -171,7 +171,7 @@ impl Schedule {
     }
 
     /// Whether this device still expects something of a pass.
-    pub fn is_under_way(&self, pass: u32) -> bool {
+    pub fn is_in_flight(&self, pass: u32) -> bool {
         self.under_way.contains_key(&pass)
     }
 

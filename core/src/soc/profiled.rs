@@ -114,7 +114,7 @@ fn grow(mut samples: Vec<Sample>, level: u32) -> Node {
     Node::Split { feature, at, below, above }
 }
 
-/// The feature and the place that leave the least square error on both sides; none if none is left to gain.
+/// Returns the feature and the threshold of the split with the smallest squared error, `None` if no split reduces it.
 fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
     let count = samples.len();
     let (sum, squares) = sums(samples);

@@ -1,7 +1,7 @@
 //! The cost of synchronising GPU and NPU.
 //!
 //! HeteroLLM paper, sections 3.1 and 4.2. Slow: a buffer is copied through the GPU's framework, and the GPU's queue,
-//! which has run empty, accepts a kernel anew. Fast: the buffers are shared; a thread sleeps for the predicted time
+//! which has run empty, accepts a kernel again. Fast: the buffers are shared; a thread sleeps for the predicted time
 //! of the kernel, in steps of the shortest sleep, and polls a flag for the rest, so an event costs only seeing the
 //! flag and handing on. A product cut between both has two events, which is 14 per layer; with products whole, those
 //! that read the same activations share a pair, which is 8.

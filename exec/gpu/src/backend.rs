@@ -176,7 +176,7 @@ impl Accelerated {
         }
     }
 
-    /// Computes the caches of the GPU's layers again from the rows that went up.
+    /// Recomputes the caches of the GPU's layers on the CPU from the rows that were uploaded.
     fn fall_back(&mut self, error: &GpuError) {
         (self.warnings)(&format!("{error}; its layers are computed on the processors"));
         self.gpu = None;

@@ -1,6 +1,6 @@
 //! Layers of a model on a GPU, through wgpu.
 //!
-//! The design follows ML Drift: kernels are texts, generated for the device at hand against logical tensors
+//! The design follows ML Drift: kernels are texts, generated for the current device against logical tensors
 //! ([`virtual_tensor`]); a pass is a graph of few launches ([`graph`]) whose intermediate tensors share planned memory
 //! ([`memory`]). The fastest variant of each kernel is selected for the device ([`tuning`]). [`backend`] is the
 //! interface to the ring.

@@ -1,6 +1,6 @@
 //! Upload of a file's matrix into GPU memory.
 //!
-//! Raw bytes go up in chunks and a kernel rearranges them ([`crate::kernels::packing`]), so that the file's weights exist
+//! Raw bytes are uploaded in chunks and a kernel rearranges them ([`crate::kernels::packing`]), so that the file's weights exist
 //! on the GPU once, in the layout that products read. A matrix that is larger than a binding may be is several parts, each
 //! of some rows.
 
@@ -16,7 +16,7 @@ use crate::kernels::product::{Product, Stage, Tiling};
 use crate::kernels::{Variant, quantise};
 use crate::virtual_tensor::Storage;
 
-/// Raw bytes that go up at once.
+/// Raw bytes that are uploaded at once.
 /// source: assumed, a few transfers per matrix and little memory beside the weights
 const CHUNK_BYTES: usize = 16 << 20;
 

@@ -277,7 +277,7 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
     Ok(Transfer { latency: times.sourced(Seconds, &format!("{what}, {}", Bytes(SHORT))), bandwidth })
 }
 
-/// A pass through a window that computes next to nothing.
+/// A pass through a window that computes almost nothing.
 fn window(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
     let (launch, tensor) = (copy(gpu, 256)?, gpu.zeros("a row", 256)?);
     let failed = Failed::default();

@@ -107,7 +107,7 @@ pub fn remove(folder: &Path) {
 fn end_users(folder: &Path) {
     let program = |process: &str| {
         let name = fs::read_link(process).ok()?.file_name()?.to_string_lossy().into_owned();
-        // Of one that was built anew since.
+        // Of one that was built again since.
         Some(name.trim_end_matches(" (deleted)").to_owned())
     };
     let own = program("/proc/self/exe");

@@ -76,7 +76,7 @@ impl Groups {
     }
 
     /// Removes the groups of labs whose process is gone.
-    pub fn sweep(&self) {
+    pub fn remove_stale(&self) {
         self.remove(super::is_gone);
     }
 

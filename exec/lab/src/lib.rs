@@ -48,7 +48,7 @@ pub enum LabError {
     Copy { path: String, why: String },
     #[error("cannot drop the file from memory: {why}")]
     Cache { path: String, why: String },
-    /// A device's process does not start, or ends; `why` is what it printed last.
+    /// The process of a device cannot be started, or has exited; `why` is its last output.
     #[error("device `{name}` {what}: {why}")]
     Process { name: String, what: &'static str, why: String },
 }

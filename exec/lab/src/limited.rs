@@ -115,7 +115,7 @@ impl CpuHog {
 pub struct LimitedCommand {
     /// The limits of the command.
     pub limits: DeviceLimits,
-    /// Files that it must read from disk; the first tells which disk is limited, else the folder at hand.
+    /// Files that it must read from disk; the first tells which disk is limited, else the current folder.
     pub files: Vec<PathBuf>,
     /// Another program in the same group.
     pub hog: Option<MemoryHog>,
@@ -150,7 +150,7 @@ impl LimitedCommand {
     /// Runs a program to its end. Captures its output if `keep` is set; prints it otherwise.
     pub fn run(&self, program: &Path, arguments: &[String], keep: bool) -> Result<CommandUsage, LabError> {
         let groups = Groups::find(Path::new("/sys/fs/cgroup"))?;
-        groups.sweep();
+        groups.remove_stale();
         let disk = self.files.first().map_or(Path::new("."), PathBuf::as_path);
         for file in &self.files {
             drop_cache(file)?;
@@ -194,7 +194,7 @@ impl LimitedCommand {
     }
 }
 
-/// Looks at the group until the process ends or the deadline does.
+/// Polls the group until the process exits or the deadline passes.
 fn watch(process: &mut std::process::Child, group: &Group, end: u64) -> (Option<ExitStatus>, u64) {
     let mut peak = 0;
     loop {

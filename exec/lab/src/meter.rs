@@ -2,9 +2,9 @@
 //!
 //! The executor counts what its process reads; the kernel's throttle counts what passes it. The two are
 //! independent, so that one can be checked by the other. A thread reads the throttles often. Each token is
-//! marked when it is out, which ties this process's clock to the trace's; the throttle's count is then looked
+//! marked when it is complete, which ties this process's clock to the trace's; the throttle's count is then looked
 //! up at the moments of the trace's own readings, so that both speak of the same stretch of time. (A device
-//! that reads ahead goes on reading after it has sent its activations.)
+//! that reads ahead continues to read after it has sent its activations.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,7 +69,7 @@ pub struct DeviceUsage {
     pub throttle_bytes_per_token: Option<f64>,
     /// The same by the trace.
     pub trace_bytes_per_token: f64,
-    /// The most memory that could not be taken back, of those seen when a token was out.
+    /// The most memory that could not be reclaimed, of those seen after each token.
     pub peak_unreclaimable: Option<u64>,
     /// Bytes of files that had to be read again during the run.
     pub refaults: Option<u64>,
@@ -94,7 +94,7 @@ impl<'g> Meter<'g> {
         Self { devices, before, peaks, next_memory_sample: 0, marks: Vec::new(), sampler }
     }
 
-    /// A token is out.
+    /// Records the time of a generated token.
     pub fn token(&mut self) {
         let now = wall_nanos();
         self.marks.push(now);
@@ -152,7 +152,7 @@ impl DeviceUsage {
     }
 }
 
-/// What to add to the trace's times to get this process's. A token is marked a moment after it is out, so that
+/// What to add to the trace's times to get this process's. A token is marked a moment after it is complete, so that
 /// the least difference is the best.
 fn clock_offset(trace: &Trace, marks: &[u64]) -> Option<i64> {
     let outputs = trace.records.iter().filter(|record| record.device == 0 && record.kind == Kind::Output);

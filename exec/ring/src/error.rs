@@ -60,7 +60,7 @@ pub enum RingError {
         name: String,
         reason: String,
     },
-    /// A device is lost, and the others cannot go on without it.
+    /// A device is lost, and the others cannot continue without it.
     CannotRecover {
         lost: String,
         reason: String,

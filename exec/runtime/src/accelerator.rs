@@ -58,7 +58,7 @@ pub struct AcceleratedPlace {
 }
 
 impl AcceleratedPlace {
-    /// Bytes of the rows that go up to these windows in a context, which a backend may have to keep for the case that
+    /// Bytes of the rows that are uploaded to these windows in a context, which a backend may have to keep for the case that
     /// its GPU is lost.
     pub fn kept_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
         let rows =

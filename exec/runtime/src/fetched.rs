@@ -2,7 +2,7 @@
 //!
 //! A sparse file of the model's length, whose missing parts read as zeros, and beside it the manifest `FILE.chunks`: 32
 //! bytes for each chunk of a MiB, the SHA-256 of the chunk if it is here and zeros if not. A chunk is written before its
-//! entry, so that a fetch that was cut off goes on where it was; what is in the file is checked against its entry when
+//! entry, so that a fetch that was cut off continues where it was; what is in the file is checked against its entry when
 //! a fetch begins again. Zeros would compute without complaint, so that a file with a manifest that is not full is
 //! opened only for the layers that are here (`Weights::open_fetched`), never as a model.
 //!
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// Bytes of a chunk: a few milliseconds of a home's network, and a manifest of 1.3 MB for a model of 40 GB.
+/// Bytes of a chunk: a few milliseconds of a home network, and a manifest of 1.3 MB for a model of 40 GB.
 /// source: assumed
 pub const CHUNK: u64 = 1 << 20;
 
@@ -153,7 +153,7 @@ mod tests {
         drop(file);
         assert!(!is_partial(&path), "all is here");
         assert_eq!(std::fs::read(&path).unwrap(), whole);
-        // A flipped byte is found, and another length begins anew.
+        // A flipped byte is found, and another length begins again.
         let mut bytes = whole.clone();
         bytes[5] ^= 1;
         std::fs::write(&path, &bytes).unwrap();

@@ -18,7 +18,7 @@ use hearth_profiles::measure::control_group::{Version, folders_under};
 
 use crate::pages::page_bytes;
 
-/// What one control group says of its memory. Its files are read anew for each answer, so that a limit that
+/// What one control group says of its memory. Its files are read again for each answer, so that a limit that
 /// changes is noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupMemory {
@@ -268,7 +268,7 @@ mod tests {
         ]);
         let watch = MemoryWatch::under(tree.path());
         assert_eq!(watch.limit(), Some(500_000));
-        // 400000 used, of which 300000 are page cache: 100000 cannot be taken back.
+        // 400000 used, of which 300000 are page cache: 100000 cannot be reclaimed.
         assert_eq!(watch.unreclaimable(), 100_000);
         assert_eq!(watch.page_cache_available(), Some(400_000));
         assert_eq!(watch.pressure(), 0.2);

@@ -33,7 +33,7 @@ pub struct Speed {
     /// Seconds from opening the file to the logits of a first token.
     pub load_s: f64,
     pub prefill: Vec<Prefill>,
-    /// tokens per second, one by one: the median of all tokens.
+    /// Tokens per second, one by one: the median of all tokens.
     pub decode_tokens_per_s: f64,
     /// Bytes of the process that are in memory once it has decoded, where the system tells.
     pub resident_bytes: Option<u64>,

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 /// A layer-to-device assignment: (w, n, k) and which device is the head.
 ///
-/// The vectors follow the instance's order of devices. The ring starts at the head and goes on in that order,
+/// The vectors follow the instance's order of devices. The ring starts at the head and continues in that order,
 /// from the last device to the first, unless `order` says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Assignment {

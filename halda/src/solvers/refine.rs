@@ -248,7 +248,7 @@ fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool)
 }
 
 /// Scales a plan to another number of rounds: windows in the same ratios by largest remainder, no window becomes
-/// empty, and GPU layers are split anew where there were any.
+/// empty, and GPU layers are split again where there were any.
 fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assignment> {
     let layers = model.model_layers();
     if rounds == 0 {

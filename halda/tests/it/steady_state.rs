@@ -1,7 +1,7 @@
 //! The steady-state model by hand, and the choice of rounds and residencies.
 //!
 //! Two devices: a head that has room for everything and only adds time, and one whose layers, memory and disk are
-//! those of the reader in `studies/src/bin/windowed_reader.rs`: 400 MiB of weights, 400 MB/s, 1.345 s a token in all.
+//! those of the reader in `studies/src/bin/windowed_reader.rs`: 400 MiB of weights, 400 MB/s, 1.345 s a token in total.
 
 use std::collections::BTreeMap;
 

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn testbed_matches_the_paper() {
-        // Table 3: available RAM 2.4, 4.1, 9.7, 1.9 GiB; video memory 8 and 11 GiB; 37 GiB in all.
+        // Table 3: available RAM 2.4, 4.1, 9.7, 1.9 GiB; video memory 8 and 11 GiB; 37 GiB in total.
         let devices = ["d1", "d2", "d3", "d4"].map(|name| shipped(name).unwrap());
         let ram: Bytes = devices.iter().map(|device| device.memory.available.value).sum();
         let video: Bytes = devices

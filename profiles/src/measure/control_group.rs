@@ -14,7 +14,7 @@ use crate::units::Seconds;
 pub enum Version {
     /// One hierarchy a controller.
     One,
-    /// One hierarchy in all.
+    /// A single hierarchy.
     Two,
 }
 

@@ -39,7 +39,7 @@ const COLD: f64 = 0.1;
 pub(super) struct ColdFile {
     path: PathBuf,
     file: File,
-    /// Another description, for random reads.
+    /// Another file descriptor, for random reads.
     jumping: File,
     length: u64,
     window: u64,

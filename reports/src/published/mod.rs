@@ -124,7 +124,7 @@ pub struct Cell {
     /// Tokens of the prompt a second, instead of `ttft`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<PerSecond>,
-    /// tokens per second after it, instead of `tpot`.
+    /// Tokens per second after it, instead of `tpot`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<PerSecond>,
     /// Numbers that do not fit the row, with the reason; they are left out of all means.

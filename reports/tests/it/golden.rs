@@ -1,6 +1,6 @@
 //! Golden reports of the sample traces.
 //!
-//! After an intended change, `HEARTH_UPDATE_GOLDEN=1 cargo test -p hearth-reports` writes the files anew; read the
+//! After an intended change, `HEARTH_UPDATE_GOLDEN=1 cargo test -p hearth-reports` writes the files again; read the
 //! difference before committing it.
 
 use std::fs;

@@ -29,7 +29,7 @@ const CROSSING_PROBABILITY: f64 = 4.0 / 9.0;
 #[derive(Debug, Clone)]
 pub struct Segment {
     pub chunks: Range<Chunk>,
-    /// The time when they are in memory and nothing else runs.
+    /// The duration if all chunks are in memory and no other program runs.
     pub time: Seconds,
     /// Bytes needed of each chunk.
     pub unit: Bytes,

@@ -51,7 +51,7 @@ fn figure_3_every_layer_is_loaded_twice() {
     device.compute(1..=6);
     assert_eq!(device.loads, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6]);
     assert_eq!(device.faults, [1, 2, 3, 4, 5, 6], "prefetching helped nobody");
-    // And so it goes on with the next token.
+    // And so it continues with the next token.
     device.prefetch(1..=6);
     device.compute(1..=6);
     assert_eq!(device.loads.len(), 24);

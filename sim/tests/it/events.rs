@@ -196,7 +196,7 @@ fn sequences_are_recomputed_after_a_loss() {
     assert_eq!((trace.outcome, run.plans.len()), (Outcome::Ok, 1));
     let outputs = count(trace, Kind::Output);
     assert_eq!(outputs, 18, "every token comes out once");
-    // Prompts of 4 tokens; 7 tokens are out when the device leaves, and those on the other two halves come out yet.
+    // Prompts of 4 tokens; 7 tokens are complete when the device leaves, and those on the other two halves come out yet.
     let renewed = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a new ring");
     let out = trace
         .readings

@@ -18,7 +18,7 @@ use crate::small_rings::{cluster, plan, simulate_with};
 pub const FILE: u64 = 675_681_184;
 /// Beside the part of the file.
 pub const PROCESS: u64 = 64 << 20;
-/// What a process of the executor had of its group's memory beside weights: 22.3 MB that could not be taken back, keys
+/// What a process of the executor had of its group's memory beside weights: 22.3 MB that could not be reclaimed, keys
 /// and values included; 4 MiB of program text on the active list (`active_file`), which reclaim spares (`VM_EXEC`);
 /// and the stock of charges of two processors (`MEMCG_CHARGE_BATCH`).
 pub const HELD: u64 = 22_300_000 + (4 << 20) + (512 << 10);

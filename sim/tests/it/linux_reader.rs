@@ -54,7 +54,7 @@ enum Event {
     ReaderRetries(usize),
     /// What a reader waited for has arrived, and it runs again.
     Wakes(usize),
-    /// The helper goes on.
+    /// The helper continues.
     Helper,
     /// Something may have arrived.
     Disk,

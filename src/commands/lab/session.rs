@@ -75,7 +75,7 @@ impl Lab {
         let found = Groups::find(Path::new("/sys/fs/cgroup"));
         // Also in a lab without groups: a killed lab leaves processes that take memory.
         if let Ok(found) = &found {
-            found.sweep();
+            found.remove_stale();
             if found.others() {
                 tracing::warn!("another lab runs on this machine and disturbs the measurements");
             }

@@ -119,7 +119,7 @@ fn a_text_enters_behind_what_its_slot_holds() {
     // The last token never entered.
     assert!(generation.is_vacant(0) && generation.is_over());
     assert_eq!(generation.held(0), 7);
-    // The conversation goes on: the next prompt has all of it and five tokens more.
+    // The conversation continues: the next prompt has all of it and five tokens more.
     assert_eq!(generation.enter(0, 13, 7, 3), Ok(7));
     assert_eq!(enter(&mut generation), ["0:7+4/0", "0:11+2/0!"]);
     // One that is the same as what is held has its last token enter again.

@@ -149,7 +149,7 @@ impl Gpu {
         Err(error)
     }
 
-    /// Never speaks to the device again. wgpu's queue waits without end for what was submitted when it is dropped, and
+    /// Sends nothing to the device again. wgpu's queue waits without end for what was submitted when it is dropped, and
     /// this device does not finish: so it is kept for as long as the process lives.
     fn abandon(&self, why: &GpuError) {
         lock(&self.lost).get_or_insert_with(|| why.to_string());

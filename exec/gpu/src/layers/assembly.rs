@@ -27,7 +27,7 @@ struct Assembly<'a> {
     tiling: Tiling,
     /// The object of each tensor; of hidden rows none.
     objects: BTreeMap<usize, usize>,
-    /// The layer at hand; before the first, none.
+    /// The current layer; before the first, none.
     layer: Option<u32>,
     first: u32,
     /// The tensor that was rounded last, and how.

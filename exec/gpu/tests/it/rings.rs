@@ -1,4 +1,4 @@
-//! A device of a ring goes on when its GPU is lost, and its trace names the backend that computed.
+//! A device of a ring continues when its GPU is lost, and its trace names the backend that computed.
 //!
 //! The trained model on one device, whose runner carries a plan out as in any ring, along the golden tokens.
 

@@ -107,7 +107,7 @@ fn store_floats(line: &mut [f32; ROWS], values: [__m256; 2]) {
     }
 }
 
-/// Two or four neighbouring numbers of a token, 32 bits in all, for all rows.
+/// Two or four neighbouring numbers of a token, 32 bits in total, for all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn broadcast<N: Pod>(neighbours: &N) -> __m256i {

@@ -142,7 +142,7 @@ fn store_floats<const T: usize>(sums: &mut [[f32; ROWS]; T], floats: &[__m512; T
     }
 }
 
-/// Two or four neighbouring numbers of a token, 32 bits in all, for all rows.
+/// Two or four neighbouring numbers of a token, 32 bits in total, for all rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn broadcast<N: Pod>(neighbours: &N) -> __m512i {

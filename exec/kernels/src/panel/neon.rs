@@ -50,7 +50,7 @@ pub(crate) unsafe fn all_rows_i8mm(tile: Tile<'_>) {
     unsafe { multiply::<Neon<I8mm>, TOKENS>(tile) };
 }
 
-/// NEON; L multiplies bytes.
+/// The NEON kernels; `L` provides the byte multiplication.
 struct Neon<L>(PhantomData<L>);
 
 /// How four rows and T tokens are multiplied and added up.

@@ -1,7 +1,7 @@
 //! The coordinator: executes the steps of the recovery reducer, and converts the workers' messages into its events.
 //!
 //! It has the workers prepare an epoch, sends them the plan, connects to its neighbours and takes up its own layers. When
-//! the ring cannot go on, another plan is found for the devices that are left ([`Reconfiguration`]).
+//! the ring cannot continue, another plan is found for the devices that are left ([`Reconfiguration`]).
 //!
 //! Not here: which pass enters and what becomes of tokens ([`super::pipeline`]).
 
@@ -289,7 +289,7 @@ impl<T: Transport> Coordinator<T> {
         true
     }
 
-    /// Turns what the head hears into events of the ring's state. Returns the steps that follow.
+    /// Turns received messages into events of the ring's state. Returns the steps that follow.
     pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>, RingError> {
         match event {
             // No pass has entered yet.

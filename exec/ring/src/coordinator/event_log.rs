@@ -60,14 +60,14 @@ impl EventLog {
         }
     }
 
-    /// A device has not been heard of since a moment of this process's clock, and is missed now.
+    /// A device has not sent a message since a moment of this process's clock, and is missed now.
     pub(super) fn device_lost(&mut self, name: &str, since: u64, what: String) {
         let start = since.saturating_sub(self.started);
         let end = Some(self.now());
         self.add_event(RunEvent { start, end, ..run_event(RunEventKind::Silent, Some(name), what) }, None);
     }
 
-    /// Another ring takes over, until the next token is out.
+    /// Another ring takes over, until the next token is complete.
     pub(super) fn replanned(&mut self, missing: Option<&str>, plan: &Plan, recomputed_tokens: u32) {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what =
@@ -89,7 +89,7 @@ impl EventLog {
         );
     }
 
-    /// A token is out.
+    /// A token is complete.
     pub(super) fn token_output(&mut self) {
         let now = self.now();
         self.close_open(now);

@@ -95,7 +95,7 @@ pub(super) async fn generate<T: Transport>(
     }
 }
 
-/// Lets passes enter until all tokens are out.
+/// Lets passes enter until all tokens are complete.
 async fn run<T: Transport>(
     pipeline: &mut PassPipeline,
     coordinator: &mut Coordinator<T>,

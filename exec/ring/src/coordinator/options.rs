@@ -34,7 +34,7 @@ pub struct RingOptions {
 /// Receives the progress of a worker's fetch, by name: bytes already present, and bytes to fetch.
 pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
-/// Receives what has happened to the ring, and the plan by which it goes on, if that is another.
+/// Receives what has happened to the ring, and the plan by which it continues, if that is another.
 pub type OnRunEvent = Arc<dyn Fn(&RunEvent, Option<&Plan>) + Send + Sync>;
 
 impl Default for RingOptions {

@@ -3,7 +3,7 @@
 //! Passes enter as soon as the head is free ([`Generation`] decides which), activations come back after each round, and
 //! outputs give tokens, which enter as the next passes. So several passes are in flight: batches of a prompt, and passes
 //! of several sequences. When the ring is reconfigured in mid-request, all tokens so far enter the new one as a prompt,
-//! because their keys and values were spread over the old one; a token that is out is never sampled again.
+//! because their keys and values were spread over the old one; a generated token is never sampled again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,7 +31,7 @@ const MAX_PASSES_PER_DEVICE: usize = 2;
 /// A sequence in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SequenceTokens {
-    /// The prompt, followed by the tokens that are out.
+    /// The prompt, followed by the tokens generated so far.
     pub(super) all: Vec<u32>,
     pub(super) prompt_len: usize,
 }
@@ -54,7 +54,7 @@ pub(super) struct PassPipeline {
 pub(super) enum Progress {
     /// Something that gave no token.
     Work,
-    /// These tokens of a sequence are out.
+    /// These tokens of a sequence are complete.
     Tokens(u32, Vec<u32>),
     /// Nothing: no pass can enter and no event is pending.
     Idle,

@@ -48,7 +48,7 @@ impl<T: Transport> Ring<T> {
         let session = session_id(&plan);
         let connecting =
             Coordinator::connect(transport.clone(), plan.clone(), model, options, (inbox, events), session);
-        // Making a large cache takes seconds, in which heartbeats must go on.
+        // Making a large cache takes seconds, in which heartbeats must continue.
         let coordinator = compute_mode.run(connecting).await??;
         Ok(Ring { coordinator: Some(Box::new(coordinator)), plan, compute_mode, cancel_handle })
     }

@@ -219,7 +219,7 @@ impl WorkerConnection {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).to_head
     }
 
-    /// Measures the clock's offset anew: clocks drift apart, so the shortest ping of an hour ago says nothing about now.
+    /// Measures the clock's offset again: clocks drift apart, so the shortest ping of an hour ago says nothing about now.
     pub(super) fn measure_clock_offset(&self) {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).round_trip = 0;
         for _ in 0..OFFSET_PINGS {

@@ -36,7 +36,7 @@ const MAX_RECORDS: i64 = 20_000;
 /// The time limit for sending the goodbye message.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// Where announcements are sent and heard.
+/// Where announcements are sent and received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MdnsScope {
     pub port: u16,

@@ -1,6 +1,6 @@
 //! The thread that a stage computes on.
 //!
-//! A computation takes milliseconds to seconds, in which heartbeats must go on, so it has a thread of its own. A
+//! A computation takes milliseconds to seconds, in which heartbeats must continue, so it has a thread of its own. A
 //! single-threaded runtime under a simulated clock computes inline, so that events have one order.
 
 use tokio::runtime::Handle;

@@ -157,7 +157,7 @@ impl LocalModel {
 /// How the layers of a GPU are taken up.
 #[derive(Clone, Copy)]
 pub(super) struct GpuOptions<'a> {
-    /// Whether a failed GPU falls back to the CPU: a run goes on with it.
+    /// Whether a failed GPU falls back to the CPU: a run continues with it.
     pub(super) fallback_to_cpu: bool,
     /// Receives how far the upload has come.
     pub(super) progress: &'a Progress,

@@ -115,7 +115,7 @@ pub fn cost(cpu: u64, queue: u64, touched: u64, faulted: u64) -> Cost {
     Cost { cpu, queue, copy: 0, resident: touched - faulted, faulted }
 }
 
-/// Bytes by which this process presses on memory: those of its control group that cannot be taken back, or
+/// Bytes by which this process presses on memory: those of its control group that cannot be reclaimed, or
 /// outside of any limit the fall of the machine's available memory since its model was opened.
 pub fn unreclaimable() -> u64 {
     MemoryWatch::shared().pressing()

@@ -74,7 +74,7 @@ pub struct StageRunner {
     drafter: Option<Drafter>,
     /// The drafts of each pass in flight, on the head.
     drafts: BTreeMap<u32, Vec<u32>>,
-    /// Activations of the pass at hand, [tokens, embedding].
+    /// Activations of the current pass, [tokens, embedding].
     hidden: Vec<f32>,
     /// Since when this device has had nothing to do.
     idle_since: u64,
@@ -274,7 +274,7 @@ impl StageRunner {
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_SHARE;
     }
 
-    /// Lets a pass of a sequence enter the ring, of which these are all tokens so far. Head only. The pass, if it is out
+    /// Lets a pass of a sequence enter the ring, of which these are all tokens so far. Head only. Returns the pass if it is complete
     /// without having left.
     pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>, RingError> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
@@ -282,7 +282,7 @@ impl StageRunner {
         self.perform(pass, steps, so_far)
     }
 
-    /// Takes activations. The pass, if it is out. Late ones, of an earlier epoch, change nothing.
+    /// Processes received activations. Returns the pass if it is complete. Ignores activations of an earlier epoch.
     pub fn receive(&mut self, arrival: &ReceivedActivations) -> Result<Option<PassOutput>, RingError> {
         let ReceivedActivations { from, epoch, pass, round, activations: ref bytes, in_half, at } = *arrival;
         if epoch < self.epoch {
@@ -379,7 +379,7 @@ impl StageRunner {
             }
         }
         self.idle_since = wall_nanos();
-        let is_out = self.schedule.device() == 0 && !self.schedule.is_under_way(pass.index);
+        let is_out = self.schedule.device() == 0 && !self.schedule.is_in_flight(pass.index);
         Ok(is_out.then_some(PassOutput { pass, tokens }))
     }
 

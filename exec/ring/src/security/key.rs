@@ -71,7 +71,7 @@ impl KeyError {
 
 impl Key {
     /// The key of a file if one is given, else of [`KEY_VARIABLE`] if that is set.
-    pub fn given(file: Option<&Path>) -> Result<Option<Key>, KeyError> {
+    pub fn from_file_or_env(file: Option<&Path>) -> Result<Option<Key>, KeyError> {
         if let Some(path) = file {
             return Key::read(path).map(Some);
         }

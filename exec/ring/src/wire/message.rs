@@ -47,7 +47,7 @@ pub struct WorkerFacts {
     pub model_digest: String,
     /// Digest of its model's shape and formats.
     pub shape_digest: String,
-    /// Memory it has in all, in bytes.
+    /// Memory it has in total, in bytes.
     pub memory_total: u64,
     /// System and kernel.
     pub kernel: String,
@@ -58,7 +58,7 @@ pub struct WorkerFacts {
 pub struct PeerAddress {
     /// Place in the ring.
     pub place: u16,
-    /// Address it takes activations at.
+    /// The address at which it receives activations.
     pub address: String,
 }
 
@@ -112,7 +112,7 @@ pub enum Message {
     Uploading {
         /// Bytes present so far.
         done: u64,
-        /// Bytes in all.
+        /// Bytes in total.
         total: u64,
     },
     /// A new request over the same ring: forget keys and values, start a new trace.
@@ -157,7 +157,7 @@ pub enum Message {
         /// Whether more follow.
         more: bool,
     },
-    /// Asks for a sign of life and the time.
+    /// Asks for an answer and the time.
     Ping {
         /// Repeated in the answer.
         nonce: u64,

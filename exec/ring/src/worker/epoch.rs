@@ -46,9 +46,9 @@ pub enum EpochReport {
     LinkBroken(BrokenLink),
     /// Bytes fetched, and bytes to fetch.
     Fetched(u64, u64),
-    /// Bytes on the GPU, and bytes in all.
+    /// Bytes on the GPU, and bytes in total.
     Uploaded(u64, u64),
-    /// The worker cannot go on.
+    /// The worker cannot continue.
     Failed(RingError),
 }
 

@@ -95,7 +95,7 @@ impl Kernels for CpuKernels {
         let format = KernelFormat::of(format).expect("only formats that were offered are asked for");
         let rows = weights.len() / format.row_bytes(columns).expect("rows are whole blocks");
         if (self.input.tokens(), self.input.length()) != (tokens, columns) || tokens > 1 {
-            // A batch is rounded anew each time, as in a run; a single vector costs next to nothing.
+            // A batch is rounded again each time, as in a run; a single vector costs almost nothing.
             self.input.resize(tokens, columns);
             let values = self.input.rows_mut().iter_mut().enumerate();
             values.for_each(|(at, value)| *value = (at % 7) as f32 - 3.0);

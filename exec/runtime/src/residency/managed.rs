@@ -50,7 +50,7 @@ pub(super) struct State {
     awaited: u64,
     pub(super) read: u64,
     spans: Vec<ReadSpan>,
-    /// The span that goes on.
+    /// The span that continues.
     pub(super) span: Option<ReadSpan>,
     /// Memory that the run is about to use.
     pub(super) reserved: u64,

@@ -140,7 +140,7 @@ struct Helper {
     options: ResidencyOptions,
     shared: Arc<Shared>,
     counter: ReadCounter,
-    /// Whether the system tells what is in memory.
+    /// Whether the system reports which pages are in memory.
     is_residency_known: bool,
 }
 

@@ -195,7 +195,7 @@ impl ManagedStream {
 
     /// Handles the arrival of a chunk. Returns whether the helper must be woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
-        if self.residency.is_under_way(chunk) {
+        if self.residency.is_in_flight(chunk) {
             self.residency.react(Event::Arrived(chunk));
             self.batch_arrived(now);
         }

@@ -1,7 +1,7 @@
 //! The part of the product kernel for one block of each format.
 //!
 //! Text for the body of its loop: the integers of a block for each token and each of four rows, and what becomes of them.
-//! `block` is the block in the row, `here` the block among the inputs at hand.
+//! `block` is the block in the row, `here` the block among the current inputs.
 
 use std::fmt::Write;
 
