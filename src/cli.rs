@@ -35,7 +35,8 @@ use crate::logging::LogFormat;
 ///
 /// Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used; 3 the run did not complete,
 /// `lint` found an error, a lab suite exceeds an error limit, or Ctrl-C stopped a verb that keeps its results
-/// (`execute`, `sweep`, `whatif`); 130 stopped by Ctrl-C otherwise. `worker` and `serve` exit with 0 when they are stopped.
+/// (`execute`, `sweep`, `whatif`); 130 stopped by Ctrl-C otherwise. `worker` and `serve` exit with 0 when they are
+/// stopped.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -47,7 +48,8 @@ pub struct Cli {
     /// Print one JSON document instead of text; errors are JSON on standard error.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Show diagnostics of this level (off, error, warn, info, debug, trace) or of these targets, such as `hearth=debug`
+    /// Show diagnostics of this level (off, error, warn, info, debug, trace) or of these targets, such as
+    /// `hearth=debug`
     /// [default: the environment variable HEARTH_LOG, else hearth=info].
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Diagnostics")]
     pub log: Option<String>,

@@ -1,7 +1,7 @@
 //! Errors as the user sees them: three lines (what, where, hint), or one line of JSON, and the exit code.
 //!
-//! Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used (arguments, documents, models); 3 the
-//! run did not complete (out of memory, a device died), or a lint found an error.
+//! Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used (arguments, documents, models);
+//! 3 the run did not complete (out of memory, a device died), or a lint found an error.
 
 use std::fmt;
 
@@ -59,8 +59,8 @@ impl Failure {
         error.to_string()
     }
 
-    /// What is wrong, and the hint within it: a library's message may end in its own after a semicolon, which reads better on
-    /// a line of its own.
+    /// What is wrong, and the hint within it: a library's message may end in its own after a semicolon, which reads
+    /// better on a line of its own.
     fn parts(&self) -> (&str, Option<&str>) {
         match (self.error.fix(), self.error.text().rsplit_once("; ")) {
             (None, Some((what, hint))) => (what, Some(hint)),

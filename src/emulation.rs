@@ -1,7 +1,7 @@
 //! The emulated links of a lab's processes.
 //!
-//! The lab writes a file for each device: the path to every peer by address, and one path to all others. A worker starts
-//! before the addresses of the others are known, so the file is read at each new connection.
+//! The lab writes a file for each device: the path to every peer by address, and one path to all others. A worker
+//! starts before the addresses of the others are known, so the file is read at each new connection.
 //!
 //! Not here: what a path does to a message (`hearth_ring::Emulated`).
 

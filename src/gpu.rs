@@ -1,7 +1,7 @@
 //! The accelerator of this machine's GPU, and its measurement.
 //!
-//! A build without the feature `gpu` has none. Tuned kernels are kept in a file of the user's cache folder; without one, the
-//! default tiling is used.
+//! A build without the feature `gpu` has none. Tuned kernels are kept in a file of the user's cache folder; without
+//! one, the default tiling is used.
 
 use hearth_profiles::Device;
 use hearth_profiles::device::Gpu as GpuProfile;

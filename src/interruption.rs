@@ -1,7 +1,7 @@
 //! Ctrl-C: cancels work that can end early, and ends the program otherwise.
 //!
-//! The first Ctrl-C during cancellable work cancels it; any other ends the program. Verbs that must clean up install their
-//! own handler ([`on_signal`]).
+//! The first Ctrl-C during cancellable work cancels it; any other ends the program. Verbs that must clean up install
+//! their own handler ([`on_signal`]).
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};

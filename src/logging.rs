@@ -1,7 +1,7 @@
 //! Diagnostics on standard error: warnings and notes, as text or as JSON lines.
 //!
-//! Text has no timestamps, and notes have no prefix. The filter is a level, or a list of targets with levels; without one,
-//! hearth's own notes and warnings are shown.
+//! Text has no timestamps, and notes have no prefix. The filter is a level, or a list of targets with levels; without
+//! one, hearth's own notes and warnings are shown.
 
 use std::fmt;
 use std::str::FromStr;

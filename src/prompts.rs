@@ -1,7 +1,7 @@
 //! The prompts of `hearth execute`, and their tokens.
 //!
-//! Prompts are texts of the command line, a file with one prompt a line, a conversation, or a fixed text with a number of
-//! tokens.
+//! Prompts are texts of the command line, a file with one prompt a line, a conversation, or a fixed text with a number
+//! of tokens.
 
 use std::io;
 use std::path::Path;

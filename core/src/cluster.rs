@@ -23,7 +23,7 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Unreachable, Wo
 pub struct Member {
     /// The name in the scenario.
     pub name: String,
-    /// Where its worker listens.
+    /// The address of its worker.
     pub address: Option<String>,
     /// Its profile.
     pub device: Device,

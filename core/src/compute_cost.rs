@@ -22,7 +22,8 @@ use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerF
 use crate::soc::Chip;
 use hearth_schema::pass::Pass;
 
-/// The kernel's time for bringing these bytes into the page cache ahead of use: allocating, charging and queueing pages.
+/// The kernel's time for bringing these bytes into the page cache ahead of use: allocating, charging and queueing
+/// pages.
 /// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
 pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
 
@@ -30,12 +31,12 @@ pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200))
 /// source: measured on Linux 6.18, 0.10 ms for 1 MiB
 pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
 
-/// The kernel's time for scanning these bytes in search of pages to evict. source: measured on Linux 6.18: with 200 MiB to age and
-/// 200 MiB to evict the calls for 200 MiB took 60 to 70 ms instead of 28
+/// The kernel's time for scanning these bytes in search of pages to evict. source: measured on Linux 6.18: with 200 MiB
+/// to age and 200 MiB to evict the calls for 200 MiB took 60 to 70 ms instead of 28
 pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 
-/// The rate at which one thread brings pages into the page cache and evicts them, whatever the disk: the profile's, or the
-/// rate measured on the machine of the constants above.
+/// The rate at which one thread brings pages into the page cache and evicts them, whatever the disk: the profile's, or
+/// the rate measured on the machine of the constants above.
 pub fn turnover(disk: &Disk) -> BytesPerSecond {
     let usual =
         BytesPerSecond(1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST)));
@@ -113,7 +114,7 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    /// One layer for all tokens of a pass.
+    /// Returns the time of one layer for all tokens of a pass.
     pub fn layer(&self, layer: u32, pass: Pass) -> Seconds {
         if let Some(chip) = &self.chip {
             return chip.layer_time(pass);
@@ -140,12 +141,12 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    /// Looking up the embedding rows of `tokens`.
+    /// Returns the time to look up the embedding rows of `tokens` tokens.
     pub fn embed(&self, tokens: u32) -> Seconds {
         self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
-    /// Multiplying each token of a pass with the matrices of a group.
+    /// Returns the time to multiply the tokens of a pass by the matrices of a group.
     pub fn product(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         group
             .by_format()

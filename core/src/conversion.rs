@@ -1,9 +1,9 @@
 //! The size of a model whose matrices are stored in another format.
 //!
 //! Systems that do not compute in the file's format convert weights when they load them: dllama keeps 32 weights in 18
-//! bytes, exo on Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number of
-//! weights follows from the bytes and their format. Norms stay in f32; they are small. The time of a conversion does not
-//! count: it happens once.
+//! bytes, exo on Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number
+//! of weights follows from the bytes and their format. Norms stay in f32; they are small. The time of a conversion does
+//! not count: it happens once.
 
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};

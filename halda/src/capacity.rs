@@ -5,9 +5,9 @@
 //! CPU capacity + GPU capacity = x                              with Metal, where both share one memory
 //! ```
 //!
-//! A device fills the processor that computes a layer faster, then the other. The time of a share is therefore convex in
-//! its size, and a GPU that is slower than the CPU beside it is a reserve. A device whose buffers (and, on the head, whose
-//! output weights) alone exceed its memory reads for every token in any case; its capacity is zero.
+//! A device fills the processor that computes a layer faster, then the other. The time of a share is therefore convex
+//! in its size, and a GPU that is slower than the CPU beside it is a reserve. A device whose buffers (and, on the head,
+//! whose output weights) alone exceed its memory reads for every token in any case; its capacity is zero.
 //!
 //! Not here: what reading costs ([`crate::latency`]), or a split that weighs it against a slow GPU
 //! ([`crate::latency::gpu_split`]).
@@ -44,12 +44,12 @@ impl LayerCapacity {
         Self { gpu: gpu.min(most) as u32, cpu: cpu.min(most) as u32, gpu_first }
     }
 
-    /// All layers that find capacity.
+    /// The total number of layers that fit.
     pub(crate) fn layers(self) -> u32 {
         self.gpu + self.cpu
     }
 
-    /// n: how many layers of a window go to the GPU.
+    /// n: the number of layers of a window on the GPU.
     pub(crate) fn gpu_layers(self, window: u32) -> u32 {
         if self.gpu_first { window.min(self.gpu) } else { window.saturating_sub(self.cpu).min(self.gpu) }
     }

@@ -1,7 +1,8 @@
 //! Links: latency and bandwidth of messages between devices.
 //!
-//! `t_comm` of the latency model is [`Link::time`] of one activation vector (4 bytes times the embedding length). [`wifi`]
-//! describes Wi-Fi channels, [`path`] the mean time of a message that is alone on one. Contention is simulated.
+//! `t_comm` of the latency model is [`Link::time`] of one activation vector (4 bytes times the embedding length).
+//! [`wifi`] describes Wi-Fi channels, [`path`] the mean time of a message that is alone on one. Contention is
+//! simulated.
 
 pub mod path;
 pub mod wifi;

@@ -1,7 +1,7 @@
 //! Units: a newtype for every quantity, with the operators that physics allows.
 //!
-//! Bytes over a rate are seconds, work over a speed is seconds, a rate times seconds is bytes. Documents write a quantity
-//! with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`); a bare number is an error, because its unit is ambiguous.
+//! Bytes over a rate are seconds, work over a speed is seconds, a rate times seconds is bytes. Documents write a
+//! quantity with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`); a bare number is an error, because its unit is ambiguous.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -164,7 +164,8 @@ trait Unit: Sized {
     }
 }
 
-/// Whether `written` may mean the unit `name`: it differs in case, or is a rate with a `p` for per and a small `b` for bits.
+/// Whether `written` may mean the unit `name`: it differs in case, or is a rate with a `p` for per and a small `b` for
+/// bits.
 fn likely(name: &str, written: &str) -> bool {
     let rate =
         written.strip_suffix("ps").or(written.strip_suffix("/s")).map(|of| match of.strip_suffix('b') {
@@ -174,7 +175,8 @@ fn likely(name: &str, written: &str) -> bool {
     name.eq_ignore_ascii_case(rate.as_deref().unwrap_or(written))
 }
 
-/// `number * factor`. A factor below one is the inverse of a whole number, and dividing by that number is exact in decimal:
+/// `number * factor`. A factor below one is the inverse of a whole number, and dividing by that number is exact in
+/// decimal:
 /// 3.1 % is 3.1 / 100, and 3.1 * 0.01 is not.
 fn times(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number / (1.0 / factor).round() } else { number * factor }

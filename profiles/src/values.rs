@@ -1,7 +1,7 @@
 //! Values in documents: with a source, or one for each weight format.
 //!
-//! The source of a quantity is a citation, a measurement, or the word `assumed`. A duplicate key of a map from formats is
-//! an error; a plain map would silently keep the second one.
+//! The source of a quantity is a citation, a measurement, or the word `assumed`. A duplicate key of a map from formats
+//! is an error; a plain map would silently keep the second one.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

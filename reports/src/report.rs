@@ -1,7 +1,7 @@
 //! A report on traces, as files.
 //!
-//! `index.html` has everything; the other files are for other uses: Markdown, CSV and JSON of the comparison, each figure
-//! as an SVG file, and time lines for trace viewers.
+//! `index.html` has everything; the other files are for other uses: Markdown, CSV and JSON of the comparison, each
+//! figure as an SVG file, and time lines for trace viewers.
 //!
 //! Traces are validated first, so that all other code can rely on their times and devices.
 

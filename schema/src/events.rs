@@ -286,8 +286,8 @@ fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), Documen
     Ok(())
 }
 
-/// Checks that a device that leaves was there, and one that returns was not. Times and tokens cannot be ordered, so this
-/// covers devices that use only one of the two.
+/// Checks that a device that leaves was there, and one that returns was not. Times and tokens cannot be ordered, so
+/// this covers devices that use only one of the two.
 fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
     let mut moves: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
     for (index, (event, change)) in events.iter().zip(changes).enumerate() {

@@ -32,7 +32,8 @@ pub enum Residency {
     Os,
     /// The operating system, with a helper thread that populates the next window within a budget.
     Windowed,
-    /// The device: it never evicts the kept set; the rest streams through a buffer, is read ahead and evicted after use.
+    /// The device: it never evicts the kept set; the rest streams through a buffer, is read ahead and evicted after
+    /// use.
     Managed,
     /// No eviction: the weights are copied into memory of the device's own. Simulated only.
     Pinned,
@@ -194,8 +195,8 @@ impl ResidencyOptions {
         }
     }
 
-    /// The bytes that may be read ahead: the prefetch budget, or the stream buffer of a managed device. `None` is the whole
-    /// next window, or blocks of layers.
+    /// The bytes that may be read ahead: the prefetch budget, or the stream buffer of a managed device. `None` is the
+    /// whole next window, or blocks of layers.
     pub fn budget(&self) -> Option<Bytes> {
         match self.policy {
             Residency::Managed => Some(self.buffer()),

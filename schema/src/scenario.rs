@@ -70,7 +70,7 @@ pub struct DeviceEntry {
     /// A shipped device, as `d3`, the path of a `device/1` document, or `measured`: this machine,
     /// measured inside the limits below.
     pub profile: String,
-    /// Where its worker listens.
+    /// The address of its worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Whether it is the head: embeds, outputs and samples.

@@ -183,7 +183,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// How long it took, in nanoseconds.
+    /// The duration in nanoseconds.
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }

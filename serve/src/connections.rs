@@ -1,7 +1,7 @@
 //! Connections: accepts them up to a limit and closes those of slow clients.
 //!
-//! A connection is closed if a request does not arrive in time, or if the client reads nothing of a response for too long.
-//! There is no deadline while a response is computed. Connections above the limit wait to be accepted.
+//! A connection is closed if a request does not arrive in time, or if the client reads nothing of a response for too
+//! long. There is no deadline while a response is computed. Connections above the limit wait to be accepted.
 
 use std::io;
 use std::pin::Pin;

@@ -1,7 +1,8 @@
 //! Generations: the text of a request, decoded from the ring's token events.
 //!
-//! Text is passed on as soon as it is certain: bytes of an incomplete character, and text that may be the beginning of a
-//! stop string, are held back. A generation ends with an end-of-text token, before a stop string, or at its token limit.
+//! Text is passed on as soon as it is certain: bytes of an incomplete character, and text that may be the beginning of
+//! a stop string, are held back. A generation ends with an end-of-text token, before a stop string, or at its token
+//! limit.
 
 use std::sync::Arc;
 

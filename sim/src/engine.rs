@@ -1,8 +1,8 @@
 //! Event queue and clock of a simulation.
 //!
-//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of one instant come out in the order
-//! in which they went in, so two runs of one input are equal byte for byte. An event is any `Clone` value that the
-//! simulation chooses, in practice one enum.
+//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of one instant come out in the
+//! order in which they went in, so two runs of one input are equal byte for byte. An event is any `Clone` value that
+//! the simulation chooses, in practice one enum.
 //!
 //! Cancellation is by generation stamp. A shared resource must cancel the finishing time that it announced whenever a
 //! job joins or leaves. It owns a [`Timer`]; setting or clearing the timer raises its generation, which makes the entry

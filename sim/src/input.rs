@@ -36,9 +36,9 @@ pub struct Options {
     pub warm: bool,
     /// Whether every pinned part is taken to fit its memory.
     pub ignore_memory: bool,
-    /// The most memory that a device's process may hold beyond its profile; the seed decides how much. Where a share just
-    /// fits, this and the position of a token's first fault (the embedding row, which aligns the read-ahead) decide what a
-    /// token reads.
+    /// The most memory that a device's process may hold beyond its profile; the seed decides how much. Where a share
+    /// just fits, this and the position of a token's first fault (the embedding row, which aligns the read-ahead)
+    /// decide what a token reads.
     pub process_spread: Bytes,
     /// Whether an embedding row is read with its surroundings, as by an engine that gives the system no advice.
     pub rows_read_around: bool,

@@ -1,7 +1,7 @@
 //! Roofline model of a phone's GPU: prefill and decode speed from two numbers.
 //!
-//! It covers a whole pass, for the kernels of the ML Drift paper. With F operations and BW bytes per second, L layers, h_q query
-//! heads of d_h numbers, and the weights of attention, feed-forward block and embedding:
+//! It covers a whole pass, for the kernels of the ML Drift paper. With F operations and BW bytes per second, L layers,
+//! h_q query heads of d_h numbers, and the weights of attention, feed-forward block and embedding:
 //!
 //! ```text
 //! prefill  P / max((2 (attn + ffn) P + 2 emb + 4 L h_q d_h P^2) / F, W / BW)    tokens per second, prompt of P
@@ -9,8 +9,8 @@
 //! W        q8: attn + ffn + emb bytes; 8/4/4: attn + (ffn + emb) / 2             KV in half precision
 //! ```
 //!
-//! Scores are counted for all pairs of positions: convolution kernels compute the masked half too. `emb` is counted once,
-//! also where one matrix is embedding and output.
+//! Scores are counted for all pairs of positions: convolution kernels compute the masked half too. `emb` is counted
+//! once, also where one matrix is embedding and output.
 //!
 //! Not here: launches, synchronisation and other processors, which the ring's simulator has.
 

@@ -1,8 +1,8 @@
 //! A phone with GPU and NPU that runs a model alone.
 //!
-//! Each stage runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits for the later of the two and
-//! starts the next stage. `hearth_core::soc` defines the stages; the weights are in memory when the run begins. The trace
-//! has a `compute` record for each pass, and a record for every kernel and wait, up to [`MAX_DETAIL_RECORDS`].
+//! Each stage runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits for the later of the two
+//! and starts the next stage. `hearth_core::soc` defines the stages; the weights are in memory when the run begins. The
+//! trace has a `compute` record for each pass, and a record for every kernel and wait, up to [`MAX_DETAIL_RECORDS`].
 //!
 //! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes the total time of its
 //! stages, and weights may have to be read ([`crate::device`]).

@@ -1,15 +1,15 @@
 //! Speculative decoding: how long a draft model takes, and which of its tokens are accepted.
 //!
 //! The draft model first reads the part of the sequence that it has not seen, as one batch. Then it generates one token
-//! after another, each in a pass through all its layers and its output matrix. After a step whose drafts were all accepted
-//! it has not seen the last of them, so the next step begins with two tokens; it forgets rejected tokens. Its weights are
-//! in memory: a pass costs what [`ComputeCost`] says, the fixed cost of a window and, on a GPU with memory of its own, the
-//! upload of the token numbers and the download of the logits.
+//! after another, each in a pass through all its layers and its output matrix. After a step whose drafts were all
+//! accepted it has not seen the last of them, so the next step begins with two tokens; it forgets rejected tokens. Its
+//! weights are in memory: a pass costs what [`ComputeCost`] says, the fixed cost of a window and, on a GPU with memory
+//! of its own, the upload of the token numbers and the download of the logits.
 //!
-//! Each drafted position is accepted with the workload's probability if all drafts before it were (Leviathan et al., 2023,
-//! section 2.3: acceptances as independent draws). A draw belongs to the sequence and the position, and each position is
-//! drawn once, because after a rejection its token is the large model's own. So the number of drafts does not change the
-//! draws.
+//! Each drafted position is accepted with the workload's probability if all drafts before it were (Leviathan et al.,
+//! 2023, section 2.3: acceptances as independent draws). A draw belongs to the sequence and the position, and each
+//! position is drawn once, because after a rejection its token is the large model's own. So the number of drafts does
+//! not change the draws.
 //!
 //! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model only.
 //! It contains all other costs of a ring.

@@ -30,8 +30,8 @@ pub struct ProfileArgs {
     /// Set the usable memory of a GPU with its own memory, such as `8 GiB`; it cannot be queried.
     #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
     pub gpu_memory: Option<Bytes>,
-    /// Correct the rates of a profile instead of measuring: by the ratio of the processor time of device `--name` in this
-    /// measured trace to that in the `--predicted` trace.
+    /// Correct the rates of a profile instead of measuring: by the ratio of the processor time of device `--name` in
+    /// this measured trace to that in the `--predicted` trace.
     #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick", "threads", "gpu", "gpu_memory", "key", "pass_tokens"])]
     pub from_trace: Option<PathBuf>,
     /// Read the prediction from this trace of the same plan, simulated with `--profile`.
@@ -70,8 +70,8 @@ pub struct BenchArgs {
     /// Run each engine this many times, alternately, and print medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
-    /// Run llama.cpp with this Python, which needs the package llama-cpp-python; `llama.cpp` means `python3`, `none` skips
-    /// llama.cpp.
+    /// Run llama.cpp with this Python, which needs the package llama-cpp-python; `llama.cpp` means `python3`, `none`
+    /// skips llama.cpp.
     #[arg(long, default_value = "llama.cpp", value_name = "PYTHON")]
     pub peer: String,
     /// Stop a run after this many seconds.

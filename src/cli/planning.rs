@@ -32,9 +32,10 @@ pub(super) const PLANNING: [&str; 13] = [
 /// The planning flags, which override the scenario.
 #[derive(Debug, Clone, Args)]
 pub struct Planning {
-    /// Plan with this strategy: overlap (default), exact, halda, halda-shipped, single, mem, mem-total, perf, edgeshard,
-    /// lingualinked, even, manual or exhaustive. `refine` improves the plan of overlap (or manual) by simulating similar
-    /// plans. The plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti, galaxy, airinfer.
+    /// Plan with this strategy: overlap (default), exact, halda, halda-shipped, single, mem, mem-total, perf,
+    /// edgeshard, lingualinked, even, manual or exhaustive. `refine` improves the plan of overlap (or manual) by
+    /// simulating similar plans. The plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti, galaxy,
+    /// airinfer.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Set the number of rounds around the ring for one token.
@@ -65,11 +66,12 @@ pub struct Planning {
     /// use `os`.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap` chooses it, and
-    /// other strategies use 8 MiB.
+    /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap` chooses
+    /// it, and other strategies use 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
-    /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, such as `q4_0` [default: f32].
+    /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, such as `q4_0` [default:
+    /// f32].
     #[arg(long)]
     pub weights_as: Option<Format>,
     /// Set the time of one over-the-air all-reduce of `airinfer`, such as `2ms`.

@@ -9,8 +9,8 @@ pub struct ReportArgs {
     /// The trace files.
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
-    /// Add published results of the same scenario: a shipped document, such as `prima-table-4`, or the path of one. Can be
-    /// repeated.
+    /// Add published results of the same scenario: a shipped document, such as `prima-table-4`, or the path of one. Can
+    /// be repeated.
     #[arg(long, value_name = "DOCUMENT")]
     pub published: Vec<String>,
     /// Compare with this system of the published results.

@@ -21,8 +21,8 @@ pub struct ExecuteArgs {
     /// Read the model from this GGUF file on this device, the head.
     #[arg(long, value_name = "GGUF")]
     pub model: PathBuf,
-    /// Continue TEXT; with --chat, answer it. Can be repeated: the prompts run at the same time and share the context of
-    /// the plan. The tokens are the same as for each alone.
+    /// Continue TEXT; with --chat, answer it. Can be repeated: the prompts run at the same time and share the context
+    /// of the plan. The tokens are the same as for each alone.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
     /// Read prompts from FILE, one per line: plain text, or JSON as "TEXT" or {"prompt": "TEXT"}.
@@ -34,7 +34,8 @@ pub struct ExecuteArgs {
     /// Set the system message, with --chat.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
-    /// Read a conversation from FILE, a JSON list of `{"role": .., "content": ..}`, and answer it; `-` is standard input.
+    /// Read a conversation from FILE, a JSON list of `{"role": .., "content": ..}`, and answer it; `-` is standard
+    /// input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_tokens", "chat"])]
     pub messages: Option<PathBuf>,
     /// Use a fixed text of this many tokens as the prompt, for measurements.
@@ -79,7 +80,8 @@ pub struct ServeArgs {
     /// Read the model from this GGUF file on this device, the head.
     #[arg(long, value_name = "GGUF")]
     pub model: PathBuf,
-    /// Listen for HTTP requests at this address; port 0 selects a free port. An address beyond this machine needs a token.
+    /// Listen for HTTP requests at this address; port 0 selects a free port. An address beyond this machine needs a
+    /// token.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = own_address)]
     pub listen: SocketAddr,
     /// Require the API key in FILE from clients: one line of at least 16 characters [default: the environment variable
@@ -154,12 +156,12 @@ pub enum Announce {
 /// The flags of every verb that is the head of a ring.
 #[derive(Debug, Args)]
 pub struct RingArgs {
-    /// Split a prompt into batches of at most this many tokens, which the devices compute at the same time [default: the
-    /// scenario's, else 512].
+    /// Split a prompt into batches of at most this many tokens, which the devices compute at the same time [default:
+    /// the scenario's, else 512].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub micro_batch: Option<u32>,
-    /// Draft tokens on the head with this small model of the same tokenizer; the ring verifies them in one pass. The output
-    /// stays the same.
+    /// Draft tokens on the head with this small model of the same tokenizer; the ring verifies them in one pass. The
+    /// output stays the same.
     #[arg(long, value_name = "GGUF")]
     pub draft_model: Option<PathBuf>,
     /// Draft this many tokens at a time [default: the scenario's, else 4].
@@ -171,7 +173,8 @@ pub struct RingArgs {
     /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
     pub gpu_weights: GpuWeights,
-    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network. Give the workers the same delay.
+    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network. Give the workers the same
+    /// delay.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
@@ -185,15 +188,15 @@ pub struct RingArgs {
     /// variable HEARTH_KEY].
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Plan again with the planner of the scenario in FILE when a device is lost. By default the other devices take over
-    /// its layers in proportion to their own.
+    /// Plan again with the planner of the scenario in FILE when a device is lost. By default the other devices take
+    /// over its layers in proportion to their own.
     #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,
     /// Stop when a device is lost.
     #[arg(long, conflicts_with = "scenario")]
     pub give_up: bool,
-    /// Find the workers that have no address in the plan by multicast DNS, within this many seconds. Only workers with the
-    /// same key are accepted.
+    /// Find the workers that have no address in the plan by multicast DNS, within this many seconds. Only workers with
+    /// the same key are accepted.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
     pub discover: Option<u64>,

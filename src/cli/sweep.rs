@@ -42,7 +42,8 @@ pub struct SweepArgs {
     /// Write the table to FILE instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Write a chart of the time per token over the first field to FILE (SVG), with a line for each value of the second.
+    /// Write a chart of the time per token over the first field to FILE (SVG), with a line for each value of the
+    /// second.
     #[arg(long, value_name = "FILE")]
     pub chart: Option<PathBuf>,
 }

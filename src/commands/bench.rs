@@ -1,7 +1,7 @@
 //! `hearth bench`: times a model with hearth and with llama.cpp.
 //!
-//! The engines run alternately, each in its own process, on the same file with the same threads. A ratio is one of speeds:
-//! above one, hearth is faster.
+//! The engines run alternately, each in its own process, on the same file with the same threads. A ratio is one of
+//! speeds: above one, hearth is faster.
 //!
 //! Not here: the measurement (`hearth_runtime::speed`, `bench/llama_cpp.py`).
 

@@ -1,7 +1,7 @@
 //! Limits for a child process, and counters of what it did: cgroups (v1) of memory, blkio and cpu.
 //!
-//! Also a file that stands for a device's share of the weights, and the advice calls on its mapping. Everything made here
-//! is removed again, also after Ctrl-C.
+//! Also a file that stands for a device's share of the weights, and the advice calls on its mapping. Everything made
+//! here is removed again, also after Ctrl-C.
 //!
 //! Not here: what is measured. Each study has its own reader or spinner.
 

@@ -1,7 +1,7 @@
 //! The commands and names of the documents work.
 //!
-//! The indented lines of each document make one script, which is run in a folder of its own. Commands that a test cannot
-//! run as they are have replacements, or are left out.
+//! The indented lines of each document make one script, which is run in a folder of its own. Commands that a test
+//! cannot run as they are have replacements, or are left out.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,7 @@
 //! A suite of labs runs small scenarios with emulated links, a weak processor, drafts, and a device that leaves.
 //!
-//! The scenarios are those of `scenarios/lab/ci`. Not here: the accuracy of the predictions, which needs a quiet machine
-//! (`hearth lab --suite scenarios/lab`).
+//! The scenarios are those of `scenarios/lab/ci`. Not here: the accuracy of the predictions, which needs a quiet
+//! machine (`hearth lab --suite scenarios/lab`).
 
 use std::fs;
 

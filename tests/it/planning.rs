@@ -152,8 +152,8 @@ fn wrong_search_flags_are_refused() {
 /// A plan is the fastest by a model, and its simulation may differ from that by this factor.
 const TOLERANCE: f64 = 1.03;
 
-/// A scenario is planned and simulated over a range of disk rates. If the simulator had a limit that the planner does not
-/// know, a faster disk would give its device more weights than it can read.
+/// A scenario is planned and simulated over a range of disk rates. If the simulator had a limit that the planner does
+/// not know, a faster disk would give its device more weights than it can read.
 #[test]
 fn faster_disk_never_makes_a_new_plan_slower() {
     let home = shipped("home/llama-70b-on-four");

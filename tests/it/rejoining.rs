@@ -115,8 +115,8 @@ fn lost(trace: &Trace) -> Vec<&str> {
     silent.filter_map(|it| it.device.as_deref()).collect()
 }
 
-/// Stops a worker at a token and resumes it while the run continues. Returns the run, and whether the worker was lost only
-/// once and was in the ring of the next request, with the right tokens.
+/// Stops a worker at a token and resumes it while the run continues. Returns the run, and whether the worker was lost
+/// only once and was in the ring of the next request, with the right tokens.
 pub fn suspend_worker(victim: usize, at: usize, lasts: Duration, expected: &[u32]) -> (Observation, bool) {
     let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
     let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
@@ -142,7 +142,8 @@ pub fn suspend_worker(victim: usize, at: usize, lasts: Duration, expected: &[u32
     (observed, lost_once && rejoined && again.tokens == expected[..8])
 }
 
-/// Makes a request during which `fail` runs, then one after `restore`: `d2` is lost in the first and back in the second.
+/// Makes a request during which `fail` runs, then one after `restore`: `d2` is lost in the first and back in the
+/// second.
 fn check_rejoining<T: Transport>(
     session: &mut Session<T>,
     fail: impl FnOnce() + Send + 'static,

@@ -1,7 +1,8 @@
 //! A device with managed residency reads only what it must, and yields memory to other programs.
 //!
 //! A synthetic model of 64 MiB runs inside the limits of a control group, with memory for about three quarters of the
-//! weights that a token touches. The tests check tokens and bytes read, not times, so that a busy machine does not matter.
+//! weights that a token touches. The tests check tokens and bytes read, not times, so that a busy machine does not
+//! matter.
 
 use std::fs;
 use std::path::Path;

@@ -44,8 +44,8 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     read(path)
 }
 
-/// Reads a plan that may contradict itself. A plan of the right form with wrong content is the inner error: a finding of
-/// `lint`, not a failure to read.
+/// Reads a plan that may contradict itself. A plan of the right form with wrong content is the inner error: a finding
+/// of `lint`, not a failure to read.
 pub fn read_unchecked_plan(path: &Path) -> Result<Result<Plan, DocumentError>, Error> {
     match Plan::from_yaml(&read_text(path)?) {
         Err(error @ DocumentError::Invalid { .. }) => Ok(Err(error)),

@@ -83,7 +83,7 @@ impl Error {
         self.place.as_deref()
     }
 
-    /// How to fix it, if that is known.
+    /// A hint for a fix, if known.
     pub fn fix(&self) -> Option<&str> {
         self.hint.as_deref()
     }

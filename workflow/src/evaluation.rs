@@ -1,8 +1,8 @@
 //! Plans and simulates a cluster, and reduces the result to the few numbers by which many runs are compared.
 //!
-//! The rows of a sweep and the variants of `hearth whatif` are made here in the same way as the answer of
-//! `hearth simulate`: the same planner or a given plan, the scenario's limits and events, the same simulator. An error is
-//! an outcome, and everything known before it is kept: a run that ends out of memory had a plan.
+//! The rows of a sweep and the variants of `hearth whatif` are made here in the same way as the answer of `hearth
+//! simulate`: the same planner or a given plan, the scenario's limits and events, the same simulator. An error is an
+//! outcome, and everything known before it is kept: a run that ends out of memory had a plan.
 
 use hearth_core::metrics::Metrics;
 use hearth_core::{Cluster, metrics};
@@ -47,7 +47,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Plans, unless a plan is given, and simulates.
+    /// Evaluates a cluster: plans it, unless a plan is given, and simulates the plan.
     pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given: Option<&Plan>) -> Self {
         limits::bound_memory(&loaded.scenario, &mut cluster);
         let made = given.map_or_else(

@@ -1,7 +1,7 @@
 //! Bounded reading and atomic writing of files.
 //!
-//! A file is written as a whole or not at all. Whether it can be written is checked before long work is done for it: the
-//! folder exists, no input is overwritten, and no two results go into one file.
+//! A file is written as a whole or not at all. Whether it can be written is checked before long work is done for it:
+//! the folder exists, no input is overwritten, and no two results go into one file.
 //!
 //! Not here: the content of a file ([`crate::documents`]).
 

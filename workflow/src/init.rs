@@ -22,7 +22,7 @@ pub struct NewDevice {
     pub name: String,
     /// A shipped device, the path of a document, or `measured`.
     pub profile: String,
-    /// Where its worker listens.
+    /// The address of its worker.
     pub address: Option<String>,
     /// Whether the profile is a placeholder until the device is measured.
     pub placeholder: bool,

@@ -3,7 +3,8 @@
 //! Every front end (the command line, the server, bindings) calls this crate. It never prints: long work reports to a
 //! [`Progress`], and errors are [`Error`] values with a message, a place and a hint.
 //!
-//! A scenario is read once ([`LoadedScenario`]), changed by what the user overrides ([`Overrides`]), and resolved into a
+//! A scenario is read once ([`LoadedScenario`]), changed by what the user overrides ([`Overrides`]), and resolved into
+//! a
 //! [`Cluster`](hearth_core::Cluster) whose devices have the scenario's limits ([`limits`]). From there [`planning`] makes a
 //! plan and [`simulation`] runs it.
 

@@ -2,10 +2,10 @@
 //!
 //! A disk limit is a throttle on the device, a limit of its processor a quota. A memory limit replaces its memory, and
 //! planners know it. A limit given as a share leaves that share of the weights that a plan gives the device, beside
-//! everything else that its process holds, so that it can only be applied to a plan that exists: planners see the device's
-//! own memory then. The lab sets the same limits on real processes, so that they mean the same in `simulate` and `lab`.
-//! `threads` and `affinity` are for measuring and running; their effect is in the measured profile of the device. What a
-//! process holds beside its cache, buffers and weights is subtracted from a limit.
+//! everything else that its process holds, so that it can only be applied to a plan that exists: planners see the
+//! device's own memory then. The lab sets the same limits on real processes, so that they mean the same in `simulate`
+//! and `lab`. `threads` and `affinity` are for measuring and running; their effect is in the measured profile of the
+//! device. What a process holds beside its cache, buffers and weights is subtracted from a limit.
 
 use hearth_core::Cluster;
 use hearth_core::memory::{DeviceMemory, draft, process_bytes};

@@ -11,8 +11,8 @@ use hearth_profiles::Bytes;
 use crate::documents::read_unchecked_plan;
 use crate::{Budget, Error, ErrorKind, LoadedScenario, limits, planning};
 
-/// The findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with the scenario's
-/// options. `model` replaces the scenario's own.
+/// The findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with the
+/// scenario's options. `model` replaces the scenario's own.
 pub fn findings(
     loaded: &LoadedScenario,
     plan: Option<&Path>,

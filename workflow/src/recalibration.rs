@@ -1,11 +1,13 @@
 //! Corrects a device's profile by a run that was measured.
 //!
-//! A profile is measured in seconds; a run of hours shows how fast a device stays. Given the trace of a run and that of its
-//! prediction, made with the device's profile, the processor time of the device's passes of one token is compared with the
-//! predicted one. The ratio of the medians is applied to every rate that such a pass depends on, and the sources say so.
+//! A profile is measured in seconds; a run of hours shows how fast a device stays. Given the trace of a run and that of
+//! its prediction, made with the device's profile, the processor time of the device's passes of one token is compared
+//! with the predicted one. The ratio of the medians is applied to every rate that such a pass depends on, and the
+//! sources say so.
 //!
-//! Rates that only prompts use (`matmul`) stay as they are, and so do disk, memory and links, whose waits depend on other
-//! devices too. A prediction of the same run with the recalibrated profile proves nothing; one of another run does.
+//! Rates that only prompts use (`matmul`) stay as they are, and so do disk, memory and links, whose waits depend on
+//! other devices too. A prediction of the same run with the recalibrated profile proves nothing; one of another run
+//! does.
 //!
 //! Not here: measuring (`hearth_runtime::profile`).
 

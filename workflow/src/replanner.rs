@@ -1,8 +1,8 @@
 //! Plans again during a run, when a ring has lost a device.
 //!
-//! The planner of the first plan plans for the devices that are left, with the same options. Some options cannot be kept:
-//! the head stays where the tokens are; `refine` becomes the default strategy, because a ring that stands still cannot wait
-//! for a search; and windows by hand fit one ring only.
+//! The planner of the first plan plans for the devices that are left, with the same options. Some options cannot be
+//! kept: the head stays where the tokens are; `refine` becomes the default strategy, because a ring that stands still
+//! cannot wait for a search; and windows by hand fit one ring only.
 
 use std::borrow::Borrow;
 use std::fmt::Debug;

@@ -1,8 +1,8 @@
 //! Simulates published experiments, one table cell at a time.
 //!
-//! A `published/1` document names scenarios and systems. Every cell with a published number is planned and simulated as the
-//! document says, or predicted by two numbers of a GPU ([`crate::roofline`]). A cell that cannot be planned or run is a
-//! result too.
+//! A `published/1` document names scenarios and systems. Every cell with a published number is planned and simulated as
+//! the document says, or predicted by two numbers of a GPU ([`crate::roofline`]). A cell that cannot be planned or run
+//! is a result too.
 
 use std::collections::BTreeMap;
 use std::path::Path;

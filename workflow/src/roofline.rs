@@ -1,8 +1,8 @@
 //! Predicts published speeds of a GPU from two numbers, compute rate and memory bandwidth.
 //!
 //! The row of a `published/1` document names a model and how its weights are stored; the system is a GPU.
-//! `hearth_sim::mobile_gpu` predicts both speeds, which become the times of a simulated run. All tokens after the prompt
-//! are computed at the middle of their positions.
+//! `hearth_sim::mobile_gpu` predicts both speeds, which become the times of a simulated run. All tokens after the
+//! prompt are computed at the middle of their positions.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! A scenario with its references resolved: devices, models and links become a cluster.
 //!
-//! A device or a model is named by a shipped name, by the path of its document (relative to the scenario's folder), or, for
-//! a device, such as `measured`.
+//! A device or a model is named by a shipped name, by the path of its document (relative to the scenario's folder), or,
+//! for a device, such as `measured`.
 
 use std::fmt::Debug;
 use std::fs;
@@ -136,8 +136,8 @@ impl LoadedScenario {
         draft.file.as_ref().map(|file| self.path_of(file))
     }
 
-    /// The cluster with every reference resolved, within the scenario's absolute limits. `model` replaces the scenario's
-    /// own.
+    /// The cluster with every reference resolved, within the scenario's absolute limits. `model` replaces the
+    /// scenario's own.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Error> {
         let mut cluster = self.cluster_with_all_memory(model)?;
         limits::bound_memory(&self.scenario, &mut cluster);

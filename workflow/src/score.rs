@@ -1,7 +1,7 @@
 //! The score of a plan: the time per token of a short simulated run, to rank many plans.
 //!
-//! A few tokens are simulated after the scenario's prompt, and the mean time of those after the first counts, as in a long
-//! run. The scenario's limits apply; shares of memory follow from what the plan gives each device.
+//! A few tokens are simulated after the scenario's prompt, and the mean time of those after the first counts, as in a
+//! long run. The scenario's limits apply; shares of memory follow from what the plan gives each device.
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;

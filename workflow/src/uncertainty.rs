@@ -1,11 +1,11 @@
 //! The uncertainty of a predicted time, and the parameters that it is most sensitive to.
 //!
-//! Every parameter of the devices and links has a source, which says how uncertain its value is: a measurement by the spread
-//! of its repeats, a published number by its rounding, an inferred one by the fit, an assumed one by much. All quantities
-//! with a unit and a source are drawn together, log-normally around their values, and the run is simulated with each draw:
-//! eight of ten runs lie between the tenth and the ninetieth percentile. A draw in which the plan does not fit has an
-//! infinite time. Then each parameter alone is moved down and up by its own uncertainty; those that move the time most are
-//! named. How much memory is built in is known, and not drawn.
+//! Every parameter of the devices and links has a source, which says how uncertain its value is: a measurement by the
+//! spread of its repeats, a published number by its rounding, an inferred one by the fit, an assumed one by much. All
+//! quantities with a unit and a source are drawn together, log-normally around their values, and the run is simulated
+//! with each draw: eight of ten runs lie between the tenth and the ninetieth percentile. A draw in which the plan does
+//! not fit has an infinite time. Then each parameter alone is moved down and up by its own uncertainty; those that move
+//! the time most are named. How much memory is built in is known, and not drawn.
 //!
 //! The plan stays as it is: the result is about this plan, not about what else would have been planned.
 //!
@@ -30,8 +30,9 @@ const NAMED: usize = 3;
 /// The random stream of the draws.
 const STREAM: u64 = 0x0050_4152_414d_5321;
 
-/// The uncertainty of a value by its source, as a standard deviation of the logarithm. assumed: a measurement of ours repeats within
-/// 3 %; a printed number is rounded, as 0.72 to 0.7 GB/s; fits on a few rows; an order of magnitude chosen by analogy.
+/// The uncertainty of a value by its source, as a standard deviation of the logarithm. assumed: a measurement of ours
+/// repeats within 3 %; a printed number is rounded, as 0.72 to 0.7 GB/s; fits on a few rows; an order of magnitude
+/// chosen by analogy.
 const UNCERTAINTY: [(&str, f64); 5] =
     [("measured", 0.03), ("read from", 0.0), ("set", 0.0), ("inferred", 0.1), ("assumed", 0.25)];
 const PUBLISHED: f64 = 0.03;

@@ -1,8 +1,8 @@
 //! Runs independent jobs on several threads, in order, until they are done or the caller cancels them.
 //!
-//! Each thread takes the next job until none is left; a job under way is finished. The results are put in order, so that
-//! the number and speed of threads change nothing. They are passed to the caller now and then, so that a machine that is
-//! switched off loses little.
+//! Each thread takes the next job until none is left; a job under way is finished. The results are put in order, so
+//! that the number and speed of threads change nothing. They are passed to the caller now and then, so that a machine
+//! that is switched off loses little.
 
 #![allow(clippy::disallowed_methods)] // the clock says when to save; it decides nothing about the results
 

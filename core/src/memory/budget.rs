@@ -1,8 +1,8 @@
 //! The memory budget of a device that maps its weights: cache and buffers, and what they leave for weights.
 //!
 //! The key-value cache and the compute buffers cannot be reclaimed, nor can a GPU's copy of weights where its memory is
-//! main memory. The rest caches pages of the mapped file: the CPU's weights, and with Metal the GPU's too, as far as its
-//! working set goes. The equation is in [`crate::memory`].
+//! main memory. The rest caches pages of the mapped file: the CPU's weights, and with Metal the GPU's too, as far as
+//! its working set goes. The equation is in [`crate::memory`].
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
@@ -91,7 +91,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Main memory that pressure cannot take back.
+    /// Main memory that the kernel cannot reclaim.
     pub fn unreclaimable(&self) -> Bytes {
         self.kv_cache + self.buffers
     }

@@ -1,9 +1,9 @@
 //! The draft model on the head: where it runs, and what it leaves of the head's memory.
 //!
 //! The head holds the draft whole, with keys and values for the whole context of every sequence and compute buffers of
-//! its own, as a separate process would (prima.cpp paper, appendix A.9). None of it can be taken back. On a GPU it takes
-//! GPU memory, on the CPU main memory; where both are one memory, it counts in both. The rest is the large model's:
-//! planner, `lint` and simulator use the head as its draft leaves it.
+//! its own, as a separate process would (prima.cpp paper, appendix A.9). None of it can be taken back. On a GPU it
+//! takes GPU memory, on the CPU main memory; where both are one memory, it counts in both. The rest is the large
+//! model's: planner, `lint` and simulator use the head as its draft leaves it.
 //!
 //! Deviation: a draft on the CPU is loaded, not mapped, so that it does not compete for the page cache.
 //!

@@ -9,16 +9,16 @@
 //! weight cache  = available - unreclaimable
 //! ```
 //!
-//! Nothing of the unreclaimable part can be evicted: the cache is reserved for the whole context of every sequence before
-//! the first token. Mapped weights may exceed the weight cache; what does not fit is read again for every token. A run
-//! whose unreclaimable part does not fit ends before it begins. Published systems that copy their weights are those of
-//! the prima.cpp paper, appendix A.8.
+//! Nothing of the unreclaimable part can be evicted: the cache is reserved for the whole context of every sequence
+//! before the first token. Mapped weights may exceed the weight cache; what does not fit is read again for every token.
+//! A run whose unreclaimable part does not fit ends before it begins. Published systems that copy their weights are
+//! those of the prima.cpp paper, appendix A.8.
 //!
 //! [`draft`] subtracts what a draft model takes of the head, [`crate::conversion`] gives the size of weights in another format,
 //! and [`process_bytes`] what the executor's process holds beside all that.
 //!
-//! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the planners' account in the
-//! symbols of the paper, for windows that no plan has yet (`hearth_halda::latency`).
+//! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the planners' account in
+//! the symbols of the paper, for windows that no plan has yet (`hearth_halda::latency`).
 
 mod budget;
 pub mod draft;

@@ -76,7 +76,7 @@ impl PinnedMemory {
         self.weights + self.loading + self.kv_cache + self.buffers
     }
 
-    /// Main memory beyond what the device can have, which it swaps or lacks.
+    /// Main memory needed beyond what is available, which is swapped or missing.
     pub fn excess(&self) -> Bytes {
         self.main().saturating_sub(self.available)
     }
@@ -226,8 +226,8 @@ fn embedding(model: &ModelProfile) -> Bytes {
     if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_bytes() }
 }
 
-/// The blocks that a device with a sliding window loads for a token, in order. The head's output matrix is cut into blocks
-/// no larger than a layer's.
+/// The blocks that a device with a sliding window loads for a token, in order. The head's output matrix is cut into
+/// blocks no larger than a layer's.
 pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();

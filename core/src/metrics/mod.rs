@@ -69,7 +69,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// What sums to the mean TPOT, in milliseconds.
+    /// The sum of the terms, which is the mean TPOT, in milliseconds.
     pub fn sum(&self) -> f64 {
         self.cpu + self.gpu + self.memory + self.demand_disk + self.network + self.queue + self.bubble
     }
@@ -206,8 +206,8 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// The terms of each device's steps in the mean token, in the header's order, in milliseconds: its share of `cpu`, `gpu`,
-/// `memory` and `demand_disk`, and of `queue` what it waited for a processor within its steps.
+/// The terms of each device's steps in the mean token, in the header's order, in milliseconds: its share of `cpu`,
+/// `gpu`, `memory` and `demand_disk`, and of `queue` what it waited for a processor within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::of(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();

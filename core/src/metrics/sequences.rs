@@ -47,7 +47,7 @@ pub struct SpeculationMetrics {
     pub verify_ms: f64,
 }
 
-/// Each sequence's numbers, if there are several.
+/// The metrics of each sequence if there are several.
 pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
     let one = |first: &super::FirstToken| {
@@ -78,7 +78,7 @@ pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     (span > 0.0).then(|| tokens as f64 * (1e3 / span))
 }
 
-/// What drafting brought, if there were drafts. `mean_ms` is the mean time per token.
+/// The effect of speculative decoding, `None` without drafts. `mean_ms` is the mean time per token.
 pub(super) fn speculation(
     outputs: &TokenTimes,
     by_pass: &ByPass<'_>,

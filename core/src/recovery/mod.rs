@@ -5,14 +5,14 @@
 //!
 //! A ring is configured in two steps, so that no device sends to one that still serves an earlier ring. First every
 //! device prepares for an epoch and gives up its work. When the last one has prepared, all of them get the plan and
-//! connect. When all are ready, passes may begin. Each request and each new ring has an epoch of its own, and answers of
-//! an earlier epoch are ignored.
+//! connect. When all are ready, passes may begin. Each request and each new ring has an epoch of its own, and answers
+//! of an earlier epoch are ignored.
 //!
-//! When a device is lost, the head plans for the others. The lost device stays out of every plan until it is reported to
-//! be back. A cut between two devices that are both there may be one broken connection, so the same ring tries once
-//! more. If it is cut again before a token is complete, the device that could not be reached is lost. Between two tokens there
-//! are therefore at most as many epochs as devices and forgiven cuts, and no sequence of failures makes the head try for
-//! ever.
+//! When a device is lost, the head plans for the others. The lost device stays out of every plan until it is reported
+//! to be back. A cut between two devices that are both there may be one broken connection, so the same ring tries once
+//! more. If it is cut again before a token is complete, the device that could not be reached is lost. Between two
+//! tokens there are therefore at most as many epochs as devices and forgiven cuts, and no sequence of failures makes
+//! the head try for ever.
 //!
 //! Not here: how a plan is found ([`Replanner`], `spread`), whether its parts fit the devices' memory (the runner
 //! answers [`Event::NoPlan`] if they do not), and which pass enters next ([`crate::schedule::Generation`]).
@@ -245,8 +245,8 @@ impl Recovery {
         spread::without(&self.first, &self.gone())
     }
 
-    /// Finds a plan with a planner that knows all devices. The plan keeps what the tokens so far depend on: the size and
-    /// format of the caches, the format of activations, the draft model. It also keeps the devices' addresses.
+    /// Finds a plan with a planner that knows all devices. The plan keeps what the tokens so far depend on: the size
+    /// and format of the caches, the format of activations, the draft model. It also keeps the devices' addresses.
     pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, NoPlan> {
         let head = self.head();
         let there = cluster.members.iter().filter(|member| !self.is_gone(&member.name));

@@ -1,8 +1,8 @@
 //! Planning in mid-run: the interface through which a runner asks a planner for another plan.
 //!
-//! The command line hands a [`Replanner`] to a runner, because neither runner knows a planner. The new plan reaches every
-//! device as the payload of an event of its schedule ([`crate::schedule::Event::Replanned`]). The keys and values of the
-//! old ring are lost, and all tokens so far are computed again.
+//! The command line hands a [`Replanner`] to a runner, because neither runner knows a planner. The new plan reaches
+//! every device as the payload of an event of its schedule ([`crate::schedule::Event::Replanned`]). The keys and values
+//! of the old ring are lost, and all tokens so far are computed again.
 //!
 //! Not here: how a plan is found (`halda`), and when the ring is planned again ([`super::Recovery`]).
 

@@ -1,11 +1,11 @@
 //! Spreading: distributes the layers of lost devices over the others, without a planner.
 //!
-//! The layers of the devices that are gone are spread over the others in proportion to the layers that these have: a plan
-//! says how fast the devices are compared with each other, and nothing else is known. The ring has as many layers as
-//! before, so the number of rounds stays. Windows are whole layers, rounded by the largest remainder.
+//! The layers of the devices that are gone are spread over the others in proportion to the layers that these have: a
+//! plan says how fast the devices are compared with each other, and nothing else is known. The ring has as many layers
+//! as before, so the number of rounds stays. Windows are whole layers, rounded by the largest remainder.
 //!
-//! Not here: a better plan, which a planner makes from the devices' profiles ([`super::Replanner`]), and whether the new
-//! part fits a device's memory, which the device says itself.
+//! Not here: a better plan, which a planner makes from the devices' profiles ([`super::Replanner`]), and whether the
+//! new part fits a device's memory, which the device says itself.
 
 use std::collections::BTreeSet;
 

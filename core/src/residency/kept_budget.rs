@@ -44,8 +44,8 @@ impl KeptBudget {
         self.now
     }
 
-    /// Ends a token. `lost` bytes of the kept set had been evicted, and memory holds `room` bytes of kept weights, if that
-    /// is known. Returns whether the budget has changed.
+    /// Ends a token. `lost` bytes of the kept set had been evicted, and memory holds `room` bytes of kept weights, if
+    /// that is known. Returns whether the budget has changed.
     pub fn after_token(&mut self, lost: u64, room: Option<u64>) -> bool {
         let before = self.now;
         let ceiling = self.most.min(room.unwrap_or(self.most));

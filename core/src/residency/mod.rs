@@ -26,8 +26,8 @@ pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOpt
     if left.min(most) >= share { share } else { left.saturating_sub(buffer).min(most) }
 }
 
-/// The size of the stream buffer: the options', but at most half of the rest. A buffer that does not fit would be evicted
-/// before it is used.
+/// The size of the stream buffer: the options', but at most half of the rest. A buffer that does not fit would be
+/// evicted before it is used.
 pub fn stream_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     options.buffer().0.min(left(room, share, processors) / 2)
 }

@@ -320,8 +320,8 @@ impl Schedule {
         }
     }
 
-    /// Prefetches the part after the window of a round: the next window; at the end, the output matrix on the head and the
-    /// first window on a worker.
+    /// Prefetches the part after the window of a round: the next window; at the end, the output matrix on the head and
+    /// the first window on a worker.
     fn prefetch_after(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let following = (round + 1..self.plan.rounds)
             .map(|later| self.plan.window(self.device, later))

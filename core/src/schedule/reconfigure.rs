@@ -1,8 +1,8 @@
 //! Reconfiguration: a device switches to a new plan during a run.
 //!
-//! The plan comes as the payload of an event. The device drops its unfinished passes, refuses messages of earlier passes
-//! from then on, and begins the next passes with empty keys and values. The event has no steps: the device waits for the
-//! first message of the new ring, and its runner has given it the weights of its new part.
+//! The plan comes as the payload of an event. The device drops its unfinished passes, refuses messages of earlier
+//! passes from then on, and begins the next passes with empty keys and values. The event has no steps: the device waits
+//! for the first message of the new ring, and its runner has given it the weights of its new part.
 //!
 //! Not here: when the ring is planned again, and with which plan ([`crate::recovery`]).
 

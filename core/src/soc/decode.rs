@@ -56,8 +56,8 @@ impl Decode<'_> {
         })
     }
 
-    /// A layer whose products are the NPU's alone, a pair of events each. One processor gets the same of the bus, whichever
-    /// it is (section 3.3).
+    /// A layer whose products are the NPU's alone, a pair of events each. One processor gets the same of the bus,
+    /// whichever it is (section 3.3).
     pub fn on_npu(&self, shape: &ModelShape) -> Vec<Stage> {
         let weight = self.gpu.read(self.gpu.weight) * self.stages();
         self.layer(shape, |matmul| Stage {

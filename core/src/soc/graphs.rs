@@ -46,7 +46,7 @@ impl Sizes {
         self.sizes.last().copied().unwrap_or(1).max(1)
     }
 
-    /// All, ascending.
+    /// All sizes in ascending order.
     pub fn all(&self) -> &[u64] {
         &self.sizes
     }
@@ -82,8 +82,8 @@ impl Sizes {
     }
 }
 
-/// Seconds for making a layer's four graphs for `tokens` at run time. Below the length that was measured it falls on, to no
-/// less than nothing.
+/// Seconds for making a layer's four graphs for `tokens` at run time. Below the length that was measured it falls on,
+/// to no less than nothing.
 pub fn preparation(graphs: &Graphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.prepared_for.value);
     Seconds((graphs.preparation.value.0 + graphs.each_token.value.0 * further).max(0.0))

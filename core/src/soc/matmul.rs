@@ -26,12 +26,12 @@ pub struct Group {
 }
 
 impl Matmul {
-    /// Weights.
+    /// The number of weights.
     pub fn weights(self) -> f64 {
         self.inputs as f64 * self.outputs as f64
     }
 
-    /// With other columns.
+    /// The same multiplication with another number of outputs.
     #[must_use]
     pub fn with_outputs(self, outputs: u64) -> Self {
         Self { outputs, ..self }

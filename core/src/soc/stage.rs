@@ -24,7 +24,7 @@ impl Stage {
         Self { gpu, ..Self::default() }
     }
 
-    /// How long it takes.
+    /// The duration of the stage.
     pub fn time(&self) -> Seconds {
         Seconds(self.gpu_time().max(self.npu_time()) + self.waiting)
     }

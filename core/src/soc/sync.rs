@@ -54,15 +54,15 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Until a kernel that is predicted to take so long, with sleeps of at least `step`. A sleep that would end later than
-    /// the kernel is not begun.
+    /// Until a kernel that is predicted to take so long, with sleeps of at least `step`. A sleep that would end later
+    /// than the kernel is not begun.
     pub fn until(kernel: Seconds, step: Seconds) -> Self {
         let steps = if step.0 > 0.0 { (kernel.0 / step.0).floor() } else { 0.0 };
         let slept = (steps * step.0).min(kernel.0);
         Self { slept: Seconds(slept), polled: Seconds(kernel.0 - slept) }
     }
 
-    /// What sleeping alone would add: the rest of the step in which the kernel ends.
+    /// The delay of sleeping without polling: the rest of the step in which the kernel ends.
     pub fn overslept(kernel: Seconds, step: Seconds) -> Seconds {
         let steps = if step.0 > 0.0 { (kernel.0 / step.0).ceil() } else { 0.0 };
         Seconds((steps * step.0 - kernel.0).max(0.0))

@@ -30,7 +30,7 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// How many messages a device has to have sent once it has had `received`.
+    /// The number of messages that a device must have sent once it has received `received` messages.
     pub fn due(self, place: usize, received: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {
@@ -59,7 +59,7 @@ impl Collective {
         }
     }
 
-    /// How many messages a device has had when it is done.
+    /// The number of messages that a device receives in total.
     pub fn awaited(self, place: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {

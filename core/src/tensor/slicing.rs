@@ -86,7 +86,7 @@ impl SlicedModel {
         Self { attention, feed_forward }
     }
 
-    /// All of a device's layer weights.
+    /// Bytes of all layer weights of a device.
     pub fn layers_bytes(&self) -> Bytes {
         self.attention.layers_bytes() + self.feed_forward.iter().map(TensorGroup::bytes).sum::<Bytes>()
     }

@@ -1,7 +1,7 @@
 //! Launches and memory that fusion and planned memory save, for each architecture and for Stable Diffusion 1.4.
 //!
-//! ML Drift paper, sections 3.5 and 3.6. Decoders have the dimensions of Llama 3.1 8B, so that architectures can be compared;
-//! a prompt of 1024 tokens, a context of 1280, halves, as in the paper. No GPU is needed.
+//! ML Drift paper, sections 3.5 and 3.6. Decoders have the dimensions of Llama 3.1 8B, so that architectures can be
+//! compared; a prompt of 1024 tokens, a context of 1280, halves, as in the paper. No GPU is needed.
 
 use hearth_gpu::graph::diffusion::{Kernels, decoder_of_latents, text_encoder, unet};
 use hearth_gpu::graph::{Fusion, Graph, Numbers, Residual, decoder, fuse};

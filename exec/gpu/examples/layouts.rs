@@ -1,7 +1,7 @@
 //! The gain of each layout of weights over the naive one, on this machine's GPU.
 //!
-//! ML Drift paper, section 3.1: up to 20 %. Products of one token and of 64 with each layout, at the best of the candidates
-//! that `hearth gpu --tune` tries. Times of a software driver say what they say of the processor under it.
+//! ML Drift paper, section 3.1: up to 20 %. Products of one token and of 64 with each layout, at the best of the
+//! candidates that `hearth gpu --tune` tries. Times of a software driver say what they say of the processor under it.
 
 use hearth_gpu::measure::arbitrary_weights;
 use hearth_gpu::tuning::{candidates, product_seconds};

@@ -1,12 +1,12 @@
 //! The backend of a stage whose layers are shared between a GPU and the processors.
 //!
-//! Layers that the plan puts on the GPU run there, the others on the processors. Activations are uploaded and downloaded
-//! once for each window. A GPU can be lost during a run, and its caches with it: therefore the rows that entered a window
-//! are saved, and the processors compute the GPU's layers from them again and continue. Such a run is slower and
-//! generates the same tokens.
+//! Layers that the plan puts on the GPU run there, the others on the processors. Activations are uploaded and
+//! downloaded once for each window. A GPU can be lost during a run, and its caches with it: therefore the rows that
+//! entered a window are saved, and the processors compute the GPU's layers from them again and continue. Such a run is
+//! slower and generates the same tokens.
 //!
-//! Rows are saved once per window, also where layers run one at a time: the rounding between two layers is known here. The
-//! memory of saved rows is allocated at the beginning and counts as that of caches.
+//! Rows are saved once per window, also where layers run one at a time: the rounding between two layers is known here.
+//! The memory of saved rows is allocated at the beginning and counts as that of caches.
 //!
 //! A window is entered by its first layer and runs in the same ranges of layers in every pass.
 
@@ -123,8 +123,8 @@ impl Accelerated {
         Ok(own)
     }
 
-    /// Compiles all kernels that a pass needs, so that the first token waits for no compiler and errors of the device are
-    /// found before a run begins.
+    /// Compiles all kernels that a pass needs, so that the first token waits for no compiler and errors of the device
+    /// are found before a run begins.
     fn prepare(&mut self) -> Result<(), GpuError> {
         let asked: Vec<Range<u32>> = match self.place.after_layer {
             Some(_) => self.on_gpu.iter().map(|&layer| layer..layer + 1).collect(),

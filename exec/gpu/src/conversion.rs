@@ -1,11 +1,12 @@
 //! Conversion of a file's weights to the formats of ML Drift, with one scale per row.
 //!
-//! ML Drift paper, section 4.2: q8 has eight bits and a scale for each channel everywhere; 8/4/4 has eight in attention and
-//! four in the embedding and the feed-forward block. No file has these formats: each row is dequantised, rounded and
-//! uploaded: `scale = max |w| / max`, `code = nearest even(w * (max / max |w|))`, with 127 and 7 for the largest codes.
+//! ML Drift paper, section 4.2: q8 has eight bits and a scale for each channel everywhere; 8/4/4 has eight in attention
+//! and four in the embedding and the feed-forward block. No file has these formats: each row is dequantised, rounded
+//! and uploaded: `scale = max |w| / max`, `code = nearest even(w * (max / max |w|))`, with 127 and 7 for the largest
+//! codes.
 //!
-//! One scale a row is coarser than the scales of a file's blocks and changes the output of a model; docs/studies/ml-drift
-//! measures by how much. Weights are converted only on request.
+//! One scale a row is coarser than the scales of a file's blocks and changes the output of a model;
+//! docs/studies/ml-drift measures by how much. Weights are converted only on request.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Errors of the GPU backend.
 //!
-//! Each variant says what, where, and what to do. A device that was lost or is out of memory in mid-run is no end of the
-//! run: `crate::backend` continues without it.
+//! Each variant says what, where, and what to do. A device that was lost or is out of memory in mid-run is no end of
+//! the run: `crate::backend` continues without it.
 
 use hearth_kernels::KernelFormat;
 

@@ -1,8 +1,8 @@
 //! Upload of a file's matrix into GPU memory.
 //!
-//! Raw bytes are uploaded in chunks and a kernel rearranges them ([`crate::kernels::packing`]), so that the file's weights exist
-//! on the GPU once, in the layout that products read. A matrix that is larger than a binding may be is several parts, each
-//! of some rows.
+//! Raw bytes are uploaded in chunks and a kernel rearranges them ([`crate::kernels::packing`]), so that the file's
+//! weights exist on the GPU once, in the layout that products read. A matrix that is larger than a binding may be is
+//! several parts, each of some rows.
 
 use std::ops::Range;
 

@@ -1,11 +1,12 @@
 //! Measures a GPU's rates for a device document.
 //!
-//! Products of one and of several tokens with the kernels that a run uses, format by format; reading its memory; copies within
-//! it, to it and from it; and what a pass through a window costs beside its work: submitting, waiting, and a short copy each
-//! way. Every number is a median of samples and says so.
+//! Products of one and of several tokens with the kernels that a run uses, format by format; reading its memory; copies
+//! within it, to it and from it; and what a pass through a window costs beside its work: submitting, waiting, and a
+//! short copy each way. Every number is a median of samples and says so.
 //!
 //! Products of a token and reads are bound by memory, so what they read must not be in a cache, nor be what hardware
-//! compresses: they go over more bytes than caches have, which are no zeros, and several of them are waited for at once.
+//! compresses: they go over more bytes than caches have, which are no zeros, and several of them are waited for at
+//! once.
 //!
 //! Not here: how much memory a run may use, which no interface reports; the caller provides it.
 

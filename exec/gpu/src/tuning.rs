@@ -1,7 +1,7 @@
 //! Tuning: chooses how threads share a product's work on a device by timing candidates.
 //!
-//! ML Drift paper, section 3.4: the fastest candidate is chosen on the device itself. Candidates differ in the layout of
-//! weights, the number of slices of rows of a group, and the number of threads that share a row. Each is timed on
+//! ML Drift paper, section 3.4: the fastest candidate is chosen on the device itself. Candidates differ in the layout
+//! of weights, the number of slices of rows of a group, and the number of threads that share a row. Each is timed on
 //! products of one token and of a batch, with random weights in a format of each kind: blocks of 32, blocks of 256, and
 //! plain numbers. The candidate with the smallest geometric mean is stored for the adapter and its driver.
 //!
@@ -99,8 +99,8 @@ fn line(line: &str) -> Option<(String, Tiling)> {
     Some((words.next()?.to_owned(), tiling))
 }
 
-/// Bytes that each thread of a group in decode shares: two texels of codes, two sums, a scale, the largest value, and what
-/// it has added up.
+/// Bytes that each thread of a group in decode shares: two texels of codes, two sums, a scale, the largest value, and
+/// what it has added up.
 const SHARED_BYTES: u32 = 2 * 16 + 2 * 4 + 4 + 4 + 16;
 
 /// Whether a device supports the workgroup size and the shared memory of a tiling. Eight threads round a block of 256

@@ -74,7 +74,7 @@ impl Native {
     }
 }
 
-/// All rows and tokens of a tile, by dot products.
+/// Computes all rows and tokens of a tile by dot products.
 ///
 /// # Safety
 /// The processor has the instructions of `P`, and no other thread writes the tile's rows of the output.

@@ -247,7 +247,7 @@ pub(crate) fn tree(lanes: [f32; 8]) -> f32 {
     ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
 }
 
-/// 32 lanes to one number: to eight, then the tree.
+/// Sums 32 lanes: to eight lanes, then in a tree.
 #[inline(always)]
 pub(crate) fn fold(lanes: [f32; 32]) -> f32 {
     tree(std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24])))

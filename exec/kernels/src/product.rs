@@ -1,8 +1,9 @@
 //! Products of rows of weights with rows of activations.
 //!
-//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Many tokens are multiplied panel by
-//! panel, see [`super::panel`]. A few tokens are taken in tiles of four, whose quantised rows stay in the first-level
-//! cache while the weight rows are read; one token is a matvec. The tile of a token has no influence on its bits.
+//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Many tokens are multiplied panel
+//! by panel, see [`super::panel`]. A few tokens are taken in tiles of four, whose quantised rows stay in the
+//! first-level cache while the weight rows are read; one token is a matvec. The tile of a token has no influence on its
+//! bits.
 //!
 //! Not here: which thread computes which rows, see `hearth_runtime::cpu`.
 
@@ -66,7 +67,7 @@ impl<'a> Output<'a> {
         unsafe { *self.values.add(token * self.rows + row) = value };
     }
 
-    /// Neighbouring rows from `first` on.
+    /// Sets consecutive rows, starting at `first`.
     ///
     /// # Safety
     /// No other thread writes these places at the same time.
@@ -113,7 +114,8 @@ pub(crate) struct Tile<'a> {
     pub(crate) out: Output<'a>,
 }
 
-/// Walks a tile, for [`Native::multiply`](super::Native): token tiles outside, weight rows inside. `$view` gives a token's row, `$dot::<T>` its dots.
+/// Walks a tile, for [`Native::multiply`](super::Native): token tiles outside, weight rows inside. `$view` gives a
+/// token's row, `$dot::<T>` its dots.
 macro_rules! walk {
     ($tile:ident, $view:ident, $dot:path) => {{
         let tokens = $tile.input.tokens();

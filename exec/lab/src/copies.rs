@@ -82,7 +82,7 @@ pub fn resident_bytes(path: &Path) -> u64 {
     unsafe { memmap2::Mmap::map(&file) }.map_or(0, |map| hearth_runtime::pages::resident(&map))
 }
 
-/// Where this process keeps its copies under `scratch`.
+/// The folder under `scratch` for this process's copies.
 pub fn folder(scratch: &Path) -> PathBuf {
     scratch.join(format!("{PREFIX}{}", std::process::id()))
 }

@@ -228,7 +228,7 @@ impl Group {
         self.throttle().bytes()
     }
 
-    /// What counts the bytes that its members read from the disk.
+    /// The throttle, which counts the bytes that the group's members read from the disk.
     pub fn throttle(&self) -> Throttle {
         let name = match self.version {
             Version::One => "blkio.throttle.io_service_bytes",

@@ -64,7 +64,7 @@ impl LabError {
         }
     }
 
-    /// How to fix it, if that is known.
+    /// A hint for a fix, if known.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             LabError::NoGroups { .. } => {

@@ -81,7 +81,7 @@ pub struct CpuHog {
 pub const BUSY: &str = "--be-busy";
 
 impl CpuHog {
-    /// What its program is started with, which calls [`CpuHog::run_if_asked`] with its arguments first of all.
+    /// The arguments of its program, which must first call [`CpuHog::run_if_asked`] with them.
     pub fn arguments(self) -> [String; 2] {
         [BUSY.into(), self.threads.to_string()]
     }

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p hearth-ring --example unauthorized_peers [COUNT]
 //!
-//! Each connection brings bytes of `tests/it/unauthorized_peers/attack.rs`; afterwards the worker must still answer somebody who
-//! has the key.
+//! Each connection brings bytes of `tests/it/unauthorized_peers/attack.rs`; afterwards the worker must still answer
+//! somebody who has the key.
 
 #[path = "../tests/it/unauthorized_peers/attack.rs"]
 mod attack;

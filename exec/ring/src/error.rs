@@ -1,7 +1,7 @@
 //! The errors of a ring: of frames, of encrypted connections, and of the ring as a whole.
 //!
-//! An error keeps what is wrong apart from how to fix it ([`RingError::what`], [`RingError::hint`]); `Display` joins them
-//! in one line, for logs and for other devices.
+//! An error keeps what is wrong apart from how to fix it ([`RingError::what`], [`RingError::hint`]); `Display` joins
+//! them in one line, for logs and for other devices.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -157,7 +157,7 @@ impl RingError {
         }
     }
 
-    /// How to fix it, if that is known.
+    /// A hint for a fix, if known.
     pub fn hint(&self) -> Option<Cow<'_, str>> {
         let fixed = match self {
             RingError::Unreachable { address, .. } => {

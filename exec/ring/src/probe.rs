@@ -1,11 +1,13 @@
 //! Link measurements: the latency and bandwidth to a peer, and the cost of a hop of the ring.
 //!
-//! A worker answers probes ([`crate::Worker`]): it reads a whole frame and sends a short one back. Half the time of a short
-//! exchange is the one-way latency; what a frame of [`LONG`] bytes takes beyond that is the bandwidth in its direction.
-//! Exchanges are a little apart, as tokens are: a link that has just been used answers faster than an idle one.
+//! A worker answers probes ([`crate::Worker`]): it reads a whole frame and sends a short one back. Half the time of a
+//! short exchange is the one-way latency; what a frame of [`LONG`] bytes takes beyond that is the bandwidth in its
+//! direction. Exchanges are a little apart, as tokens are: a link that has just been used answers faster than an idle
+//! one.
 //!
-//! A hop is more: the activations pass from a compute thread to a task, through the link, to another task and another compute
-//! thread. [`hop`] sends them around a ring of two on this machine in the way that a run does, with nothing computed.
+//! A hop is more: the activations pass from a compute thread to a task, through the link, to another task and another
+//! compute thread. [`hop`] sends them around a ring of two on this machine in the way that a run does, with nothing
+//! computed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,17 +59,17 @@ pub struct ProbeEffort {
 }
 
 impl ProbeEffort {
-    /// [`ProbeEffort::quick`] or [`ProbeEffort::full`].
+    /// Returns [`ProbeEffort::quick`] or [`ProbeEffort::full`].
     pub fn of(quick: bool) -> ProbeEffort {
         if quick { ProbeEffort::quick() } else { ProbeEffort::full() }
     }
 
-    /// A quarter of a second on a fast link.
+    /// The quick effort: a quarter of a second on a fast link.
     pub fn quick() -> ProbeEffort {
         ProbeEffort { short: 50, long: 5, limit: Duration::from_secs(1) }
     }
 
-    /// Two seconds on a fast link.
+    /// The full effort: two seconds on a fast link.
     pub fn full() -> ProbeEffort {
         ProbeEffort { short: 300, long: 15, limit: Duration::from_secs(5) }
     }

@@ -58,8 +58,8 @@ pub struct AcceleratedPlace {
 }
 
 impl AcceleratedPlace {
-    /// Bytes of the rows that are uploaded to these windows in a context, which a backend may have to keep for the case that
-    /// its GPU is lost.
+    /// Bytes of the rows that are uploaded to these windows in a context, which a backend may have to keep for the case
+    /// that its GPU is lost.
     pub fn kept_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
         let rows =
             (windows as u64).saturating_mul(u64::from(cache.sequences.max(1)) * u64::from(cache.context));

@@ -3,9 +3,10 @@
 //! A model file has a Jinja template (`tokenizer.chat_template`), which writes the messages with the model's control
 //! tokens around them. Control tokens that the template writes are recognised. Those in a message are text: before the
 //! template runs, a noncharacter is inserted behind every character with which a control token begins, and before a
-//! message that could complete one. It is removed after the text is cut at the template's control tokens. Where a message
-//! has a text that the template names, such as `</think>`, nothing is inserted, so that the template finds it. A role
-//! with a control token in it is refused. Therefore a user cannot end a turn, and a template can trim or search messages.
+//! message that could complete one. It is removed after the text is cut at the template's control tokens. Where a
+//! message has a text that the template names, such as `</think>`, nothing is inserted, so that the template finds it.
+//! A role with a control token in it is refused. Therefore a user cannot end a turn, and a template can trim or search
+//! messages.
 //!
 //! Templates come with the file and may be hostile. They have access to the messages only; there is no clock, so that
 //! the same messages give the same tokens. Their length, their steps and their output are limited, and they run on a

@@ -1,9 +1,9 @@
 //! A model file of which only some layers were fetched.
 //!
 //! A sparse file of the model's length, whose missing parts read as zeros, and beside it the manifest `FILE.chunks`: 32
-//! bytes for each chunk of a MiB, the SHA-256 of the chunk if it is here and zeros if not. A chunk is written before its
-//! entry, so that a fetch that was cut off continues where it was; what is in the file is checked against its entry when
-//! a fetch begins again. Zeros would compute without complaint, so that a file with a manifest that is not full is
+//! bytes for each chunk of a MiB, the SHA-256 of the chunk if it is here and zeros if not. A chunk is written before
+//! its entry, so that a fetch that was cut off continues where it was; what is in the file is checked against its entry
+//! when a fetch begins again. Zeros would compute without complaint, so that a file with a manifest that is not full is
 //! opened only for the layers that are here (`Weights::open_fetched`), never as a model.
 //!
 //! Not here: where chunks come from (`hearth_ring`).

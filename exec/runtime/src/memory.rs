@@ -1,7 +1,7 @@
 //! Memory that this process may still use, from control groups and the machine.
 //!
-//! Linux charges memory to control groups, and the limits of all groups above hold too: the tightest counts. Without swap
-//! only the page cache of files (`inactive_file` and `active_file`) of a group can be reclaimed without killing a
+//! Linux charges memory to control groups, and the limits of all groups above hold too: the tightest counts. Without
+//! swap only the page cache of files (`inactive_file` and `active_file`) of a group can be reclaimed without killing a
 //! process; the rest is unreclaimable here. Without a limit the machine's `MemAvailable` counts, which includes page
 //! cache that can be reclaimed.
 //!
@@ -31,7 +31,8 @@ impl GroupMemory {
         Self { version, folder: folder.into() }
     }
 
-    /// Returns the most that it may use, page cache included; `None` without a limit. Version 1 writes a huge number then.
+    /// Returns the most that it may use, page cache included; `None` without a limit. Version 1 writes a huge number
+    /// then.
     pub fn limit(&self) -> Option<u64> {
         // Above `memory.high` the kernel reclaims and slows the group down, long before it kills.
         let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));

@@ -108,9 +108,9 @@ pub fn processors() -> u32 {
     1
 }
 
-/// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim others. The region is unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but
-/// at more than twice the cost, not for a file of another owner, and it leaves traces that count as refaults
-/// when the pages come back.
+/// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim others. The region is
+/// unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but at more than twice the
+/// cost, not for a file of another owner, and it leaves traces that count as refaults when the pages come back.
 pub fn evict(region: &[u8], file: &File, offset: u64) {
     let page = page_bytes() as u64;
     let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);

@@ -127,7 +127,7 @@ impl Pool {
         Ok(Pool { shared, workers, caller: Mutex::default(), measuring: Mutex::default() })
     }
 
-    /// Participants, the caller included.
+    /// The number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }

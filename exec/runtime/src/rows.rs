@@ -20,7 +20,7 @@ unsafe impl<T: Send> Send for SharedRows<'_, T> {}
 unsafe impl<T: Send> Sync for SharedRows<'_, T> {}
 
 impl<'a, T> SharedRows<'a, T> {
-    /// `values` as rows of `length`.
+    /// Wraps `values` as rows of `length` values.
     pub(crate) fn new(values: &'a mut [T], length: usize) -> SharedRows<'a, T> {
         assert!(length > 0 && values.len().is_multiple_of(length), "a buffer is whole rows");
         let rows = values.len() / length;

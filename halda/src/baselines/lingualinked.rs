@@ -12,8 +12,8 @@
 //! ```
 //!
 //! with kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu`, what the head does besides layers. Deviation: this is a variant of
-//! theirs. The objective is balance, the longest time of a device; for the sum of the times the program would be
-//! that of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has capacity,
+//! theirs. The objective is balance, the longest time of a device; for the sum of the times the program would be that
+//! of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has capacity,
 //! because a linear program cannot make them depend on having a layer.
 //!
 //! Where one device's fixed part alone is z, many shares are optimal. So a second program fixes z and minimises the

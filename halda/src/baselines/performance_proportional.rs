@@ -15,8 +15,8 @@
 //! RAM holds, before the CPU beside a GPU takes anything. On devices guessed after those of the paper's Fig. 10 and
 //! 70B that reading takes 3.1 times the optimum and this one 1.3 times; the paper's takes 1.6 times Halda's time.
 //!
-//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::capacity`). Step 3 uses
-//! no slow disks; if all disks are slow, there is no plan. As many layers of a window as fit go to the GPU. If the
+//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::capacity`). Step 3
+//! uses no slow disks; if all disks are slow, there is no plan. As many layers of a window as fit go to the GPU. If the
 //! head's share rounds to nothing, it gets one layer of the largest window.
 //!
 //! Not here: the cost of hops and disks. A device that slows down all others still gets its share.

@@ -38,8 +38,8 @@ pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>
         .collect()
 }
 
-/// Distributes `layers` in proportion to the weights, at most `capacity` to each device. Layers that exceed all capacities are
-/// not placed.
+/// Distributes `layers` in proportion to the weights, at most `capacity` to each device. Layers that exceed all
+/// capacities are not placed.
 pub(crate) fn within_room(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
     let mut placed = vec![0; capacity.len()];
     let mut left = layers;

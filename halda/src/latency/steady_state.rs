@@ -23,11 +23,11 @@
 //! Where a device's work is known layer by layer, as from a profile, `stage` is what the simulator charges for it
 //! ([`hearth_core::compute_cost`]: the longer of arithmetic and reading, not their sum as in the paper).
 //!
-//! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
-//! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
-//! what was used longest ago. The paper's page cache keeps the excess out: it reads `share - budget`, and what is read
-//! ahead takes the place of as many kept weights, which are read again themselves. A window of `w = share / k` is in
-//! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - budget) / w`, within 0 and 1, with
+//! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk needs
+//! for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts what was
+//! used longest ago. The paper's page cache keeps the excess out: it reads `share - budget`, and what is read ahead
+//! takes the place of as many kept weights, which are read again themselves. A window of `w = share / k` is in conflict
+//! with the one before it as far as both do not fit: `conflict = (w + ahead - budget) / w`, within 0 and 1, with
 //! `ahead` = w or the prefetch budget, and without the first w if windows are given up behind the computation; what a
 //! budget leaves `uncovered`, `1 - ahead / w`, is read when it is touched; the two are at most 1 together. A device
 //! that manages its residency reads `share - kept` ([`hearth_core::residency::kept_bytes`]), through a buffer of q

@@ -1,7 +1,7 @@
 //! Device profiles: `device/1` documents.
 //!
-//! They have the symbols of the latency model (prima.cpp paper, Table 6 and appendix A.3) that depend on neither the model
-//! nor the plan, each with its source. What depends on a model's shape follows from a latency and a bandwidth:
+//! They have the symbols of the latency model (prima.cpp paper, Table 6 and appendix A.3) that depend on neither the
+//! model nor the plan, each with its source. What depends on a model's shape follows from a latency and a bandwidth:
 //! `t_kv_cpu` is [`Transfer::time`] of one token's keys and values.
 //!
 //! ```
@@ -241,9 +241,9 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory obtainable by a run: what is available, and what other programs give up under pressure (`can_swap`, limited by
-    /// the swap space where that is known). Deviation: the prima.cpp paper counts the latter on Android only (appendix A.3); its
-    /// published times contradict that, see the shipped devices' sources.
+    /// Memory obtainable by a run: what is available, and what other programs give up under pressure (`can_swap`,
+    /// limited by the swap space where that is known). Deviation: the prima.cpp paper counts the latter on Android only
+    /// (appendix A.3); its published times contradict that, see the shipped devices' sources.
     pub fn obtainable(&self) -> Bytes {
         let given_up = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
         let swap = self.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
@@ -269,8 +269,8 @@ pub struct Disk {
     /// Populating a mapping ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub populate: Option<Sourced<BytesPerSecond>>,
-    /// Most bytes per second that one thread brings into the page cache and evicts again on any disk: the kernel's work for
-    /// pages, which bounds a device that streams its weights. Absent: as on the machine where it was measured.
+    /// Most bytes per second that one thread brings into the page cache and evicts again on any disk: the kernel's work
+    /// for pages, which bounds a device that streams its weights. Absent: as on the machine where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turnover: Option<Sourced<BytesPerSecond>>,
     /// Time to the first byte of a request.
@@ -321,8 +321,8 @@ impl Device {
         self.disk.within_limit(rate)
     }
 
-    /// Whether the GPU's weights are pages of the mapped file, as with Metal: they are read again if memory does not keep
-    /// them. Other GPUs have copies that stay.
+    /// Whether the GPU's weights are pages of the mapped file, as with Metal: they are read again if memory does not
+    /// keep them. Other GPUs have copies that stay.
     pub fn gpu_maps_weights(&self) -> bool {
         let unified = self.gpu.as_ref().is_some_and(|gpu| gpu.unified_memory);
         unified && self.memory.page_cache == PageCachePolicy::MacosMetal
@@ -348,15 +348,15 @@ impl Disk {
 impl Cpu {
     /// The single-vector rate of a format.
     ///
-    /// A format without a rate has that of the format with the closest size per weight: decoding is bound by reading, and the
-    /// arithmetic differs by less than the sizes do.
+    /// A format without a rate has that of the format with the closest size per weight: decoding is bound by reading,
+    /// and the arithmetic differs by less than the sizes do.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
         nearest(&self.matvec, format)
     }
 }
 
 impl Gpu {
-    /// Like [`Cpu::matvec_rate`].
+    /// The same as [`Cpu::matvec_rate`] for the GPU.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
         nearest(&self.matvec, format)
     }

@@ -1,8 +1,8 @@
 //! CPU quota of a device.
 //!
-//! A control group's quota: in every period all threads together may use a processor time, then wait for the next period
-//! (kernel/sched/fair.c, bandwidth control). Unused time is lost. So short work runs at full speed and long work at the
-//! quota's share. The rates of a profile with a quota are those without it.
+//! A control group's quota: in every period all threads together may use a processor time, then wait for the next
+//! period (kernel/sched/fair.c, bandwidth control). Unused time is lost. So short work runs at full speed and long work
+//! at the quota's share. The rates of a profile with a quota are those without it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,8 +11,8 @@ use super::Cpu;
 use crate::units::Seconds;
 use crate::values::{PerFormat, Sourced};
 
-/// The range of a quota's processors. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` takes from 1 ms of 1 s; the upper
-/// end is assumed
+/// The range of a quota's processors. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` takes from 1 ms of 1 s; the
+/// upper end is assumed
 const CORES: [f64; 2] = [0.01, 1024.0];
 /// The range of a quota's period. source: kernel/sched/core.c, `min_bw_quota_period_us`, `max_bw_quota_period_us`
 const PERIODS: [f64; 2] = [1e-3, 1.0];

@@ -1,8 +1,8 @@
 //! Shipped device profiles: documents of `profiles/devices/`, part of the program.
 //!
-//! They are the six devices of the prima.cpp paper's testbed (its Table 3) and the five SoCs of the HeteroLLM paper's Table
-//! 1, of which one was measured there. What the paper does not say is inferred from its Table 4 or assumed, and each number
-//! says which.
+//! They are the six devices of the prima.cpp paper's testbed (its Table 3) and the five SoCs of the HeteroLLM paper's
+//! Table 1, of which one was measured there. What the paper does not say is inferred from its Table 4 or assumed, and
+//! each number says which.
 
 use super::Device;
 use crate::document::Document;

@@ -1,8 +1,8 @@
 //! Key locations: finds the line and column of a key in a YAML text.
 //!
-//! An error in a value names its key's path (`cpu.matvec.q4_k`), and the location is found in the text: a key belongs to the
-//! nearest line above it with less indentation, which is how block-style YAML nests. In flow style (`{a: 1}`) several keys
-//! share a line; the search then ends at the innermost key that begins a line.
+//! An error in a value names its key's path (`cpu.matvec.q4_k`), and the location is found in the text: a key belongs
+//! to the nearest line above it with less indentation, which is how block-style YAML nests. In flow style (`{a: 1}`)
+//! several keys share a line; the search then ends at the innermost key that begins a line.
 
 struct KeyLine<'a> {
     /// Spaces and list marks before the key.

@@ -1,8 +1,8 @@
 //! YAML documents: parsing, validation, and errors with line and column.
 //!
 //! Every document's first key names its schema and major version (`schema: device/1`). Its size is limited before it is
-//! parsed; an unknown key, a duplicate key and a number without a unit are errors with line and column; another schema or
-//! version is reported before anything else.
+//! parsed; an unknown key, a duplicate key and a number without a unit are errors with line and column; another schema
+//! or version is reported before anything else.
 
 mod duplicate_key;
 mod key_place;

@@ -1,7 +1,7 @@
 //! Wording of parse errors.
 //!
-//! The parser names Rust types and lists every known key. Here types are replaced by what a user writes, and the key that
-//! was probably meant is suggested.
+//! The parser names Rust types and lists every known key. Here types are replaced by what a user writes, and the key
+//! that was probably meant is suggested.
 
 /// Rust types in the parser's messages, and their description.
 const TYPES: [(&str, &str); 6] = [

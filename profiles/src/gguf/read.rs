@@ -1,9 +1,10 @@
 //! Reader of GGUF headers, with limits.
 //!
 //! GGUF version 2 and 3: magic, version, number of tensors and of keys, the keys, the tensor infos, padding to the
-//! alignment, then the tensors' bytes. The header is read once, front to back, from any reader. The file is not trusted: a
-//! number in it is checked before it is used, against a limit above every real model, against the bytes left in the file,
-//! and against overflow. Memory grows with the bytes really read (at most [`HEADER_LIMIT`]), never with a count.
+//! alignment, then the tensors' bytes. The header is read once, front to back, from any reader. The file is not
+//! trusted: a number in it is checked before it is used, against a limit above every real model, against the bytes left
+//! in the file, and against overflow. Memory grows with the bytes really read (at most [`HEADER_LIMIT`]), never with a
+//! count.
 //!
 //! Not here: split models (`gguf::split`), and the meaning of keys (`gguf::shape`).
 
@@ -89,7 +90,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the header of a file of `file_bytes` bytes from its start. Wrap a file in a `BufReader`: the reads are small.
+    /// Reads the header of a file of `file_bytes` bytes from its start. Wrap a file in a `BufReader`: the reads are
+    /// small.
     pub fn read(reader: impl Read, file_bytes: u64) -> Result<Header, HeaderError> {
         let mut source = Source { reader, at: 0, file_bytes };
         let version = source.preamble()?;

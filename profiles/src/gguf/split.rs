@@ -1,7 +1,8 @@
 //! Split models: several GGUF files that belong together.
 //!
 //! Every part is a GGUF file with `split.no` (from 0), `split.count` and `split.tensors.count` (of all parts together),
-//! named `name-00001-of-00003.gguf` (from 1). The first part has the model's metadata. Opening any part opens the model.
+//! named `name-00001-of-00003.gguf` (from 1). The first part has the model's metadata. Opening any part opens the
+//! model.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -41,8 +41,8 @@ pub struct HeaderWriter {
 pub struct FileLayout {
     /// The header with its padding: the first tensor follows directly.
     pub header: Vec<u8>,
-    /// The tensors in file order, with offsets from the start of the file. The gaps between them, and up to `file_bytes`, are
-    /// zero bytes.
+    /// The tensors in file order, with offsets from the start of the file. The gaps between them, and up to
+    /// `file_bytes`, are zero bytes.
     pub tensors: Vec<TensorInfo>,
     pub file_bytes: u64,
 }

@@ -1,7 +1,7 @@
 //! Wi-Fi paths: the mean time of a message that is alone on its channels.
 //!
-//! X is the channel's log-normal delay, c the overhead of a small message's own transmissions (included in X), `sending` the
-//! time that the message's transmissions take, r the rate of stalls and D their length:
+//! X is the channel's log-normal delay, c the overhead of a small message's own transmissions (included in X),
+//! `sending` the time that the message's transmissions take, r the rate of stalls and D their length:
 //!
 //! ```text
 //! time = sending - c + E max(X, c)                     without stalls and losses
@@ -11,12 +11,12 @@
 //!      + sum over i of max(0, 2 E X - 2^i W / B)       a window W that opens first, on a fresh connection
 //! ```
 //!
-//! The sum over the stalls is of first order: it ignores overlaps. Over two channels, or a channel and a wire, a long message
-//! is transmitted on both at the same time, as in a pipeline of two stages.
+//! The sum over the stalls is of first order: it ignores overlaps. Over two channels, or a channel and a wire, a long
+//! message is transmitted on both at the same time, as in a pipeline of two stages.
 //!
-//! A planner needs a latency and a bandwidth. [`WirelessPath::expected`] gives those of a message of one transmission on a
-//! connection in use: `t_comm` over Wi-Fi is [`Link::time`] of it. Between two stations of one channel
-//! 1 / bandwidth = 1 / up + 1 / down.
+//! A planner needs a latency and a bandwidth. [`WirelessPath::expected`] gives those of a message of one transmission
+//! on a connection in use: `t_comm` over Wi-Fi is [`Link::time`] of it. Between two stations of one channel 1 /
+//! bandwidth = 1 / up + 1 / down.
 //!
 //! Not here: contention, which is simulated.
 
@@ -99,7 +99,8 @@ impl<'a> WirelessPath<'a> {
         self.overhead() + self.wire_latency()
     }
 
-    /// The most bytes of one transmission: no channel takes longer for them than its burst, and they are at least a segment.
+    /// The most bytes of one transmission: no channel takes longer for them than its burst, and they are at least a
+    /// segment.
     pub fn burst_bytes(&self) -> Bytes {
         let ends = [&self.sender, &self.receiver];
         let bytes = |end: &&Endpoint| end.channel().map(|channel| end.rate().0 * channel.burst.value.0);
@@ -213,8 +214,8 @@ impl<'a> WirelessPath<'a> {
     }
 }
 
-/// The time that a connection that begins with the initial window waits for acknowledgements. Each round trip doubles the
-/// window W; while it opens, the connection is busy for W / B of every round trip.
+/// The time that a connection that begins with the initial window waits for acknowledgements. Each round trip doubles
+/// the window W; while it opens, the connection is busy for W / B of every round trip.
 pub fn opening(round_trip: Seconds, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes) -> Seconds {
     let (mut window, mut sent, mut waited) = (tcp.initial_window.value.0, 0u64, Seconds(0.0));
     loop {
@@ -228,8 +229,8 @@ pub fn opening(round_trip: Seconds, tcp: &Tcp, rate: BytesPerSecond, bytes: Byte
     }
 }
 
-/// The probabilities that a message of `segments` segments needs the retransmission timer, and that it needs only a fast
-/// retransmission.
+/// The probabilities that a message of `segments` segments needs the retransmission timer, and that it needs only a
+/// fast retransmission.
 pub fn losses(loss: f64, segments: u64) -> [f64; 2] {
     let tail = segments.min(REPORTING_SEGMENTS);
     let none_of = |count: u64| (1.0 - loss).powi(i32::try_from(count).unwrap_or(i32::MAX));

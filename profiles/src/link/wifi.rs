@@ -1,9 +1,9 @@
 //! Wi-Fi channels of a scenario, and the TCP connections over them.
 //!
-//! One transmission at a time is on a channel. It takes an overhead and its bytes at the channel's rate, up to a burst; a
-//! longer message is sent in several. A station sends to the access point and the access point to a station, so that a
-//! message between two stations is transmitted twice. A message also has a log-normal delay (power saving, drivers, queues
-//! of the access point), and sometimes meets a stall in which nothing is sent.
+//! One transmission at a time is on a channel. It takes an overhead and its bytes at the channel's rate, up to a burst;
+//! a longer message is sent in several. A station sends to the access point and the access point to a station, so that
+//! a message between two stations is transmitted twice. A message also has a log-normal delay (power saving, drivers,
+//! queues of the access point), and sometimes meets a stall in which nothing is sent.
 //!
 //! Every number has a default with its source, except the bandwidth and the stations.
 //!
@@ -22,8 +22,8 @@ use crate::values::Sourced;
 /// source: RFC 9293, RFC 7323
 pub const MSS: Bytes = Bytes(1448);
 
-/// The range of a channel's rate. source: IEEE 802.11-2020, whose slowest rate is 1 Mbit/s; the largest is assumed, above
-/// all products
+/// The range of a channel's rate. source: IEEE 802.11-2020, whose slowest rate is 1 Mbit/s; the largest is assumed,
+/// above all products
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
 /// The longest overhead, burst and delay.
 /// source: assumed, far above every network, to detect wrong units
@@ -141,20 +141,20 @@ pub struct Stall {
 #[serde(deny_unknown_fields, default, expecting = "what TCP adds, as `{idle_restart: true}`")]
 pub struct Tcp {
     /// Whether a connection that was idle for a retransmission timeout begins again with the initial window (RFC 5681,
-    /// section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than that window then waits for acknowledgements,
-    /// a round trip for each doubling.
+    /// section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than that window then waits for
+    /// acknowledgements, a round trip for each doubling.
     pub idle_restart: bool,
     /// Bytes that a connection sends before the first acknowledgement.
     pub initial_window: Sourced<Bytes>,
-    /// Share of segments lost in spite of the channel's own retransmissions. If three later segments of the same message
-    /// report a loss (RFC 5681, section 3.2), it costs a round trip; otherwise the timeout.
+    /// Share of segments lost in spite of the channel's own retransmissions. If three later segments of the same
+    /// message report a loss (RFC 5681, section 3.2), it costs a round trip; otherwise the timeout.
     pub loss: Sourced<Fraction>,
     /// Retransmission timeout.
     pub rto: Sourced<Seconds>,
 }
 
-/// One transmission of best effort at 5 GHz by IEEE 802.11-2020: AIFS 43 us, 7.5 slots of back-off 68 us, preamble 40 us,
-/// SIFS 16 us, block acknowledgement 32 us.
+/// One transmission of best effort at 5 GHz by IEEE 802.11-2020: AIFS 43 us, 7.5 slots of back-off 68 us, preamble 40
+/// us, SIFS 16 us, block acknowledgement 32 us.
 fn usual_overhead() -> Sourced<Seconds> {
     Sourced::new(
         Seconds(0.2e-3),

@@ -1,7 +1,7 @@
 //! Compute rates of the executor's kernels on this machine.
 //!
-//! The caller provides the [`Kernels`]; this module decides what they compute. A product of a matrix of `rows` x `columns`
-//! with one vector is 2 rows columns operations, whatever the format.
+//! The caller provides the [`Kernels`]; this module decides what they compute. A product of a matrix of `rows` x
+//! `columns` with one vector is 2 rows columns operations, whatever the format.
 //!
 //! - in cache: a matrix of [`CACHED`] bytes, many times in one call, so that waking threads does not count;
 //! - streamed: matrices of [`STREAMED`] bytes one after another through a buffer as large as memory allows, as in decoding;
@@ -42,11 +42,12 @@ pub trait Kernels {
     /// The formats that they can multiply.
     fn formats(&self) -> Vec<Format>;
 
-    /// Multiplies a matrix with `tokens` vectors, `repeats` times in one call. `weights` are whole rows of `columns` weights;
-    /// the vectors are arbitrary.
+    /// Multiplies a matrix with `tokens` vectors, `repeats` times in one call. `weights` are whole rows of `columns`
+    /// weights; the vectors are arbitrary.
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize);
 
-    /// Computes one layer's attention of one token over a cache of a usual length that is in no near cache. Returns the work.
+    /// Computes one layer's attention of one token over a cache of a usual length that is in no near cache. Returns the
+    /// work.
     fn attend(&mut self) -> Flops;
 
     /// Writes the keys and values of `tokens` tokens into one layer's cache. Returns the bytes.

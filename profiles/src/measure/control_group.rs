@@ -1,8 +1,8 @@
 //! Control groups of this process, and their CPU quota.
 //!
-//! `/proc/self/cgroup` names a group of version 2 (no controllers), of version 1 (one hierarchy a controller), or of both;
-//! `/proc/self/mountinfo` has their mount points. The limits of all groups above hold as well. Other systems than Linux
-//! have none.
+//! `/proc/self/cgroup` names a group of version 2 (no controllers), of version 1 (one hierarchy a controller), or of
+//! both; `/proc/self/mountinfo` has their mount points. The limits of all groups above hold as well. Other systems than
+//! Linux have none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,8 +81,8 @@ impl<'t> Mount<'t> {
         folders.map(|at| Self { top: "/", at }).into()
     }
 
-    /// A group's path below the mount. In a container the mount may begin at a group whose path differs from the one seen here;
-    /// then the top is the best that is known.
+    /// A group's path below the mount. In a container the mount may begin at a group whose path differs from the one
+    /// seen here; then the top is the best that is known.
     fn within<'p>(&self, path: &'p str) -> &'p str {
         let below = path.strip_prefix(self.top.trim_end_matches('/')).unwrap_or("");
         if below.split('/').any(|part| part == "..") { "" } else { below.trim_start_matches('/') }

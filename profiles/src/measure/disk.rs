@@ -1,9 +1,10 @@
 //! Disk rates of this machine.
 //!
-//! Four kinds of reads, each cold: explicit reads, page faults of the compute threads on a mapping, populating a mapping
-//! ahead of use, and single pages at random positions. And the processor time of a thread that streams (advises, populates
-//! and discards), which bounds it on any disk. The model's own file is read if there is one, because file systems and file
-//! layouts differ; otherwise, or if other processes keep its pages in memory, a scratch file beside it.
+//! Four kinds of reads, each cold: explicit reads, page faults of the compute threads on a mapping, populating a
+//! mapping ahead of use, and single pages at random positions. And the processor time of a thread that streams
+//! (advises, populates and discards), which bounds it on any disk. The model's own file is read if there is one,
+//! because file systems and file layouts differ; otherwise, or if other processes keep its pages in memory, a scratch
+//! file beside it.
 
 use std::fs::{self, File};
 use std::io;

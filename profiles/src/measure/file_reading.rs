@@ -1,11 +1,12 @@
 //! Timing of cold reads from a file.
 //!
-//! A [`ColdFile`] is read window after window; each is dropped from the page cache at once, so that a small memory never
-//! fills and the next round is cold again. A window is at most a quarter of the available memory. Only the reads are timed.
+//! A [`ColdFile`] is read window after window; each is dropped from the page cache at once, so that a small memory
+//! never fills and the next round is cold again. A window is at most a quarter of the available memory. Only the reads
+//! are timed.
 //!
-//! Reading continues where it stopped, from sample to sample and from the end of the file to its start: what the system read
-//! ahead at the end of one sample is the beginning of the next. Half a sample is read before the first without counting,
-//! which also uses up the burst of a throttle's token bucket.
+//! Reading continues where it stopped, from sample to sample and from the end of the file to its start: what the system
+//! read ahead at the end of one sample is the beginning of the next. Half a sample is read before the first without
+//! counting, which also uses up the burst of a throttle's token bucket.
 
 use std::fs::File;
 use std::io;
@@ -47,7 +48,7 @@ pub(super) struct ColdFile {
 }
 
 impl ColdFile {
-    /// Two descriptions of an open file are given. `most` limits the bytes in memory at a time.
+    /// Takes two file descriptors of one file. `most` limits the bytes in memory at a time.
     pub(super) fn new(path: &Path, files: [File; 2], length: u64, most: u64) -> ColdFile {
         let [file, jumping] = files;
         mapping::expect_jumps(&jumping);
@@ -69,8 +70,8 @@ impl ColdFile {
         self.position..(self.position + self.window).min(self.length)
     }
 
-    /// The bytes per second of `read`, which gets a file, a cold range of it and the time to stop at, and returns how many bytes
-    /// from the start of the range it read.
+    /// The bytes per second of `read`, which gets a file, a cold range of it and the time to stop at, and returns how
+    /// many bytes from the start of the range it read.
     pub(super) fn rate(
         &mut self,
         effort: &Effort,
@@ -177,8 +178,8 @@ pub(super) fn sequentially(file: &File, range: Range<u64>, until: f64) -> io::Re
     Ok(at - range.start)
 }
 
-/// Touches every page of a mapping from front to back with several threads that share a counter, as the executor's threads
-/// do with the rows of a matrix.
+/// Touches every page of a mapping from front to back with several threads that share a counter, as the executor's
+/// threads do with the rows of a matrix.
 pub(super) fn by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
     let map = mapping::map(file, range)?;
     let next = AtomicU64::new(0);
@@ -219,7 +220,7 @@ pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::
     Ok(at as u64)
 }
 
-/// Other systems have no such call.
+/// Does nothing: other systems have no such call.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
     let _ = POPULATE;

@@ -1,8 +1,9 @@
 //! Mappings: memory that behaves like a model's weights, and control of the page cache.
 //!
 //! Weights are in mapped files, in pages of 4 KiB. The buffer that stands for them is an anonymous mapping without huge
-//! pages, so that it has the same address translations. Every byte is [`FILL`]: as f32, f16, bf16 and as scales and quants
-//! of every block format this is an ordinary number, neither zero nor subnormal, so that arithmetic has its usual speed.
+//! pages, so that it has the same address translations. Every byte is [`FILL`]: as f32, f16, bf16 and as scales and
+//! quants of every block format this is an ordinary number, neither zero nor subnormal, so that arithmetic has its
+//! usual speed.
 
 use std::fs::File;
 use std::io;
@@ -58,8 +59,8 @@ pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
     unsafe { options.map(file) }
 }
 
-/// Advises that the file's clean pages in this range leave the page cache. Mapped pages stay, so the caller unmaps its own
-/// first.
+/// Advises that the file's clean pages in this range leave the page cache. Mapped pages stay, so the caller unmaps its
+/// own first.
 pub fn drop_cache(file: &File, range: &Range<u64>) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {

@@ -1,8 +1,8 @@
 //! Memory read bandwidth: T_cpu of the latency model.
 //!
-//! All threads add up the words of one large buffer, each taking the next piece from a shared counter, like the rows of a
-//! matrix. A sum is the least arithmetic that reads every byte, so this is the upper bound of decoding. The buffer is as
-//! large as memory allows, because a model's weights do not stay in a cache between tokens either.
+//! All threads add up the words of one large buffer, each taking the next piece from a shared counter, like the rows of
+//! a matrix. A sum is the least arithmetic that reads every byte, so this is the upper bound of decoding. The buffer is
+//! as large as memory allows, because a model's weights do not stay in a cache between tokens either.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

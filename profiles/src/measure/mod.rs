@@ -1,9 +1,9 @@
 //! Measurements of this machine.
 //!
-//! The only module of this crate that touches hardware and reads clocks. Every number is the median of several samples with
-//! their spread, and says how it was measured. The caller provides the kernels ([`Kernels`]), so that a rate is that of the
-//! kernels which will run. All times are wall time: under a quota or a throttle a process gets less, and that is the number
-//! wanted. The workloads are small and bounded in time, memory and disk space ([`Effort`]).
+//! The only module of this crate that touches hardware and reads clocks. Every number is the median of several samples
+//! with their spread, and says how it was measured. The caller provides the kernels ([`Kernels`]), so that a rate is
+//! that of the kernels which will run. All times are wall time: under a quota or a throttle a process gets less, and
+//! that is the number wanted. The workloads are small and bounded in time, memory and disk space ([`Effort`]).
 
 pub mod compute;
 pub mod control_group;

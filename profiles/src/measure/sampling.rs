@@ -1,8 +1,8 @@
 //! Sampling: repeats a measurement until its median is known.
 //!
-//! A number is the median of several samples; its spread is half the distance between the quartiles over the median. Each
-//! sample repeats the work until the clock's resolution, a scheduler's slice or a throttle's burst no longer matters. Under
-//! a CPU quota a sample spans several periods: within one, a process runs at full speed or not at all.
+//! A number is the median of several samples; its spread is half the distance between the quartiles over the median.
+//! Each sample repeats the work until the clock's resolution, a scheduler's slice or a throttle's burst no longer
+//! matters. Under a CPU quota a sample spans several periods: within one, a process runs at full speed or not at all.
 
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// About fifteen seconds for a whole device.
+    /// The quick effort: about fifteen seconds for a whole device.
     pub fn quick() -> Effort {
         Effort {
             samples: 5,
@@ -53,7 +53,7 @@ impl Effort {
         }
     }
 
-    /// About a minute for a whole device.
+    /// The full effort: about a minute for a whole device.
     pub fn full() -> Effort {
         Effort {
             samples: 9,
@@ -66,7 +66,7 @@ impl Effort {
         }
     }
 
-    /// Milliseconds, for tests: the values are meaningless.
+    /// A minimal effort of milliseconds, for tests: the values are meaningless.
     pub fn token() -> Effort {
         Effort {
             samples: 2,

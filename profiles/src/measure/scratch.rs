@@ -1,8 +1,8 @@
 //! Scratch file for measuring a disk.
 //!
-//! Its size is bounded by the effort, by a tenth of the free space and by the time for writing it. It contains incompressible
-//! numbers, and is flushed. On Unix its name is removed as soon as it is open, so that nothing is left behind however the
-//! process ends.
+//! Its size is bounded by the effort, by a tenth of the free space and by the time for writing it. It contains
+//! incompressible numbers, and is flushed. On Unix its name is removed as soon as it is open, so that nothing is left
+//! behind however the process ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -46,8 +46,8 @@ impl Scratch {
     }
 }
 
-/// Removes the name when dropped. On Unix the open file remains usable; elsewhere a file in use cannot be removed, and stays
-/// until it is closed.
+/// Removes the name when dropped. On Unix the open file remains usable; elsewhere a file in use cannot be removed, and
+/// stays until it is closed.
 struct Name(PathBuf);
 
 impl Drop for Name {

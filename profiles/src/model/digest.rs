@@ -1,9 +1,9 @@
 //! Digests of models, by which a plan identifies its model.
 //!
-//! A file's digest: SHA-256 over, for each part, the header's bytes and the file's size, and then the first 4 KiB of every
-//! tensor in file order. That takes milliseconds for 40 GB, and models that differ at all differ there. A shape's digest:
-//! SHA-256 over the dimensions that determine sizes, and the quantisation's name, without the context length and the
-//! model's name.
+//! A file's digest: SHA-256 over, for each part, the header's bytes and the file's size, and then the first 4 KiB of
+//! every tensor in file order. That takes milliseconds for 40 GB, and models that differ at all differ there. A shape's
+//! digest: SHA-256 over the dimensions that determine sizes, and the quantisation's name, without the context length
+//! and the model's name.
 
 use std::fmt::Write as _;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! `model/1` documents: models that need not exist as files.
 //!
-//! A document has the dimensions and the quantisation of a model and their source, so that the model can be planned for,
-//! simulated, or synthesised.
+//! A document has the dimensions and the quantisation of a model and their source, so that the model can be planned
+//! for, simulated, or synthesised.
 //!
 //! ```
 //! use hearth_profiles::Document;

@@ -1,8 +1,8 @@
 //! Dimensions of a model, from the metadata of its GGUF file.
 //!
 //! Keys as in the GGUF specification, `<architecture>.block_count` and so on. The vocabulary is the number of rows of
-//! `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has; the head is tied if there
-//! is no `output.weight`.
+//! `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has; the head is tied if
+//! there is no `output.weight`.
 
 use super::shape::{Architecture, ModelShape};
 use crate::gguf::{Array, GgufError, GgufModel, Value};

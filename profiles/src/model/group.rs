@@ -1,11 +1,11 @@
 //! Bytes and work of a set of tensors, by format.
 //!
-//! The planner divides the work in each format by a device's speed in that format (`sum_q f_q / s_q`). Work is for one token:
-//! two operations a weight of a matrix (multiply and add), four an element of a normalisation (square, add, scale, weigh),
-//! one an element of a bias.
+//! The planner divides the work in each format by a device's speed in that format (`sum_q f_q / s_q`). Work is for one
+//! token: two operations a weight of a matrix (multiply and add), four an element of a normalisation (square, add,
+//! scale, weigh), one an element of a bias.
 //!
-//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the elementwise
-//! rest (rope, activation function, residual), below a thousandth of the matrices.
+//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the
+//! elementwise rest (rope, activation function, residual), below a thousandth of the matrices.
 
 use std::collections::BTreeMap;
 

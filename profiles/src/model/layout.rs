@@ -1,7 +1,7 @@
 //! Tensors of a model of a given shape.
 //!
-//! Names, dimensions and file order as llama.cpp's converters write them: embedding, layers, output norm, output head. The
-//! list gives the sizes of a model document, generates synthetic files and checks that a file is complete.
+//! Names, dimensions and file order as llama.cpp's converters write them: embedding, layers, output norm, output head.
+//! The list gives the sizes of a model document, generates synthetic files and checks that a file is complete.
 //!
 //! Not here: the format of each tensor (`model::quant`).
 

@@ -1,8 +1,8 @@
 //! Quantisations: the format of each tensor of a model.
 //!
-//! A model is `pure` (every matrix in one format) or mixed by a rule of llama.cpp's quantiser (`llama_tensor_get_type`),
-//! which stores the output head (the embedding, if it is the head) and a few matrices in more bits. Here v is `attn_v`, down
-//! `ffn_down` and out `attn_output`:
+//! A model is `pure` (every matrix in one format) or mixed by a rule of llama.cpp's quantiser
+//! (`llama_tensor_get_type`), which stores the output head (the embedding, if it is the head) and a few matrices in
+//! more bits. Here v is `attn_v`, down `ffn_down` and out `attn_output`:
 //!
 //! - `q4_k_m`, `q5_k_m`: `Q4_K` or `Q5_K`; head `Q6_K`; v and down `Q6_K` in half of the layers, the first and last
 //!   eighth and every third between.
@@ -217,8 +217,8 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
 }
 
 impl Quant {
-    /// The number of `general.file_type`, if llama.cpp has one. Pure `q5_k` and the like have none; the mixed type with the same
-    /// base is the nearest.
+    /// The number of `general.file_type`, if llama.cpp has one. Pure `q5_k` and the like have none; the mixed type with
+    /// the same base is the nearest.
     pub fn file_type(self) -> Option<u32> {
         let name = match self {
             Quant::Pure(Format::Q2K) => "q2_k_m",

@@ -1,7 +1,7 @@
 //! Dimensions of a model, from which the sizes of tensors, KV cache and activations follow.
 //!
-//! They come from a file's metadata (`gguf::GgufModel::shape`) or from a `model/1` document, and pass the same check, so that
-//! products of them cannot overflow.
+//! They come from a file's metadata (`gguf::GgufModel::shape`) or from a `model/1` document, and pass the same check,
+//! so that products of them cannot overflow.
 //!
 //! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base, soft
 //! caps), which only the executor needs.
@@ -167,8 +167,9 @@ impl ModelShape {
         element * ((self.key_width() + self.value_width()) * u64::from(context))
     }
 
-    /// Work of one layer's attention for one token that sees `kv_length` tokens, itself included: a dot product with each key,
-    /// a softmax of about 5 operations a score, and a weighted sum of the values. The projections count as weights.
+    /// Work of one layer's attention for one token that sees `kv_length` tokens, itself included: a dot product with
+    /// each key, a softmax of about 5 operations a score, and a weighted sum of the values. The projections count as
+    /// weights.
     pub fn attention_flops_per_layer(&self, kv_length: u32) -> Flops {
         let a_score = 2 * u64::from(self.key_length) + 2 * u64::from(self.value_length) + 5;
         Flops((u64::from(self.heads) * u64::from(kv_length) * a_score) as f64)

@@ -1,7 +1,7 @@
 //! Shipped models: documents of `profiles/models/`, part of the program.
 //!
-//! They are the seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled models
-//! share, draft models for some of them, and the synthetic presets that `runtime::synth` can write.
+//! They are the seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled
+//! models share, draft models for some of them, and the synthetic presets that `runtime::synth` can write.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;

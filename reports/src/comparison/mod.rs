@@ -1,12 +1,12 @@
 //! Comparison of simulated and measured runs.
 //!
-//! Every trace becomes a [`Run`] with its numbers. A simulated and a measured run of the same plan become a [`Pair`] with
-//! a row for each quantity; the error is the predicted value less the measured one. The terms of a pair sum to its TPOT.
-//! Where a run has several tokens, its time per token and the terms have the confidence interval of
+//! Every trace becomes a [`Run`] with its numbers. A simulated and a measured run of the same plan become a [`Pair`]
+//! with a row for each quantity; the error is the predicted value less the measured one. The terms of a pair sum to its
+//! TPOT. Where a run has several tokens, its time per token and the terms have the confidence interval of
 //! [`hearth_core::metrics::intervals`], and the error has that of both.
 //!
-//! With more than two traces each run is paired with the first run of the other origin and the same plan. Other runs stay
-//! alone, and a note says why.
+//! With more than two traces each run is paired with the first run of the other origin and the same plan. Other runs
+//! stay alone, and a note says why.
 //!
 //! Not here: rounding (`crate::text::numbers`) and layout (`crate::sections::tables`).
 

@@ -1,7 +1,7 @@
 //! The document model of a report, printed as HTML and as Markdown.
 //!
-//! A report is sections of blocks; [`html`] and [`markdown`] print the same blocks. Text keeps the words of this program
-//! apart from names that came with a trace, so that each format can escape and set them in its own way.
+//! A report is sections of blocks; [`html`] and [`markdown`] print the same blocks. Text keeps the words of this
+//! program apart from names that came with a trace, so that each format can escape and set them in its own way.
 //!
 //! Not here: what the sections hold ([`crate::sections`], [`crate::published`], [`crate::validation`]).
 

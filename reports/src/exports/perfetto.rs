@@ -39,12 +39,12 @@ const NPU: usize = 500_000;
 /// The first thread of run events, beyond all threads of steps.
 const EVENTS: usize = 1_000_000;
 
-/// One trace as a JSON file for a time line viewer.
+/// Exports one trace as a JSON file for a timeline viewer.
 pub fn export(trace: &Trace) -> Vec<u8> {
     write(&[(None, trace)])
 }
 
-/// Several traces in one file, each with a prefix for its devices' names.
+/// Exports several traces into one file, each with a prefix for its devices' names.
 pub fn overlay(traces: &[(&str, &Trace)]) -> Vec<u8> {
     let named: Vec<(Option<&str>, &Trace)> =
         traces.iter().map(|(prefix, trace)| (Some(*prefix), *trace)).collect();

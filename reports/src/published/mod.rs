@@ -1,9 +1,9 @@
 //! Published numbers of other systems, and their comparison with the simulator.
 //!
-//! A `published/1` document is a grid of rows (a model size, a set of devices, a number of rounds) and systems, with the
-//! scenario or the options of each run and the published numbers. Claims are ratios that a text states without a table.
-//! No number of a document sets a parameter; the document names the rows to which parameters of the shipped devices were
-//! fitted.
+//! A `published/1` document is a grid of rows (a model size, a set of devices, a number of rounds) and systems, with
+//! the scenario or the options of each run and the published numbers. Claims are ratios that a text states without a
+//! table. No number of a document sets a parameter; the document names the rows to which parameters of the shipped
+//! devices were fitted.
 //!
 //! A row is either a scenario, which is planned and simulated with each system, or a pass of a model through one GPU,
 //! which is predicted from two numbers of the GPU ([`speeds`]).
@@ -196,7 +196,7 @@ impl Published {
         })
     }
 
-    /// Row and system of a cell by name.
+    /// The row and the system of a cell, found by name.
     pub fn place(&self, [row, system]: &[String; 2]) -> Option<(usize, usize)> {
         Some((self.rows.iter().position(|entry| entry.label == *row)?, self.system(system)?))
     }

@@ -34,7 +34,8 @@ pub struct Error {
     pub tolerance: f64,
     /// Whether parameters were fitted to this row.
     pub fitted: bool,
-    /// Whether the simulated time is within the tolerance. A tolerance of a half or more is a factor in both directions.
+    /// Whether the simulated time is within the tolerance. A tolerance of a half or more is a factor in both
+    /// directions.
     pub within: bool,
     /// Whether the document excludes it from the medians.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -1,7 +1,8 @@
 //! Published speeds of one GPU, compared with a roofline prediction from its compute rate and bandwidth.
 //!
-//! A row of a `published/1` document may be a pass of a model through one GPU instead of a scenario, and a system of it a
-//! GPU. Speeds are in tokens per second; a prompt of P tokens at v tokens per second has a time to first token of P / v.
+//! A row of a `published/1` document may be a pass of a model through one GPU instead of a scenario, and a system of it
+//! a GPU. Speeds are in tokens per second; a prompt of P tokens at v tokens per second has a time to first token of P /
+//! v.
 //!
 //! The error of a speed is predicted over published, less 1. The mean of the absolute errors is over the cells to which
 //! nothing was fitted and which the document does not exclude; excluded cells are shown with their reason.
@@ -118,7 +119,7 @@ impl Row {
     }
 }
 
-/// Why a system cannot run a row, if it cannot.
+/// The reason why a system cannot run a row, if any.
 pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.roofline.is_some(), &system.gpu, &system.planner) {

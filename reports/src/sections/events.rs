@@ -1,7 +1,7 @@
 //! The section on events of a run: devices that slow down, lose memory or leave, and the effect on the time per token.
 //!
-//! A table with the time of a token before, during and after each event; a table of memory pressure where other programs
-//! took memory; and a sentence for the cost of each device that was lost.
+//! A table with the time of a token before, during and after each event; a table of memory pressure where other
+//! programs took memory; and a sentence for the cost of each device that was lost.
 //!
 //! Not here: the numbers ([`hearth_core::metrics::event_impact`]).
 

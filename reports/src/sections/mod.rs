@@ -1,7 +1,8 @@
 //! The sections of a report on traces, in reading order.
 //!
 //! The most important come first: the speed and its reasons (summary), the quality of the prediction, the work of each
-//! device, events, a single token, the variation between tokens, the dependence on rounds and model size, and provenance.
+//! device, events, a single token, the variation between tokens, the dependence on rounds and model size, and
+//! provenance.
 //!
 //! Not here: how a section is printed ([`crate::document`]).
 

@@ -1,8 +1,8 @@
 //! The time per token over the number of rounds, and over the size of the model, of the runs of a report.
 //!
 //! Runs of one origin and model with different numbers of rounds make a line over k; runs of one origin and number of
-//! rounds with different models make a line over the bytes of their weights. A trace has the model's name only: the bytes
-//! are those of the shipped model of that name, and a model that is not shipped is left out.
+//! rounds with different models make a line over the bytes of their weights. A trace has the model's name only: the
+//! bytes are those of the shipped model of that name, and a model that is not shipped is left out.
 //!
 //! Not here: charts of a sweep, which the command line passes in ([`crate::charts::lines`]).
 

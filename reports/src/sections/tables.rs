@@ -1,7 +1,7 @@
 //! Tables of the numbers of a comparison.
 //!
-//! One list of rounded numbers serves the page, the Markdown and the CSV file; they differ in digits. The terms of a run
-//! are rounded together, so that they sum to the printed time per token. An error is the difference of two printed
+//! One list of rounded numbers serves the page, the Markdown and the CSV file; they differ in digits. The terms of a
+//! run are rounded together, so that they sum to the printed time per token. An error is the difference of two printed
 //! numbers, so that errors add up too.
 //!
 //! Not here: where the numbers come from ([`crate::comparison`]).

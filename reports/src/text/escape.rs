@@ -1,8 +1,8 @@
 //! Escaping of names for HTML, SVG, Markdown and CSV.
 //!
-//! Every text that comes with a trace (devices, model, scenario, kernel) passes through one of these functions before it
-//! is written, so that a name cannot become markup. Control characters and marks that reverse the direction of writing
-//! become U+FFFD in every format.
+//! Every text that comes with a trace (devices, model, scenario, kernel) passes through one of these functions before
+//! it is written, so that a name cannot become markup. Control characters and marks that reverse the direction of
+//! writing become U+FFFD in every format.
 //!
 //! Not here: JSON, which `serde_json` escapes, and the quotes of CSV, which the `csv` crate writes.
 

@@ -1,8 +1,8 @@
 //! Rounded numbers for print, such that printed columns add up.
 //!
-//! Terms that are rounded one by one can miss their total by a last digit or two. Here the total is rounded first and the
-//! parts by the largest remainder method: each part is rounded down, and the units still missing go to the parts that
-//! lost most. Differences are taken between printed numbers, so that a column of errors adds up too.
+//! Terms that are rounded one by one can miss their total by a last digit or two. Here the total is rounded first and
+//! the parts by the largest remainder method: each part is rounded down, and the units still missing go to the parts
+//! that lost most. Differences are taken between printed numbers, so that a column of errors adds up too.
 //!
 //! Not here: which numbers are printed ([`crate::comparison`]).
 

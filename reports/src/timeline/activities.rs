@@ -1,9 +1,9 @@
 //! Activities of each device's processor, GPU and disk, as intervals.
 //!
 //! A computing step is split by its cost: waiting for a processor, waiting for the disk, copying, computing. The trace
-//! has the length of each part but not its time, because the waits are between the pages of the step; they are put at its
-//! beginning. Reading ahead is split into the part during which the device computed nothing (hidden, as the metrics count
-//! it) and the part that ran while it computed.
+//! has the length of each part but not its time, because the waits are between the pages of the step; they are put at
+//! its beginning. Reading ahead is split into the part during which the device computed nothing (hidden, as the metrics
+//! count it) and the part that ran while it computed.
 //!
 //! Not here: drawing ([`crate::charts::gantt`]) and the export for viewers ([`crate::exports::perfetto`]).
 

@@ -1,8 +1,8 @@
 //! Messages of a trace: each `send` with its `receive`.
 //!
-//! Messages of one pass between two devices arrive in the order in which they were sent, so the first `receive` belongs to
-//! the first `send`. A `send` without a peer gets the first free `receive` on another device that ended after the sending
-//! began.
+//! Messages of one pass between two devices arrive in the order in which they were sent, so the first `receive` belongs
+//! to the first `send`. A `send` without a peer gets the first free `receive` on another device that ended after the
+//! sending began.
 //!
 //! Not here: how long a message took; the clocks of a measured trace agree only nearly.
 

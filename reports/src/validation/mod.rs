@@ -1,7 +1,7 @@
 //! Validation of the simulator on a suite of scenarios that were predicted and then measured.
 //!
-//! A [`Case`] is one scenario: predictions, and the measurement after each. [`scores`] computes errors and order, [`page`]
-//! lays them out.
+//! A [`Case`] is one scenario: predictions, and the measurement after each. [`scores`] computes errors and order,
+//! [`page`] lays them out.
 //!
 //! Not here: running them (the command line), and the numbers of one run ([`hearth_core::metrics`]).
 

@@ -1,7 +1,7 @@
 //! The page of a validation suite.
 //!
-//! The acceptance criteria, the numbers of each scenario, the terms, the pairs in the wrong order, failed scenarios, and
-//! the machine.
+//! The acceptance criteria, the numbers of each scenario, the terms, the pairs in the wrong order, failed scenarios,
+//! and the machine.
 //!
 //! Not here: the scores ([`super::scores`]).
 

@@ -1,9 +1,9 @@
 //! A strict checker of the trace event format.
 //!
-//! "Trace Event Format" (Google, 2016) and what Perfetto's importer counts as an error: an object with `traceEvents`, in
-//! it events of known phases with exactly their keys; numbers that are finite and times that are not negative; a name
-//! for every process and thread that is used; stretches of one thread apart or one within the other; flows that begin
-//! once and end once, later, on a stretch of the same process and thread; counters that grow in time.
+//! "Trace Event Format" (Google, 2016) and what Perfetto's importer counts as an error: an object with `traceEvents`,
+//! in it events of known phases with exactly their keys; numbers that are finite and times that are not negative; a
+//! name for every process and thread that is used; stretches of one thread apart or one within the other; flows that
+//! begin once and end once, later, on a stretch of the same process and thread; counters that grow in time.
 //!
 //! It is written from the format's description, not from the exporter.
 

@@ -187,7 +187,7 @@ pub enum Role {
 pub struct PlannedDevice {
     /// The name in the scenario.
     pub name: String,
-    /// Where its worker listens; the lab fills it in.
+    /// The address of its worker; the lab fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub role: Role,

@@ -32,7 +32,7 @@ pub struct BackgroundLoad {
 }
 
 impl BackgroundLoad {
-    /// No load; `withheld` bytes are still to be swapped out.
+    /// No load; `withheld` bytes remain to be swapped out.
     pub fn quiet(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
@@ -62,7 +62,8 @@ impl BackgroundLoad {
         self
     }
 
-    /// Returns the memory for weights where the plan counts on `planned`, or `None` if weights could not pass through it.
+    /// Returns the memory for weights where the plan counts on `planned`, or `None` if weights could not pass through
+    /// it.
     pub fn room(&self, planned: Bytes) -> Option<Bytes> {
         // At the start the system swaps at least enough for the device to begin.
         let withheld = self.withheld.min((planned.as_f64() - MIN_WEIGHT_CACHE.as_f64()).max(0.0));

@@ -1,8 +1,9 @@
 //! A simulated device: executes the steps of its schedule on one thread of control, as the executor does.
 //!
 //! A message is handled when the steps of the previous one are done. Computing on the CPU is a walk through the mapped
-//! weights (`crate::device::walk`). Computing on the GPU takes its time without the disk, except that Metal first brings
-//! its mapped weights in. Sending and reading ahead go to the link and the helper thread and cost this thread nothing.
+//! weights (`crate::device::walk`). Computing on the GPU takes its time without the disk, except that Metal first
+//! brings its mapped weights in. Sending and reading ahead go to the link and the helper thread and cost this thread
+//! nothing.
 //!
 //! Not here: which steps there are (`hearth_core::schedule`), and the ring (`crate::ring`).
 

@@ -99,8 +99,8 @@ impl<'a> DeviceSim<'a> {
         ctx.records.push(Record { end: now, kind, ..walk.record });
     }
 
-    /// Adopts its part of another plan, after [`DeviceSim::stop`]. The page cache keeps its content, unless the new part
-    /// has chunks of another size; then it starts empty.
+    /// Adopts its part of another plan, after [`DeviceSim::stop`]. The page cache keeps its content, unless the new
+    /// part has chunks of another size; then it starts empty.
     pub fn reconfigure(&mut self, config: DeviceConfig<'a>) {
         (self.schedule, self.layout, self.residency) = (config.schedule, config.layout, config.residency);
         (self.drafter, self.uploads, self.reads_single_rows) =

@@ -1,7 +1,7 @@
 //! Setup: builds the devices of a run from their profiles and the plan.
 //!
-//! A device's profile and its part of a plan become a page cache, a disk, a helper thread and a draft model. All of it is
-//! new; `crate::ring::reconfiguration` decides what is kept when a ring gets another plan.
+//! A device's profile and its part of a plan become a page cache, a disk, a helper thread and a draft model. All of it
+//! is new; `crate::ring::reconfiguration` decides what is kept when a ring gets another plan.
 
 use std::borrow::Cow;
 

@@ -5,8 +5,8 @@
 //! file and compete for the disk.
 //!
 //! The costs of the kernel itself are measured on Linux 6.18 and stated in [`KernelCosts`]: `WILLNEED` returns before
-//! its reads arrive, after allocating and charging every page, so its pages hold memory while in flight; scanning a page
-//! for reclaim takes time of the thread that allocates.
+//! its reads arrive, after allocating and charging every page, so its pages hold memory while in flight; scanning a
+//! page for reclaim takes time of the thread that allocates.
 
 use hearth_core::compute_cost::{PAGE_DISCARD_COST, PAGE_INSERT_COST, PAGE_SCAN_COST};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
@@ -168,7 +168,8 @@ impl Storage {
         }
     }
 
-    /// Continues a thread that waited for a chunk, [`WAKE_LATENCY`] after the arrival. Returns false if it must touch it again.
+    /// Continues a thread that waited for a chunk, [`WAKE_LATENCY`] after the arrival. Returns false if it must touch
+    /// it again.
     pub fn resume(&mut self, chunk: Chunk) -> bool {
         self.cache.resume(chunk)
     }

@@ -230,8 +230,8 @@ impl Walk {
         Some(Next::Retry(now + wake))
     }
 
-    /// Ends or cancels the computation of a batch: the time that was not work was waiting for a core. A slower clock adds
-    /// `slowdown` to the work. Returns its chunks.
+    /// Ends or cancels the computation of a batch: the time that was not work was waiting for a core. A slower clock
+    /// adds `slowdown` to the work. Returns its chunks.
     pub fn computed(&mut self, now: Nanos, slowdown: Seconds) -> Range<Chunk> {
         let (wall, work) = (now - self.since, self.work.to_nanos() + slowdown.to_nanos());
         let cost = self.cost();

@@ -1,9 +1,10 @@
 //! Page cache of Android: classic Linux with zram and the low memory killer.
 //!
 //! A [`TwoList`] whose capacity grows under pressure: each evicted chunk of file pages makes the kernel compress some
-//! anonymous memory of other applications into zram (vm.swappiness), as long as there is any. A chunk compressed to a part `p`
-//! of itself frees 1 - p. The low memory killer ends the run if there is pressure, nothing is left to compress, and the
-//! page cache is below its threshold (lmkd, `ro.lmk.*`; formerly drivers/staging/android/lowmemorykiller.c, `minfree`).
+//! anonymous memory of other applications into zram (vm.swappiness), as long as there is any. A chunk compressed to a
+//! part `p` of itself frees 1 - p. The low memory killer ends the run if there is pressure, nothing is left to
+//! compress, and the page cache is below its threshold (lmkd, `ro.lmk.*`; formerly
+//! drivers/staging/android/lowmemorykiller.c, `minfree`).
 //!
 //! Not checked against a machine. Not here: applications killed to make room, pages that come back from zram.
 

@@ -3,8 +3,8 @@
 //! Without Metal (xnu, osfmk/vm/vm_pageout.c and vm_resident.c) pages read ahead are on a *speculative* queue, which is
 //! evicted first, oldest first; a page used from there becomes active. Pages that a fault needs are active at once. The
 //! active queue is shortened from its old end when it is longer than the inactive one, which clears `used`; an inactive
-//! page that was used meanwhile becomes active again, any other is evicted. Files keep a minimum of memory, and memory of
-//! other programs is compressed: both are in the capacity ([`super::for_device`]).
+//! page that was used meanwhile becomes active again, any other is evicted. Files keep a minimum of memory, and memory
+//! of other programs is compressed: both are in the capacity ([`super::for_device`]).
 //!
 //! With Metal (prima.cpp paper, Eq. 16) the weights are *wired* up to the recommended working set: none are evicted. A
 //! larger share is read again completely for every token; here this follows from least-recently-used eviction. After an

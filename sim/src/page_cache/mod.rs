@@ -1,9 +1,9 @@
 //! Page caches: which chunks of its weights a device holds in memory, and which it must read again.
 //!
 //! A device's share of the weights is a file of equal chunks (2 MiB by default, 128 KiB where the details of reclaim
-//! matter). A policy is told which chunks are touched, read ahead, arrived and evicted on request; it answers what is in
-//! memory, and decides what is evicted to make room. It knows no time: the simulation submits the reads and reports their
-//! arrivals.
+//! matter). A policy is told which chunks are touched, read ahead, arrived and evicted on request; it answers what is
+//! in memory, and decides what is evicted to make room. It knows no time: the simulation submits the reads and reports
+//! their arrivals.
 //!
 //! The law of [`PageCache`], checked by `tests::check_invariants` for every policy: resident chunks never exceed the
 //! capacity, and hits + misses = touches requested.
@@ -104,8 +104,8 @@ pub trait PageCache: std::fmt::Debug {
     /// The reader touches a chunk. If it is not in memory the reader waits, and its touch counts when it
     /// [resumes](PageCache::resume).
     fn access(&mut self, chunk: Chunk) -> Access;
-    /// The reader that waited for a chunk runs again and maps it. Returns false if the chunk was evicted since its arrival:
-    /// then the reader faults again.
+    /// The reader that waited for a chunk runs again and maps it. Returns false if the chunk was evicted since its
+    /// arrival: then the reader faults again.
     fn resume(&mut self, chunk: Chunk) -> bool {
         self.holds(chunk)
     }

@@ -1,8 +1,8 @@
 //! Page cache of the prima.cpp paper's formula: reload = need - capacity.
 //!
-//! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. The rule that reaches
-//! this for a cyclic scan evicts the most recently used chunk, because it is needed last; a chunk that was read ahead and
-//! not used yet is never evicted. No kernel does this; it is the lower bound for [`super::TwoList`].
+//! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. The rule that
+//! reaches this for a cyclic scan evicts the most recently used chunk, because it is needed last; a chunk that was read
+//! ahead and not used yet is never evicted. No kernel does this; it is the lower bound for [`super::TwoList`].
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};

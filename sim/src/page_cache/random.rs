@@ -1,8 +1,9 @@
 //! Page cache that evicts at random.
 //!
-//! Every chunk that is not in flight is evicted with equal probability. A cycle over s chunks with room for c misses more
-//! than the excess s - c and less than s: between two uses of a chunk about m others are evicted, so it is still there with
-//! probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this; it is between the paper's formula and LRU.
+//! Every chunk that is not in flight is evicted with equal probability. A cycle over s chunks with room for c misses
+//! more than the excess s - c and less than s: between two uses of a chunk about m others are evicted, so it is still
+//! there with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this; it is between the paper's
+//! formula and LRU.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;

@@ -1,10 +1,11 @@
 //! Read-ahead: which chunks are read together with a missing one.
 //!
 //! mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c, for a mapping without advice. A miss reads around: one
-//! window, half of it before the missing place, with a marker a quarter before its end. Touching the marked chunk starts
-//! the next window without waiting, with the marker at its front, so that a sequential reader always has one window in
-//! flight. So faulting through a file overlaps computing with reading, it reads some MiB beyond the end of a layer window,
-//! and one `WILLNEED`, which is cut to one window, helps little. Reading is in ascending order; present chunks are skipped.
+//! window, half of it before the missing place, with a marker a quarter before its end. Touching the marked chunk
+//! starts the next window without waiting, with the marker at its front, so that a sequential reader always has one
+//! window in flight. So faulting through a file overlaps computing with reading, it reads some MiB beyond the end of a
+//! layer window, and one `WILLNEED`, which is cut to one window, helps little. Reading is in ascending order; present
+//! chunks are skipped.
 //!
 //! Deviation: the kernel keeps a marker in every page; here only the last one set is kept.
 

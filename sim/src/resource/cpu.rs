@@ -1,10 +1,10 @@
 //! Processor: shares the cores of a device among computations and other programs.
 //!
-//! A computation runs on a number of threads and needs a number of seconds when undisturbed. The kernel's fair scheduler
-//! gives every runnable thread the same share, so with more runnable threads than cores all slow down by cores / threads.
-//! Other programs ("co-runners") are threads that never end. A slower clock lengthens the time that a thread runs, not
-//! the time that it waits. Under a quota (`quota`) all threads wait for the next period when they have used up the
-//! processor time of one.
+//! A computation runs on a number of threads and needs a number of seconds when undisturbed. The kernel's fair
+//! scheduler gives every runnable thread the same share, so with more runnable threads than cores all slow down by
+//! cores / threads. Other programs ("co-runners") are threads that never end. A slower clock lengthens the time that a
+//! thread runs, not the time that it waits. Under a quota (`quota`) all threads wait for the next period when they have
+//! used up the processor time of one.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Quota;

@@ -1,10 +1,10 @@
 //! Disk: serves reads with a bandwidth, a latency and perhaps a throttle.
 //!
-//! Reads come in flows: the faults of the computation, and the prefetches of the helper thread. Requests of one flow are
-//! served in the order of submission. Flows that are busy at the same time share the bandwidth
-//! (`sharing`), each up to a ceiling of its own, because page faults read more slowly than explicit reads (744
-//! MB/s against 1438 MB/s on the virtual disk where both were measured). An idle flow pays the latency before its first
-//! byte; a busy one has its next request queued and pays nothing.
+//! Reads come in flows: the faults of the computation, and the prefetches of the helper thread. Requests of one flow
+//! are served in the order of submission. Flows that are busy at the same time share the bandwidth (`sharing`), each up
+//! to a ceiling of its own, because page faults read more slowly than explicit reads (744 MB/s against 1438 MB/s on the
+//! virtual disk where both were measured). An idle flow pays the latency before its first byte; a busy one has its next
+//! request queued and pays nothing.
 
 use std::collections::VecDeque;
 

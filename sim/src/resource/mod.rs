@@ -18,8 +18,8 @@ pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
 pub use link::{ConstantLink, Link, WifiLink};
 
-/// Converts seconds to nanoseconds, rounded up. Without an instruction for it, `ceil` would be a function call for every
-/// event.
+/// Converts seconds to nanoseconds, rounded up. Without an instruction for it, `ceil` would be a function call for
+/// every event.
 fn nanos_until(seconds: f64) -> Nanos {
     let nanos = seconds * 1e9;
     let whole = nanos as Nanos;

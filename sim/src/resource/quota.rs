@@ -1,8 +1,8 @@
 //! CPU quota: threads of a group run until they have used up the processor time of a period.
 //!
-//! kernel/sched/fair.c, bandwidth control: periods follow each other from the beginning, whatever runs. All threads of the
-//! group use up the quota of a period together, then wait for the next period. Unused time is lost. So a burst shorter
-//! than the quota runs at full speed.
+//! kernel/sched/fair.c, bandwidth control: periods follow each other from the beginning, whatever runs. All threads of
+//! the group use up the quota of a period together, then wait for the next period. Unused time is lost. So a burst
+//! shorter than the quota runs at full speed.
 //!
 //! Deviation: the kernel stops a thread at a tick, up to 4 ms late, and takes the excess from the next periods; here it
 //! stops to the nanosecond. docs/decisions/0031 has the effect.

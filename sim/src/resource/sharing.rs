@@ -1,8 +1,8 @@
 //! Processor sharing: divides a capacity among concurrent jobs.
 //!
-//! Egalitarian processor sharing with a ceiling for each job (max-min fairness by water filling): all get the same share,
-//! and those that cannot use theirs return the rest. Between two changes the rates are constant, so the next finishing
-//! time is exact.
+//! Egalitarian processor sharing with a ceiling for each job (max-min fairness by water filling): all get the same
+//! share, and those that cannot use theirs return the rest. Between two changes the rates are constant, so the next
+//! finishing time is exact.
 //!
 //! Work is kept in floating point, time in integer nanoseconds. A finishing time is rounded up, and the work left then
 //! (less than a nanosecond's) counts as done: no residue accumulates because each job ends once.

@@ -1,12 +1,12 @@
 //! Throttle: a limit on bytes per second, as a cgroup's on a block device.
 //!
-//! block/blk-throttle.c: a limit acts per slice of a tenth of a second. The bytes of a slice pass at once, at the speed of
-//! the disk, and the next read waits for the next slice. An idle reader begins with a new slice if it was idle long
-//! enough: the end of a slice is rounded up to whole slices of the clock, so this takes one to two slices, and until then
-//! the unused rest remains. A read that does not fit waits for the end of the slice and then for as long as its surplus
-//! takes at the limit. So a 400 MB/s limit delivers its first 40 MB in the 27 ms that a 1.5 GB/s disk needs: short bursts
-//! are faster than the limit, and prefetched pages are complete, and evictable, earlier than at a steady 400 MB/s. Reads
-//! pass in the order of arrival.
+//! block/blk-throttle.c: a limit acts per slice of a tenth of a second. The bytes of a slice pass at once, at the speed
+//! of the disk, and the next read waits for the next slice. An idle reader begins with a new slice if it was idle long
+//! enough: the end of a slice is rounded up to whole slices of the clock, so this takes one to two slices, and until
+//! then the unused rest remains. A read that does not fit waits for the end of the slice and then for as long as its
+//! surplus takes at the limit. So a 400 MB/s limit delivers its first 40 MB in the 27 ms that a 1.5 GB/s disk needs:
+//! short bursts are faster than the limit, and prefetched pages are complete, and evictable, earlier than at a steady
+//! 400 MB/s. Reads pass in the order of arrival.
 
 use std::collections::VecDeque;
 
@@ -15,8 +15,8 @@ use hearth_profiles::BytesPerSecond;
 use crate::engine::Nanos;
 
 const SLICE: Nanos = 100_000_000;
-/// The largest request of the block layer: `BIO_MAX_VECS` (256) pages of 4 KiB. One read of the simulator may be several
-/// requests.
+/// The largest request of the block layer: `BIO_MAX_VECS` (256) pages of 4 KiB. One read of the simulator may be
+/// several requests.
 const REQUEST: f64 = (1 << 20) as f64;
 
 /// A limit and the reads that wait for it.

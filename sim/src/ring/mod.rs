@@ -1,8 +1,8 @@
 //! A ring of devices: simulates a plan whose devices compute windows of layers in turn.
 //!
 //! It has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders their events.
-//! `hearth_core::schedule::Generation` decides which pass enters when the head is free. Weights are on disk when the run
-//! begins, unless [`crate::Options::warm`] is set; those in GPU memory are loaded already.
+//! `hearth_core::schedule::Generation` decides which pass enters when the head is free. Weights are on disk when the
+//! run begins, unless [`crate::Options::warm`] is set; those in GPU memory are loaded already.
 //!
 //! A scenario's events disturb the run: loads, memory pressure, devices that leave ([`timeline`], [`reachability`],
 //! [`reconfiguration`]).

@@ -1,7 +1,7 @@
 //! Reachability of devices, and the messages to and from unreachable ones.
 //!
-//! A device is unreachable while it is away or its links stall. Messages to and from it are held, as TCP holds them, and
-//! continue when the device is back. If the ring gets a new plan before that, the held messages are dropped.
+//! A device is unreachable while it is away or its links stall. Messages to and from it are held, as TCP holds them,
+//! and continue when the device is back. If the ring gets a new plan before that, the held messages are dropped.
 //!
 //! Not here: failure detection ([`hearth_core::recovery::heartbeat`]), and the reaction
 //! ([`crate::ring::reconfiguration`]).
@@ -64,7 +64,8 @@ impl Reachability {
         self.held.push(held);
     }
 
-    /// Takes the messages that can continue, in the order in which they were held. `slots` are the members at each slot.
+    /// Takes the messages that can continue, in the order in which they were held. `slots` are the members at each
+    /// slot.
     pub fn take_deliverable(&mut self, slots: &[usize]) -> Vec<Held> {
         let free = |held: &mut Held| [held.from, held.to].iter().all(|&slot| self.cut[slots[slot]] == 0);
         self.held.extract_if(.., free).collect()

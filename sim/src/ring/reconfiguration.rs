@@ -1,10 +1,10 @@
 //! Events of a scenario, and the reconfiguration that some of them cause.
 //!
 //! Loads, clocks and memory change the resources of a device, which continues. A device that is cut off stops the ring
-//! until it is back, or until the head detects the loss ([`hearth_core::recovery::heartbeat`]). [`hearth_core::recovery`]
-//! then decides what the head does; its steps are executed here in simulated time. A new plan takes one way to each device
-//! and the answer one way back. After that all tokens so far enter the new ring as a prompt, because their keys and values
-//! were spread over the old one.
+//! until it is back, or until the head detects the loss ([`hearth_core::recovery::heartbeat`]).
+//! [`hearth_core::recovery`] then decides what the head does; its steps are executed here in simulated time. A new plan
+//! takes one way to each device and the answer one way back. After that all tokens so far enter the new ring as a
+//! prompt, because their keys and values were spread over the old one.
 //!
 //! Deviation: planning and preparing take no time, the head knows at once which devices it can plan with, and it knows
 //! the devices' profiles, not their background load.

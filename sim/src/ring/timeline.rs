@@ -114,7 +114,7 @@ impl EventTimeline {
         (*change, event.device.as_deref())
     }
 
-    /// How long an event lasts, if its scenario says so.
+    /// The duration of an event, if the scenario limits it.
     pub fn lasts(&self, index: usize) -> Option<Seconds> {
         self.events[index].0.lasts
     }

@@ -1,8 +1,8 @@
 //! Loader: brings the blocks of a sliding window into memory.
 //!
 //! TPI-LLM's memory scheduler loads blocks in the order of use, each as soon as the one before it is loaded and the one
-//! `tau` places before it is released (prima.cpp paper, section 2: it "loads model layers on demand and hides disk loading
-//! with prefetching"):
+//! `tau` places before it is released (prima.cpp paper, section 2: it "loads model layers on demand and hides disk
+//! loading with prefetching"):
 //!
 //! ```text
 //! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk

@@ -2,8 +2,8 @@
 //!
 //! The ranks go through the blocks of a token in lockstep ([`simulation`]): each computes its slice ([`rank`]), then an
 //! all-reduce over the links adds the partial results. Computing a slice takes what [`hearth_core::compute_cost`] says;
-//! the memory of a rank is in [`hearth_core::memory`]. If a device is out of memory the run ends before it begins, and the
-//! trace has the shortage.
+//! the memory of a rank is in [`hearth_core::memory`]. If a device is out of memory the run ends before it begins, and
+//! the trace has the shortage.
 //!
 //! Deviations: adding up, converting partial results and the elementwise rest of a layer cost nothing; loading the model
 //! and distributing slices, which happens once, is over when the run begins, except for a sliding window.

@@ -1,9 +1,9 @@
 //! Rank: the time that one device takes for its slice of a block.
 //!
-//! On the CPU it waits for the block's weights, then computes the slice. Pinned weights beyond what memory holds are swapped
-//! in again: all of them where the system evicts the least recently used, or only the excess, depending on the device's
-//! page cache. Weights in a sliding window come from the [`Loader`]. On a GPU with memory of its own: activations up, the
-//! slice, the partial result down.
+//! On the CPU it waits for the block's weights, then computes the slice. Pinned weights beyond what memory holds are
+//! swapped in again: all of them where the system evicts the least recently used, or only the excess, depending on the
+//! device's page cache. Weights in a sliding window come from the [`Loader`]. On a GPU with memory of its own:
+//! activations up, the slice, the partial result down.
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::{PinnedMemory, streamed_blocks};

@@ -1,12 +1,12 @@
 //! Simulation of a tensor-parallel run: the order in which the ranks compute and send.
 //!
-//! The head computes the embedding of a pass and sends it to every worker. Then, block by block, a rank computes its slice,
-//! takes part in the all-reduce, and begins the next block when it has the sum. Nothing else synchronises the ranks, so a
-//! rank may be ahead of others. After the last block the head computes the output.
+//! The head computes the embedding of a pass and sends it to every worker. Then, block by block, a rank computes its
+//! slice, takes part in the all-reduce, and begins the next block when it has the sum. Nothing else synchronises the
+//! ranks, so a rank may be ahead of others. After the last block the head computes the output.
 //!
-//! What a rank sends depends on the number of messages it has received ([`hearth_core::tensor::collective`]); messages of
-//! a later block wait for it. An over-the-air all-reduce sends no messages: when the last rank has finished, all have the
-//! sum after the given time.
+//! What a rank sends depends on the number of messages it has received ([`hearth_core::tensor::collective`]); messages
+//! of a later block wait for it. An over-the-air all-reduce sends no messages: when the last rank has finished, all
+//! have the sum after the given time.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Scenario events: what loads, losses and stalls cost a simulated ring, against closed forms.
 //!
-//! In the rings of [`crate::small_rings`] a token takes reading weights from memory at 10 GB/s and hops, so every change has one
-//! expected number.
+//! In the rings of [`crate::small_rings`] a token takes reading weights from memory at 10 GB/s and hops, so every
+//! change has one expected number.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::event_impact::{EventImpact, event_impact};

@@ -1,7 +1,7 @@
 //! Random rings under random events keep the invariants of a run.
 //!
-//! Every run ends, with all its tokens or with the reason why not; time never runs backwards; counted bytes are read bytes;
-//! the terms of a token sum to its time; and the same seed gives the same bytes.
+//! Every run ends, with all its tokens or with the reason why not; time never runs backwards; counted bytes are read
+//! bytes; the terms of a token sum to its time; and the same seed gives the same bytes.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;

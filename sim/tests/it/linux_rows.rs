@@ -1,8 +1,8 @@
 //! The simulated Linux page cache against measured rows.
 //!
-//! The rows are those of the study `windowed_reader`, of the executor and of llama.cpp with less memory than weights. Each
-//! is printed beside the simulated value and held to 15 %. Rows on an edge, where the machine itself varies, are held to an
-//! interval over seeds. See `docs/studies/linux-page-cache`.
+//! The rows are those of the study `windowed_reader`, of the executor and of llama.cpp with less memory than weights.
+//! Each is printed beside the simulated value and held to 15 %. Rows on an edge, where the machine itself varies, are
+//! held to an interval over seeds. See `docs/studies/linux-page-cache`.
 //!
 //!     cargo test -p hearth-sim --test it linux_rows -- --nocapture
 

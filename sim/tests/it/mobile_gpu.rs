@@ -1,7 +1,7 @@
 //! The roofline of a phone's GPU against the rows of ML Drift.
 //!
-//! ML Drift paper, Table 2: a prompt of 1024 tokens, 256 generated. F and BW come from the two rows of Gemma2 2B; the other
-//! rows are predictions. `docs/studies/ml-drift` shows them all.
+//! ML Drift paper, Table 2: a prompt of 1024 tokens, 256 generated. F and BW come from the two rows of Gemma2 2B; the
+//! other rows are predictions. `docs/studies/ml-drift` shows them all.
 
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
@@ -66,9 +66,9 @@ fn gpus() -> Vec<MobileGpu> {
     (0..GPUS.len()).map(of).collect()
 }
 
-/// Rows that look like something else than a GPU at work: Gemma 2B 8/4/4 decodes on the Mali as fast as q8, and 8B q8 is
-/// on the Immortalis much slower than 8/4/4 even in prefill, which no other pair of rows is; where memory is shorter, the
-/// paper has no number.
+/// Rows that look like something else than a GPU at work: Gemma 2B 8/4/4 decodes on the Mali as fast as q8, and 8B q8
+/// is on the Immortalis much slower than 8/4/4 even in prefill, which no other pair of rows is; where memory is
+/// shorter, the paper has no number.
 fn is_suspicious(gpu: &str, name: &str, weights: Weights) -> [bool; 2] {
     let pressed = gpu == "Immortalis-G720" && name == "Llama3.1 8B" && weights == Weights::Q8;
     let misprint = gpu == "Mali-G715" && name == "Gemma 2B" && weights == Weights::Mixed;

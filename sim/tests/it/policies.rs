@@ -1,7 +1,7 @@
 //! Whole runs with the page cache of each operating system.
 //!
-//! One device with a share of the 8B shape that does not fit, as in [`crate::small_rings`]: a disk of 1 GB/s, and reads counted
-//! after the first token. A policy that no machine here has validated is marked in its trace.
+//! One device with a share of the 8B shape that does not fit, as in [`crate::small_rings`]: a disk of 1 GB/s, and reads
+//! counted after the first token. A policy that no machine here has validated is marked in its trace.
 
 use hearth_core::metrics;
 use hearth_profiles::device::{Device, Os, PageCachePolicy, Reclaim};

@@ -1,7 +1,7 @@
 //! Managed residency: bytes read and time per token, against closed forms.
 //!
-//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, so every expectation can be computed by hand. Reads
-//! are counted after the first token, when the kept set is in memory.
+//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, so every expectation can be computed by hand.
+//! Reads are counted after the first token, when the kept set is in memory.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;

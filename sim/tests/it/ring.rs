@@ -1,7 +1,7 @@
 //! Rings of windows: time per token against closed forms, and the invariants of any plan.
 //!
-//! Small rings of invented devices on a shipped model. The invariants are determinism, no lost token, and terms that sum to
-//! the token's time.
+//! Small rings of invented devices on a shipped model. The invariants are determinism, no lost token, and terms that
+//! sum to the token's time.
 
 use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy;

@@ -51,8 +51,8 @@ disk:
     Device::from_yaml(&yaml).expect("a valid device")
 }
 
-/// Adds a GPU that reads its 8 GiB at `rate`; `copies` are the latencies of an upload and a download, `None` with unified
-/// memory.
+/// Adds a GPU that reads its 8 GiB at `rate`; `copies` are the latencies of an upload and a download, `None` with
+/// unified memory.
 pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str; 2]>) {
     let ([up, down], unified) = (copies.unwrap_or(["0 s"; 2]), copies.is_none());
     let gpu = format!(

@@ -1,7 +1,7 @@
 //! Plans that slice every layer: times against closed forms, and the invariants of any slices.
 //!
-//! The invented devices of [`crate::small_rings`]. The invariants are determinism, no lost byte, and terms that sum to the
-//! token's time.
+//! The invented devices of [`crate::small_rings`]. The invariants are determinism, no lost byte, and terms that sum to
+//! the token's time.
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};

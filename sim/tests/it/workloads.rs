@@ -1,7 +1,7 @@
 //! Several sequences, prompt batches and drafts: times against closed forms, and the invariants of any workload.
 //!
-//! The invariants: a run ends, every sequence gets its tokens, terms sum to the token's time, positions follow one another,
-//! and two runs give the same bytes.
+//! The invariants: a run ends, every sequence gets its tokens, terms sum to the token's time, positions follow one
+//! another, and two runs give the same bytes.
 
 use std::collections::BTreeMap;
 

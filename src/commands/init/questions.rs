@@ -1,7 +1,7 @@
 //! The questions of `hearth init`.
 //!
-//! Questions go to standard error; each answer is a line of standard input. An empty line selects the default in brackets.
-//! After a wrong answer the question is repeated, up to a limit.
+//! Questions go to standard error; each answer is a line of standard input. An empty line selects the default in
+//! brackets. After a wrong answer the question is repeated, up to a limit.
 
 use std::io::BufRead;
 

@@ -69,7 +69,8 @@ pub fn is_file_name(name: &str) -> bool {
 /// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
 const MIN_QUOTA: f64 = 0.1;
 
-/// Refuses devices that compute at the same time and need more processors than there are: the simulator gives each its own.
+/// Refuses devices that compute at the same time and need more processors than there are: the simulator gives each its
+/// own.
 fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
     let is_concurrent = workload.sequences > 1 || workload.micro_batch < workload.prompt;

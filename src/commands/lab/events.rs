@@ -1,8 +1,9 @@
 //! Applies a scenario's events to real processes.
 //!
-//! The head reports when its prompt enters the ring and when each token is out. At an event's time another process of the
-//! device computes or takes memory, within the device's limits and on its processors, until the event ends. A device that
-//! leaves is stopped, not killed: like a device out of range it sends nothing, while its connections stay open.
+//! The head reports when its prompt enters the ring and when each token is out. At an event's time another process of
+//! the device computes or takes memory, within the device's limits and on its processors, until the event ends. A
+//! device that leaves is stopped, not killed: like a device out of range it sends nothing, while its connections stay
+//! open.
 //!
 //! Not here: which events are possible ([`super::checks`]), and how the head reacts.
 

@@ -1,7 +1,7 @@
 //! The links of a lab, for its devices and for the simulator.
 //!
-//! They are the loopback of the machine, or the links of the scenario, emulated in the transport (`links.emulated`). The
-//! cost of the emulation and of the loopback is measured and added to the links of the simulator.
+//! They are the loopback of the machine, or the links of the scenario, emulated in the transport (`links.emulated`).
+//! The cost of the emulation and of the loopback is measured and added to the links of the simulator.
 //!
 //! Not here: how a message is delayed (`hearth_ring::Emulated`).
 

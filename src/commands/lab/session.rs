@@ -1,8 +1,8 @@
 //! A lab session: sets up the devices, predicts, executes, and cleans up.
 //!
 //! Control groups and copies of the model are made, devices are measured within their limits, workers are started, the
-//! prediction is written, and the head runs while counters are read and events happen. Dropping the lab removes everything,
-//! processes first.
+//! prediction is written, and the head runs while counters are read and events happen. Dropping the lab removes
+//! everything, processes first.
 //!
 //! Not here: refused scenarios ([`super::checks`]), links ([`super::links`]), events ([`super::events`]).
 
@@ -117,7 +117,8 @@ impl Lab {
         Placement { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
     }
 
-    /// Measures each device within its limits, those with equal limits once. Also returns the mean speed of the machine.
+    /// Measures each device within its limits, those with equal limits once. Also returns the mean speed of the
+    /// machine.
     pub fn profiles(&self, loaded: &LoadedScenario) -> Result<(Vec<Device>, f64), Failure> {
         let now = steadiness::speed()?;
         let mut speeds = Vec::new();
@@ -139,7 +140,8 @@ impl Lab {
         Ok((devices, speed))
     }
 
-    /// A device's profile, kept or measured, and the speed of the machine at its measurement; `now` is the current speed.
+    /// A device's profile, kept or measured, and the speed of the machine at its measurement; `now` is the current
+    /// speed.
     fn profile(&self, place: usize, name: &str, limits: &Limits, now: f64) -> Result<(Device, f64), Failure> {
         let kept = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
         if let Some(kept) = kept.as_ref().filter(|kept| is_recent(kept))
@@ -273,8 +275,8 @@ impl Lab {
         Ok((trace, hash))
     }
 
-    /// Runs the head within its limits with the events of the scenario, and reads the counters of all devices after each
-    /// token.
+    /// Runs the head within its limits with the events of the scenario, and reads the counters of all devices after
+    /// each token.
     pub fn execute(
         &self,
         loaded: &LoadedScenario,

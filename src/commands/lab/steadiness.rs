@@ -1,9 +1,9 @@
 //! Checks that the machine kept its measured speed during each run of a lab.
 //!
-//! The speed of the machine ([`hearth_runtime::profile::pace`]) is measured with its devices, and before and after each run.
-//! The stolen time of a hypervisor is counted during the run. A run is unsteady if either would change the predicted time
-//! too much; a suite then restarts the lab a few times, regardless of its result. A kept profile is used only at a similar
-//! speed.
+//! The speed of the machine ([`hearth_runtime::profile::pace`]) is measured with its devices, and before and after each
+//! run. The stolen time of a hypervisor is counted during the run. A run is unsteady if either would change the
+//! predicted time too much; a suite then restarts the lab a few times, regardless of its result. A kept profile is used
+//! only at a similar speed.
 
 use std::fs;
 
@@ -93,7 +93,8 @@ impl ProcessorTimes {
         ProcessorTimes::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Parses the line of all processors: user, nice, system, idle, iowait, irq, softirq, steal. User time includes guests.
+    /// Parses the line of all processors: user, nice, system, idle, iowait, irq, softirq, steal. User time includes
+    /// guests.
     fn parse(text: &str) -> Option<ProcessorTimes> {
         let times = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let times: Vec<u64> =

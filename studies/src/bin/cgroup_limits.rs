@@ -1,9 +1,9 @@
 //! Compares the limits of a cgroup with the slow processor and the slow disk of the model.
 //!
 //! A spinner does bursts of work under half a processor (cfs quota), for some periods of the bandwidth control, and a
-//! reader reads bursts under a blkio throttle. Both rest between bursts. The program prints how long a burst takes beside
-//! the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the processor beside a
-//! model of bandwidth control that knows the period. It needs root.
+//! reader reads bursts under a blkio throttle. Both rest between bursts. The program prints how long a burst takes
+//! beside the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the processor
+//! beside a model of bandwidth control that knows the period. It needs root.
 //!
 //! `--duty` has several threads that meet after each burst, beside the simulator's `resource::Cpu`.
 //!

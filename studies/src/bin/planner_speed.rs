@@ -5,13 +5,14 @@
 //! cargo run --release -p hearth-studies --bin planner_speed -- --limits
 //! ```
 //!
-//! The instances have the devices of `halda/tests/data/lda/medium.jsonl`, a different selection for each run, and a model
-//! of 80 layers. `plan` is the search alone, `solve` adds the check and the explanation; `plans` counts the selections with
-//! a plan, because an error is fast.
+//! The instances have the devices of `halda/tests/data/lda/medium.jsonl`, a different selection for each run, and a
+//! model of 80 layers. `plan` is the search alone, `solve` adds the check and the explanation; `plans` counts the
+//! selections with a plan, because an error is fast.
 //!
 //! The first form compares `exact`, `overlap` and `halda` with 4 to 32 devices; `halda` runs with and without skipping
-//! programs. The prima.cpp paper (section 3.3) gives 10 to 12 ms for 4 to 32 devices, on a machine that it does not name.
-//! The second form measures `exact` with hops by pair and free orders, up to 64 devices, 512 layers and all variables free.
+//! programs. The prima.cpp paper (section 3.3) gives 10 to 12 ms for 4 to 32 devices, on a machine that it does not
+//! name. The second form measures `exact` with hops by pair and free orders, up to 64 devices, 512 layers and all
+//! variables free.
 
 use std::error::Error;
 

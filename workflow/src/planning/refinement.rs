@@ -1,8 +1,8 @@
 //! The strategy `refine`: improves a plan by simulating its neighbours.
 //!
 //! The local search of `hearth_halda::refine` and the simulator know nothing of each other. The search starts from the
-//! default strategy's plan, or from windows by hand, and simulates each plan that it reaches ([`crate::score`]) until its
-//! budget is used up or the caller cancels it; the best plan so far is the result.
+//! default strategy's plan, or from windows by hand, and simulates each plan that it reaches ([`crate::score`]) until
+//! its budget is used up or the caller cancels it; the best plan so far is the result.
 
 #![allow(clippy::disallowed_methods)] // the search is bounded by a time that the user gives
 

@@ -2,8 +2,8 @@
 //!
 //! Paths are those of the scenario, with a device's own document under its name: `context`, `workload.prompt`,
 //! `links.default.latency`, `links.between.d1.d2.link.latency`, `devices.d2.limits.memory`, `devices.d2.disk.limit`.
-//! The types of the documents decide which paths and values are valid; an unknown path is refused with the nearest known
-//! one.
+//! The types of the documents decide which paths and values are valid; an unknown path is refused with the nearest
+//! known one.
 
 use hearth_profiles::Device;
 use hearth_schema::Scenario;

@@ -1,7 +1,7 @@
 //! Merges the tables of the shards of a sweep.
 //!
-//! Tables belong together if their first lines name the same sweep. Every row must be there once. The result is what one
-//! process would have written, byte for byte.
+//! Tables belong together if their first lines name the same sweep. Every row must be there once. The result is what
+//! one process would have written, byte for byte.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,9 @@
 //! Plans and simulates a scenario at every value of one or two of its fields.
 //!
-//! Every combination of the fields' values is a point; with `repeat` each point has a row for each of several seeds. A row
-//! is the [`Evaluation`] of the documents with the row's values in them. Everything is read before the first row, so that
-//! rows are pure: they can be computed in any order, by any number of threads and machines, and are the same bytes.
+//! Every combination of the fields' values is a point; with `repeat` each point has a row for each of several seeds. A
+//! row is the [`Evaluation`] of the documents with the row's values in them. Everything is read before the first row,
+//! so that rows are pure: they can be computed in any order, by any number of threads and machines, and are the same
+//! bytes.
 //!
 //! Not here: how rows become a table ([`table`]) or a chart ([`chart`]).
 
@@ -154,7 +155,8 @@ impl Sweep {
         Row { index, values, seed, evaluation }
     }
 
-    /// Computes the rows with these indices; fewer if it was cancelled. `save` is called with the rows so far now and then.
+    /// Computes the rows with these indices; fewer if it was cancelled. `save` is called with the rows so far now and
+    /// then.
     pub fn run(
         &self,
         indices: &[usize],

@@ -1,8 +1,8 @@
 //! The table of a sweep: a CSV file whose parts can be merged.
 //!
-//! The first line is a comment with the digest of everything that the rows follow from and the number of rows of the whole;
-//! a shard says which part it is. Then come the names of the columns and the rows in order. The same sweep gives the same
-//! bytes.
+//! The first line is a comment with the digest of everything that the rows follow from and the number of rows of the
+//! whole; a shard says which part it is. Then come the names of the columns and the rows in order. The same sweep gives
+//! the same bytes.
 //!
 //! Not here: opening files, and putting shards together ([`crate::sweep::merge`]).
 

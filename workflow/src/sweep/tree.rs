@@ -1,7 +1,7 @@
 //! Finds and changes a value of a document by its path.
 //!
-//! A document is a tree of JSON values here, as its own types write and read it, so that every field of a document can be
-//! reached and its own types refuse wrong values.
+//! A document is a tree of JSON values here, as its own types write and read it, so that every field of a document can
+//! be reached and its own types refuse wrong values.
 
 use serde_json::{Map, Value};
 

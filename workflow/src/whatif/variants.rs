@@ -1,7 +1,7 @@
 //! The variants of a scenario, each with one thing changed.
 //!
-//! Each variant is planned again by the same planner, so that its gain is that of a new plan, not of the old one. Variants
-//! do not add up: two that save a second each may save nothing more together.
+//! Each variant is planned again by the same planner, so that its gain is that of a new plan, not of the old one.
+//! Variants do not add up: two that save a second each may save nothing more together.
 //!
 //! - Each device left out. Without the head, the first device that is left becomes the head.
 //! - Twice the memory in each device: what is installed once more, all of it free. A GPU that shares the memory, and a
@@ -230,7 +230,7 @@ fn set<T: Copy>(sourced: &mut Sourced<T>, change: impl FnOnce(T) -> T) {
 }
 
 impl Variant {
-    /// Why its documents are not valid, if they are not.
+    /// The reason why its documents are invalid, if any.
     pub fn contradiction(&self) -> Option<String> {
         let devices = self.devices.iter().map(Document::validate);
         let mut all = devices.chain([self.scenario.validate()]);

@@ -154,8 +154,8 @@ fn who_is_given_up_is_vacant_when_nothing_of_it_is_under_way() {
 }
 
 proptest! {
-    /// Requests enter and are cancelled at any time, outputs come in any order, and the ring restarts now and then: a pass
-    /// begins at the position that is held, and each request gets its tokens.
+    /// Requests enter and are cancelled at any time, outputs come in any order, and the ring restarts now and then: a
+    /// pass begins at the position that is held, and each request gets its tokens.
     #[test]
     fn slots_take_any_text(
         sequences in 1u32..4,

@@ -1,6 +1,7 @@
 //! The capabilities of an adapter that kernels use.
 //!
-//! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries them; a
+//! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries them;
+//! a
 //! [`CapabilityMask`] removes some, so that every variant can be tested on one machine.
 
 use super::memory::BUDGET_PERCENT;

@@ -84,8 +84,8 @@ impl Gpu {
         Some(self.memory_budget.limit.load(Ordering::Relaxed)).filter(|&limit| limit < u64::MAX)
     }
 
-    /// Takes what processors need of the memory that they share with this GPU, so that nothing is promised it twice. Of a
-    /// GPU with memory of its own nothing.
+    /// Takes what processors need of the memory that they share with this GPU, so that nothing is promised it twice. Of
+    /// a GPU with memory of its own nothing.
     pub(crate) fn reserve_shared(&self, what: &str, bytes: u64) -> Result<Option<Reservation>, GpuError> {
         self.memory_budget.is_shared.then(|| self.memory_budget.take(what, bytes)).transpose()
     }

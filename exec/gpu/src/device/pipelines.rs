@@ -1,7 +1,7 @@
 //! Compilation of kernel texts into pipelines and launches.
 //!
-//! A text is compiled once; two kernels of the same text are the same kernel. Bindings are numbered in their order, from
-//! the parameters at 0.
+//! A text is compiled once; two kernels of the same text are the same kernel. Bindings are numbered in their order,
+//! from the parameters at 0.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! The operations of the parts of Stable Diffusion 1.4.
 //!
 //! ML Drift paper, section 3.5 and Figure 3, plans their memory. The architecture is that of Rombach et al. 2022 as
-//! released: a text encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skips from its way down to
-//! its way up, and a decoder of latents to 512 by 512. Text encoder and UNet have a batch of two, with and without the
-//! prompt; numbers are halves.
+//! released: a text encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skips from its way
+//! down to its way up, and a decoder of latents to 512 by 512. Text encoder and UNet have a batch of two, with and
+//! without the prompt; numbers are halves.
 //!
 //! What is fused decides what memory is needed: [`Kernels`] says it. Not here: executing them.
 

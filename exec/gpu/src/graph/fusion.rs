@@ -1,10 +1,11 @@
 //! Fusion of operations into fewer launches.
 //!
 //! ML Drift paper, section 3.6 and Figure 4. An operation on single elements folds into the one that makes its first
-//! input, if nobody else reads that: biases, the gate's function and its product, caps, residual additions. Alternatively a
-//! residual addition and the norm that follows it are one kernel, with the norm before it where there is one. The norms
-//! of heads, the rotary embedding and the new order of queries, keys and values are one kernel, which writes keys and values
-//! to the cache, so that they need no tensor; and attention can be one kernel that never writes its scores.
+//! input, if nobody else reads that: biases, the gate's function and its product, caps, residual additions.
+//! Alternatively a residual addition and the norm that follows it are one kernel, with the norm before it where there
+//! is one. The norms of heads, the rotary embedding and the new order of queries, keys and values are one kernel, which
+//! writes keys and values to the cache, so that they need no tensor; and attention can be one kernel that never writes
+//! its scores.
 
 use super::{Graph, Node, Norm, Operation};
 

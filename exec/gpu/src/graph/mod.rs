@@ -1,8 +1,8 @@
 //! The graph of a pass: its operations in order, and the tensors that they read and write.
 //!
-//! A graph is a list of nodes, each one launch of a kernel, over tensors that are written once. [`decoder()`] builds the
-//! plainest graph of an architecture, one operation a node; [`fusion`] makes fewer launches of it. From a graph come
-//! the records that [`crate::memory`] plans with.
+//! A graph is a list of nodes, each one launch of a kernel, over tensors that are written once. [`decoder()`] builds
+//! the plainest graph of an architecture, one operation a node; [`fusion`] makes fewer launches of it. From a graph
+//! come the records that [`crate::memory`] plans with.
 //!
 //! Not here: what a node computes. Kernels are in `crate::kernels`.
 

@@ -1,9 +1,9 @@
 //! The attention kernel, over a cache stored as weights.
 //!
-//! `softmax(cap(scale * q K^T)) V` over the positions that a token sees. ML Drift paper, section 3.8: keys are weights with
-//! an output for each position, values weights with an input for each. Scores are never written: a group has one query
-//! head of one token and goes over the positions in tiles, with the largest score so far and what was summed under it
-//! (Milakov and Gimelshein 2018).
+//! `softmax(cap(scale * q K^T)) V` over the positions that a token sees. ML Drift paper, section 3.8: keys are weights
+//! with an output for each position, values weights with an input for each. Scores are never written: a group has one
+//! query head of one token and goes over the positions in tiles, with the largest score so far and what was summed
+//! under it (Milakov and Gimelshein 2018).
 //!
 //! Deviation: the paper leaves this fusion out for its measurements; here it saves the memory of the scores.
 
@@ -24,7 +24,7 @@ pub struct AttentionKernel {
     pub cap: Option<f32>,
     /// Positions that a token sees, its own among them.
     pub window: Option<u32>,
-    /// Where the result lies.
+    /// The layout of the result.
     pub storage: Storage,
     pub variant: Variant,
 }

@@ -78,7 +78,8 @@ pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
     )
 }
 
-/// The entry point's arguments, beside the group: a lane's number in its group, and in its subgroup where there are some.
+/// The entry point's arguments, beside the group: a lane's number in its group, and in its subgroup where there are
+/// some.
 pub(crate) fn lane_arguments(variant: Variant) -> (&'static str, &'static str) {
     if variant.lanes.is_some() {
         ("@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) sublane: u32", "")

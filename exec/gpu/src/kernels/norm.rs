@@ -1,8 +1,8 @@
 //! The RMSNorm kernel.
 //!
-//! `x = h / sqrt(mean(h^2) + epsilon) * weight`. ML Drift paper, section 3.6: the residual addition before the norm is part
-//! of the kernel, `h += change`, and so is the norm of the change where an architecture has one. After the last layer there
-//! is an addition and no norm.
+//! `x = h / sqrt(mean(h^2) + epsilon) * weight`. ML Drift paper, section 3.6: the residual addition before the norm is
+//! part of the kernel, `h += change`, and so is the norm of the change where an architecture has one. After the last
+//! layer there is an addition and no norm.
 //!
 //! A group has a token; its threads share the slices.
 

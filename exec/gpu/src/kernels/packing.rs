@@ -1,9 +1,9 @@
 //! Packing of a file's blocks into the layout that products read on the GPU.
 //!
 //! A row of weights becomes texels of 16 bytes; which texel lies where is the layout's choice
-//! (`crate::virtual_tensor::weights`). The numbers stay what they are: nothing is dequantised here. Where a format has one
-//! f16 scale per block, scales go to an array of their own, two blocks per word and four outputs per texel, since blocks of 18, 34
-//! or 210 bytes lie on no boundary of four.
+//! (`crate::virtual_tensor::weights`). The numbers stay what they are: nothing is dequantised here. Where a format has
+//! one f16 scale per block, scales go to an array of their own, two blocks per word and four outputs per texel, since
+//! blocks of 18, 34 or 210 bytes lie on no boundary of four.
 //!
 //! ```text
 //! F32         4 weights a texel          F16, BF16   8 weights a texel
@@ -233,7 +233,7 @@ fn high_bits(block: u32, unit: u32) -> vec2<u32> {
 }
 ";
 
-/// Where the scales of slice `slice` lie in words of four outputs, of word `word`.
+/// The WGSL index of the texel with the scales of slice `slice` and word `word`, which holds four outputs.
 pub(crate) fn scale_texel(order: WeightOrder, group_slices: u32, words: u32) -> String {
     match order {
         WeightOrder::ByOutput => format!("(slice * {words}u + word)"),

@@ -1,7 +1,7 @@
 //! The kernel that multiplies a matrix with its inputs.
 //!
-//! `out[token, row] = dot(weights[row], x[token])`. A thread works for a slice of four rows. ML Drift paper, section 3.7:
-//! there are two stages.
+//! `out[token, row] = dot(weights[row], x[token])`. A thread works for a slice of four rows. ML Drift paper, section
+//! 3.7: there are two stages.
 //!
 //! - [`Stage::Decode`], one token: the threads of a group share the row's blocks and add up at the end. Inputs of quantised
 //!   weights are rounded in the kernel, a chunk of them at a time, into shared memory.
@@ -9,9 +9,9 @@
 //!   by a kernel of their own (`super::quantise`).
 //!
 //! Weights are dequantised here and nowhere else. All products of a block times its integer factors are added up as
-//! integers, so that both stages, and the CPU, have the same ones; only the floats that they become are added in another
-//! order. With one scale per row a whole product is one integer (`rows`). What is done with a result at once is part of
-//! the kernel: a bias, and the gate's function and product.
+//! integers, so that both stages, and the CPU, have the same ones; only the floats that they become are added in
+//! another order. With one scale per row a whole product is one integer (`rows`). What is done with a result at once is
+//! part of the kernel: a bias, and the gate's function and product.
 
 mod blocks;
 mod rows;
@@ -62,8 +62,8 @@ impl Tiling {
         self.rows_of_tokens * self.tokens
     }
 
-    /// The same for batches of any size, the smallest first: a group computes its whole tile, so that a batch of few tokens
-    /// gets threads with fewer of them.
+    /// The same for batches of any size, the smallest first: a group computes its whole tile, so that a batch of few
+    /// tokens gets threads with fewer of them.
     pub fn of_batches(self) -> Vec<Tiling> {
         let few = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens);
         let mut all: Vec<Tiling> = few.map(|tokens| Tiling { tokens, ..self }).collect();
@@ -98,8 +98,8 @@ pub struct Product {
     pub activation: Option<Gating>,
     /// Whether the result is multiplied by another tensor.
     pub multiplies: bool,
-    /// Instead of results, the integers of each block are written: [tokens, blocks, rows]. With a scale per row a row is
-    /// one block.
+    /// Instead of results, the integers of each block are written: [tokens, blocks, rows]. With a scale per row a row
+    /// is one block.
     pub integers: bool,
 }
 
@@ -131,8 +131,8 @@ impl Product {
         [slices, if self.stage == Stage::Decode { 1 } else { tokens.div_ceil(self.tiling.tile()) }, 1]
     }
 
-    /// The kernel. Bindings after the parameters: weights; scales if the format has them; x, or codes, scales and sums of
-    /// it if another kernel rounded them; out; the bias; the gate's tensor.
+    /// The kernel. Bindings after the parameters: weights; scales if the format has them; x, or codes, scales and sums
+    /// of it if another kernel rounded them; out; the bias; the gate's tensor.
     pub fn kernel(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
         let mut binding = 1;
         let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);

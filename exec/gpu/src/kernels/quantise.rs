@@ -1,8 +1,8 @@
 //! The kernel that rounds the inputs of a product to eight bits.
 //!
 //! As on the CPU: in blocks of 32 or 256, `scale = max |x| / 127`, `code = nearest even(x * (127 / max |x|))`, and the
-//! sums of 16 codes for what is subtracted; for weights with a scale per row, one scale for the whole of x. ML Drift paper,
-//! section 3.7: in prefill this is a kernel of its own, in decode the same text is part of the product's kernel.
+//! sums of 16 codes for what is subtracted; for weights with a scale per row, one scale for the whole of x. ML Drift
+//! paper, section 3.7: in prefill this is a kernel of its own, in decode the same text is part of the product's kernel.
 //!
 //! Each thread has a unit of 32 values; units under one scale compare their largest values through shared memory.
 //! A block with a value that is not finite gets a scale that is no number, so that the logits show it.
@@ -33,9 +33,9 @@ impl Scaled {
     }
 }
 
-/// Rounding in the shader. In blocks: `quantise_load` before a barrier, `quantise_finish` after it. Rows: `row_largest`,
-/// which has a barrier, then `unit_load` and `unit_store` for each unit. The shader has `x_read`, and says with `stored`
-/// what is done with codes, sums and scale.
+/// Generates the rounding functions of the shader. For blocks: `quantise_load` before a barrier, `quantise_finish`
+/// after it. Rows: `row_largest`, which has a barrier, then `unit_load` and `unit_store` for each unit. The shader has
+/// `x_read`, and says with `stored` what is done with codes, sums and scale.
 pub(crate) fn functions(scaled: Scaled, length: u32, threads: u32, stored: &str) -> String {
     let own = match scaled {
         Scaled::Blocks(block) => {

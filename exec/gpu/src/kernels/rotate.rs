@@ -1,11 +1,11 @@
 //! The kernel that rotates queries and keys and stores keys and values in the cache.
 //!
 //! ML Drift paper, sections 3.6 and 3.8. One kernel: the norms of heads where an architecture has them, the rotary
-//! embedding, and the layouts: queries from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the cache
-//! as weights OHWI with O = cache size and I = d_h; values as weights with O = d_h and I = cache size.
+//! embedding, and the layouts: queries from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the
+//! cache as weights OHWI with O = cache size and I = d_h; values as weights with O = d_h and I = cache size.
 //!
-//! A group has a head of a token, or for values a head of four neighbouring positions: these share a texel of the cache,
-//! which one thread writes whole. What lies behind the end of the sequence becomes zero.
+//! A group has a head of a token, or for values a head of four neighbouring positions: these share a texel of the
+//! cache, which one thread writes whole. What lies behind the end of the sequence becomes zero.
 
 use std::fmt::Write;
 

@@ -1,8 +1,8 @@
 //! Assembly of a graph into launches over planned memory.
 //!
-//! The nodes of the fused graph in their order. Before a product of rounded inputs in prefill comes the kernel that rounds
-//! them, unless the product before it had the same. The last node of a run adds and normalises nothing: what follows
-//! is another run's.
+//! The nodes of the fused graph in their order. Before a product of rounded inputs in prefill comes the kernel that
+//! rounds them, unless the product before it had the same. The last node of a run adds and normalises nothing: what
+//! follows is another run's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -204,7 +204,7 @@ impl OutputMatrix {
         Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })
     }
 
-    /// [rows, vocabulary], one row after another: few are asked for.
+    /// Computes logits, [rows, vocabulary], one row after another, because few are requested.
     pub(super) fn logits(&self, gpu: &Gpu, hidden: &[f32]) -> Result<Vec<f32>, GpuError> {
         let rows = self.matrix.rows as usize;
         let mut all = vec![0.0; hidden.len() / self.width * rows];

@@ -6,7 +6,8 @@
 //!
 //! The stages come from positional maxima: the i-th is the largest among the i-th largest tensors that live at an
 //! operation, so that whatever is done there is an object at least as large. First come the tensors as large as the
-//! first maximum with those between it and the second, then those as large as the second with those below it, and so on.
+//! first maximum with those between it and the second, then those as large as the second with those below it, and so
+//! on.
 
 use super::{Record, largest_first};
 

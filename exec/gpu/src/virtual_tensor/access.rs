@@ -1,7 +1,7 @@
 //! Generated WGSL functions that read and write a tensor whatever its layout.
 //!
-//! ML Drift paper, section 3.3. A kernel is written against `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s, value)`.
-//! When its shader is generated, these functions are written for the current object, with the arithmetic of
+//! ML Drift paper, section 3.3. A kernel is written against `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s,
+//! value)`. When its shader is generated, these functions are written for the current object, with the arithmetic of
 //! [`super::layout`] spliced in: nothing is decided on the GPU. An extent that changes from pass to pass, as the number
 //! of tokens does, is an expression of the shader instead of a number.
 //!

@@ -85,7 +85,7 @@ impl Shape {
         (Texel { b, y, x, d, s: c / SLICE }, c % SLICE)
     }
 
-    /// All texels, in no particular order.
+    /// Iterates over all texels in no particular order.
     pub fn all(&self) -> impl Iterator<Item = Texel> + use<> {
         let Shape { batch, height, width, depth, .. } = *self;
         let slices = self.slices();
@@ -111,7 +111,7 @@ impl Storage {
         }
     }
 
-    /// Where a texel lies in the object.
+    /// The position of a texel in the object.
     pub fn place(self, shape: &Shape, at: Texel) -> [u32; 3] {
         let (Shape { batch, height, width, depth, .. }, slices) = (*shape, shape.slices());
         let Texel { b, y, x, d, s } = at;

@@ -1,7 +1,7 @@
 //! Attention over a cache stored as weights equals plain attention.
 //!
-//! Queries, keys and values of several passes go through the kernels, and through a plain loop in f64. Stated bound: 1e-5
-//! where the cache holds f32, and 2e-3 where it holds halves, whose own rounding that is.
+//! Queries, keys and values of several passes go through the kernels, and through a plain loop in f64. Stated bound:
+//! 1e-5 where the cache holds f32, and 2e-3 where it holds halves, whose own rounding that is.
 
 use hearth_gpu::device::{Params, Tensor};
 use hearth_gpu::kernels::Variant;

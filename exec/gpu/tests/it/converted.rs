@@ -1,11 +1,11 @@
 //! Products with one scale per row against a scalar oracle, and the error of models in q8 and 8/4/4.
 //!
 //! ML Drift paper, sections 3.7 and 4.2. The oracle rounds weights and inputs as the paper says and adds integers in a
-//! plain loop: prefill, which rounds inputs in a kernel of its own, and decode, which rounds them within the product, must
-//! both have its integers to the last bit. What becomes of them is one product of floats, within 1e-6.
+//! plain loop: prefill, which rounds inputs in a kernel of its own, and decode, which rounds them within the product,
+//! must both have its integers to the last bit. What becomes of them is one product of floats, within 1e-6.
 //!
-//! The bounds for whole models are no promise of quality: one scale per row is coarse. They tell a kernel that is wrong,
-//! whose logits have nothing to do with the model's, from one that rounds.
+//! The bounds for whole models are no promise of quality: one scale per row is coarse. They tell a kernel that is
+//! wrong, whose logits have nothing to do with the model's, from one that rounds.
 
 use hearth_gpu::conversion::{Conversion, round_row};
 use hearth_gpu::kernels::packing::Packed;

@@ -1,6 +1,7 @@
 //! Comparison of the GPU with the plain CPU.
 //!
-//! The tests use whatever adapter there is; a software driver will do. Without one each test prints `SKIPPED` and passes.
+//! The tests use whatever adapter there is; a software driver will do. Without one each test prints `SKIPPED` and
+//! passes.
 
 mod attention;
 mod converted;

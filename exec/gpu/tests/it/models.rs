@@ -1,10 +1,10 @@
 //! Whole models choose the same tokens on the GPU as on the CPU.
 //!
-//! The trained model, with none, some and all of its layers on the GPU: teacher-forced along llama.cpp's golden tokens, the
-//! choice is the same wherever the margin is above 0.05. Models of random weights of every architecture: logits within a
-//! relative RMS of 1e-4 of the oracle's where activations are not rounded, which is what another order of additions
-//! makes, and of 2e-2 where they are: a number near a tie can be rounded the other way, and random weights do not
-//! forget it. (The executor is within 1e-2 of llama.cpp, for the same reason.)
+//! The trained model, with none, some and all of its layers on the GPU: teacher-forced along llama.cpp's golden tokens,
+//! the choice is the same wherever the margin is above 0.05. Models of random weights of every architecture: logits
+//! within a relative RMS of 1e-4 of the oracle's where activations are not rounded, which is what another order of
+//! additions makes, and of 2e-2 where they are: a number near a tie can be rounded the other way, and random weights do
+//! not forget it. (The executor is within 1e-2 of llama.cpp, for the same reason.)
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Products against the scalar oracle, in every format, layout, stage and variant.
 //!
-//! The oracle rounds its input as the GPU does, so that the integers are the same ones. What differs is the order in which
-//! floats are added up, and now and then a code at a tie. Stated bound: 1e-4 of the largest result of the row.
+//! The oracle rounds its input as the GPU does, so that the integers are the same ones. What differs is the order in
+//! which floats are added up, and now and then a code at a tie. Stated bound: 1e-4 of the largest result of the row.
 
 use hearth_gpu::device::Gpu;
 use hearth_gpu::kernels::packing::Packed;

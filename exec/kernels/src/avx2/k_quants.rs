@@ -12,7 +12,7 @@ use super::{
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
-/// One 8-bit number of each of eight sub-blocks, as an i16 pair in each 32-bit lane.
+/// Widens one 8-bit number of each of eight sub-blocks to an i16 pair in each 32-bit lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn pairs(bytes: u64) -> __m256i {

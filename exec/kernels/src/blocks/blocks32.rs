@@ -53,7 +53,7 @@ pub(crate) struct BlockQ8_0 {
     pub(crate) quants: [i8; 32],
 }
 
-/// Number `index` of 32 of four bits.
+/// The 4-bit number at `index` of 32.
 #[inline(always)]
 pub(super) fn nibble(bytes: &[u8; 16], index: usize) -> u8 {
     bytes[index % 16] >> (4 * (index / 16)) & 15
@@ -67,7 +67,7 @@ fn fifth(bits: [u8; 4], index: usize) -> u8 {
 scaled! { BlockQ4_0, BlockQ4_1 minimum, BlockQ5_0, BlockQ5_1 minimum, BlockQ8_0 }
 
 impl BlockQ4_0 {
-    /// -8 to 7.
+    /// The quant at `index`, -8 to 7.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         nibble(&self.quants, index) as i8 - 8
@@ -75,7 +75,7 @@ impl BlockQ4_0 {
 }
 
 impl BlockQ4_1 {
-    /// 0 to 15.
+    /// The quant at `index`, 0 to 15.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
         nibble(&self.quants, index)
@@ -83,7 +83,7 @@ impl BlockQ4_1 {
 }
 
 impl BlockQ5_0 {
-    /// -16 to 15.
+    /// The quant at `index`, -16 to 15.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         (nibble(&self.quants, index) | fifth(self.high, index)) as i8 - 16
@@ -91,7 +91,7 @@ impl BlockQ5_0 {
 }
 
 impl BlockQ5_1 {
-    /// 0 to 31.
+    /// The quant at `index`, 0 to 31.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
         nibble(&self.quants, index) | fifth(self.high, index)

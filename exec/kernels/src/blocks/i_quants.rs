@@ -48,7 +48,7 @@ pub(crate) struct BlockIq1S {
 scaled! { BlockIq4Nl, BlockIq4Xs, BlockIq1S }
 
 impl BlockIq4Nl {
-    /// Entry of the codebook for weight `index`.
+    /// The codebook entry of weight `index`.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         IQ4_VALUES[usize::from(nibble(&self.quants, index))]
@@ -56,7 +56,7 @@ impl BlockIq4Nl {
 }
 
 impl BlockIq4Xs {
-    /// -32 to 31.
+    /// The scale of a sub-block, -32 to 31.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> i8 {
         let low = self.scales_low[sub_block / 2] >> (4 * (sub_block % 2)) & 15;
@@ -64,7 +64,7 @@ impl BlockIq4Xs {
         (low | high << 4) as i8 - 32
     }
 
-    /// Entry of the codebook for weight `index`.
+    /// The codebook entry of weight `index`.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         let bytes = &self.quants.as_chunks::<16>().0[index / 32];
@@ -84,7 +84,7 @@ impl BlockIq1S {
         2 * (self.head(sub_block) >> 12 & 7) as u8 + 1
     }
 
-    /// What a sub-block's `GRID` entries are above eight times its weights: 8 less or more the shift.
+    /// The offset of a sub-block's `GRID` entries above eight times its weights: 8 minus or plus the shift.
     #[inline(always)]
     pub(crate) fn offset(&self, sub_block: usize) -> u8 {
         if self.head(sub_block) >> 15 == 0 { 7 } else { 9 }
@@ -97,7 +97,7 @@ impl BlockIq1S {
         GRID[usize::from(u16::from(self.low[row]) | high << 8)]
     }
 
-    /// 0, 8 or 16 for weight `index`.
+    /// The quant at `index`: 0, 8 or 16.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
         (self.row(index / 8) >> (8 * (index % 8))) as u8

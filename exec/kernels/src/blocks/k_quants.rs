@@ -99,7 +99,7 @@ fn four_bits(quants: &[u8; 128], index: usize) -> u8 {
 scaled! { BlockQ2K minimum, BlockQ3K, BlockQ4K minimum, BlockQ5K minimum, BlockQ6K }
 
 impl BlockQ2K {
-    /// 0 to 3.
+    /// The quant at `index`, 0 to 3.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
         two_bits(&self.quants, index)

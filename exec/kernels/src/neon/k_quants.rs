@@ -49,7 +49,7 @@ pub(super) trait Unpack: Scaled {
     }
 }
 
-/// T tokens on a row.
+/// Dot products of T tokens with a row.
 ///
 /// # Safety
 /// The processor has the instructions of `P`.

@@ -16,7 +16,7 @@ use super::{COLUMNS, Line, Panel, PanelKernel, ROWS, multiply, pack};
 use crate::activations::QuantisedRow;
 use crate::product::Tile;
 
-/// All rows and tokens of a tile of a format for which [`is_profitable`](super::is_profitable) is true.
+/// Computes all rows and tokens of a tile, whose format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
 /// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes these rows.

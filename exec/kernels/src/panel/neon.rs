@@ -23,7 +23,7 @@ use crate::product::Tile;
 /// Tokens that share a load of weights: of four rows, eight tokens' sums of a group and of a block are 16 registers.
 const TOKENS: usize = 8;
 
-/// All rows and tokens of a tile of a format for which [`is_profitable`](super::is_profitable) is true.
+/// Computes all rows and tokens of a tile, whose format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
 /// The processor has NEON, and no other thread writes these rows.

@@ -5,7 +5,7 @@ use half::f16;
 use crate::blocks::bf16;
 use crate::fold;
 
-/// F32 weights in little-endian bytes.
+/// Dot product with F32 weights in little-endian bytes.
 #[inline(always)]
 pub(crate) fn dot_f32(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)), input)

@@ -8,7 +8,7 @@ use super::total;
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
-/// Minima, sub-blocks of 16.
+/// Dot product with `Q2_K` weights: minima, sub-blocks of 16.
 pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ2K>(row).iter().enumerate() {
@@ -21,7 +21,7 @@ pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     sum
 }
 
-/// Offset 4, sub-blocks of 16.
+/// Dot product with `Q3_K` weights: offset 4, sub-blocks of 16.
 pub(crate) fn dot_q3_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ3K>(row).iter().enumerate() {
@@ -56,7 +56,7 @@ minima_of_32! {
     dot_q5_k: BlockQ5K;
 }
 
-/// Offset 32, sub-blocks of 16.
+/// Dot product with `Q6_K` weights: offset 32, sub-blocks of 16.
 pub(crate) fn dot_q6_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ6K>(row).iter().enumerate() {

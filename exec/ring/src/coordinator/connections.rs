@@ -89,7 +89,7 @@ impl<T: Transport> WorkerConnections<T> {
         self.facts.insert(name.into(), facts);
     }
 
-    /// What to add to a worker's times, in nanoseconds.
+    /// The offset of a worker's clock, in nanoseconds: added to its times.
     pub(super) fn clock_offset(&self, name: &str) -> i64 {
         self.connections.get(name).map_or(0, WorkerConnection::clock_offset)
     }

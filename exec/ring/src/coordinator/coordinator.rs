@@ -1,7 +1,7 @@
 //! The coordinator: executes the steps of the recovery reducer, and converts the workers' messages into its events.
 //!
-//! It has the workers prepare an epoch, sends them the plan, connects to its neighbours and takes up its own layers. When
-//! the ring cannot continue, another plan is found for the devices that are left ([`Reconfiguration`]).
+//! It has the workers prepare an epoch, sends them the plan, connects to its neighbours and takes up its own layers.
+//! When the ring cannot continue, another plan is found for the devices that are left ([`Reconfiguration`]).
 //!
 //! Not here: which pass enters and what becomes of tokens ([`super::pipeline`]).
 

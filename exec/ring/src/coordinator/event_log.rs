@@ -1,7 +1,7 @@
 //! The event log of a request: which ring ran in which epoch, what happened to its devices, and the trace of each.
 //!
-//! All times are on one clock, and each device has one index: its place changes with the plan, its index in the trace does
-//! not. Devices that join later come after those of the first plan.
+//! All times are on one clock, and each device has one index: its place changes with the plan, its index in the trace
+//! does not. Devices that join later come after those of the first plan.
 //!
 //! Not here: what a device records itself ([`crate::execution::Recorder`]).
 

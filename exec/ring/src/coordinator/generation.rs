@@ -1,7 +1,7 @@
 //! A request on the head: runs it to its end, and collects the trace of all devices.
 //!
-//! Workers' times are shifted to the head's clock. A request that ends early, whatever the reason, still gives its tokens
-//! and its trace. Every wait has a deadline.
+//! Workers' times are shifted to the head's clock. A request that ends early, whatever the reason, still gives its
+//! tokens and its trace. Every wait has a deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The coordinator: the head's side of a ring. It connects the workers, sends passes into the ring, and continues after the loss
-//! of a device.
+//! The coordinator: the head's side of a ring. It connects the workers, sends passes into the ring, and continues after
+//! the loss of a device.
 
 mod connections;
 #[expect(clippy::module_inception)] // the object that gives the room its name

@@ -1,9 +1,9 @@
 //! The pass pipeline: the active sequences, the passes in flight, and the deadline of the next pass.
 //!
 //! Passes enter as soon as the head is free ([`Generation`] decides which), activations come back after each round, and
-//! outputs give tokens, which enter as the next passes. So several passes are in flight: batches of a prompt, and passes
-//! of several sequences. When the ring is reconfigured in mid-request, all tokens so far enter the new one as a prompt,
-//! because their keys and values were spread over the old one; a generated token is never sampled again.
+//! outputs give tokens, which enter as the next passes. So several passes are in flight: batches of a prompt, and
+//! passes of several sequences. When the ring is reconfigured in mid-request, all tokens so far enter the new one as a
+//! prompt, because their keys and values were spread over the old one; a generated token is never sampled again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,8 +24,8 @@ use crate::wire::{DataEvent, Message, Transport};
 /// The wait that replaces a deadline beyond the range of the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 
-/// Passes in flight for each device of the ring. Two keep a device at work while the next pass is on its way; more would
-/// only wait, each with its activations in some device's memory.
+/// Passes in flight for each device of the ring. Two keep a device at work while the next pass is on its way; more
+/// would only wait, each with its activations in some device's memory.
 const MAX_PASSES_PER_DEVICE: usize = 2;
 
 /// A sequence in progress.

@@ -1,4 +1,5 @@
-//! The state of the ring's plan: the recovery reducer, the policy that finds another plan, and the deadline of getting ready.
+//! The state of the ring's plan: the recovery reducer, the policy that finds another plan, and the deadline of getting
+//! ready.
 //!
 //! Not here: the reducer ([`hearth_core::recovery`]), and the coordinator that carries its steps out
 //! (`coordinator::coordinator`).

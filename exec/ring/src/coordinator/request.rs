@@ -38,7 +38,7 @@ pub struct GenerationRequest {
 }
 
 impl GenerationRequest {
-    /// One sequence, in the largest batches and without drafts.
+    /// A request of one sequence, in the largest batches and without drafts.
     pub fn single(prompt: Vec<u32>, max_new_tokens: u32, sampler: SampleFn) -> Self {
         Self {
             sequences: vec![SequenceRequest { prompt, sampler }],

@@ -1,11 +1,11 @@
 //! The scheduler: continuous batching of requests over the slots of one ring.
 //!
 //! The plan has caches for a number of sequences; each is a slot. A request takes a vacant slot, best one whose tokens
-//! so far are a prefix of the prompt: what is common need not be computed again, so that a conversation continues where it
-//! was. Requests under way interleave in the ring as the sequences of one request do, and come and go without affecting
-//! the others. A request whose client is gone (the receiver of its events is closed) leaves its slot with the pass in
-//! flight. When a device is lost, all active sequences are computed again, as in any request; what vacant slots held is
-//! lost.
+//! so far are a prefix of the prompt: what is common need not be computed again, so that a conversation continues where
+//! it was. Requests under way interleave in the ring as the sequences of one request do, and come and go without
+//! affecting the others. A request whose client is gone (the receiver of its events is closed) leaves its slot with the
+//! pass in flight. When a device is lost, all active sequences are computed again, as in any request; what vacant slots
+//! held is lost.
 //!
 //! Not here: which pass enters next ([`hearth_core::schedule::Generation`]), and text.
 

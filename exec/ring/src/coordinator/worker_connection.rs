@@ -1,9 +1,10 @@
 //! The head's control connection to one worker: sends messages, reads answers, and notices when the worker is lost.
 //!
-//! One task writes what is queued, one reads, and one sends a ping every half second and reports the worker as lost when
-//! nothing has come for longer than [`heartbeat::SILENCE`]. All that is read goes into the head's one inbox with the
-//! number of the connection, so that an answer over an earlier connection is not taken for a new one. Pongs carry the
-//! worker's clock; the shortest round trip estimates the offset best, because the pong was written half way between.
+//! One task writes what is queued, one reads, and one sends a ping every half second and reports the worker as lost
+//! when nothing has come for longer than [`heartbeat::SILENCE`]. All that is read goes into the head's one inbox with
+//! the number of the connection, so that an answer over an earlier connection is not taken for a new one. Pongs carry
+//! the worker's clock; the shortest round trip estimates the offset best, because the pong was written half way
+//! between.
 //!
 //! Not here: what a message makes a worker do ([`crate::worker`]), and what the head makes of an answer
 //! ([`super::coordinator`]).
@@ -74,7 +75,7 @@ pub(super) struct WorkerConnection {
 struct WorkerClock {
     /// Round trip of the shortest ping, in nanoseconds; 0 before the first.
     round_trip: u64,
-    /// What to add to the worker's times, in nanoseconds.
+    /// The offset of the worker's clock, in nanoseconds: added to its times.
     to_head: i64,
     last_frame: Instant,
     /// The same on this process's wall clock.
@@ -170,7 +171,8 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
 }
 
 impl WorkerClock {
-    /// Records that a frame came. Of a pong: when its ping left, on our clock, and when it was answered, on the worker's.
+    /// Records that a frame came. Of a pong: when its ping left, on our clock, and when it was answered, on the
+    /// worker's.
     fn frame_received(&mut self, pong: Option<(u64, u64)>) {
         let now = wall_nanos();
         (self.last_frame, self.last_frame_at) = (Instant::now(), now);
@@ -214,12 +216,13 @@ impl WorkerConnection {
         Ok(WorkerConnection { name, number, facts, local_ip, frames, clock, heartbeat, reader, writer })
     }
 
-    /// What to add to the worker's times, in nanoseconds.
+    /// The offset of the worker's clock, in nanoseconds: added to its times.
     pub(super) fn clock_offset(&self) -> i64 {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).to_head
     }
 
-    /// Measures the clock's offset again: clocks drift apart, so the shortest ping of an hour ago says nothing about now.
+    /// Measures the clock's offset again: clocks drift apart, so the shortest ping of an hour ago says nothing about
+    /// now.
     pub(super) fn measure_clock_offset(&self) {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).round_trip = 0;
         for _ in 0..OFFSET_PINGS {

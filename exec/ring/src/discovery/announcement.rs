@@ -1,8 +1,8 @@
 //! The announcement of a worker by multicast DNS.
 //!
-//! A worker is an instance of the service `_hearth._tcp.local` (RFC 6763 over RFC 6762): its name, its port, its addresses on
-//! each network and the version of the protocol. Nothing of its model, its key or its user is announced. A peer that reads it
-//! still needs the key.
+//! A worker is an instance of the service `_hearth._tcp.local` (RFC 6763 over RFC 6762): its name, its port, its
+//! addresses on each network and the version of the protocol. Nothing of its model, its key or its user is announced. A
+//! peer that reads it still needs the key.
 //!
 //! Not here: the search ([`super::search`]).
 
@@ -179,7 +179,7 @@ fn service(name: &str, listening: SocketAddr) -> Result<ServiceInfo, Announcemen
     Ok(if addresses.is_empty() { service.enable_addr_auto() } else { service })
 }
 
-/// What this machine calls itself, if that can be a device's name.
+/// The host name of this machine, if it is valid as a device name.
 pub fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let name = name.or_else(|| std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok());

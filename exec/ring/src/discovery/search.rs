@@ -1,9 +1,9 @@
 //! The search for a plan's workers that have no address in the plan.
 //!
-//! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce anything under any name, so an
-//! announcement is only a hint: the head connects to each address that goes with a name it searches for, and the handshake
-//! decides. With a key only its holders pass; without one only addresses of this machine are tried. What the search stores is
-//! bounded.
+//! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce anything under any name,
+//! so an announcement is only a hint: the head connects to each address that goes with a name it searches for, and the
+//! handshake decides. With a key only its holders pass; without one only addresses of this machine are tried. What the
+//! search stores is bounded.
 //!
 //! Not here: addresses in the plan, which are used as they are.
 
@@ -57,7 +57,7 @@ pub enum DiscoveryError {
     #[error("two workers say that they are `{name}`: {addresses}")]
     Ambiguous {
         name: String,
-        /// Where they listen.
+        /// Their addresses.
         addresses: String,
     },
     /// Multicast DNS cannot be used.
@@ -94,7 +94,7 @@ pub struct DiscoveredService {
     pub name: String,
     /// The protocol's version.
     pub version: String,
-    /// Where it listens.
+    /// Its address.
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -137,7 +137,7 @@ pub struct SearchState {
 }
 
 impl SearchState {
-    /// Nothing yet, of these names. `loopback`: only addresses of this machine may be called.
+    /// Starts a search for these names. With `loopback` only addresses of this machine are tried.
     pub fn new(names: &BTreeSet<String>, loopback: bool) -> SearchState {
         let wanted = names.iter().map(|name| (name.clone(), Candidates::default())).collect();
         SearchState { wanted, others: BTreeSet::new(), services: 0, ignored: 0, loopback }

@@ -1,9 +1,10 @@
 //! A transport with a fixed delay, to try a slow network on one machine.
 //!
-//! Connections deliver what this end writes a fixed time later, in order and at full bandwidth. Each end delays what it sends,
-//! so that a link is slow in both directions if both ends use it. Time is the runtime's, to about a millisecond.
+//! Connections deliver what this end writes a fixed time later, in order and at full bandwidth. Each end delays what it
+//! sends, so that a link is slow in both directions if both ends use it. Time is the runtime's, to about a millisecond.
 //!
-//! Not here: bandwidth limits, delays that vary and shared media ([`super::paths`]); loss, which TCP turns into more delay.
+//! Not here: bandwidth limits, delays that vary and shared media ([`super::paths`]); loss, which TCP turns into more
+//! delay.
 
 use std::io;
 use std::net::IpAddr;

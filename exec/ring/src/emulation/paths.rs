@@ -1,14 +1,14 @@
 //! A transport that emulates the links of other devices on one machine.
 //!
-//! Connections deliver what this end writes as late as a given [`EmulatedPath`] would: a message waits until the medium is
-//! free, occupies it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be drawn for each.
-//! The medium is the connection's own (a wire) or shared (Wi-Fi): all paths that name the same file keep in it until when the
-//! medium is occupied, first come, first served. Each end delays what it sends.
+//! Connections deliver what this end writes as late as a given [`EmulatedPath`] would: a message waits until the medium
+//! is free, occupies it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be drawn
+//! for each. The medium is the connection's own (a wire) or shared (Wi-Fi): all paths that name the same file keep in
+//! it until when the medium is occupied, first come, first served. Each end delays what it sends.
 //!
 //! What one write hands over is one message, if it is at most [`PIECE_BYTES`] long; otherwise it is several.
 //!
-//! A thread for each direction sleeps until the nanosecond, because the runtime's timer has steps of a millisecond. What that
-//! thread and the connection below add is not subtracted: measure it ([`crate::probe`]) and count it in.
+//! A thread for each direction sleeps until the nanosecond, because the runtime's timer has steps of a millisecond.
+//! What that thread and the connection below add is not subtracted: measure it ([`crate::probe`]) and count it in.
 //!
 //! Not here: loss, and connections that open slowly, which TCP turns into more delay.
 

@@ -1,8 +1,8 @@
 //! The draft model on the head, for speculative decoding.
 //!
-//! The head holds the draft model whole: all its layers with a cache for each sequence, and both of its ends. It reads the
-//! tokens of a sequence that it has not seen, and proposes the likeliest next ones. The large model decides which of them stand
-//! ([`super::sampling`]), so a bad draft costs time and changes no text.
+//! The head holds the draft model whole: all its layers with a cache for each sequence, and both of its ends. It reads
+//! the tokens of a sequence that it has not seen, and proposes the likeliest next ones. The large model decides which
+//! of them stand ([`super::sampling`]), so a bad draft costs time and changes no text.
 //!
 //! Not here: when it drafts (`hearth_core::schedule`), and how many tokens (`hearth_core::schedule::Generation`).
 

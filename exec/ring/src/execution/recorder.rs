@@ -1,6 +1,7 @@
 //! The recorder of a device's trace.
 //!
-//! Times are nanoseconds on this process's own clock; the head shifts other devices' records by the offset of their clocks.
+//! Times are nanoseconds on this process's own clock; the head shifts other devices' records by the offset of their
+//! clocks.
 //!
 //! Not here: how a computing step's time is divided ([`hearth_runtime::clock`]).
 

@@ -1,10 +1,12 @@
 //! The stage runner: carries out the steps of the schedule on one device.
 //!
-//! It interprets `hearth_core::schedule` on one thread: it computes, puts activations into the outbox and starts prefetches, in
-//! the order of the schedule and with no choice of its own. What it does is recorded as the device's trace.
+//! It interprets `hearth_core::schedule` on one thread: it computes, puts activations into the outbox and starts
+//! prefetches, in the order of the schedule and with no choice of its own. What it does is recorded as the device's
+//! trace.
 //!
-//! A runner lives through the epochs of a session: a new request makes it forget the sequences ([`StageRunner::reset`]), and a
-//! new plan also gives it other layers ([`StageRunner::reconfigure`]). Activations of an earlier epoch are dropped.
+//! A runner lives through the epochs of a session: a new request makes it forget the sequences
+//! ([`StageRunner::reset`]), and a new plan also gives it other layers ([`StageRunner::reconfigure`]). Activations of
+//! an earlier epoch are dropped.
 //!
 //! Not here: where messages come from and go to ([`crate::worker`], [`crate::coordinator`]).
 
@@ -274,8 +276,8 @@ impl StageRunner {
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_SHARE;
     }
 
-    /// Lets a pass of a sequence enter the ring, of which these are all tokens so far. Head only. Returns the pass if it is complete
-    /// without having left.
+    /// Lets a pass of a sequence enter the ring, of which these are all tokens so far. Head only. Returns the pass if
+    /// it is complete without having left.
     pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>, RingError> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
         self.reserve_buffers(pass);

@@ -1,9 +1,10 @@
 //! Sampling: the tokens that a pass gives.
 //!
-//! Each sequence has a sampler of its own, which is called once for each of its tokens and in their order, as if there were no
-//! drafts: for the token after the last accepted one, and, while a draft is that very token, for the one after the draft. So
-//! drafts change neither greedy text nor sampled text: a sampler sees the logits it would have seen alone, and draws as often.
-//! (Leviathan et al., 2023, accept more drafts of a sampler, and keep its distribution only.)
+//! Each sequence has a sampler of its own, which is called once for each of its tokens and in their order, as if there
+//! were no drafts: for the token after the last accepted one, and, while a draft is that very token, for the one after
+//! the draft. So drafts change neither greedy text nor sampled text: a sampler sees the logits it would have seen
+//! alone, and draws as often. (Leviathan et al., 2023, accept more drafts of a sampler, and keep its distribution
+//! only.)
 //!
 //! Not here: the logits ([`hearth_runtime::head`]).
 
@@ -19,7 +20,7 @@ pub struct Samplers {
 }
 
 impl Samplers {
-    /// One sampler a sequence; a token in `stop_tokens` is a sequence's last.
+    /// Creates one sampler per sequence; a token in `stop_tokens` ends a sequence.
     pub fn new(samplers: Vec<SampleFn>, stop_tokens: Vec<u32>) -> Self {
         Self { samplers: (0..).zip(samplers).collect(), stop_tokens }
     }

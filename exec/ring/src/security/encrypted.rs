@@ -5,10 +5,11 @@
 //! this connection has. Message numbers are the nonces, so a message altered, repeated, left out or moved does not verify; the
 //! connection then fails for good. Frames run over it as over any stream.
 //!
-//! The handshake happens at the first read or write, in the task that serves the connection, so a slow peer delays no other.
+//! The handshake happens at the first read or write, in the task that serves the connection, so a slow peer delays no
+//! other.
 //!
-//! Not here: protection against a third party that closes a connection, or counts and times its bytes. An orderly end is the
-//! protocol's `Goodbye`, not the end of the stream.
+//! Not here: protection against a third party that closes a connection, or counts and times its bytes. An orderly end
+//! is the protocol's `Goodbye`, not the end of the stream.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,16 +1,16 @@
 //! The key of a ring: 32 secret bytes, the same on every device.
 //!
-//! The key is given as a file or in the environment variable `HEARTH_KEY`. The text is 64 hexadecimal digits, or a passphrase
-//! of at least 16 bytes, which is hashed (SHA-256, with a prefix that no other use of the passphrase shares). A random key is
-//! best:
+//! The key is given as a file or in the environment variable `HEARTH_KEY`. The text is 64 hexadecimal digits, or a
+//! passphrase of at least 16 bytes, which is hashed (SHA-256, with a prefix that no other use of the passphrase
+//! shares). A random key is best:
 //!
 //! ```text
 //! (umask 077; head -c32 /dev/urandom | od -An -tx1 | tr -d ' \n' > ring.key)
 //! ```
 //!
-//! A passphrase can be guessed offline by anybody who recorded one connection, and one hash makes each guess cheap; use one
-//! only if it cannot be guessed. All devices are equal: a holder of the key can pretend to be any device, so a lost device
-//! means a new key.
+//! A passphrase can be guessed offline by anybody who recorded one connection, and one hash makes each guess cheap; use
+//! one only if it cannot be guessed. All devices are equal: a holder of the key can pretend to be any device, so a lost
+//! device means a new key.
 //!
 //! Not here: what the key does to a connection ([`super::encrypted`]).
 

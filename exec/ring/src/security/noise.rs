@@ -1,7 +1,7 @@
 //! The handshake of an encrypted connection: both ends prove that they have the key.
 //!
-//! Noise `NNpsk0`: each end sends a fresh Curve25519 point, and every flight is authenticated under the key. Two flights of 56
-//! bytes, nothing else, whatever a peer sends:
+//! Noise `NNpsk0`: each end sends a fresh Curve25519 point, and every flight is authenticated under the key. Two
+//! flights of 56 bytes, nothing else, whatever a peer sends:
 //!
 //! | bytes | content |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | 32 | the point |
 //! | 16 | the tag |
 //!
-//! A recorded first flight is answered when it is replayed, and that is all: the answer's point is new, so a replay does not
-//! give the session's keys.
+//! A recorded first flight is answered when it is replayed, and that is all: the answer's point is new, so a replay
+//! does not give the session's keys.
 
 use std::time::Duration;
 

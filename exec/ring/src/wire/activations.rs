@@ -1,12 +1,12 @@
 //! The encoding of activations, in f32 or f16.
 //!
-//! With `activations: f16` in the plan every device rounds them to f16, to nearest and to even, after the embedding and after
-//! every layer, whether another device follows or not. So the numbers do not depend on the windows, and a ring that continues
-//! with another plan gives the same tokens. A number too large for f16 stays as it is: an infinity would make all that follows
-//! not a number, and a cut to 65504 would silently be another number.
+//! With `activations: f16` in the plan every device rounds them to f16, to nearest and to even, after the embedding and
+//! after every layer, whether another device follows or not. So the numbers do not depend on the windows, and a ring
+//! that continues with another plan gives the same tokens. A number too large for f16 stays as it is: an infinity would
+//! make all that follows not a number, and a cut to 65504 would silently be another number.
 //!
-//! Rounded numbers are sent in two bytes each, which loses nothing. Activations with a number that f16 cannot hold are sent in
-//! four; the frame says which.
+//! Rounded numbers are sent in two bytes each, which loses nothing. Activations with a number that f16 cannot hold are
+//! sent in four; the frame says which.
 //!
 //! Not here: who may send what ([`super::OpenEpoch`]).
 
@@ -46,7 +46,7 @@ pub fn round(numbers: &mut [f32]) {
     }
 }
 
-/// Little-endian bytes of activations, in f16 if that loses nothing; whether it does not.
+/// Encodes activations as little-endian bytes, in f16 if requested and lossless. Returns whether f16 was used.
 pub fn encode(numbers: &[f32], in_half: bool) -> (Vec<u8>, bool) {
     if in_half && let Some(bytes) = halved(numbers) {
         return (bytes, true);

@@ -1,11 +1,11 @@
 //! Data links: connections that carry activations from one device to the next.
 //!
-//! The sender opens a connection for one epoch. The receiver accepts those that name its session and the epoch prepared last
-//! ([`OpenEpoch`]), so that nothing of an earlier ring can come in by a new connection; what an old connection still carries has
-//! its epoch in every frame.
+//! The sender opens a connection for one epoch. The receiver accepts those that name its session and the epoch prepared
+//! last ([`OpenEpoch`]), so that nothing of an earlier ring can come in by a new connection; what an old connection
+//! still carries has its epoch in every frame.
 //!
-//! A connection that ends is reported at both ends, and from there to the head. It does not end a session: a broken connection
-//! does not tell which devices are still there.
+//! A connection that ends is reported at both ends, and from there to the head. It does not end a session: a broken
+//! connection does not tell which devices are still there.
 //!
 //! Not here: what a device does with activations ([`crate::execution`]), and what the head makes of a broken link
 //! ([`crate::coordinator`]).

@@ -1,9 +1,9 @@
 //! Frames: how messages and their payloads are laid out on a connection with an untrusted peer.
 //!
-//! A frame is two little-endian `u32` lengths, a bincode header of the first length and a raw payload of the second: tensors and
-//! documents travel beside the header, never inside. Both lengths are checked against limits before anything is allocated, the
-//! header is decoded with a byte limit (bincode without one allocates what a ten-byte message asks for), and every byte of it
-//! must be used.
+//! A frame is two little-endian `u32` lengths, a bincode header of the first length and a raw payload of the second:
+//! tensors and documents travel beside the header, never inside. Both lengths are checked against limits before
+//! anything is allocated, the header is decoded with a byte limit (bincode without one allocates what a ten-byte
+//! message asks for), and every byte of it must be used.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 

@@ -1,7 +1,7 @@
 //! The start of a connection: hello and welcome, and the deadline of every wait for another device.
 //!
-//! The end that connects sends a hello with its purpose; the other end welcomes it, or refuses with a reason and hangs up. It is
-//! the same for control connections, activations, probes and layers.
+//! The end that connects sends a hello with its purpose; the other end welcomes it, or refuses with a reason and hangs
+//! up. It is the same for control connections, activations, probes and layers.
 //!
 //! Not here: who may connect ([`crate::security`]), and what follows the welcome.
 

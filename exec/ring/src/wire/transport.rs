@@ -1,7 +1,7 @@
 //! Transports: TCP between processes, or pipes in memory between tasks of one process.
 //!
-//! The ring is generic over a [`Transport`]. All carry ordered bytes and deliver whole frames or an error, so that a test of the
-//! ring and a real ring run the same code.
+//! The ring is generic over a [`Transport`]. All carry ordered bytes and deliver whole frames or an error, so that a
+//! test of the ring and a real ring run the same code.
 //!
 //! Not here: deadlines and messages ([`super::handshake`]); who may connect ([`crate::security`]).
 

@@ -1,8 +1,8 @@
 //! A worker's part in one epoch of a session.
 //!
-//! It lasts from the plan until the head has the worker prepare for another epoch: it waits for the runner of the previous epoch,
-//! connects to those it sends to, takes up its layers, reports that it is ready, and computes what arrives. When the next epoch
-//! is prepared it stops after the current step and hands its runner on.
+//! It lasts from the plan until the head has the worker prepare for another epoch: it waits for the runner of the
+//! previous epoch, connects to those it sends to, takes up its layers, reports that it is ready, and computes what
+//! arrives. When the next epoch is prepared it stops after the current step and hands its runner on.
 //!
 //! Not here: the head's orders ([`super::session`]).
 

@@ -1,7 +1,7 @@
 //! The worker's end of the head's control connection.
 //!
-//! A task reads its frames, so that no frame is lost when a wait is given up for another event. Every wait and every write has a
-//! deadline.
+//! A task reads its frames, so that no frame is lost when a wait is given up for another event. Every wait and every
+//! write has a deadline.
 
 use std::time::Duration;
 

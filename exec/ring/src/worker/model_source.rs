@@ -1,12 +1,13 @@
 //! The source of a worker's layers: a model file, or the head.
 //!
-//! A worker without a file fetches over a connection of its own: first the lengths of the model's files and of their headers,
-//! then the chunks of the headers, and when these have given the place of each tensor, the chunks of its layers and of the small
-//! tensors that belong to none. Each chunk comes with its hash. A few are requested ahead, so that the link does not idle. What
-//! was fetched stays in a folder that the user names and is not fetched again, by a later session or after a broken connection.
+//! A worker without a file fetches over a connection of its own: first the lengths of the model's files and of their
+//! headers, then the chunks of the headers, and when these have given the place of each tensor, the chunks of its
+//! layers and of the small tensors that belong to none. Each chunk comes with its hash. A few are requested ahead, so
+//! that the link does not idle. What was fetched stays in a folder that the user names and is not fetched again, by a
+//! later session or after a broken connection.
 //!
-//! The head is trusted as the model is: a holder of the key could send other weights. The hash finds damage, on the way where
-//! there is no key, and on the disk afterwards.
+//! The head is trusted as the model is: a holder of the key could send other weights. The hash finds damage, on the way
+//! where there is no key, and on the disk afterwards.
 //!
 //! Not here: the folder's files ([`hearth_runtime::fetched`]).
 

@@ -1,7 +1,7 @@
 //! The machine's pace: a quick measurement of its present speed.
 //!
-//! A machine that others use too, a virtual one above all, computes faster and slower from minute to minute. The pace is
-//! what decoding does mostly, a product of weights that stream from memory with one vector, on all threads and for a
+//! A machine that others use too, a virtual one above all, computes faster and slower from minute to minute. The pace
+//! is what decoding does mostly, a product of weights that stream from memory with one vector, on all threads and for a
 //! moment: two of them say whether what was measured in between, or before, still holds.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const EFFORT: Effort = Effort {
     file: Bytes::ZERO,
 };
 
-/// How fast the machine multiplies now, with all its threads; the median of half a second.
+/// Measures the current multiplication rate of the machine with all its threads; the median over half a second.
 pub fn pace() -> Result<FlopsPerSecond, ProfileError> {
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));

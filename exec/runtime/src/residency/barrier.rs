@@ -1,7 +1,7 @@
 //! Residency barrier: makes a computation wait until the weights that it is about to use are in memory.
 //!
-//! Under managed residency a computation does not fault: it waits at the barrier before it uses weights, and reports when
-//! it has used them. Under all other policies the barrier is open.
+//! Under managed residency a computation does not fault: it waits at the barrier before it uses weights, and reports
+//! when it has used them. Under all other policies the barrier is open.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl ResidencyBarrier {
         self.shared.as_ref().map_or(bytes.len(), |shared| shared.wait(bytes, min))
     }
 
-    /// These mapped bytes have been used, and all weights of their part before them.
+    /// Reports that these mapped bytes, and all weights of their part before them, have been used.
     pub fn used(&self, bytes: &[u8]) {
         if let Some(shared) = &self.shared {
             shared.used(bytes);

@@ -75,8 +75,8 @@ fn layers_of(part: &ModelPart) -> Option<[u32; 2]> {
 }
 
 impl WeightResidency {
-    /// Starts the policy of the device at a place of the plan. `memory` measures the page cache that this process may hold,
-    /// and what of it was evicted all the same.
+    /// Starts the policy of the device at a place of the plan. `memory` measures the page cache that this process may
+    /// hold, and what of it was evicted all the same.
     pub fn start(
         weights: &Arc<Weights>,
         plan: &Plan,

@@ -153,8 +153,8 @@ fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     put_f16(block, 0, scale);
 }
 
-/// `[d: f16][rows of the codebook: 32][scales, signs and upper bits of rows: 16]`, weight `d scale (g +- 1/8)`, scale odd
-/// from 1 to 15 (root mean square 9.22), g from the codebook (with the eighth 0.781).
+/// `[d: f16][rows of the codebook: 32][scales, signs and upper bits of rows: 16]`, weight `d scale (g +- 1/8)`, scale
+/// odd from 1 to 15 (root mean square 9.22), g from the codebook (with the eighth 0.781).
 fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };

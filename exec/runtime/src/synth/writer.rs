@@ -70,7 +70,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Where this process writes a model until it is whole: beside `path`, by a name that no model has.
+/// The temporary path at which this process writes a model until it is complete: beside `path`, under a unique name.
 pub fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.partial", std::process::id()));

@@ -1,8 +1,8 @@
 //! Byte-level BPE.
 //!
-//! Regular expressions cut the text into words ([`super::pre_tokenizer`]), every byte of a word becomes a visible character
-//! (GPT-2's table), and pairs are merged in the order of the merge list. The `tokenizers` crate does the cutting and
-//! merging.
+//! Regular expressions cut the text into words ([`super::pre_tokenizer`]), every byte of a word becomes a visible
+//! character (GPT-2's table), and pairs are merged in the order of the merge list. The `tokenizers` crate does the
+//! cutting and merging.
 
 use std::collections::BTreeSet;
 

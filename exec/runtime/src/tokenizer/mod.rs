@@ -2,8 +2,8 @@
 //!
 //! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, `byte_level_bpe`) and
 //! `SentencePiece` (`llama`, `sentence_piece`). Control tokens in the text are recognised only where the caller says
-//! that it wrote them, so that a user's text cannot end a turn. Tokens that the model's makers call user-defined are found in any
-//! text, before it is cut.
+//! that it wrote them, so that a user's text cannot end a turn. Tokens that the model's makers call user-defined are
+//! found in any text, before it is cut.
 //!
 //! Decoding gives bytes; [`TextStream`] holds back what is not yet valid UTF-8, so that a character spread
 //! over several tokens appears whole.

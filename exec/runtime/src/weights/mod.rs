@@ -48,8 +48,8 @@ pub struct Weights {
     held: Option<BTreeSet<u32>>,
 }
 
-/// A layer's tensors in the mapped files. Matrices and biases are those of query, key, value, attention output, gate, up
-/// and down, in this order.
+/// A layer's tensors in the mapped files. Matrices and biases are those of query, key, value, attention output, gate,
+/// up and down, in this order.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerWeights<'a> {
     pub matrices: [Matrix<'a>; 7],
@@ -216,7 +216,7 @@ impl Weights {
         }
     }
 
-    /// How many bytes a part has.
+    /// The number of bytes of a part.
     pub fn part_bytes(&self, part: &ModelPart) -> u64 {
         self.part_extents(part).iter().map(|extent| extent.length).sum()
     }

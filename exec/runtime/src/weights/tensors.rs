@@ -59,7 +59,7 @@ pub(crate) struct Biases {
 }
 
 impl LayerTensors {
-    /// In the order of use.
+    /// The matrices in the order of use.
     pub(crate) fn matrices(&self) -> [Tensor; 7] {
         [self.query, self.key, self.value, self.attention_output, self.gate, self.up, self.down]
     }

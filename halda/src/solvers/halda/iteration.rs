@@ -186,8 +186,8 @@ impl Search<'_, '_> {
     }
 }
 
-/// The relative difference above which a value is smaller: without xi, k rounds and one round cost the same, and rounding
-/// must not decide. source: assumed, a hundred times the rounding error of such sums
+/// The relative difference above which a value is smaller: without xi, k rounds and one round cost the same, and
+/// rounding must not decide. source: assumed, a hundred times the rounding error of such sums
 const LESS: f64 = 1e-12;
 
 /// Replaces `best` by `found` if that is better, and returns whether it did.

@@ -2,12 +2,12 @@
 //!
 //! It minimises the steady state ([`crate::latency::steady_state`]) instead of the paper's objective, which has no term
 //! for reading ahead and therefore always prefers one round. Here more rounds are chosen where they pay: where reading
-//! fits a device's idle intervals better in several parts, or where a window conflicts with the next one, and the hidden
-//! time exceeds the additional hops. Residencies that the scenario leaves open are chosen too, down to the size of the
-//! stream buffer.
+//! fits a device's idle intervals better in several parts, or where a window conflicts with the next one, and the
+//! hidden time exceeds the additional hops. Residencies that the scenario leaves open are chosen too, down to the size
+//! of the stream buffer.
 //!
-//! The search is exact in windows, GPU layers, rounds and residencies (`search.rs`) for a given order of the ring. If the
-//! order is free, a few are tried.
+//! The search is exact in windows, GPU layers, rounds and residencies (`search.rs`) for a given order of the ring. If
+//! the order is free, a few are tried.
 
 mod residency_choices;
 mod search;

@@ -1,8 +1,8 @@
 //! The residencies that a planner may choose for a device.
 //!
-//! Those of the device's [`crate::runtime_model::RuntimeModel`]. Where `managed` is offered without a stream buffer, buffers
-//! of several sizes are: a larger one hides more in the idle time before a window and takes as much from what is
-//! kept, so that the best depends on the plan.
+//! Those of the device's [`crate::runtime_model::RuntimeModel`]. Where `managed` is offered without a stream buffer,
+//! buffers of several sizes are: a larger one hides more in the idle time before a window and takes as much from what
+//! is kept, so that the best depends on the plan.
 //!
 //! Not here: what a choice costs ([`crate::latency::steady_state`]).
 

@@ -7,7 +7,8 @@ use crate::document::DocumentError;
 const MAX_GRAPH_TOKENS: u32 = 1 << 20;
 /// The most graphs: choosing among cuts of them tries every set of four.
 const MAX_GRAPH_SIZES: usize = 16;
-/// The most profiled products, all of which are searched for every partition. source: assumed, more than a day of measuring
+/// The most profiled products, all of which are searched for every partition. source: assumed, more than a day of
+/// measuring
 const MAX_SHAPES: usize = 20_000;
 /// More bits than any weight format has.
 const MAX_BITS: f64 = 64.0;

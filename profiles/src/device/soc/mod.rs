@@ -1,8 +1,8 @@
 //! Systems on a chip whose GPU and NPU compute together over one memory.
 //!
-//! The key `soc` of a `device/1` document: the parameters of the model of `hearth_core::soc` (HeteroLLM paper, sections 3 and
-//! 4), each with its source. The NPU's speed depends on the shape and the order of a product, the GPU's does not, and
-//! synchronising them takes time. A scenario's options for the processors are in [`options`].
+//! The key `soc` of a `device/1` document: the parameters of the model of `hearth_core::soc` (HeteroLLM paper, sections
+//! 3 and 4), each with its source. The NPU's speed depends on the shape and the order of a product, the GPU's does not,
+//! and synchronising them takes time. A scenario's options for the processors are in [`options`].
 
 mod check;
 pub mod options;
@@ -77,7 +77,8 @@ pub struct SocNpu {
     /// Vendor's peak at 16 bit, or half of that of 8-bit integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Sourced<FlopsPerSecond>>,
-    /// Cost of loading the array relative to a stream: lambda in `1 + lambda N / M`, for `M` streamed rows of `N` numbers.
+    /// Cost of loading the array relative to a stream: lambda in `1 + lambda N / M`, for `M` streamed rows of `N`
+    /// numbers.
     pub order_penalty: Sourced<f64>,
     /// Rows and columns of the array; every dimension is padded to a multiple of it.
     pub tile: Sourced<u32>,
@@ -156,8 +157,8 @@ impl SyncCosts {
 }
 
 impl SocPower {
-    /// Power under a strategy. Deviation: the paper gives it for three systems; strategies with products on the NPU and the rest
-    /// on the GPU are assumed to need as much as the layer-level one.
+    /// Power under a strategy. Deviation: the paper gives it for three systems; strategies with products on the NPU and
+    /// the rest on the GPU are assumed to need as much as the layer-level one.
     pub fn of(&self, strategy: Strategy) -> Watts {
         match strategy {
             Strategy::GpuOnly => self.gpu.value,

@@ -1,8 +1,8 @@
 //! Profiled products of an NPU.
 //!
-//! The profiler of the HeteroLLM paper (section 4.3) has two modes: it runs products of many shapes, or it predicts their
-//! times by a regression tree that was grown from some of them. Both use a table of shapes and times; `mode` says whether a
-//! time is looked up or predicted (`hearth_core::soc::profiled`).
+//! The profiler of the HeteroLLM paper (section 4.3) has two modes: it runs products of many shapes, or it predicts
+//! their times by a regression tree that was grown from some of them. Both use a table of shapes and times; `mode` says
+//! whether a time is looked up or predicted (`hearth_core::soc::profiled`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

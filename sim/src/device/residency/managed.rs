@@ -1,8 +1,8 @@
 //! Managed streaming: carries out the steps of [`ManagedResidency`] on simulated storage.
 //!
-//! A chunk of the file is a piece. The helper thread reads a piece with `WILLNEED` and confirms it with `POPULATE_READ`.
-//! Kept chunks are ordinary page cache: if memory cannot hold all of them, the kernel evicts some, and they are read
-//! again at their next use.
+//! A chunk of the file is a piece. The helper thread reads a piece with `WILLNEED` and confirms it with
+//! `POPULATE_READ`. Kept chunks are ordinary page cache: if memory cannot hold all of them, the kernel evicts some, and
+//! they are read again at their next use.
 //!
 //! Deviation: a piece is a chunk of the file, and one that lies across two layers belongs to the first.
 
@@ -50,8 +50,8 @@ pub struct ManagedStream {
 }
 
 impl ManagedStream {
-    /// The stream of a device. `visits` are the chunks of its share, grouped by use without a pause; `memory` is what the
-    /// plan expects to be left for them; the file has `chunks` chunks.
+    /// The stream of a device. `visits` are the chunks of its share, grouped by use without a pause; `memory` is what
+    /// the plan expects to be left for them; the file has `chunks` chunks.
     pub fn new(
         device: usize,
         options: ResidencyOptions,
@@ -91,8 +91,8 @@ impl ManagedStream {
         self.residency.react(Event::PartEnded);
     }
 
-    /// How many of these chunks the computation can use now. Stops after a streamed piece, so that the piece can be
-    /// evicted as soon as it has been used.
+    /// The number of these chunks that the computation can use now. Stops after a streamed piece, so that the piece can
+    /// be evicted as soon as it has been used.
     pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let cache = storage.cache();
         let Some(ready_until) = self.residency.ready_until() else {

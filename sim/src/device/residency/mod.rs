@@ -104,9 +104,9 @@ impl WeightResidency {
         }
     }
 
-    /// Whether the system decides what stays in memory. Then embedding rows stay after their use, because they are small
-    /// and used often, and a chunk may be evicted right after its use. A managed device evicts rows at once, and a chunk
-    /// only when it is done with it.
+    /// Whether the system decides what stays in memory. Then embedding rows stay after their use, because they are
+    /// small and used often, and a chunk may be evicted right after its use. A managed device evicts rows at once, and
+    /// a chunk only when it is done with it.
     pub fn is_left_to_system(&self) -> bool {
         matches!(self, WeightResidency::System(_))
     }

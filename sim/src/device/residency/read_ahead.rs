@@ -1,9 +1,9 @@
 //! Read-ahead: the helper thread of a device whose system decides what stays in memory.
 //!
 //! The thread executes the prefetch steps of the schedule in order. Under residency `os` it advises: `WILLNEED` returns
-//! before anything has arrived, so that the next piece is requested at once. Under `windowed` it populates: it touches one
-//! piece after another and waits for each. Both stop at the plan's prefetch budget. If the plan says so, the same thread
-//! evicts computed windows, in order with its other jobs.
+//! before anything has arrived, so that the next piece is requested at once. Under `windowed` it populates: it touches
+//! one piece after another and waits for each. Both stop at the plan's prefetch budget. If the plan says so, the same
+//! thread evicts computed windows, in order with its other jobs.
 //!
 //! Not here: what the page cache evicts for it, and managed residency ([`super::managed`]).
 

@@ -1,9 +1,9 @@
 //! TCP connection: the delays that it adds to a message.
 //!
-//! Messages of one connection are sent one after another and arrive in order. A connection that is new, or has been idle
-//! for a retransmission timeout, begins with the initial window; a longer message waits for acknowledgements. A lost segment
-//! is sent again after a round trip if enough segments of its message follow it, otherwise after the timeout. The
-//! formulas are in [`hearth_profiles::link::path`]; here are the draws.
+//! Messages of one connection are sent one after another and arrive in order. A connection that is new, or has been
+//! idle for a retransmission timeout, begins with the initial window; a longer message waits for acknowledgements. A
+//! lost segment is sent again after a round trip if enough segments of its message follow it, otherwise after the
+//! timeout. The formulas are in [`hearth_profiles::link::path`]; here are the draws.
 //!
 //! Acknowledgements and retransmissions take no air time here: they are some tens of bytes, and one message in fifty
 //! needs a retransmission.
@@ -60,7 +60,8 @@ impl Delays {
         log_normal(self.median, self.sigma, &mut self.delay)
     }
 
-    /// Draws the time that TCP adds to a message. The number of draws is constant, so that a loss changes no later draw.
+    /// Draws the time that TCP adds to a message. The number of draws is constant, so that a loss changes no later
+    /// draw.
     pub fn tcp_delay(&mut self, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes, fresh: bool) -> Seconds {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
         let round_trip = one_way() + one_way();

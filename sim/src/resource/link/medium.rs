@@ -1,7 +1,7 @@
 //! Transmission medium: one transmission at a time holds a channel or one direction of a wire.
 //!
-//! Transmissions get the medium in the order of request and hold it for an overhead and the bytes. A message longer than
-//! a burst requests it for each burst, so that others come between. A wire has neither overhead nor stalls.
+//! Transmissions get the medium in the order of request and hold it for an overhead and the bytes. A message longer
+//! than a burst requests it for each burst, so that others come between. A wire has neither overhead nor stalls.
 //!
 //! Not here: which transmissions a message has ([`super::wifi`]).
 

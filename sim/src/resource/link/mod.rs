@@ -1,7 +1,7 @@
 //! Links between devices: wires ([`constant`]) and Wi-Fi, whose stations share a channel ([`wifi`]).
 //!
-//! The law of [`Link`], checked by `properties::check_invariants` for every implementation: no message arrives before its
-//! latency and its own sending time are over, none overtakes another of its pair, bytes are conserved.
+//! The law of [`Link`], checked by `properties::check_invariants` for every implementation: no message arrives before
+//! its latency and its own sending time are over, none overtakes another of its pair, bytes are conserved.
 
 mod connection;
 pub mod constant;

@@ -23,7 +23,8 @@ impl<T> Network<T> {
         Self { links, in_flight: BTreeMap::new() }
     }
 
-    /// Sends a message. Returns its delivery if later messages cannot change it; otherwise [`Network::next_delivery`] does.
+    /// Sends a message. Returns its delivery if later messages cannot change it; otherwise [`Network::next_delivery`]
+    /// does.
     pub fn send(
         &mut self,
         now: Nanos,
@@ -72,8 +73,8 @@ impl<T> Network<T> {
     }
 }
 
-/// The members of the cluster in the order of the links: the plan's devices in ring order, then those without a part, to
-/// which a later plan may give one.
+/// The members of the cluster in the order of the links: the plan's devices in ring order, then those without a part,
+/// to which a later plan may give one.
 pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     let members = &cluster.members;
     let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);

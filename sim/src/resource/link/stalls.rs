@@ -3,9 +3,9 @@
 //! Each kind of stall begins as a Poisson process and lasts a uniform time; a simulation may add stalls of its own. A
 //! transmission continues where it was when the stall is over.
 //!
-//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So they come at the
-//! same instants whatever is sent, two plans meet the same ones, and an idle hour draws nothing. A Poisson process has no
-//! memory: restarting it at every window changes nothing.
+//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So they come at
+//! the same instants whatever is sent, two plans meet the same ones, and an idle hour draws nothing. A Poisson process
+//! has no memory: restarting it at every window changes nothing.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::link::wifi::{MAX_STALL, Stall};

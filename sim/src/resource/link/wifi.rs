@@ -5,8 +5,8 @@
 //! 1 / (1/up + 1/down); a device on a wire, or on another channel, takes a medium of its own. After its last burst a
 //! message takes the rest of its delay, and what TCP adds (`connection`).
 //!
-//! The delay in a channel's document is the one-way time of a small message on an idle channel. It includes the overheads
-//! of such a message; only the rest comes after the burst.
+//! The delay in a channel's document is the one-way time of a small message on an idle channel. It includes the
+//! overheads of such a message; only the rest comes after the burst.
 //!
 //! The order on the medium depends on later messages, so a delivery is known only when its last burst ends.
 //!
@@ -145,8 +145,8 @@ impl WifiLink {
         self
     }
 
-    /// Stalls a channel from `now` until `until`; returns false if no channel has that name. Call [`Link::next_event`] again
-    /// afterwards.
+    /// Stalls a channel from `now` until `until`; returns false if no channel has that name. Call [`Link::next_event`]
+    /// again afterwards.
     pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
         let index = self.names.iter().position(|name| name == channel);
         let medium = index.and_then(|index| self.media.get_mut(&Port::Channel(index)));

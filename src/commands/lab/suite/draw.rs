@@ -1,8 +1,8 @@
 //! Draws the scenarios of `--random`.
 //!
-//! They vary devices, memory, disk, a weak processor, links, rounds, residency, batches and sequences. Each scenario has its
-//! own random stream, so that it does not depend on their number. Windows are drawn too, because predictions must also hold
-//! for plans that a planner avoids.
+//! They vary devices, memory, disk, a weak processor, links, rounds, residency, batches and sequences. Each scenario
+//! has its own random stream, so that it does not depend on their number. Windows are drawn too, because predictions
+//! must also hold for plans that a planner avoids.
 
 use std::fmt::Write;
 use std::fs;

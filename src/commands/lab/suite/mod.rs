@@ -1,8 +1,8 @@
 //! `hearth lab --suite` and `--random`: the accuracy of predictions over many scenarios.
 //!
-//! Every scenario is a lab in its own process, so that a failure does not affect the others. Each result is written at once,
-//! so that an interrupted suite continues. Profiles are reused for some minutes. `--repeats` repeats the whole suite, so that
-//! drift of the machine is part of the spread.
+//! Every scenario is a lab in its own process, so that a failure does not affect the others. Each result is written at
+//! once, so that an interrupted suite continues. Profiles are reused for some minutes. `--repeats` repeats the whole
+//! suite, so that drift of the machine is part of the spread.
 //!
 //! Not here: one lab ([`super::session`]), and scores (`hearth_reports::validation`).
 
@@ -40,7 +40,8 @@ struct Entry {
     name: String,
     /// The first line of its comment.
     question: String,
-    /// A digest of all that the result depends on: the document, models, this program, the machine, and the command line.
+    /// A digest of all that the result depends on: the document, models, this program, the machine, and the command
+    /// line.
     key: String,
 }
 

@@ -1,7 +1,7 @@
 //! The file of results of a suite.
 //!
-//! Each finished lab appends a line with the scenario, the pass, and a key of all that the result depends on. A changed or
-//! failed scenario is run again. The last line of a lab counts, and an incomplete line is ignored.
+//! Each finished lab appends a line with the scenario, the pass, and a key of all that the result depends on. A changed
+//! or failed scenario is run again. The last line of a lab counts, and an incomplete line is ignored.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,8 +1,8 @@
 //! Measures whether the kernel keeps a kept set in its page cache.
 //!
-//! A cyclic reader of a file (640 MiB) that is larger than its memory limit, at 200 MB/s, with nothing else to compute. A
-//! part of the file should stay in memory and the rest stream through a small buffer. All of it is ordinary page cache, so
-//! the question is whether reclaim leaves the kept part alone. It needs root.
+//! A cyclic reader of a file (640 MiB) that is larger than its memory limit, at 200 MB/s, with nothing else to compute.
+//! A part of the file should stay in memory and the rest stream through a small buffer. All of it is ordinary page
+//! cache, so the question is whether reclaim leaves the kept part alone. It needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --table      limits, buffers, pieces

@@ -1,9 +1,10 @@
 //! Passes over the file: bytes read in each, with and without a kept set.
 //!
-//! The reader sums piece after piece of the file in a cycle. In mode `managed` some pieces are *kept*: loaded once before
-//! the first pass and spread evenly. The others are *streamed*: a helper asks for them (`WILLNEED`, a number of bytes in
-//! flight), waits for each (`MADV_POPULATE_READ`) and stays within a buffer; behind the reader they are dropped. `ahead`
-//! has the helper but keeps and drops nothing; `behind` is `managed` with nothing kept; `plain` has page faults only.
+//! The reader sums piece after piece of the file in a cycle. In mode `managed` some pieces are *kept*: loaded once
+//! before the first pass and spread evenly. The others are *streamed*: a helper asks for them (`WILLNEED`, a number of
+//! bytes in flight), waits for each (`MADV_POPULATE_READ`) and stays within a buffer; behind the reader they are
+//! dropped. `ahead` has the helper but keeps and drops nothing; `behind` is `managed` with nothing kept; `plain` has
+//! page faults only.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

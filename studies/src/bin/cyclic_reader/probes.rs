@@ -1,8 +1,8 @@
 //! Probes of the advice calls on a mapping.
 //!
 //! They answer what the managed residency relies on: how a piece is dropped from memory and what that costs; whether
-//! `MADV_RANDOM` restricts reading to what was asked for; and how many bytes must be in flight to keep the disk busy when
-//! the helper waits for one piece after another.
+//! `MADV_RANDOM` restricts reading to what was asked for; and how many bytes must be in flight to keep the disk busy
+//! when the helper waits for one piece after another.
 
 use std::fs::File;
 use std::path::Path;

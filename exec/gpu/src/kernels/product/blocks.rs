@@ -1,7 +1,7 @@
 //! The part of the product kernel for one block of each format.
 //!
-//! Text for the body of its loop: the integers of a block for each token and each of four rows, and what becomes of them.
-//! `block` is the block in the row, `here` the block among the current inputs.
+//! Text for the body of its loop: the integers of a block for each token and each of four rows, and what becomes of
+//! them. `block` is the block in the row, `here` the block among the current inputs.
 
 use std::fmt::Write;
 
@@ -123,8 +123,8 @@ impl Product {
         text
     }
 
-    /// The loop over the eight units of 32 weights of a block of 256: `before` it, the sums of inputs of each token, what
-    /// a row needs, and what it adds for a token.
+    /// The loop over the eight units of 32 weights of a block of 256: `before` it, the sums of inputs of each token,
+    /// what a row needs, and what it adds for a token.
     fn block256(
         &self,
         before: &str,

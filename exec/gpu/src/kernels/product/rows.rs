@@ -1,7 +1,7 @@
 //! The part of the product kernel for weights with one scale per row.
 //!
-//! ML Drift paper, section 4.2: q8 and 8/4/4 have a scale for each channel, which is a row here. Inputs have one scale for
-//! the whole row too, so that a product is an integer until its end:
+//! ML Drift paper, section 4.2: q8 and 8/4/4 have a scale for each channel, which is a row here. Inputs have one scale
+//! for the whole row too, so that a product is an integer until its end:
 //!
 //! ```text
 //! out[row] = (sum over i of code[row, i] * code(x)[i]) * scale[row] * scale(x)

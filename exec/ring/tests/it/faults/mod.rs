@@ -1,12 +1,13 @@
 //! A ring gives the tokens of an undisturbed run, or a clear error, whatever happens to its devices and links.
 //!
-//! The code of a real ring, over a simulated network and a simulated clock ([`network`]). A seed draws a ring of two to five
-//! devices, its windows, prompts of one to four sequences, batches, drafts, and faults: crashes with and without a restart,
-//! devices that freeze, pairs that are cut off from each other, connections that break, also while the ring comes up, while it
-//! plans again, and between two requests. Tokens are sampled, so that one that was drawn twice would change all after it.
+//! The code of a real ring, over a simulated network and a simulated clock ([`network`]). A seed draws a ring of two to
+//! five devices, its windows, prompts of one to four sequences, batches, drafts, and faults: crashes with and without a
+//! restart, devices that freeze, pairs that are cut off from each other, connections that break, also while the ring
+//! comes up, while it plans again, and between two requests. Tokens are sampled, so that one that was drawn twice would
+//! change all after it.
 //!
-//! 100 seeds are tried, 1000 with `HEARTH_SLOW=1`. `HEARTH_STORMS` sets another number, `HEARTH_STORM` the first seed (0). A seed
-//! that fails is named.
+//! 100 seeds are tried, 1000 with `HEARTH_SLOW=1`. `HEARTH_STORMS` sets another number, `HEARTH_STORM` the first seed
+//! (0). A seed that fails is named.
 
 mod network;
 
@@ -117,7 +118,8 @@ impl FaultSchedule {
     }
 }
 
-/// A plan for the schedule's sequences. The draft is the model itself, whose likeliest token a sampler takes now and then.
+/// A plan for the schedule's sequences. The draft is the model itself, whose likeliest token a sampler takes now and
+/// then.
 fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
     let draft = PlannedDraft { model: PlannedModel::of(&model.profile), processor: Processor::Cpu };
     Plan {

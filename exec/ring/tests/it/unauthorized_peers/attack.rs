@@ -1,8 +1,8 @@
 //! What a peer without the key may send.
 //!
-//! Bytes made from a seed: noise, noise behind the prefix of an encrypted connection, the first flight of an honest connection
-//! that was recorded (whole, damaged, cut, followed by noise), lengths far beyond every limit, and frames that an
-//! unencrypted device would understand.
+//! Bytes made from a seed: noise, noise behind the prefix of an encrypted connection, the first flight of an honest
+//! connection that was recorded (whole, damaged, cut, followed by noise), lengths far beyond every limit, and frames
+//! that an unencrypted device would understand.
 
 use hearth_ring::wire::{ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL, Purpose};
 use hearth_ring::{EncryptedTransport, Key, Listener, MemoryTransport, Transport};
