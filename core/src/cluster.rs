@@ -85,7 +85,8 @@ impl LinkTable {
     }
 
     /// The link from one device to another by name, `None` if the first cannot send to the second. Over
-    /// Wi-Fi it is the link with the mean time of a small message on idle channels ([`WirelessPath::expected`]).
+    /// Wi-Fi it is the link with the mean time of a small message on idle channels
+    /// ([`WirelessPath::expected_link`]).
     pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
         Some(match self.connection(from, to)? {
             Connection::Link(link) => Cow::Borrowed(link),

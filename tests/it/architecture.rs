@@ -38,7 +38,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Experiments; no crate depends on them.
     (
         "hearth-studies",
-        &["hearth-core", "hearth-halda", "hearth-profiles", "hearth-reports", "hearth-schema", "hearth-sim"],
+        &[
+            "hearth-workflow",
+            "hearth-halda",
+            "hearth-sim",
+            "hearth-reports",
+            "hearth-core",
+            "hearth-schema",
+            "hearth-profiles",
+        ],
     ),
 ];
 

@@ -14,9 +14,9 @@
 //! The sum over the stalls is of first order: it ignores overlaps. Over two channels, or a channel and a wire, a long
 //! message is transmitted on both at the same time, as in a pipeline of two stages.
 //!
-//! A planner needs a latency and a bandwidth. [`WirelessPath::expected`] gives those of a message of one transmission
-//! on a connection in use: `t_comm` over Wi-Fi is [`Link::time`] of it. Between two stations of one channel 1 /
-//! bandwidth = 1 / up + 1 / down.
+//! A planner needs a latency and a bandwidth. [`WirelessPath::expected_link`] gives those of a message of one
+//! transmission on a connection in use: `t_comm` over Wi-Fi is [`Link::time`] of it. Between two stations of one
+//! channel 1 / bandwidth = 1 / up + 1 / down.
 //!
 //! Not here: contention, which is simulated.
 

@@ -44,22 +44,25 @@ fn setup(run: &Run) -> Text {
         count => format!(" ran on a ring of {count} devices"),
     });
     if devices.len() > 1 && devices.len() <= MAX_NAMED {
-        text = text.words(" (").then(list(devices.iter().map(|device| &device.name))).words(")");
+        text = text
+            .words(" (")
+            .then(list(devices.iter().map(|device| Text::default().name(&device.name))))
+            .words(")");
     } else if let [only] = devices.as_slice() {
         text = text.name(&only.name);
     }
     text.words(", in scenario ").name(&run.scenario).words(" with plan ").code(&run.plan).words(". ")
 }
 
-fn list<'n>(names: impl ExactSizeIterator<Item = &'n String>) -> Text {
-    let count = names.len();
-    names.enumerate().fold(Text::default(), |text, (index, name)| {
+fn list(items: impl ExactSizeIterator<Item = Text>) -> Text {
+    let count = items.len();
+    items.enumerate().fold(Text::default(), |text, (index, item)| {
         let gap = match index {
             0 => "",
             index if index + 1 == count => " and ",
             _ => ", ",
         };
-        text.words(gap).name(name)
+        text.words(gap).then(item)
     })
 }
 
@@ -162,9 +165,12 @@ fn hidden(run: &Run) -> Text {
 
 fn memory(run: &Run) -> Text {
     let devices = &run.metrics.devices;
-    if devices.is_empty() {
+    let Some(highest) = devices
+        .iter()
+        .reduce(|best, device| if device.memory_pressure > best.memory_pressure { device } else { best })
+    else {
         return Text::default();
-    }
+    };
     let pressure = |device: &DeviceMetrics| {
         if device.trace_lost {
             "unknown (its trace is lost)".to_owned()
@@ -173,26 +179,13 @@ fn memory(run: &Run) -> Text {
         }
     };
     if devices.len() > MAX_NAMED {
-        let Some(highest) = devices
-            .iter()
-            .reduce(|best, device| if device.memory_pressure > best.memory_pressure { device } else { best })
-        else {
-            return Text::default();
-        };
         return Text::from("Memory pressure is highest on ")
             .name(&highest.name)
             .words(format!(", at {}. ", pressure(highest)));
     }
-    let mut text = Text::from("Memory pressure is ");
-    for (index, device) in devices.iter().enumerate() {
-        let gap = match index {
-            0 => "",
-            index if index + 1 == devices.len() => " and ",
-            _ => ", ",
-        };
-        text = text.words(format!("{gap}{} on ", pressure(device))).name(&device.name);
-    }
-    text.words(". ")
+    let each =
+        devices.iter().map(|device| Text::from(format!("{} on ", pressure(device))).name(&device.name));
+    Text::from("Memory pressure is ").then(list(each)).words(". ")
 }
 
 fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
