@@ -46,7 +46,9 @@ pub fn turnover(disk: &Disk) -> BytesPerSecond {
 /// The rate at which a thread reads ahead where the system evicts: bounded by the disk, and by bringing in, scanning,
 /// unmapping and freeing pages.
 pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
-    BytesPerSecond(disk.ahead_read().0.min(1.0 / (1.0 / turnover(disk).0 + seconds_per_byte(PAGE_SCAN_COST))))
+    BytesPerSecond(
+        disk.read_ahead_rate().0.min(1.0 / (1.0 / turnover(disk).0 + seconds_per_byte(PAGE_SCAN_COST))),
+    )
 }
 
 fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
@@ -55,7 +57,7 @@ fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
 
 /// The rate at which a device streams what it does not keep: bounded by its disk and by [`turnover`].
 pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
-    BytesPerSecond(disk.ahead_read().0.min(turnover(disk).0))
+    BytesPerSecond(disk.read_ahead_rate().0.min(turnover(disk).0))
 }
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;

@@ -234,7 +234,7 @@ macro_rules! quantity {
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
                 json_schema!({
                     "type": "string",
-                    "description": concat!($kind, ", as `", $example, "`"),
+                    "description": concat!($kind, ", such as `", $example, "`"),
                     "pattern": <$name as Unit>::pattern(),
                 })
             }

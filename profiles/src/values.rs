@@ -20,7 +20,7 @@ use crate::units::Fraction;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a value and where it comes from, as `{value: 5 ms, source: \"measured\"}`"
+    expecting = "a value and where it comes from, such as `{value: 5 ms, source: \"measured\"}`"
 )]
 pub struct Sourced<T> {
     /// The quantity, with its unit.
@@ -113,7 +113,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerFormat<T> {
             type Value = PerFormat<T>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
-                    "weight formats and their values, as `q4_k: {value: 200 GFLOP/s, source: \"measured\"}`",
+                    "weight formats and their values, such as `q4_k: {value: 200 GFLOP/s, source: \"measured\"}`",
                 )
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {

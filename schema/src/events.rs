@@ -37,7 +37,7 @@ const MIN_SHARE_LEFT: f64 = 0.01;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "an event, as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`"
+    expecting = "an event, such as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`"
 )]
 pub struct Event {
     /// The time from the run's start.
@@ -103,7 +103,7 @@ pub struct Taken {
 
 /// Compressed swap in memory (zram).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "compressed swap, as `{rate: 200 MB/s, compression: 3}`")]
+#[serde(deny_unknown_fields, expecting = "compressed swap, such as `{rate: 200 MB/s, compression: 3}`")]
 pub struct Swap {
     /// How fast memory is swapped out.
     pub rate: BytesPerSecond,

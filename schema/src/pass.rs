@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// The largest batch that enters the ring at once, in tokens. Longer prompts take several passes.
 pub const MAX_PASS_TOKENS: u32 = 512;
 
-/// Tokens of one sequence on their way through all layers.
+/// Consecutive tokens of one sequence that go through all layers together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pass {

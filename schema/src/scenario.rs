@@ -63,7 +63,7 @@ fn default_seed() -> u64 {
 
 /// A device in a scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "a device, as `{name: desktop, profile: d3}`")]
+#[serde(deny_unknown_fields, expecting = "a device, such as `{name: desktop, profile: d3}`")]
 pub struct DeviceEntry {
     /// Its name, unique here.
     pub name: String,
@@ -103,7 +103,7 @@ impl DeviceEntry {
 
 /// The limits of a device in the lab: the share of this machine that it may use.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "limits, as `{memory: 2 GiB, threads: 2}`")]
+#[serde(deny_unknown_fields, expecting = "limits, such as `{memory: 2 GiB, threads: 2}`")]
 pub struct Limits {
     /// Memory for this share of the weights that the plan gives it, and for all else that its process holds.
     /// Planners cannot know it.
@@ -169,7 +169,7 @@ impl Limits {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "links, as `default: {latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
+    expecting = "links, such as `default: {latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
 )]
 pub struct Links {
     /// The link between any two devices not named below.
@@ -235,7 +235,7 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a pair and its link, as `{devices: [one, other], unreachable: both}`"
+    expecting = "a pair and its link, such as `{devices: [one, other], unreachable: both}`"
 )]
 pub struct NamedLink {
     /// The two devices.
@@ -283,7 +283,7 @@ impl NamedLink {
 
 /// Options of the planner.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "planner options, as `{strategy: exact, rounds: 2}`")]
+#[serde(deny_unknown_fields, expecting = "planner options, such as `{strategy: exact, rounds: 2}`")]
 pub struct PlannerOptions {
     /// Strategy by name; the command line's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -20,7 +20,7 @@ pub const MAX_SEQUENCES: u32 = 1024;
 
 /// The requests of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "a workload, as `{prompt: 32, generate: 16}`")]
+#[serde(deny_unknown_fields, expecting = "a workload, such as `{prompt: 32, generate: 16}`")]
 pub struct Workload {
     pub prompt: u32,
     pub generate: u32,
@@ -39,7 +39,7 @@ pub struct Workload {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a draft, as `{draft: {profile: llama-8b}, tokens: 4, acceptance: {value: 70 %, source: \"assumed\"}}`"
+    expecting = "a draft, such as `{draft: {profile: llama-8b}, tokens: 4, acceptance: {value: 70 %, source: \"assumed\"}}`"
 )]
 pub struct Speculation {
     /// The small model, with the large one's vocabulary. The head holds it whole.

@@ -57,10 +57,10 @@ fn wrong_value_gets_an_example() {
                 latency: {value: 2 ms, source: test}\n    bandwidth: {value: 400 Mbit/s, source: test}\n";
     assert_eq!(Scenario::from_yaml(good).expect("a scenario without a seed").seed, 1);
     for (from, to, part) in [
-        ("{value: 2 ms, source: test}", "2 ms", "a value and where it comes from, as `{value: 5 ms"),
+        ("{value: 2 ms, source: test}", "2 ms", "a value and where it comes from, such as `{value: 5 ms"),
         ("{profile: llama-8b}", "llama-8b", "`{profile: llama-70b}`, a shipped model"),
-        ("{prompt: 1, generate: 1}", "16", "a workload, as `{prompt: 32, generate: 16}`"),
-        ("[{name: a, profile: d3}]", "[d3]", "a device, as `{name: desktop, profile: d3}`"),
+        ("{prompt: 1, generate: 1}", "16", "a workload, such as `{prompt: 32, generate: 16}`"),
+        ("[{name: a, profile: d3}]", "[d3]", "a device, such as `{name: desktop, profile: d3}`"),
     ] {
         let text = good.replacen(from, to, 1);
         assert_ne!(text, good, "the test is out of date: {from}");

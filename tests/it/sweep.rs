@@ -138,11 +138,11 @@ fn wrong_fields_and_values_are_refused() {
     ];
     let same = "devices.b.memory.available.value=1GiB";
     let several: [(&[&str], &str); 5] = [
-        (&["devices.b.memory.available=2GiB", same], "are one field"),
+        (&["devices.b.memory.available=2GiB", same], "are the same field"),
         (&["links.default.latency=1ms", "links.default=2"], "links.default"),
         (&["seed=1..400/400", "context=128..600/400"], "160000 rows"),
         (&["seed=1", "context=512", "workload.prompt=4"], "3 fields vary"),
-        (&["seed=1", "seed=2"], "are one field"),
+        (&["seed=1", "seed=2"], "are the same field"),
     ];
     let single = cases.iter().map(|(vary, part)| (std::slice::from_ref(vary), *part));
     for (fields, part) in single.chain(several) {

@@ -23,7 +23,7 @@ pub fn text_of(from: impl Read, path: &Path, max: u64) -> Result<String, Error> 
     // A text may begin with these letters too, but not with a control character after them.
     if bytes.starts_with(b"GGUF") && bytes.get(4).is_some_and(|byte| *byte < b'\t') {
         return Err(Error::invalid(
-            "this is a model file; a text file is expected here, as a scenario or a plan",
+            "this is a model file; a text file is expected here, such as a scenario or a plan",
         )
         .at(path.display())
         .hint("name the model in the scenario, or give it with `--model GGUF`"));

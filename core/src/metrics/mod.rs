@@ -57,7 +57,7 @@ pub struct Terms {
     pub memory: f64,
     /// Waiting for the disk inside computing steps.
     pub demand_disk: f64,
-    /// Messages on their way.
+    /// Messages in flight.
     #[serde(alias = "air")]
     pub network: f64,
     /// Ready but not running.

@@ -15,9 +15,8 @@ pub const INTERVAL: u64 = 500_000_000;
 /// short enough that with the interval a device is missed within 2 s
 pub const SILENCE: u64 = 1_500_000_000;
 
-/// Returns when a silence that begins at `since` is noticed if it lasts, in nanoseconds of a clock whose zero is a
-/// heartbeat.
-pub fn noticed(since: u64) -> u64 {
+/// Returns the time at which a silence since `since` is detected, in nanoseconds of a clock whose zero is a heartbeat.
+pub fn detection_time(since: u64) -> u64 {
     (since / INTERVAL + SILENCE / INTERVAL + 1).saturating_mul(INTERVAL)
 }
 
@@ -28,8 +27,8 @@ mod tests {
     #[test]
     fn silence_is_noticed_at_the_first_heartbeat_after_the_limit() {
         // Heard at 3.0 s; at 4.5 s the silence is 1.5 s and not longer, at 5.0 s it is.
-        assert_eq!(noticed(3_000_000_000), 5_000_000_000);
-        assert_eq!(noticed(3_499_999_999), 5_000_000_000);
-        assert_eq!(noticed(3_500_000_000), 5_500_000_000);
+        assert_eq!(detection_time(3_000_000_000), 5_000_000_000);
+        assert_eq!(detection_time(3_499_999_999), 5_000_000_000);
+        assert_eq!(detection_time(3_500_000_000), 5_500_000_000);
     }
 }

@@ -43,7 +43,7 @@ pub struct Decode<'a> {
 }
 
 impl Decode<'_> {
-    /// A layer on the GPU alone.
+    /// The stages of a layer that only the GPU computes.
     pub fn on_gpu(&self, shape: &ModelShape) -> Vec<Stage> {
         self.layer(shape, |matmul| Stage::queued(vec![self.gpu.streamed(matmul, self.tokens)]))
     }
@@ -71,7 +71,7 @@ impl Decode<'_> {
     /// Seconds for a product that is cut between both, without its events.
     pub fn cut_product(&self, matmul: Matmul) -> f64 {
         let (one, both) = (self.soc.bus.one.value.0, self.soc.bus.together.value.0);
-        let on_gpu = self.gpu.a_weight(self.tokens);
+        let on_gpu = self.gpu.seconds_per_weight(self.tokens);
         let on_npu = self.stages() * self.gpu.weight / (both - one);
         // A bus that gives two no more than one leaves the NPU nothing.
         let shares = on_npu.is_finite() && on_npu > 0.0;

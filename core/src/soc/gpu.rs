@@ -58,8 +58,8 @@ impl Gpu {
         (2.0 * tokens as f64 * matmul.weights() / self.speed).max(self.read(self.weight * matmul.weights()))
     }
 
-    /// Seconds for a weight in decoding `tokens` at once.
-    pub fn a_weight(&self, tokens: u64) -> f64 {
+    /// Seconds per weight when `tokens` tokens are decoded at once.
+    pub fn seconds_per_weight(&self, tokens: u64) -> f64 {
         (2.0 * tokens as f64 / self.speed).max(self.weight / self.bandwidth)
     }
 

@@ -15,12 +15,12 @@ use super::solver::Solver;
 use super::stage::Stage;
 use super::sync::EVENTS;
 
-/// A piece of a prompt on its way through a layer.
+/// A chunk of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptChunk {
     /// Its tokens.
     pub tokens: u64,
-    /// Positions that they see.
+    /// The number of positions that they attend to.
     pub context: u64,
 }
 

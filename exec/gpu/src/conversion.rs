@@ -50,7 +50,7 @@ impl Conversion {
     }
 }
 
-/// A matrix of a file on its way to the GPU.
+/// A matrix of a file to be uploaded to the GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
     matrix: Matrix<'a>,

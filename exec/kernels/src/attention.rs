@@ -25,7 +25,7 @@ pub struct Scoring {
     pub cap: Option<f32>,
 }
 
-/// One head's attention over some positions of its cache rows; `scores` has one place a position.
+/// Computes one head's attention over some positions of its cache; `scores` has one element per position.
 pub fn attend(
     instructions: InstructionSet,
     query: &[f32], // [key_length]

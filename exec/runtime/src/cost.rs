@@ -27,7 +27,7 @@ impl ComputeCost {
         self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
     }
 
-    /// Adds a stretch in which the caller computed alone.
+    /// Adds an interval in which only the caller computed.
     pub(crate) fn add(&mut self, slice: TimeSlice) {
         self.cpu_ns += slice.cpu;
         self.all_cpu_ns += slice.cpu;

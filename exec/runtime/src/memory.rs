@@ -103,7 +103,7 @@ pub struct MemoryReading {
     pub page_cache: Option<u64>,
     /// Bytes of files that had been evicted while in use and were read again, in the group whose limit is the tightest;
     /// `None` without a limit.
-    pub read_again: Option<u64>,
+    pub refaulted: Option<u64>,
 }
 
 /// The memory of this process: its groups, found once, and the machine.
@@ -158,7 +158,7 @@ impl MemoryWatch {
     pub fn reading(&self) -> MemoryReading {
         MemoryReading {
             page_cache: self.page_cache_available(),
-            read_again: self.tightest().and_then(|(group, _)| group.refaults()),
+            refaulted: self.tightest().and_then(|(group, _)| group.refaults()),
         }
     }
 

@@ -63,9 +63,9 @@ pub(crate) struct ModelCosts {
     pub uniform_layers: bool,
     /// The largest excess of consecutive layers over their number times b. A planner that counts layers reserves it
     /// on GPUs once per window.
-    pub surplus_of_a_run: i64,
+    pub max_run_surplus: i64,
     /// The sum of the excesses over b: an upper bound for any set of layers.
-    pub surplus_of_all: i64,
+    pub total_surplus: i64,
 }
 
 #[derive(Debug, Clone)]
@@ -123,8 +123,8 @@ impl ModelCosts {
             first_layers_bytes.push(first_layers_bytes[layer as usize] + each(layer) as i64);
         }
         Self {
-            surplus_of_a_run: heaviest_surplus(&first_layers_bytes, model.layer_weight_bytes as i64),
-            surplus_of_all: (0..model.model_layers)
+            max_run_surplus: heaviest_surplus(&first_layers_bytes, model.layer_weight_bytes as i64),
+            total_surplus: (0..model.model_layers)
                 .map(|layer| (each(layer) as i64 - model.layer_weight_bytes as i64).max(0))
                 .sum(),
             first_layers_bytes,
@@ -267,7 +267,7 @@ impl DeviceCosts {
 
     /// Returns how many model layers GPU memory holds, whichever layers they are, in this number of windows.
     pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelCosts, windows: u32) -> i64 {
-        let surplus = model.surplus_of_all.min(i64::from(windows).saturating_mul(model.surplus_of_a_run));
+        let surplus = model.total_surplus.min(i64::from(windows).saturating_mul(model.max_run_surplus));
         (self.gpu_bytes[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
     }
 }

@@ -193,7 +193,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
         processors: profile.cpu.cores,
         token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
         reads: Some(ReadRates {
-            fault: profile.disk.fault_read().0,
+            fault: profile.disk.fault_read_rate().0,
             ahead: advised_rate(&profile.disk).0,
             stream: stream_rate(&profile.disk).0,
         }),

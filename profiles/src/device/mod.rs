@@ -97,7 +97,11 @@ impl PageCachePolicy {
 
 /// Parameters of page-cache policies; absent ones have the simulator's defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "keys of how memory is reclaimed, as `{keep_alive: true}`")]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "keys of how memory is reclaimed, such as `{keep_alive: true}`"
+)]
 pub struct Reclaim {
     /// macOS and Android: compressed size of memory, as a share of its size.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,7 +127,7 @@ pub struct Reclaim {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a copy's `latency` and `bandwidth`, each with a source, as `latency: {value: 10 us, source: \"measured\"}`"
+    expecting = "a copy's `latency` and `bandwidth`, each with a source, such as `latency: {value: 10 us, source: \"measured\"}`"
 )]
 pub struct Transfer {
     /// Time of an empty copy.
@@ -143,7 +147,7 @@ impl Transfer {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
+    expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, such as `hearth profile` writes them"
 )]
 pub struct Cpu {
     /// Name reported by the system.
@@ -220,7 +224,7 @@ pub struct Gpu {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "the keys of memory, as `available: {value: 9.7 GiB, source: \"read from /proc/meminfo\"}`"
+    expecting = "the keys of memory, such as `available: {value: 9.7 GiB, source: \"read from /proc/meminfo\"}`"
 )]
 pub struct Memory {
     /// Installed, or the limit of the control group.
@@ -255,7 +259,7 @@ impl Memory {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "the keys of a disk, as `sequential: {value: 3 GB/s, source: \"measured\"}`"
+    expecting = "the keys of a disk, such as `sequential: {value: 3 GB/s, source: \"measured\"}`"
 )]
 pub struct Disk {
     /// Explicit sequential reads: s_disk on Linux and Android.
@@ -331,12 +335,12 @@ impl Device {
 
 impl Disk {
     /// The rate of reading ahead: of populating, or of sequential reads.
-    pub fn ahead_read(&self) -> BytesPerSecond {
+    pub fn read_ahead_rate(&self) -> BytesPerSecond {
         self.within_limit(self.populate.as_ref().unwrap_or(&self.sequential).value)
     }
 
     /// The rate of page faults, or of sequential reads.
-    pub fn fault_read(&self) -> BytesPerSecond {
+    pub fn fault_read_rate(&self) -> BytesPerSecond {
         self.within_limit(self.fault.as_ref().unwrap_or(&self.sequential).value)
     }
 

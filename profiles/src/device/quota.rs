@@ -25,7 +25,7 @@ pub const PERIOD: Seconds = Seconds(0.01);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a quota, as `{cores: {value: 0.5, source: \"set\"}, period: {value: 10 ms, source: \"set\"}}`"
+    expecting = "a quota, such as `{cores: {value: 0.5, source: \"set\"}, period: {value: 10 ms, source: \"set\"}}`"
 )]
 pub struct Quota {
     /// Processors.

@@ -43,7 +43,7 @@ const MAX_CHANNELS: usize = 16;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "channels, as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
+    expecting = "channels, such as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
 )]
 pub struct Wifi {
     /// Channels, each with transmission time of its own.
@@ -57,7 +57,7 @@ pub struct Wifi {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a channel, as `{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}`"
+    expecting = "a channel, such as `{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}`"
 )]
 pub struct WifiChannel {
     /// Name, for example `5 GHz`.
@@ -87,7 +87,7 @@ pub struct WifiChannel {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a delay, as `{median: {value: 2 ms, source: \"measured\"}, sigma: {value: 0.5, source: \"measured\"}}`"
+    expecting = "a delay, such as `{median: {value: 2 ms, source: \"measured\"}, sigma: {value: 0.5, source: \"measured\"}}`"
 )]
 pub struct Delay {
     /// Median.
@@ -123,7 +123,7 @@ pub enum Preset {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a kind of stall, as `{rate: 0.1 /s, from: 60 ms, to: 100 ms, source: \"measured\"}`"
+    expecting = "a kind of stall, such as `{rate: 0.1 /s, from: 60 ms, to: 100 ms, source: \"measured\"}`"
 )]
 pub struct Stall {
     /// Frequency.
@@ -138,7 +138,7 @@ pub struct Stall {
 
 /// TCP parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "what TCP adds, as `{idle_restart: true}`")]
+#[serde(deny_unknown_fields, default, expecting = "what TCP adds, such as `{idle_restart: true}`")]
 pub struct Tcp {
     /// Whether a connection that was idle for a retransmission timeout begins again with the initial window (RFC 5681,
     /// section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than that window then waits for

@@ -4,7 +4,7 @@
 //! `columns` with one vector is 2 rows columns operations, whatever the format.
 //!
 //! - in cache: a matrix of [`CACHED`] bytes, many times in one call, so that waking threads does not count;
-//! - streamed: matrices of [`STREAMED`] bytes one after another through a buffer as large as memory allows, as in decoding;
+//! - streamed: matrices of [`STREAMED_BYTES`] bytes one after another through a buffer as large as memory allows, as in decoding;
 //! - batched: [`BATCH`] vectors at once, as in prefill.
 
 use super::MeasureError;
@@ -19,7 +19,7 @@ use crate::values::{PerFormat, Sourced};
 pub const CACHED: usize = 256 << 10;
 
 /// Bytes of a streamed matrix: about one of a large model's layer.
-pub const STREAMED: usize = 16 << 20;
+pub const STREAMED_BYTES: usize = 16 << 20;
 
 /// Bytes of the matrix of a batch.
 const BATCHED: usize = 4 << 20;
@@ -143,7 +143,7 @@ pub fn streamed_matvec(
     buffer: &Buffer,
     effort: &Effort,
 ) -> Samples {
-    let (count, bytes) = rows(format, STREAMED.min(buffer.bytes().len()));
+    let (count, bytes) = rows(format, STREAMED_BYTES.min(buffer.bytes().len()));
     let mut at = 0;
     rate(effort, || {
         if at + bytes > buffer.bytes().len() {

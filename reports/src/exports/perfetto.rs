@@ -211,7 +211,7 @@ impl Slice {
     }
 }
 
-/// All stretches in order of their starts, each on the first thread of its resource that is free.
+/// All slices in order of their starts, each on the first thread of its resource that is free.
 fn slices(trace: &Trace) -> Vec<Slice> {
     let mut slices = Vec::new();
     for (index, record) in trace.records.iter().enumerate() {

@@ -56,7 +56,7 @@ pub fn hold(pending: u64, events: u64) -> Ended {
     Ended { events, clock: engine.now(), waited: 0 }
 }
 
-/// A job on its way through the ring.
+/// A job that moves through the ring.
 #[derive(Debug, Clone, Copy)]
 struct Job {
     delays: Delays,

@@ -222,7 +222,7 @@ impl<'a> Simulation<'a> {
     fn disconnect(&mut self, member: usize) {
         let now = self.engine.now();
         if self.reachability.cut(now, member) {
-            self.timeline.schedule(heartbeat::noticed(now), Action::CheckHeartbeat(member, now));
+            self.timeline.schedule(heartbeat::detection_time(now), Action::CheckHeartbeat(member, now));
         }
     }
 

@@ -140,8 +140,8 @@ impl Lab {
         Ok((devices, speed))
     }
 
-    /// A device's profile, kept or measured, and the speed of the machine at its measurement; `now` is the current
-    /// speed.
+    /// Returns a device's profile, cached or newly measured, and the speed of the machine when it was measured. `now`
+    /// is the current speed.
     fn profile(&self, place: usize, name: &str, limits: &Limits, now: f64) -> Result<(Device, f64), Failure> {
         let kept = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
         if let Some(kept) = kept.as_ref().filter(|kept| is_recent(kept))

@@ -43,7 +43,7 @@ pub struct Field {
     pub values: Values,
     target: Target,
     keys: Vec<String>,
-    /// Whether a value that is absent needs a source.
+    /// Whether a value that the document lacks is added with a source.
     sourced: bool,
 }
 

@@ -292,7 +292,7 @@ fn check(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Resul
     if let [one, two] = fields
         && one.overlaps(two)
     {
-        return Err(Error::invalid(format!("`{}` and `{}` are one field", one.path, two.path))
+        return Err(Error::invalid(format!("`{}` and `{}` are the same field", one.path, two.path))
             .at("--vary")
             .hint("name each field once, with all its values"));
     }
@@ -322,7 +322,7 @@ fn check(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Resul
         }
         if let Some(limit) = overriding_limit(path, scenario) {
             return Err(Error::invalid(format!(
-                "`{limit}` of the scenario replaces `{path}`: all rows would be alike"
+                "`{limit}` of the scenario replaces `{path}`: all rows would be identical"
             ))
             .hint("vary the limit, or take it out of the scenario"));
         }
@@ -330,7 +330,7 @@ fn check(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Resul
             return Err(Error::invalid(format!(
                 "`{path}` is a setting of the measurement, which is made once"
             ))
-            .hint("vary the device's own numbers, as `cpu.cores`"));
+            .hint("vary the device's own numbers, such as `cpu.cores`"));
         }
     }
     Ok(())

@@ -77,7 +77,7 @@ fn fold(graph: &mut Graph, folds: impl Fn(Operation) -> bool) {
     while at < graph.nodes.len() {
         let node = &graph.nodes[at];
         let maker = match node.operations[..] {
-            [operation] if folds(operation) => maker_of(graph, at, |maker| {
+            [operation] if folds(operation) => producer_of(graph, at, |maker| {
                 // A norm or a softmax has its own way of writing.
                 matches!(maker, Operation::Product(_) | Operation::Embed | Operation::Scores)
                     || maker.is_pointwise()
@@ -94,8 +94,8 @@ fn fold(graph: &mut Graph, folds: impl Fn(Operation) -> bool) {
     }
 }
 
-/// The node that makes the first input of the node at `at`, if that one is its only reader.
-fn maker_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Option<usize> {
+/// Returns the node that produces the first input of the node at `at`, if `at` is the only reader of it.
+fn producer_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Option<usize> {
     let &input = graph.nodes[at].reads.first()?;
     let maker = graph.nodes[..at].iter().position(|node| node.writes == [input])?;
     let last = *graph.nodes[maker].operations.last()?;

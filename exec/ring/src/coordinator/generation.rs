@@ -57,7 +57,7 @@ impl From<RingError> for FailedRequest {
     }
 }
 
-/// Runs a request. `on_token` sees each token as it comes, after the number of its sequence.
+/// Runs a request. `on_token` receives the sequence number and the token as soon as a token is generated.
 pub(super) async fn generate<T: Transport>(
     coordinator: &mut Coordinator<T>,
     request: GenerationRequest,

@@ -42,7 +42,7 @@ pub(super) struct PassPipeline {
     pub(super) sequences: Vec<SequenceTokens>,
     stop_tokens: Vec<u32>,
     pub(super) passes: Vec<Pass>,
-    /// Trace lines that workers have sent, each with its device's name; `None` if nobody wants them yet.
+    /// Trace lines that workers have sent, each with its device's name; `None` until they are requested.
     pub(super) reports: Option<Vec<(String, TraceLines)>>,
     /// The time at which each pass in flight entered, by its index.
     in_flight: BTreeMap<u32, Instant>,

@@ -21,7 +21,7 @@ use crate::wire::{Listener, Transport};
 /// The largest piece that is delayed as one.
 /// source: assumed, about what a socket takes at once
 const PIECE_BYTES: usize = 64 << 10;
-/// Pieces on their way in one direction before the writer waits: 64 MiB, more than any pass has.
+/// The number of pieces in flight in one direction at which the writer blocks: 64 MiB, more than any pass has.
 const MAX_PIECES: usize = 1024;
 
 /// A network with a delay.

@@ -35,7 +35,7 @@ use hearth_runtime::clock::machine_nanos;
 /// The most that goes over a medium as one message.
 /// source: assumed, above the activations of any usual batch
 const PIECE_BYTES: usize = 1 << 20;
-/// Messages on their way in one direction before the writer waits.
+/// The number of messages in flight in one direction at which the writer blocks.
 /// source: assumed
 const MAX_PIECES: usize = 256;
 

@@ -93,7 +93,7 @@ impl Recorder {
         self.lines.records.last_mut().expect("just pushed")
     }
 
-    /// A counter's value now.
+    /// Records the current value of a counter.
     pub fn counter(&mut self, pass: u32, counter: Counter, value: u64) {
         let at = wall_nanos();
         self.lines.readings.push(Reading { device: self.device, counter, pass, at, value });

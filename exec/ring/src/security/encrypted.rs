@@ -319,7 +319,7 @@ where
 }
 
 impl Outgoing {
-    /// Encrypts one message. The one before is on its way.
+    /// Encrypts one message. The previous one has been sent.
     fn encrypt(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), EncryptionError> {
         let length = (bytes.len() + TAG) as u16;
         self.written = 0;

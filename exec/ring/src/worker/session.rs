@@ -155,7 +155,7 @@ impl<T: Transport> Session<T> {
         }
     }
 
-    /// Stops what is under way and opens the open_epoch for the next ring.
+    /// Stops the current epoch and accepts connections for the next one.
     async fn prepare(&mut self, epoch: u32) -> Result<(), RingError> {
         if epoch <= *self.prepared.borrow() {
             return Err(protocol_error("the head", &format!("it prepares for epoch {epoch} again")));

@@ -36,7 +36,7 @@ pub(super) struct Overheads {
     pub(super) token: Sourced<Seconds>,
 }
 
-/// A layer has 0.8 M weights, 440 KiB of them.
+/// Options of the small model: a layer has 0.8 M weights in 440 KiB.
 fn small_model() -> SynthOptions {
     let shape = ModelShape {
         architecture: Architecture::Llama,

@@ -24,7 +24,7 @@ pub(super) struct Helper<'a, Memory> {
     shared: &'a Shared,
     memory: Memory,
     /// Bytes that had been read again when memory was last measured.
-    read_again: Option<u64>,
+    refaulted: Option<u64>,
     counter: ReadCounter,
     /// Whether the system tells what is in memory. Otherwise every piece is read.
     is_residency_known: bool,
@@ -36,7 +36,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     pub(super) fn new(shared: &'a Shared, memory: Memory) -> Self {
         let counter = ReadCounter::of_this_thread();
         let is_residency_known = is_residency_known(&shared.weights);
-        Self { shared, memory, read_again: None, counter, is_residency_known, measured: false }
+        Self { shared, memory, refaulted: None, counter, is_residency_known, measured: false }
     }
 
     pub(super) fn run(mut self) {
@@ -114,7 +114,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     fn measure(&mut self) {
-        let MemoryReading { page_cache, read_again } = (self.memory)();
+        let MemoryReading { page_cache, refaulted } = (self.memory)();
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
             for &extent in &self.shared.pieces.fixed {
@@ -123,8 +123,8 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         }
         // What was evicted between the helper's check and the use of a piece comes back by faults, and only the system
         // counts it.
-        let evicted = read_again.zip(self.read_again).map_or(0, |(now, before)| now.saturating_sub(before));
-        self.read_again = read_again;
+        let evicted = refaulted.zip(self.refaulted).map_or(0, |(now, before)| now.saturating_sub(before));
+        self.refaulted = refaulted;
         let mut state = self.shared.lock();
         // After the first measurement the kernel has allocated what it needs for the share.
         let allocated = if first { 0 } else { kernel_bytes(state.residency.share_bytes()) };

@@ -170,7 +170,7 @@ fn the_kept_set_makes_way_and_comes_back() {
     let seen = (room.clone(), again.clone());
     let memory = move || {
         let told = |number: &AtomicU64| Some(number.load(Ordering::SeqCst));
-        MemoryReading { page_cache: told(&seen.0), read_again: told(&seen.1) }
+        MemoryReading { page_cache: told(&seen.0), refaulted: told(&seen.1) }
     };
     let stream = ManagedStream::start(weights.clone(), &plan(8, 64 << 20), 0, memory);
     let barrier = stream.barrier();

@@ -75,7 +75,7 @@ impl SystemError {
             Self::OutOfMemory { .. } => {
                 "use a smaller format (`--weights-as q4_0`), a smaller model or more devices"
             }
-            Self::NoAirTime => "give it with `--air-time`, as `--air-time 2ms`",
+            Self::NoAirTime => "give it with `--air-time`, such as `--air-time 2ms`",
             Self::Unused { .. } => "leave it out",
             Self::Unknown { .. } | Self::NoDevice { .. } | Self::NoWindow { .. } | Self::Invalid(_) => {
                 return None;

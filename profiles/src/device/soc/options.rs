@@ -90,7 +90,7 @@ pub enum Upkeep {
 #[serde(
     deny_unknown_fields,
     default,
-    expecting = "how a SoC is used, as `{strategy: hetero-tensor, synchronisation: slow, partitions: fixed}`"
+    expecting = "how a SoC is used, such as `{strategy: hetero-tensor, synchronisation: slow, partitions: fixed}`"
 )]
 pub struct SocOptions {
     /// Which processor computes what.

@@ -13,7 +13,7 @@ use crate::units::Seconds;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "measured products, as `{mode: table, source: \"measured\", shapes: [{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}]}`"
+    expecting = "measured products, such as `{mode: table, source: \"measured\", shapes: [{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}]}`"
 )]
 pub struct Profiled {
     /// How the table is used.
@@ -38,7 +38,7 @@ pub enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a product, as `{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}`"
+    expecting = "a product, such as `{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}`"
 )]
 pub struct Shape {
     /// Columns of the weight matrix.
