@@ -18,7 +18,7 @@
 //! [`Generation::enter`]). A request that begins with the same tokens as the slot's last one enters behind their
 //! common prefix, and a request that nobody waits for is cancelled ([`Generation::give_up`]).
 //!
-//! When the ring is replaced in the middle of a run ([`Generation::again`]), unfinished passes are dropped, and each
+//! When the ring is replaced in the middle of a run ([`Generation::restart`]), unfinished passes are dropped, and each
 //! sequence that wants more tokens enters again with all its tokens so far as its prompt.
 //!
 //! Not here: which drafts are accepted, which the executor computes and the simulator draws, and the steps of a pass
