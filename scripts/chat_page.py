@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Checks the chat page in a real browser, and takes screenshots of it.
+"""Checks the chat page in a browser, and takes screenshots.
 
     python3 -m venv client && client/bin/pip install websocket-client
     client/bin/python scripts/chat_page.py http://127.0.0.1:8080/ FOLDER
 
-Drives Debian's `chromium` over its debugging port: talks to the model, stops an answer, opens the settings, and writes
-screenshots, light and dark, 1280 and 390 pixels wide. Exits with 1 if the page requests anything but its own server, throws, or
-is wider than the window.
+Drives Debian's `chromium` over its debugging port: sends messages, stops an answer, opens the settings, and writes
+screenshots, light and dark, 1280 and 390 pixels wide. Exits with 1 if the page sends a request to another server,
+throws an exception, or is wider than the window.
 """
 
 import base64
@@ -41,7 +41,7 @@ try:
     socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=60)
     events, number = [], 0
 
-    def order(method, **parameters):
+    def send_command(method, **parameters):
         global number
         number += 1
         socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
@@ -52,16 +52,17 @@ try:
             events.append(answer)
 
     def evaluate(expression):
-        result = order("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        result = send_command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         return result["result"].get("value")
 
-    def shot(name, width, is_dark):
-        order("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+    def screenshot(name, width, is_dark):
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        send_command("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        order("Emulation.setEmulatedMedia", features=[scheme])
+        send_command("Emulation.setEmulatedMedia", features=[scheme])
         time.sleep(0.4)
         wide.append(evaluate("document.documentElement.scrollWidth > innerWidth"))
-        picture = base64.b64decode(order("Page.captureScreenshot", format="png")["data"])
+        picture = base64.b64decode(send_command("Page.captureScreenshot", format="png")["data"])
         (folder / f"{name}.png").write_bytes(picture)
 
     def ask(text, waits=True):
@@ -72,8 +73,8 @@ try:
 
     wide = []
     for domain in ["Runtime", "Log", "Network", "Page"]:
-        order(f"{domain}.enable")
-    order("Page.navigate", url=url)
+        send_command(f"{domain}.enable")
+    send_command("Page.navigate", url=url)
     time.sleep(2.5)
     evaluate('document.getElementById("max-tokens").value = 60')
     ask("Who art thou?")
@@ -81,14 +82,14 @@ try:
     ask("And whence comest thou?")
     evaluate('document.getElementById("max-tokens").value = ""')
     ask("Tell me of the kings of Israel", waits=False)
-    shot("under-way-light", 1280, False)
+    screenshot("under-way-light", 1280, False)
     evaluate('document.getElementById("stop").click()')
     time.sleep(2.5)
-    shot("phone-dark", 390, True)
+    screenshot("phone-dark", 390, True)
     evaluate('document.querySelector("details").open = true')
-    shot("settings-dark", 1280, True)
-    shot("settings-phone-light", 390, False)
-    order("Runtime.enable")
+    screenshot("settings-dark", 1280, True)
+    screenshot("settings-phone-light", 390, False)
+    send_command("Runtime.enable")
     asked = {event["params"]["request"]["url"] for event in events if event.get("method") == "Network.requestWillBeSent"}
     foreign = sorted(one for one in asked if not one.startswith((url, "data:")))
     wrong = [event for event in events if event.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints docs/reference/commands.md, made from the help of every verb.
+# Prints docs/reference/commands.md, generated from the help of every command.
 #
 #   scripts/commands.sh HEARTH > docs/reference/commands.md
 set -euo pipefail

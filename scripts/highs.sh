@@ -4,12 +4,12 @@
 #   scripts/highs.sh
 #
 # Compiling HiGHS from source takes longer than compiling hearth. The library comes from the PyPI package `highsbox`.
-# Programs linked with it name it by its full path, so they need no search path, and stop working when target/ is
-# removed. For a program that stands alone, build HiGHS from source and link it statically:
+# Programs linked with it contain its full path, so they need no search path, but stop working when target/ is
+# removed. For a portable program, build HiGHS from source and link it statically:
 #
 #   PKG_CONFIG_PATH= cargo build --release
 #
-# Where the package cannot be had (another system, no PyPI), this script says so and changes nothing; cargo then
+# If the package is not available (another system, no PyPI), this script reports it and changes nothing; cargo then
 # builds HiGHS from source.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,7 +36,7 @@ fetch() {
 if [[ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]] || ! command -v python3 >/dev/null || ! command -v pkg-config >/dev/null; then
     say "no prebuilt HiGHS for this machine; it will be built from source"
 elif ! fetch; then
-    say "a prebuilt HiGHS cannot be had from PyPI ($(tail -n 1 "$work/log")); it will be built from source"
+    say "a prebuilt HiGHS cannot be downloaded from PyPI ($(tail -n 1 "$work/log")); it will be built from source"
 else
     rm -rf "$folder"
     mkdir -p "$folder/lib/pkgconfig"

@@ -1,10 +1,10 @@
-"""Screenshots of a report in a browser: light and dark, desktop and phone.
+"""Takes screenshots of a report in a browser: light and dark, desktop and phone.
 
     python scripts/report-screens.py PAGE.html FOLDER NAME
 
-Writes NAME-light-1280.png and three others of the whole page, and reports what a picture does not show: whether the page
-is wider than the screen, whether it fetched anything, whether labels of charts overlap.
-Not here: making the page (report-screens.sh). Needs playwright, Pillow and the system's chromium.
+Writes NAME-light-1280.png and three other pictures of the whole page. Reports what pictures do not show: whether the
+page is wider than the screen, whether it fetched anything, and whether labels of charts overlap. report-screens.sh
+generates the page. Needs playwright, Pillow and the system's chromium.
 """
 
 import pathlib
@@ -53,7 +53,7 @@ def main(page: str, folder: str, name: str) -> int:
                 tab.goto(pathlib.Path(page).resolve().as_uri())
                 picture = target / f"{name}-{scheme}-{width}.png"
                 tab.screenshot(path=picture, full_page=True)
-                # It has few colours: this saves most of the bytes.
+                # The page has few colours, so a palette of 128 saves most of the bytes.
                 Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
                 wide = tab.evaluate("document.documentElement.scrollWidth") - width
                 overlaps = tab.evaluate(OVERLAPS)

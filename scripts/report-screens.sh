@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Screenshots of reports in a browser, in light and dark, 1280 and 390 pixels wide.
+# Takes screenshots of reports in a browser, light and dark, 1280 and 390 pixels wide.
 #
-#   scripts/report-screens.sh [FOLDER]    docs/studies/report if absent
+#   scripts/report-screens.sh [FOLDER]    default: docs/studies/report
 #
-# The reports: the synthetic pair of traces of the tests (simulated and measured); runs of the paper's testbed in 1, 2 and
-# 4 rounds with published numbers and a sweep; and the reproduction of Table 4. Needs Debian or a relative: installs its
-# chromium, and playwright in target/screens. Not part of ./run-tests. Exit status 1 if a page is too wide, fetches
-# anything, or has labels that overlap.
+# The reports: the synthetic pair of traces of the tests (simulated and measured); runs of the paper's testbed in 1, 2
+# and 4 rounds with published numbers and a sweep; and the reproduction of Table 4. Needs Debian or a derivative:
+# installs its chromium, and playwright in target/screens. Not part of ./run-tests. The exit status is 1 if a page is
+# too wide, fetches anything, or has labels that overlap.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${1:-docs/studies/report}

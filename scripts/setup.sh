@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs what this machine lacks to build hearth, on Debian and its relatives; does nothing where all is there.
+# Installs missing packages for building hearth, on Debian and its derivatives.
 #
-#   scripts/setup.sh            to build and run
-#   scripts/setup.sh --tests    also what the checks need: rustfmt, clippy, and a Vulkan driver that needs no GPU
+#   scripts/setup.sh            packages to build and run hearth
+#   scripts/setup.sh --tests    also packages for the checks: rustfmt, clippy, and a software Vulkan driver
 #
-# Rust itself is expected. HiGHS, which a planner uses, comes prebuilt (scripts/highs.sh) or is built from source with cmake
-# and a C++ compiler; libclang reads its header. The crates need a C compiler as linker, and no other library of the system.
+# Rust must be installed. HiGHS, the solver of a planner, comes prebuilt (scripts/highs.sh) or is built from source
+# with cmake and a C++ compiler; libclang parses its header. The crates link through a C compiler and need no other
+# system library.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,7 +18,7 @@ fail() {
 }
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# rustup puts itself here, and a fresh shell may not have read its profile yet.
+# rustup installs cargo here, and the PATH of the current shell may not include it yet.
 if ! has cargo && [[ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]]; then
     fail "cargo is installed but not on the PATH" "source \"${CARGO_HOME:-$HOME/.cargo}/env\", then run this again"
 fi
@@ -29,31 +30,31 @@ if [[ "$(printf '%s\n%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)" != "
     fail "Rust $found is too old; $wanted or newer is needed" "rustup update stable"
 fi
 
-# Packages are named by the program that shows whether they are there.
+# A package is missing if its program is.
 packages=()
 has cc || packages+=(gcc libc6-dev)
 has c++ || packages+=(g++)
 has cmake || packages+=(cmake make)
 has pkg-config || packages+=(pkg-config)
-# there PATTERN...: whether a file matches one of them.
-there() {
+# exists PATTERN...: whether a file matches one of the patterns.
+exists() {
     local pattern
     for pattern in "$@"; do
         if compgen -G "$pattern" >/dev/null; then return 0; fi
     done
     return 1
 }
-# bindgen asks for the library, which is another than libclang-cpp, and for the headers of the compiler that it belongs to.
+# bindgen needs libclang (not libclang-cpp) and the headers of the same version of clang.
 libraries=() headers=()
 for folder in '/usr/lib' '/usr/lib64' '/usr/lib/*' '/usr/lib/llvm*/lib*'; do
     libraries+=("$folder/libclang.so*" "$folder/libclang-[0-9]*.so*")
     headers+=("$folder/clang/*/include/stddef.h")
 done
-if [[ -z "${LIBCLANG_PATH:-}" ]] && { ! there "${libraries[@]}" || ! there "${headers[@]}"; }; then
+if [[ -z "${LIBCLANG_PATH:-}" ]] && { ! exists "${libraries[@]}" || ! exists "${headers[@]}"; }; then
     packages+=(libclang-dev)
 fi
 
-# install PACKAGE...: with this system's package manager.
+# install PACKAGE...: installs packages with this system's package manager.
 install() {
     has apt-get || fail "these are missing: $*" "install them with this system's package manager"
     local root=()
@@ -70,11 +71,11 @@ if ((${#packages[@]})); then
     install "${packages[@]}"
 fi
 
-# The tests of the GPU backend run on a software driver where there is no GPU, and are skipped without either.
+# Without a GPU, the tests of the GPU backend run on a software driver. Without either they are skipped.
 if [[ "${1:-}" == "--tests" ]]; then
     optional=()
-    there '/usr/lib/*/libvulkan.so.1' || optional+=(libvulkan1)
-    there '/usr/share/vulkan/icd.d/*.json' || optional+=(mesa-vulkan-drivers)
+    exists '/usr/lib/*/libvulkan.so.1' || optional+=(libvulkan1)
+    exists '/usr/share/vulkan/icd.d/*.json' || optional+=(mesa-vulkan-drivers)
     if ((${#optional[@]})); then
         (install "${optional[@]}") || say "no Vulkan driver can be installed; tests that need one are skipped"
     fi

@@ -1,4 +1,4 @@
-//! The command line: verbs and flags.
+//! The command line: commands and flags.
 
 mod init;
 mod lab;
@@ -29,12 +29,12 @@ use crate::logging::LogFormat;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
-/// A scenario names devices, links and a model. `plan` assigns layers to devices, `simulate` predicts how fast the plan
-/// is and why, `execute` runs the same plan on real devices, and `report` compares the two. `lab` does all four on this
-/// machine.
+/// A scenario names devices, links and a model. `plan` assigns layers to devices, `simulate` predicts how fast the
+/// plan is and why, `execute` runs the same plan on real devices, and `report` compares the two. `lab` does all four
+/// on this machine.
 ///
 /// Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used; 3 the run did not complete,
-/// `lint` found an error, a lab suite exceeds an error limit, or Ctrl-C stopped a verb that keeps its results
+/// `lint` found an error, a lab suite exceeds an error limit, or Ctrl-C stopped a command that keeps its results
 /// (`execute`, `sweep`, `whatif`); 130 stopped by Ctrl-C otherwise. `worker` and `serve` exit with 0 when they are
 /// stopped.
 #[derive(Debug, Parser)]
@@ -73,7 +73,7 @@ pub enum Verb {
         after_help = "Example: hearth simulate scenarios/paper/llama-70b-on-d1-d4.yaml --tokens 8 --trace sim.trace"
     )]
     Simulate(SimulateArgs),
-    /// Plan and simulate at every value of one or two fields of a scenario.
+    /// Plan and simulate a scenario for every value of one or two of its fields.
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
     /// Check a scenario and a plan for errors and implausible values.
@@ -94,11 +94,11 @@ pub enum Verb {
                       Then: curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \
                       \"Once upon\", \"max_tokens\": 20}'")]
     Serve(ServeArgs),
-    /// Compute layers of a ring for its head.
+    /// Run a worker, which computes layers for the head of a ring.
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
-    /// Measure this machine, or correct its profile by a measured run.
+    /// Measure this machine, or correct its profile with a measured run.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\
                       Example: hearth profile --from-trace run.trace --predicted sim.trace --profile this.yaml --name a -o new.yaml")]
     Profile(ProfileArgs),
@@ -129,13 +129,13 @@ pub enum Verb {
     /// Write a model of any shape with random weights.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
-    /// Rank what another device, disk, network or weight format would gain.
+    /// Rank the time that changes of devices, disks, network or weight format would save.
     ///
-    /// Changes one thing at a time, plans again and simulates: removes a device, doubles its memory, gives it a faster
-    /// disk, replaces Wi-Fi by cables, or changes the weight format.
+    /// Plans and simulates variants of the scenario with a single change: one device less, twice the memory or a
+    /// faster disk for a device, cables instead of Wi-Fi, or another weight format.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
     Whatif(Box<WhatifArgs>),
-    /// Write a first scenario from flags, discovered workers, and questions at a terminal.
+    /// Write a first scenario from flags, discovered workers, and interactive prompts.
     #[command(
         after_help = "Example: hearth init home.yaml --model llama-8b --device desktop=d3 --device laptop=d2\n\
                       Example: hearth init home.yaml --discover --network cable"

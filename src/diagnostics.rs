@@ -1,7 +1,7 @@
-//! Errors as the user sees them: three lines (what, where, hint), or one line of JSON, and the exit code.
+//! Printed errors: three lines (what, where, hint) or one line of JSON, and the exit code.
 //!
-//! Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used (arguments, documents, models);
-//! 3 the run did not complete (out of memory, a device died), or a lint found an error.
+//! Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used (arguments, documents,
+//! models); 3 the run did not complete (out of memory, a lost device), or a lint found an error.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use hearth_ring::{KeyError, RingError};
 use hearth_runtime::ExecError;
 use hearth_workflow::{Error, ErrorKind};
 
-/// Something failed while running.
+/// Exit code if something failed while running.
 pub const FAILED: u8 = 1;
-/// The input cannot be used.
+/// Exit code if the input cannot be used.
 pub const UNUSABLE: u8 = 2;
-/// The run did not complete.
+/// Exit code if the run did not complete.
 pub const INCOMPLETE: u8 = 3;
 
 /// An error with the exit code of the process.
@@ -24,28 +24,28 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Something failed while running.
+    /// Creates an error with exit code [`FAILED`].
     pub fn running(what: impl fmt::Display) -> Self {
         Error::failed(what).into()
     }
 
-    /// The input cannot be used.
+    /// Creates an error with exit code [`UNUSABLE`].
     pub fn unusable(what: impl fmt::Display) -> Self {
         Error::invalid(what).into()
     }
 
-    /// A command line that clap cannot parse.
+    /// Creates an error for a command line that clap cannot parse.
     pub fn usage(error: &clap::Error) -> Self {
         let text = error.render().to_string();
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        // clap lists missing arguments on lines of their own, before its advice.
+        // clap lists missing arguments on separate lines before its advice.
         let message =
             lines.take_while(|line| !["Usage:", "tip:", "For more"].iter().any(|end| line.starts_with(end)));
         let what = message.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned();
-        Self::unusable(what).hint("see `hearth --help`, and `hearth VERB --help` for each verb")
+        Self::unusable(what).hint("see `hearth --help`, or `hearth COMMAND --help` for one command")
     }
 
-    /// The error as one line of JSON.
+    /// Returns the error as one line of JSON.
     pub fn json(&self) -> String {
         let (what, inner) = self.parts();
         let error = serde_json::json!({
@@ -59,8 +59,8 @@ impl Failure {
         error.to_string()
     }
 
-    /// What is wrong, and the hint within it: a library's message may end in its own after a semicolon, which reads
-    /// better on a line of its own.
+    /// Splits the message into what is wrong and a hint: the message of a library may end with a hint after a
+    /// semicolon, which is printed on a separate line.
     fn parts(&self) -> (&str, Option<&str>) {
         match (self.error.fix(), self.error.text().rsplit_once("; ")) {
             (None, Some((what, hint))) => (what, Some(hint)),
@@ -68,13 +68,13 @@ impl Failure {
         }
     }
 
-    /// Adds the place.
+    /// Adds the place of the error, such as a file.
     #[must_use]
     pub fn at(self, place: impl fmt::Display) -> Self {
         Self { error: self.error.at(place), ..self }
     }
 
-    /// Adds how to fix it.
+    /// Adds a hint on how to fix the error.
     #[must_use]
     pub fn hint(self, hint: impl fmt::Display) -> Self {
         Self { error: self.error.hint(hint), ..self }
@@ -85,7 +85,7 @@ impl Failure {
         Self { code, ..self }
     }
 
-    /// The error without its exit code.
+    /// Returns the error without its exit code.
     pub fn into_error(self) -> Error {
         self.error
     }

@@ -1,9 +1,10 @@
-//! The emulated links of a lab's processes.
+//! The emulated links of the processes of a lab.
 //!
-//! The lab writes a file for each device: the path to every peer by address, and one path to all others. A worker
-//! starts before the addresses of the others are known, so the file is read at each new connection.
+//! The lab writes a file for each device, with the emulated path to every peer by address, and one path for all other
+//! addresses. A worker starts before the addresses of the other devices are known, so the file is read at each new
+//! connection.
 //!
-//! Not here: what a path does to a message (`hearth_ring::Emulated`).
+//! Not here: how a path delays messages (`hearth_ring::EmulatedTransport`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,15 +18,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
 
-/// The size limit of the file.
+/// Maximum size of the file in bytes.
 /// source: assumed
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The paths from one device.
+/// The emulated paths from one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
+    /// The path to all other addresses.
     pub others: EmulatedPath,
+    /// The paths to peers by address.
     pub peers: BTreeMap<String, EmulatedPath>,
 }
 
@@ -33,19 +36,19 @@ impl EmulatedLinks {
     fn read(path: &Path) -> io::Result<EmulatedLinks> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         if fs::metadata(path).map_err(named)?.len() > MAX_BYTES {
-            return Err(named(io::Error::other("this is not a file of links")));
+            return Err(named(io::Error::other("this is not a file of emulated links")));
         }
         let text = fs::read_to_string(path).map_err(named)?;
         serde_json::from_str(&text).map_err(|error| named(io::Error::other(error)))
     }
 
-    /// The text of the file.
+    /// Returns the contents of the file.
     pub fn to_json(&self) -> Result<String, Failure> {
         serde_json::to_string_pretty(self).map_err(Failure::running)
     }
 }
 
-/// The paths in a file, which is read at each connection.
+/// Returns a function that looks up the path to an address; it reads the file at each call.
 pub fn paths(path: &Path) -> EmulatedPaths {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
@@ -54,7 +57,7 @@ pub fn paths(path: &Path) -> EmulatedPaths {
     })
 }
 
-/// The largest delay of the paths in a file, at three standard deviations.
+/// Returns the maximum delay of the paths in a file at three standard deviations, limited to 1 s.
 pub fn max_delay(path: &Path) -> Duration {
     let latency = |path: &EmulatedPath| path.latency.0 * (3.0 * path.sigma).exp();
     let max = EmulatedLinks::read(path)

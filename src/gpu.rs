@@ -1,7 +1,7 @@
-//! The accelerator of this machine's GPU, and its measurement.
+//! The GPU of this machine: its accelerator and its measurement.
 //!
-//! A build without the feature `gpu` has none. Tuned kernels are kept in a file of the user's cache folder; without
-//! one, the default tiling is used.
+//! A build without the feature `gpu` has no accelerator. Tuned kernels are stored in a file in the cache folder of
+//! the user; without this file, the default tiling is used.
 
 use hearth_profiles::Device;
 use hearth_profiles::device::Gpu as GpuProfile;
@@ -10,15 +10,15 @@ use hearth_runtime::Accelerator;
 use crate::cli::{GpuWeights, ProfileArgs};
 use crate::diagnostics::Failure;
 
-/// The accelerator for a model's layers.
+/// Returns the accelerator for the layers of a model.
 #[cfg(not(feature = "gpu"))]
 pub fn accelerator(_: GpuWeights) -> Option<Accelerator> {
     None
 }
 
-/// The accelerator for a model's layers. A GPU is opened only when a plan needs one.
+/// Returns the accelerator for the layers of a model. The GPU is opened only when a plan needs it.
 #[cfg(feature = "gpu")]
-#[allow(clippy::unnecessary_wraps)] // the other build has none
+#[allow(clippy::unnecessary_wraps)] // the build without a GPU returns `None`
 pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
     use hearth_gpu::Conversion;
     use hearth_gpu::layers::Upload;
@@ -30,29 +30,29 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
     };
     let notes = std::sync::Arc::new(|note: &str| tracing::info!("{note}"));
     let upload = move |gpu: &hearth_gpu::Gpu| {
-        let facts = gpu.facts();
-        if facts.is_software() {
+        let info = gpu.info();
+        if info.is_software() {
             tracing::warn!(
-                "the plan gives layers to a GPU, and `{}` is a software driver: the processor computes them, far \
-                 slower than by itself; plan with a profile of this machine",
-                facts.name
+                "the plan has GPU layers, but `{}` is a software driver: the CPU computes them, much slower than without \
+                 the driver; make a plan with a profile of this machine",
+                info.name
             );
         }
-        Upload { tiling: tuned_kernels::choices().get(gpu).unwrap_or(Tiling::USUAL), conversion }
+        Upload { tiling: tuned_kernels::choices().get(gpu).unwrap_or(Tiling::DEFAULT), conversion }
     };
     Some(hearth_gpu::accelerator(hearth_gpu::CapabilityMask::default(), upload, notes))
 }
 
 #[cfg(feature = "gpu")]
-pub use hearth_gpu::kernels::product::Tiling;
+pub use hearth_gpu::kernels::matmul::Tiling;
 
 #[cfg(feature = "gpu")]
 pub mod tuned_kernels {
     use std::path::PathBuf;
 
-    use hearth_gpu::tuning::Choices;
+    use hearth_gpu::tuning::TunedTilings;
 
-    /// The path of the file, if there is a cache folder.
+    /// Returns the path of the file, if there is a cache folder.
     pub fn path() -> Option<PathBuf> {
         let folder =
             |name: &str| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
@@ -60,10 +60,10 @@ pub mod tuned_kernels {
         Some(cache.join("hearth").join("gpu-kernels"))
     }
 
-    /// The tuned kernels so far, `None` without a readable file.
-    pub fn choices() -> Choices {
+    /// Returns the tuned kernels; empty without a readable file.
+    pub fn choices() -> TunedTilings {
         let text = path().and_then(|path| std::fs::read_to_string(path).ok());
-        Choices::of_text(&text.unwrap_or_default())
+        TunedTilings::parse(&text.unwrap_or_default())
     }
 }
 
@@ -72,7 +72,7 @@ pub mod tuned_kernels {
 pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Failure> {
     match args.gpu {
         crate::cli::MeasureGpu::Always => Err(Failure::unusable(
-            "this build computes on processors only: it was made without the feature `gpu`",
+            "this build computes on CPUs only: it was compiled without the feature `gpu`",
         )),
         _ => Ok(None),
     }
@@ -103,21 +103,21 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
     let memory = match args.gpu_memory {
         Some(memory) => Sourced::new(memory, "given with --gpu-memory"),
         None if shares_memory => device.memory.available.clone(),
-        // Without an explicit request a device is profiled without its GPU.
+        // If the GPU was not requested explicitly, the device is profiled without it.
         None if args.gpu == MeasureGpu::Auto => {
             tracing::info!("`{}` is not measured: set its usable memory with --gpu-memory", facts.name);
             return Ok(None);
         }
         None => {
             return Err(Failure::unusable(format!(
-                "no interface reports the memory size of `{}`",
+                "the driver does not report the memory size of `{}`",
                 facts.name
             ))
             .hint("set the usable memory with --gpu-memory"));
         }
     };
     let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::running)?;
-    let tiling = tuned_kernels::choices().get(&gpu).unwrap_or(Tiling::USUAL);
+    let tiling = tuned_kernels::choices().get(&gpu).unwrap_or(Tiling::DEFAULT);
     let model = args.model.as_deref().map(hearth_workflow::read_model_profile).transpose()?;
     let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {
         let groups = model.layers.iter().chain([&model.output]);
@@ -126,9 +126,9 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
     let buffers = match &model {
         Some(model) => Sourced::new(
             Bytes(layers::buffer_bytes(&model.shape)),
-            format!("planned for a part of a prompt of {}", model.name),
+            format!("planned for a batch of prompt tokens of {}", model.name),
         ),
-        None => Sourced::new(Bytes::mib(64), "assumed: a part of a prompt of a model of 8 billion weights"),
+        None => Sourced::new(Bytes::mib(64), "assumed: a batch of prompt tokens of an 8B model"),
     };
     let effort = if args.quick { Effort::quick() } else { Effort::full() };
     hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort)

@@ -1,21 +1,21 @@
-//! Ctrl-C: cancels work that can end early, and ends the program otherwise.
+//! Handling of Ctrl-C: cancels work that can end early, and exits otherwise.
 //!
-//! The first Ctrl-C during cancellable work cancels it; any other ends the program. Verbs that must clean up install
-//! their own handler ([`on_signal`]).
+//! The first Ctrl-C during cancellable work cancels it; any other exits the program. Commands that must clean up
+//! install their own handler ([`on_signal`]).
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The exit code after Ctrl-C, by convention 128 and the number of the signal.
+/// Exit code after Ctrl-C: by convention 128 plus the number of the signal.
 pub const INTERRUPTED: i32 = 130;
 
 static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
 
-/// Makes Ctrl-C cancel the current work, until this is dropped.
+/// While this value exists, Ctrl-C cancels the current work instead of exiting.
 pub struct Cancellation(());
 
 impl Cancellation {
@@ -28,6 +28,7 @@ impl Cancellation {
         Cancellation(())
     }
 
+    /// Returns whether Ctrl-C was pressed since [`Cancellation::begin`].
     pub fn is_requested() -> bool {
         IS_CANCELLED.load(Ordering::SeqCst)
     }
@@ -39,8 +40,8 @@ impl Drop for Cancellation {
     }
 }
 
-/// Calls `react` in its own thread at every SIGINT and SIGTERM.
-pub fn on_signal(mut react: impl FnMut() + Send + 'static) {
+/// Calls `handler` in a separate thread at every SIGINT and SIGTERM.
+pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
     std::thread::spawn(move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
@@ -51,7 +52,7 @@ pub fn on_signal(mut react: impl FnMut() + Send + 'static) {
                     _ = interrupted.recv() => {}
                     _ = terminated.recv() => {}
                 }
-                react();
+                handler();
             }
         });
     });

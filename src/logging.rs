@@ -1,7 +1,7 @@
 //! Diagnostics on standard error: warnings and notes, as text or as JSON lines.
 //!
-//! Text has no timestamps, and notes have no prefix. The filter is a level, or a list of targets with levels; without
-//! one, hearth's own notes and warnings are shown.
+//! Text has no timestamps, and notes (level info) have no prefix. The filter is a level, or a list of targets with
+//! levels. The default shows notes and warnings of hearth itself.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,13 +24,13 @@ const VARIABLE: &str = "HEARTH_LOG";
 /// The format of diagnostics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Human-readable lines.
     Text,
-    /// One JSON object a line, with a timestamp.
+    /// One JSON object per line, with a timestamp.
     Json,
 }
 
-/// Shows diagnostics from now on. `filter` is that of the command line.
+/// Installs the logger. `filter` is the value of `--log`.
 pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     let (place, filter) = match filter {
         Some(filter) => ("--log", Some(filter.to_owned())),
@@ -38,9 +38,9 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     };
     let targets = match filter {
         Some(filter) => Targets::from_str(&filter).map_err(|error| {
-            Failure::unusable(format!("wrong log filter `{filter}`: {error}"))
+            Failure::unusable(format!("invalid log filter `{filter}`: {error}"))
                 .at(place)
-                .hint("give a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`")
+                .hint("use a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`")
         })?,
         None => Targets::new().with_target("hearth", LevelFilter::INFO),
     };
@@ -53,7 +53,7 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The message behind its level, without a time.
+/// Formats a message with a prefix for its level, without a timestamp.
 struct Plain;
 
 impl<S, N> FormatEvent<S, N> for Plain

@@ -1,4 +1,4 @@
-//! This machine: measures it as a device and opens its model files.
+//! Measures this machine as a device, and opens its model files.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use hearth_ring::LocalModel;
 use hearth_ring::probe::{self, ProbeEffort};
 use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_schema::scenario::DeviceEntry;
-use hearth_workflow::{Error, LoadedScenario, Resolver, model_exists};
+use hearth_workflow::{Error, LoadedScenario, Resolver, check_model_exists};
 
 use crate::cli::GpuWeights;
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::progress;
 
-/// Resolves references of scenarios by measuring this machine and opening model files with the executor.
+/// Resolves references in scenarios by measuring this machine and opening model files.
 #[derive(Debug)]
 pub struct ThisMachine;
 
@@ -26,7 +26,7 @@ impl Resolver for ThisMachine {
         let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
         let options =
             ProfileOptions { name: entry.name.clone(), quick: true, threads, ..ProfileOptions::default() };
-        let links = || Ok(probe::links(&[], None, ProbeEffort::quick())?);
+        let links = || Ok(probe::measure_links(&[], None, ProbeEffort::quick())?);
         profile(&options, links, |what| line.set_message(format!("{}: {what}", entry.name)))
             .map_err(Error::failed)
     }
@@ -36,7 +36,7 @@ impl Resolver for ThisMachine {
     }
 }
 
-/// Reads a scenario whose references are resolved on this machine, and warns of its old keys.
+/// Reads a scenario whose references are resolved on this machine, and warns about deprecated keys.
 pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     let loaded = LoadedScenario::read(path, &ThisMachine)?;
     for deprecation in &loaded.deprecations {
@@ -45,8 +45,9 @@ pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     Ok(loaded)
 }
 
+/// Opens a model file, with the GPU of this machine as its accelerator.
 pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
-    model_exists(path)?;
+    check_model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
     Ok(model.with_accelerator(gpu::accelerator(GpuWeights::AsStored)))
 }

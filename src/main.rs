@@ -1,6 +1,6 @@
 //! `hearth`: plan, simulate and run language models across the devices people already own.
 //!
-//! Each verb parses its flags, calls a library, and prints the result.
+//! Each command parses its flags, calls a library, and prints the result.
 
 mod cli;
 mod commands;
@@ -24,8 +24,8 @@ use crate::diagnostics::Failure;
 
 fn main() -> ExitCode {
     let first: Vec<String> = arguments().take(5).collect();
-    // In a lab this program also runs as the background load of a device.
-    if MemoryHog::run_if_asked(&first) || CpuHog::run_if_asked(&first) {
+    // A lab also runs this program as the background load of a device.
+    if MemoryHog::run_if_requested(&first) || CpuHog::run_if_requested(&first) {
         return ExitCode::SUCCESS;
     }
     let (json, result) = match cli::Cli::try_parse() {
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
             (cli.json, logging.and_then(|()| commands::run(cli)))
         }
         Err(error) if !error.use_stderr() => error.exit(),
-        // An invalid command line has no parsed flags.
+        // If the command line is invalid, there are no parsed flags.
         Err(error) if arguments().any(|word| word == "--json") => (true, Err(Failure::usage(&error))),
         Err(error) => error.exit(),
     };
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// The command line after the program's name, as text.
+/// Returns the arguments of the command line as text.
 fn arguments() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! Progress of long work on standard error: a bar or a line, only where that is a terminal.
+//! Shows the progress of long work on standard error as a bar or a line, only if it is a terminal.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -12,10 +12,10 @@ use crate::interruption::Cancellation;
 const LINE: &str = "{spinner} {msg} {elapsed}";
 const BAR: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
 
-/// Shows the progress of a workflow. Work that can end early is cancelled by Ctrl-C.
+/// Shows the progress of a workflow; Ctrl-C cancels work that can end early.
 pub struct Terminal {
     bar: ProgressBar,
-    /// Set by the first call of `is_cancelled`: from then on Ctrl-C does not end the program.
+    /// Set by the first call of `is_cancelled`; from then on Ctrl-C cancels the work instead of exiting.
     cancellation: OnceLock<Cancellation>,
 }
 
@@ -50,16 +50,18 @@ impl Drop for Terminal {
     }
 }
 
+/// Returns a bar that counts bytes.
 pub fn bytes(what: &str, total: u64) -> ProgressBar {
     bar(total, "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
         .with_message(what.to_string())
 }
 
+/// Returns a bar that counts items.
 pub fn count(what: &str, total: u64) -> ProgressBar {
     bar(total, BAR).with_message(what.to_string())
 }
 
-/// A line with the current step.
+/// Returns a line that shows the current step.
 pub fn line() -> ProgressBar {
     let line = bar(0, LINE);
     if !line.is_hidden() {

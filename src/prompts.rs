@@ -1,24 +1,24 @@
 //! The prompts of `hearth execute`, and their tokens.
 //!
-//! Prompts are texts of the command line, a file with one prompt a line, a conversation, or a fixed text with a number
-//! of tokens.
+//! Prompts are texts from the command line, lines of a file, a conversation, or a fixed text with a given number of
+//! tokens.
 
 use std::io;
 use std::path::Path;
 
 use hearth_ring::LocalModel;
 use hearth_runtime::{ChatTemplate, Message, Tokenizer};
-use hearth_workflow::files::{read_at_most, text_of};
+use hearth_workflow::files::{read_at_most, read_text_from};
 use serde::Deserialize;
 
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 
-/// The largest file of prompts or messages, in bytes.
+/// Maximum size of a file of prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model
 const MAX_FILE_LEN: u64 = 16 << 20;
 
-/// The text for measurements, repeated as often as needed.
+/// Text for measurements, repeated as often as needed.
 const FIXED_TEXT: &str =
     "In the evening the four of them sat around the fire and told each other what they knew. ";
 
@@ -26,11 +26,11 @@ const FIXED_TEXT: &str =
 pub enum Prompts {
     Texts(Vec<String>),
     Conversations(Vec<Vec<Message>>),
-    /// A number of tokens, and of sequences.
+    /// A fixed text: the number of tokens, and the number of sequences.
     Fixed(u32, u32),
 }
 
-/// A JSON line of a file of prompts.
+/// A line in JSON of a file of prompts.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -45,7 +45,7 @@ struct Named {
 }
 
 impl Prompts {
-    /// Reads the flags and the files that they name.
+    /// Reads prompts from flags and from the files that they name.
     pub fn read(args: &ExecuteArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
@@ -54,7 +54,7 @@ impl Prompts {
                 return Err(Failure::unusable(what).hint("give the messages in a file"));
             }
             let text = if standard {
-                text_of(io::stdin(), path, MAX_FILE_LEN)?
+                read_text_from(io::stdin(), path, MAX_FILE_LEN)?
             } else {
                 read_at_most(path, MAX_FILE_LEN)?
             };
@@ -77,6 +77,7 @@ impl Prompts {
         Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
     }
 
+    /// Returns the number of prompts.
     pub fn count(&self) -> usize {
         match self {
             Prompts::Texts(texts) => texts.len(),
@@ -85,6 +86,7 @@ impl Prompts {
         }
     }
 
+    /// Returns the token ids of each prompt.
     pub fn tokens(
         &self,
         model: &LocalModel,
@@ -108,6 +110,7 @@ impl Prompts {
     }
 }
 
+/// Returns the first `count` tokens of the repeated fixed text.
 fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
     let mut text = FIXED_TEXT.to_string();
     let mut previous_len = 0;
@@ -118,8 +121,8 @@ fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
             return Ok(tokens);
         }
         if tokens.len() <= previous_len {
-            return Err(Failure::unusable("the model's tokenizer gives no tokens for plain English")
-                .hint("give another text with --prompt"));
+            return Err(Failure::unusable("the tokenizer of the model has no tokens for English text")
+                .hint("use another text with --prompt"));
         }
         previous_len = tokens.len();
         text = text.repeat(2);
@@ -138,7 +141,8 @@ fn conversation(path: &Path, text: &str) -> Result<Vec<Message>, Failure> {
     })
 }
 
-/// Parses one prompt a line. A line that begins like JSON must be a string or have a `prompt`. Empty lines are skipped.
+/// Parses one prompt per line and skips empty lines. A line that begins with a quote or a brace must be a JSON
+/// string, or an object with the key `prompt`.
 fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let prompt = |(number, line): (usize, &str)| {
         if !line.starts_with(['"', '{']) {
@@ -148,7 +152,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
             Line::Text(text) | Line::Named(Named { prompt: text }) => text,
         });
         read.map_err(|_| {
-            Failure::unusable("this line begins like JSON, but is not a prompt")
+            Failure::unusable("this line begins like JSON but is not a prompt")
                 .at(format!("{}:{}", path.display(), number + 1))
                 .hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
         })

@@ -8,8 +8,8 @@ use std::time::Duration;
 use hearth_profiles::Bytes;
 use hearth_ring::{
     DelayedTransport, EmulatedTransport, EncryptedTransport, Key, LocalModel, MdnsScope, OnFetch,
-    RecoveryPolicy, Ring, RingError, RingOptions, TcpTransport, Transport, discovery, for_sequences,
-    with_draft,
+    RecoveryPolicy, Ring, RingError, RingOptions, TcpTransport, Transport, discovery, plan_for_sequences,
+    plan_with_draft,
 };
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -22,11 +22,11 @@ use crate::diagnostics::Failure;
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
 
-/// Printed by a head with `--mark-tokens` when the prompt enters the ring.
+/// Line that a head with `--mark-tokens` prints when the prompt enters the ring.
 pub const PROMPT_MARK: &str = "begins";
 
-/// Tokens drafted at a time by default.
-/// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
+/// Default number of tokens drafted at a time.
+/// source: assumed; appendix A.9 of the prima.cpp paper drafts a few tokens at a time
 const DRAFT_TOKENS: u32 = 4;
 
 /// The plan, the model and the options of a ring.
@@ -34,26 +34,26 @@ pub struct RingBuilder {
     pub plan: Plan,
     pub model: Arc<LocalModel>,
     pub options: RingOptions,
-    /// The most tokens of a prompt in one batch.
+    /// Maximum number of prompt tokens in one batch.
     pub micro_batch: u32,
-    /// Tokens drafted at a time.
+    /// Number of tokens drafted at a time; 0 without a draft model.
     pub drafts: u32,
-    /// The time to find workers without an address; `None` does not search.
+    /// Time limit for finding workers without an address; `None` disables discovery.
     discover: Option<Duration>,
 }
 
 impl RingBuilder {
-    /// A builder for a plan with a number of sequences, and a model with its path.
+    /// Creates a builder for a plan with the given number of sequences, and for a model with its path.
     pub fn new(
         args: &RingArgs,
         (plan, sequences): (Plan, u32),
         (model, path): (Arc<LocalModel>, &Path),
     ) -> Result<Self, Failure> {
         let scenario = args.scenario.as_deref().map(read_scenario).transpose()?;
-        let mut plan = for_sequences(plan, sequences);
+        let mut plan = plan_for_sequences(plan, sequences);
         let draft = args.draft_model.as_deref().map(open_model).transpose()?.map(Arc::new);
         if let (Some(draft), None) = (&draft, &plan.draft) {
-            plan = with_draft(plan, &model, draft)?;
+            plan = plan_with_draft(plan, &model, draft)?;
         }
         let workload = scenario.as_ref().map(|loaded| &loaded.scenario.workload);
         let drafts =
@@ -73,7 +73,7 @@ impl RingBuilder {
         Ok(Self { plan, model, options, micro_batch, drafts, discover })
     }
 
-    /// Finds workers without an address, if requested, and connects the ring.
+    /// Connects the ring; first finds workers without an address, if requested.
     pub async fn connect<T: Transport>(&self, transport: &T) -> Result<Ring<T>, RingError> {
         let mut plan = self.plan.clone();
         if let Some(limit) = self.discover {
@@ -93,25 +93,26 @@ impl RingBuilder {
     }
 }
 
-/// Work over the transport that the flags select.
+/// A task that runs over the transport that the flags select.
 pub trait TransportTask {
     type Output;
 
     async fn run<T: Transport>(self, transport: T) -> Self::Output;
 }
 
+/// The emulation of slow links.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum LinkEmulation<'a> {
     #[default]
     None,
     /// Delays everything that this device sends.
     Delay(Duration),
-    /// Delays messages by the paths in a file.
+    /// Delays messages according to the paths in a file.
     Paths(&'a Path),
 }
 
 impl<'a> LinkEmulation<'a> {
-    /// The emulation from two flags, of which at most one is given.
+    /// Returns the emulation of two flags, of which at most one is given.
     pub fn of(delay: Option<Duration>, links: Option<&'a Path>) -> Self {
         links.map(LinkEmulation::Paths).or(delay.map(LinkEmulation::Delay)).unwrap_or_default()
     }
@@ -145,12 +146,12 @@ pub async fn with_transport<V: TransportTask>(
             (output, emulation::max_delay(file))
         }
     };
-    // The last message is still in flight after it was written.
+    // Waits until the last delayed message is delivered.
     tokio::time::sleep(2 * delay).await;
     output
 }
 
-/// Logs the progress of each worker's fetch in steps of 10 %.
+/// Logs in steps of 10 % how much of its layers each worker has fetched.
 fn report_fetching() -> OnFetch {
     let logged: Mutex<BTreeMap<String, u64>> = Mutex::default();
     Arc::new(move |name, done, total| {
@@ -162,14 +163,14 @@ fn report_fetching() -> OnFetch {
     })
 }
 
-/// The reaction of a head to the loss of a device.
+/// Returns how the head reacts to the loss of a device.
 fn recovery_policy(
     args: &RingArgs,
     scenario: Option<LoadedScenario>,
     model: &Path,
 ) -> Result<RecoveryPolicy, Failure> {
     let Some(loaded) = scenario else {
-        return Ok(if args.give_up { RecoveryPolicy::Never } else { RecoveryPolicy::Spread });
+        return Ok(if args.give_up { RecoveryPolicy::Fail } else { RecoveryPolicy::Spread });
     };
     let cluster = Arc::new(loaded.cluster(Some(model))?);
     Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(MidRunPlanner::new(loaded)) })
@@ -187,7 +188,7 @@ pub async fn termination_signal() {
     }
 }
 
-/// Exits when standard input ends, because the parent process is gone then.
+/// Exits when standard input ends, which happens when the parent process ends.
 pub fn exit_with_stdin() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""How much faster is the kernel than SimPy at the same two models, event for event?
+"""Compares the speed of the simulator's event kernel with that of SimPy, on the same two models.
 
-Needs the package simpy. The models are those of sim/examples/event_rate/queues.rs: `hold` (so many processes that each wait
-a random time, again and again) and `tandem` (jobs in a closed ring of servers with queues). Prints a line for each
-model: its name, events, last instant, time waited, seconds of processor time.
+Needs the package simpy. The models are those of sim/examples/event_rate/queues.rs: `hold` (a number of processes that
+repeatedly wait for a random time) and `tandem` (jobs in a closed ring of servers with queues). Prints a line for each
+model: its name, events, time of the last event, time waited, seconds of processor time.
 
-    python3 studies/simpy_twin.py             # SimPy alone
-    python3 studies/simpy_twin.py --beside    # both, checked to be equal, with the ratio
+    python3 studies/simpy_twin.py             # only SimPy
+    python3 studies/simpy_twin.py --beside    # both; checks that the results are equal and prints the ratio
 
-`--beside` builds and runs the example `event_rate`, which prints the same lines.
+`--beside` builds and runs the example `event_rate`, which prints the same lines for the kernel.
 """
 
 import argparse
@@ -18,16 +18,16 @@ import time
 
 import simpy
 
-# Delays are 20 high bits of a xorshift generator, as in the Rust twin.
+# Delays are the 20 high bits of a xorshift generator, as in the Rust example.
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
-# Events of each model: enough for a second of SimPy.
+# Number of events of each model: enough for a second of SimPy.
 EVENTS = 300_000
 REPEATS = 5
 
 
 def delays(state):
-    """The same numbers as the Rust twin's."""
+    """Yields the same delays as the Rust example."""
     while True:
         state ^= (state << 13) & MASK
         state ^= state >> 7
@@ -36,7 +36,7 @@ def delays(state):
 
 
 def hold(pending, events):
-    """Takes the next event and puts one ahead."""
+    """Runs the hold model: each event schedules the next event of its process."""
     env = simpy.Environment()
     draw = delays(GOLDEN)
 
@@ -46,7 +46,7 @@ def hold(pending, events):
 
     for _ in range(pending):
         env.process(step())
-    # Every process begins with an event of its own.
+    # The first event of every process starts the process and is not counted.
     for _ in range(pending):
         env.step()
     started = time.process_time()
@@ -56,7 +56,7 @@ def hold(pending, events):
 
 
 def tandem(servers, jobs, services):
-    """A closed ring of servers with queues."""
+    """Runs the tandem model: jobs in a closed ring of servers with queues."""
     env = simpy.Environment()
     ring = [simpy.Resource(env, capacity=1) for _ in range(servers)]
     end = env.event()
@@ -95,7 +95,7 @@ MODELS = {
 
 
 def lines():
-    """Every model with its numbers and the shortest of its times."""
+    """Yields the name of each model, its results, and the shortest of its processor times."""
     for name, run in MODELS.items():
         runs = [run() for _ in range(REPEATS)]
         if len({ended[:3] for ended in runs}) != 1:
@@ -105,11 +105,11 @@ def lines():
 
 
 def beside():
-    """Both, and how many times faster the kernel is."""
+    """Prints the rates of SimPy and of the kernel, and their ratio."""
     command = ["cargo", "run", "--quiet", "--release", "-p", "hearth-sim", "--example", "event_rate", "--", "--twin"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     ours = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         name, events, clock, waited, seconds = line.split()
         ours[name] = ((int(events), int(clock), int(waited)), float(seconds))
     print("| model | events | SimPy, million events/s | kernel, million events/s | ratio |")
@@ -117,16 +117,16 @@ def beside():
     for name, numbers, seconds in lines():
         same, own = ours[name]
         if same != numbers:
-            sys.exit(f"{name}: SimPy has {numbers}, the kernel has {same}: not the same model")
+            sys.exit(f"{name}: SimPy has {numbers}, the kernel has {same}: the models differ")
         slow, fast = numbers[0] / seconds / 1e6, numbers[0] / own / 1e6
         print(f"| {name} | {numbers[0]} | {slow:.3f} | {fast:.1f} | {fast / slow:.0f} |")
-    print("\nEvents, last instant and time waited are the same in both.")
+    print("\nBoth have the same events, time of the last event, and time waited.")
 
 
 def main():
-    """Runs what is asked for."""
+    """Parses the arguments and prints the requested lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beside", action="store_true", help="run the Rust twin too and print the ratio")
+    parser.add_argument("--beside", action="store_true", help="also run the Rust example and print the ratio")
     if parser.parse_args().beside:
         beside()
         return

@@ -1,7 +1,7 @@
-//! In which steps does a ring compute one token?
+//! Prints the steps in which a ring computes one token.
 //!
-//! `cargo run -p hearth-schema --example token_steps`: 8 layers, three devices with windows 2, 2 and 1, so
-//! two rounds of which the last is partial. Carries one token around the ring, message by message.
+//! `cargo run -p hearth-core --example token_steps`: a model of 8 layers on three devices with windows 2, 2 and 1.
+//! That makes two rounds, of which the last is partial. One token goes around the ring, message by message.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut next = Some((0, Event::Begin(token)));
     while let Some((place, event)) = next.take() {
         for step in ring[place].react(&event)? {
-            println!("{:<8} {}", plan.devices[place].name, told(&plan, &step));
+            println!("{:<8} {}", plan.devices[place].name, description(&plan, &step));
             if let Step::Send { pass, next_round, to, .. } = step {
                 next = Some((to, Event::Arrived { pass, round: next_round }));
             }
@@ -39,17 +39,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn told(plan: &Plan, step: &Step) -> String {
+fn description(plan: &Plan, step: &Step) -> String {
     match step {
-        Step::Rollback { position, .. } => format!("forgets positions from {position} on"),
+        Step::Rollback { position, .. } => format!("rolls back the positions from {position} on"),
         Step::Draft { pass } => format!("drafts {} tokens", pass.drafted),
-        Step::Embed { .. } => "embeds".into(),
+        Step::Embed { .. } => "embeds the token".into(),
         Step::Compute { layers, processor, round, .. } => {
             format!("computes layers {}..{} on {processor:?}, round {round}", layers.start, layers.end)
         }
-        Step::Output { .. } => "outputs and samples".into(),
+        Step::Output { .. } => "computes the logits and samples".into(),
         Step::Send { to, .. } => format!("sends to {}", plan.devices[*to].name),
-        Step::Prefetch { part, .. } => format!("begins to read {part:?} ahead"),
-        Step::Release { part, .. } => format!("gives up {part:?}"),
+        Step::Prefetch { part, .. } => format!("starts to prefetch {part:?}"),
+        Step::Release { part, .. } => format!("releases {part:?}"),
     }
 }

@@ -1,7 +1,7 @@
-//! A scenario's devices and links with every reference resolved to numbers.
+//! A scenario's devices, links and model, with every reference replaced by the profile that it names.
 //!
-//! The command line reads the files that a scenario names and builds this; planners and the simulator
-//! take it and open nothing themselves.
+//! The command line reads the files that a scenario names and builds a [`Cluster`]. Planners and the simulator
+//! receive it and open no files themselves.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,35 +21,33 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Unreachable, Wo
 /// A device of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// The name in the scenario.
+    /// Its name in the scenario.
     pub name: String,
-    /// The address of its worker.
+    /// The address (`HOST:PORT`) of its worker.
     pub address: Option<String>,
-    /// Its profile.
     pub device: Device,
-    /// How it keeps its weights; the planner's choice if absent.
+    /// Its residency options; the planner chooses them if absent.
     pub residency: Option<ResidencyOptions>,
 }
 
-/// Every link of the cluster.
+/// The links between the devices of a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkTable {
     links: Links,
-    /// The channel of each station.
+    /// Maps each Wi-Fi station to the index of its channel.
     channels: BTreeMap<String, usize>,
 }
 
 /// How two devices are connected.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Connection<'a> {
-    /// A link of their own.
+    /// A dedicated link.
     Link(&'a Link),
-    /// Through Wi-Fi channels that others share.
+    /// A path over Wi-Fi channels that other devices share.
     Wireless(WirelessPath<'a>),
 }
 
 impl LinkTable {
-    /// The links of a scenario.
     pub fn new(links: Links) -> Self {
         let channels = links.wifi.iter().flat_map(|wifi| wifi.channels.iter().enumerate());
         let stations = |(index, channel): (usize, &WifiChannel)| {
@@ -58,17 +56,16 @@ impl LinkTable {
         Self { channels: channels.flat_map(stations).collect(), links }
     }
 
-    /// The link between devices that the scenario does not name.
+    /// The link between two devices for which the scenario has no entry in `links.between`.
     pub fn default_link(&self) -> &Link {
         &self.links.default
     }
 
-    /// The Wi-Fi, if there is any.
     pub fn wifi(&self) -> Option<&Wifi> {
         self.links.wifi.as_ref()
     }
 
-    /// The connection from one device to another by name, `None` if the first cannot send to the second.
+    /// Returns the connection from one device to another, by name; `None` if the first cannot send to the second.
     pub fn connection(&self, from: &str, to: &str) -> Option<Connection<'_>> {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
@@ -84,8 +81,8 @@ impl LinkTable {
         Some(self.wireless_path(from, to).map_or(Connection::Link(&self.links.default), Connection::Wireless))
     }
 
-    /// The link from one device to another by name, `None` if the first cannot send to the second. Over
-    /// Wi-Fi it is the link with the mean time of a small message on idle channels
+    /// Returns the link from one device to another, by name; `None` if the first cannot send to the second. A Wi-Fi
+    /// path is returned as a constant link with its mean message time on idle channels
     /// ([`WirelessPath::expected_link`]).
     pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
         Some(match self.connection(from, to)? {
@@ -94,7 +91,7 @@ impl LinkTable {
         })
     }
 
-    /// The Wi-Fi path, if one of the two is a station.
+    /// Returns the Wi-Fi path between two devices if at least one of them is a station.
     fn wireless_path(&self, from: &str, to: &str) -> Option<WirelessPath<'_>> {
         let wifi = self.links.wifi.as_ref()?;
         let end = |name: &str| match self.channels.get(name) {
@@ -108,7 +105,7 @@ impl LinkTable {
         is_wireless.then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
     }
 
-    /// Checks that every device of a valid plan can send to those that it has to send to.
+    /// Checks that every device of a valid plan can reach all devices that it sends to.
     pub fn check_plan(&self, plan: &Plan) -> Result<(), UnreachablePeer> {
         let shared = Arc::new(plan.clone());
         for (place, sender) in plan.devices.iter().enumerate() {
@@ -129,7 +126,7 @@ impl LinkTable {
     }
 }
 
-/// A plan that sends over a connection that the scenario calls unreachable.
+/// A plan sends between two devices that the scenario marks as unreachable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the plan sends from `{from}` to `{to}`, which the scenario says cannot be reached from there; plan again \
@@ -143,29 +140,27 @@ pub struct UnreachablePeer {
 /// A scenario with every reference resolved.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
-    /// The devices, in the scenario's order.
+    /// The devices, in the order of the scenario.
     pub members: Vec<Member>,
     /// Index of the head in `members`.
     pub head: usize,
-    /// The links between them.
     pub links: LinkTable,
-    /// The model.
     pub model: ModelProfile,
-    /// The small model that drafts for it, where the workload speculates.
+    /// The draft model, if the workload uses speculative decoding.
     pub draft: Option<ModelProfile>,
-    /// Tokens the key-value cache is made for.
+    /// Capacity of the key-value cache of a sequence, in tokens.
     pub context: u32,
-    /// How keys and values are stored.
+    /// The element format of the key-value cache.
     pub kv_cache: KvFormat,
-    /// How activations travel.
+    /// The format of activations in messages between devices.
     pub activations: ActivationFormat,
     pub workload: Workload,
-    /// The seed of every random draw.
+    /// The random seed of the run.
     pub seed: u64,
 }
 
 impl Cluster {
-    /// A member by name.
+    /// Returns the device with this name.
     pub fn member(&self, name: &str) -> Option<&Member> {
         self.members.iter().find(|member| member.name == name)
     }

@@ -1,50 +1,49 @@
 //! Compute cost: the time that a processor needs for a layer whose weights are in memory.
 //!
-//! Roofline, format by format: a matrix costs the longer of its arithmetic at the processor's rate for the format and
-//! its bytes at the processor's read bandwidth. Decoding streams every weight once for one token; a rate that was
-//! measured with weights streamed from memory covers both. A batch of tokens reads the weights once and multiplies
-//! with each. Attention costs the longer of its arithmetic and reading the keys and values of the positions so far.
-//! The copy of the new keys and values and the fixed costs of a layer and of a window are added where the profile has
-//! them.
+//! A roofline for each weight format: a matmul takes the longer of its arithmetic at the processor's rate for the
+//! format and reading the weights at the processor's read bandwidth. Decoding reads every weight once per token; a
+//! rate that was measured with weights streamed from memory covers both terms. A batch of tokens shares one read of
+//! the weights. Attention takes the longer of its arithmetic and reading the keys and values of all positions so far.
+//! The copy of the new keys and values and the fixed overhead of a layer are added if the profile has them.
 //!
-//! The kernel works too: for each page that enters memory and leaves it. A thread that streams weights does nothing
-//! else between two waits, so this bounds it however fast the disk is ([`stream_rate`]).
+//! The kernel also spends CPU time on each page that it adds to the page cache or evicts. This bounds the rate at
+//! which one thread can stream weights, however fast the disk is ([`stream_rate`]).
 //!
-//! Planner and simulator both use this module, so a plan's expectation and its simulation differ in memory and links
-//! only. A device with a SoC computes on its GPU and NPU instead of its cores ([`crate::soc`]).
+//! Planner and simulator both use this module, so a plan's prediction and its simulation differ only in memory and
+//! links. A device with a SoC computes on its GPU and NPU instead of its CPU cores ([`crate::soc`]).
 //!
-//! Not here: waiting for weights and sharing the cores, which is simulated.
+//! Not here: waiting for weights and contention for the cores, which are simulated.
 
-use hearth_profiles::device::{Cpu, Device, Disk, Gpu, nearest};
+use hearth_profiles::device::{Cpu, Device, Disk, Gpu, nearest_rate};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
 
 use crate::soc::Chip;
 use hearth_schema::pass::Pass;
 
-/// The kernel's time for bringing these bytes into the page cache ahead of use: allocating, charging and queueing
-/// pages.
+/// The kernel's time to read these bytes ahead into the page cache: allocating, charging and queueing pages.
 /// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
 pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
 
-/// The kernel's time for unmapping and freeing these bytes by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
+/// The kernel's time to unmap and free these bytes with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
 /// source: measured on Linux 6.18, 0.10 ms for 1 MiB
 pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
 
-/// The kernel's time for scanning these bytes in search of pages to evict. source: measured on Linux 6.18: with 200 MiB
-/// to age and 200 MiB to evict the calls for 200 MiB took 60 to 70 ms instead of 28
+/// The kernel's time to scan these bytes for pages to evict.
+/// source: measured on Linux 6.18: with 200 MiB to age and 200 MiB to evict the calls for 200 MiB took 60 to 70 ms
+/// instead of 28
 pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 
-/// The rate at which one thread brings pages into the page cache and evicts them, whatever the disk: the profile's, or
-/// the rate measured on the machine of the constants above.
+/// Returns the rate at which one thread can add pages to the page cache and evict them, without the limit of the
+/// disk: the rate of the profile, or the rate that follows from the constants above.
 pub fn turnover(disk: &Disk) -> BytesPerSecond {
-    let usual =
+    let default =
         BytesPerSecond(1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST)));
-    disk.turnover.as_ref().map_or(usual, |rate| rate.value)
+    disk.turnover.as_ref().map_or(default, |rate| rate.value)
 }
 
-/// The rate at which a thread reads ahead where the system evicts: bounded by the disk, and by bringing in, scanning,
-/// unmapping and freeing pages.
+/// Returns the rate at which a thread reads ahead if the operating system evicts: bounded by the disk, and by the CPU
+/// time to insert, scan, unmap and free pages.
 pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(
         disk.read_ahead_rate().0.min(1.0 / (1.0 / turnover(disk).0 + seconds_per_byte(PAGE_SCAN_COST))),
@@ -55,18 +54,18 @@ fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
     time.0 / bytes.as_f64()
 }
 
-/// The rate at which a device streams what it does not keep: bounded by its disk and by [`turnover`].
+/// Returns the rate at which a device streams weights that it does not keep: bounded by its disk and by [`turnover`].
 pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(disk.read_ahead_rate().0.min(turnover(disk).0))
 }
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
 
-/// The times of one processor for the steps of one model.
+/// Computation times of one model on one processor.
 #[derive(Debug, Clone)]
 pub struct ComputeCost<'a> {
     model: &'a ModelProfile,
-    /// Bytes of an element of the key-value cache.
+    /// Bytes per element of the key-value cache.
     kv_element: Bytes,
     matvec: &'a Rates,
     streamed: Option<&'a Rates>,
@@ -75,12 +74,12 @@ pub struct ComputeCost<'a> {
     attention: Option<FlopsPerSecond>,
     kv_copy: &'a hearth_profiles::device::Transfer,
     layer_overhead: Seconds,
-    /// The SoC that computes layers and outputs instead.
+    /// The SoC that computes layers and the output matrix instead of the CPU, if there is one.
     chip: Option<Chip<'a>>,
 }
 
 impl<'a> ComputeCost<'a> {
-    /// The processor for weights in main memory: the SoC of a device, or its CPU.
+    /// Computes with weights in main memory: on the SoC of a device, or on its CPU if it has none.
     pub fn in_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         let chip = device.soc.as_ref().map(|soc| Chip::new(soc, model, kv_element));
         Self { chip, ..Self::on_cpu(&device.cpu, model, kv_element) }
@@ -116,30 +115,30 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    /// Returns the time of one layer for all tokens of a pass.
+    /// Returns the time to compute one layer for all tokens of a pass.
     pub fn layer(&self, layer: u32, pass: Pass) -> Seconds {
         if let Some(chip) = &self.chip {
             return chip.layer_time(pass);
         }
         let shape = &self.model.shape;
         let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
-        self.product(&self.model.layers[layer as usize], pass.tokens)
+        self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
             + self.attention(pass)
             + self.kv_copy.time(new)
             + self.layer_overhead
     }
 
-    /// The output matrix for one position.
+    /// Returns the time to compute the logits of one position.
     pub fn output(&self) -> Seconds {
         self.outputs(1)
     }
 
-    /// The output matrix for `positions` at once.
+    /// Returns the time to compute the logits of `positions` positions in one batch.
     pub fn outputs(&self, positions: u32) -> Seconds {
         match &self.chip {
             _ if positions == 0 => Seconds(0.0),
             Some(chip) => chip.output_time(positions),
-            None => self.product(&self.model.output, positions),
+            None => self.matmul_time(&self.model.output, positions),
         }
     }
 
@@ -148,12 +147,13 @@ impl<'a> ComputeCost<'a> {
         self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
-    /// Returns the time to multiply the tokens of a pass by the matrices of a group.
-    pub fn product(&self, group: &TensorGroup, tokens: u32) -> Seconds {
+    /// Returns the time to multiply the activations of `tokens` tokens by all matrices of a group.
+    pub fn matmul_time(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         group
             .by_format()
             .map(|(format, share)| {
-                let streamed = self.streamed.filter(|_| tokens == 1).and_then(|rates| nearest(rates, format));
+                let streamed =
+                    self.streamed.filter(|_| tokens == 1).and_then(|rates| nearest_rate(rates, format));
                 if let Some(rate) = streamed {
                     return share.flops / rate;
                 }
@@ -165,7 +165,8 @@ impl<'a> ComputeCost<'a> {
             .sum()
     }
 
-    /// Attention of a layer, summed over the tokens of a pass; each sees one position more than the one before it.
+    /// Returns the time of attention in one layer for all tokens of a pass. Each token attends to one position more
+    /// than the token before it.
     fn attention(&self, pass: Pass) -> Seconds {
         let shape = &self.model.shape;
         let (first, tokens) = (f64::from(pass.first_position), f64::from(pass.tokens));
@@ -176,10 +177,10 @@ impl<'a> ComputeCost<'a> {
         longer(work / rate, seen / self.bandwidth)
     }
 
-    /// The arithmetic rate; a profile has at least one, or the run was refused.
+    /// Returns the arithmetic rate for a format. A run with a profile without rates has been refused before.
     fn rate(&self, format: Format, tokens: u32) -> FlopsPerSecond {
-        let batched = if tokens > 1 { nearest(self.matmul, format) } else { None };
-        batched.or_else(|| nearest(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))
+        let batched = if tokens > 1 { nearest_rate(self.matmul, format) } else { None };
+        batched.or_else(|| nearest_rate(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))
     }
 }
 

@@ -1,19 +1,20 @@
-//! The size of a model whose matrices are stored in another format.
+//! The size of a model whose matrices are converted to another weight format.
 //!
-//! Systems that do not compute in the file's format convert weights when they load them: dllama keeps 32 weights in 18
-//! bytes, exo on Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number
-//! of weights follows from the bytes and their format. Norms stay in f32; they are small. The time of a conversion does
-//! not count: it happens once.
+//! Systems that do not compute in the file's format convert weights when they load them: dllama stores 32 weights in
+//! 18 bytes, exo on Linux uses two bytes per weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The
+//! number of weights follows from the bytes and their format. Norms stay in f32; they are small. The time of the
+//! conversion is not counted, because it happens once.
 
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-/// Whether the tensors of a group in a format are matrices. In a group of several formats those in f32 are norms.
+/// Whether the tensors of a group that have this format are matrices. In a group with several formats, the tensors in
+/// f32 are norms.
 pub fn is_matrix(group: &TensorGroup, format: Format) -> bool {
     format != Format::F32 || group.by_format().count() == 1
 }
 
-/// A group with its matrices in another format; the same if there is none.
+/// Returns the group with its matrices converted to `format`, unchanged if `format` is `None`.
 pub fn converted(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
     let Some(to) = format else { return group.clone() };
     let mut result = TensorGroup::default();
@@ -34,7 +35,8 @@ pub fn converted(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
     result
 }
 
-/// A model with each layer's matrices in the format that `of_layer` returns, embedding and output in `ends`.
+/// Returns the model with the matrices of each layer converted to the format that `of_layer` returns, and the
+/// embedding and the output matrix converted to `ends`.
 pub fn model_as(
     model: &ModelProfile,
     ends: Option<Format>,
@@ -54,11 +56,11 @@ mod tests {
     #[test]
     fn a_layer_of_llama_8b_in_other_formats() {
         let model = shipped("llama-8b").expect("shipped");
-        // 218 103 808 weights in matrices, and two norms of 4096 numbers of 4 bytes.
+        // 218 103 808 weights in matrices, and two norms of 4096 elements of 4 bytes.
         let bytes = |format| converted(&model.layers[0], Some(format)).bytes();
         assert_eq!(bytes(Format::Q4_0), Bytes(218_103_808 / 32 * 18 + 32_768));
         assert_eq!(bytes(Format::F16), Bytes(2 * 218_103_808 + 32_768));
-        // Then all is in one format, and what were norms are a few weights more.
+        // All tensors then have one format, so the norms are counted as weights.
         assert_eq!(bytes(Format::F32), Bytes(4 * 218_103_808 + 32_768));
         assert_eq!(converted(&model.layers[0], None), model.layers[0]);
         assert_eq!(converted(&model.layers[0], Some(Format::F16)).flops(), model.layers[0].flops());

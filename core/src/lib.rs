@@ -1,8 +1,8 @@
 //! Decisions and cost accounting shared by the simulator and the executor, as pure functions and state machines.
 //!
-//! The [`schedule`] lists the steps of each device, [`recovery`] decides what happens when a device is lost or returns,
-//! [`residency`] which weights stay in memory, [`memory`] counts bytes, and [`metrics`] computes the numbers of a trace.
-//! Nothing here waits, opens a file or reads a clock.
+//! [`schedule`] lists the steps of each device. [`recovery`] decides what happens when a device is lost or returns.
+//! [`residency`] decides which weights stay in memory. [`memory`] computes the memory that a plan needs. [`metrics`]
+//! computes the metrics of a trace. Nothing here waits, opens a file or reads a clock.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

@@ -1,10 +1,11 @@
-//! Solves one instance per line and prints a JSON line with T, k, w and n for each.
+//! Solves the instances in a JSON Lines file and prints T, k, w and n of each as a JSON line.
 //!
 //! ```text
 //! cargo run --release -p hearth-halda --example solve_jsonl -- halda/tests/data/lda/small.jsonl [STRATEGY]
 //! ```
 //!
-//! A line is an instance, or an object with an `instance`. `t` is null if no plan exists; standard error says why.
+//! A line is an instance, or an object with the key `instance`. If no plan exists, `t` is null and the reason is
+//! printed to standard error.
 
 use std::error::Error;
 

@@ -1,12 +1,12 @@
-//! The reasons behind a plan: binding constraints, dropped devices, and the gap to the optimum.
+//! Explanations of plans: binding constraints, dropped devices, and the gap to the optimum.
 //!
-//! For a finished plan: the best time at every k that was searched; the constraints that keep each device from taking
-//! more layers, and the cost of one more; for each dropped device, how much slower the best plan with it is; and how
-//! far the plan is from the optimum. The wording is in `plan_document::reasons`.
+//! An explanation has the best time for each k that was searched; for each device, the constraints that limit its
+//! layers and the cost of one more layer; for each dropped device, how much slower the best plan with it is; and the
+//! gap between the plan and the optimum. `plan_document::reasons` turns it into sentences.
 
 use crate::latency::constraints::Rules;
 use crate::latency::gpu_split::RoundCounts;
-use crate::latency::steady_state::Place;
+use crate::latency::steady_state::RoundOffset;
 use crate::latency::{Breakdown, LatencyModel};
 use crate::problem::assignment::{Assignment, Share, ring_order};
 use crate::solvers::dynamic_program::RingSizeProblem;
@@ -18,80 +18,87 @@ use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, 
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// The best T by ring size, that is by k, for the sizes that the strategy searched.
+    /// The best T for each ring size, and so for each k, that the strategy searched.
     pub searched: Vec<SearchStep>,
-    /// One entry per device, in the instance's order.
+    /// The explanation of each device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
-    /// The optimal T by the same objective with the same head and any devices dropped; for a strategy that is
-    /// optimal, its own T under its own rules.
+    /// The optimal T in seconds by the same objective, with the same head, where any devices may be dropped. For an
+    /// optimal strategy it is the T of the plan itself, under the strategy's rules.
     pub optimum: Option<f64>,
-    /// T / optimum - 1.
+    /// The relative distance from the optimum: T / optimum - 1.
     pub gap: Option<f64>,
-    /// Set if the strategy did not search everything that its rules allow.
+    /// What the search skipped; `None` if it covered everything that the rules allow.
     pub limit: Option<SearchLimit>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceExplanation {
     pub name: String,
-    /// The constraints that keep the device from taking more layers.
+    /// The constraints that keep the device from having more layers.
     pub binding: Vec<BindingConstraint>,
-    /// The increase of T in seconds if the window grows by one layer (k layers of the model) with the best split,
-    /// everything else equal; `None` if that is not allowed. The saving on the device whose window shrinks is not
-    /// included.
+    /// The increase of T in seconds if the window grows by one layer (k layers of the model), with the best split and
+    /// everything else equal. It excludes the time that another device saves with a smaller window. `None` if a wider
+    /// window is not allowed.
     pub one_more_layer: Option<f64>,
-    /// Set if the device has no layers.
+    /// Why the device has no layers; `None` if it has some.
     pub dropped: Option<DropReason>,
-    /// Set if the device has no layers and forwards activations in the ring.
+    /// Set if the device has no layers and only forwards activations in the ring.
     pub relay: Option<RelayPlacement>,
 }
 
+/// The neighbours of a relay in the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayPlacement {
     pub from: String,
     pub to: String,
-    /// Whether `from` has a (slower) link to `to`.
+    /// Whether `from` also has a direct, slower link to `to`.
     pub reachable: bool,
 }
 
+/// A constraint that keeps a device from having more or fewer layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum BindingConstraint {
+    /// The window has one layer and must not become empty.
     SmallestWindow,
-    /// GPU memory is full and the device has CPU layers.
+    /// GPU memory is full, so further layers run on the CPU.
     GpuMemory,
-    /// With one more layer the device would read from disk for every token.
+    /// With one more layer the device would read weights from disk for every token.
     Memory,
+    /// The device already reads weights from disk for every token.
     Overloaded,
+    /// Memory is full, and the disk is too slow to read weights for every token.
     SlowDisk,
 }
 
+/// Why a device has no layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DropReason {
-    /// The best plan that uses the device, at the same k and head, takes this many seconds more than the plan.
-    /// Negative if a heuristic dropped the device wrongly. If the plan has an order, the device is tried at its
-    /// cheapest place in it.
+    /// The additional seconds per token of the best plan that uses the device, with the same k and head. Negative if
+    /// a heuristic dropped the device wrongly. If the plan has its own order, the device is inserted where the detour
+    /// is shortest.
     Slower(f64),
+    /// No ring can include the device, because links are missing.
     Unreachable,
-    /// Its disk is slow and its memory holds no layer of a round.
+    /// The memory of the device holds no layer of a round, and its disk is too slow to read weights for every token.
     NoLayerFits,
-    /// No plan that uses the device is faster. With more than `MAX_DEVICES_COMPARED` devices the difference is not
-    /// computed.
+    /// No plan that uses the device is faster. The difference is not computed for more than `MAX_DEVICES_COMPARED`
+    /// devices.
     NotFaster,
     /// The ring has fewer layers than devices.
     NoLayerLeft,
 }
 
-/// The largest number of devices for which the cost of using each dropped device is computed. source: measured, 64
+/// The maximum number of devices for which the cost of using each dropped device is computed. source: measured, 64
 /// devices and 128 layers take 2 s
 const MAX_DEVICES_COMPARED: usize = 24;
 
-/// The checked plan to explain.
+/// A checked plan with what is needed to explain it.
 pub(crate) struct PlanToExplain<'a> {
     pub assignment: &'a Assignment,
     pub breakdown: &'a Breakdown,
     pub rules: Rules,
     pub objective: Objective,
-    /// Whether no plan with this head and these rounds is faster.
+    /// Whether the plan is optimal for its head and its number of rounds.
     pub is_optimal: bool,
 }
 
@@ -113,15 +120,15 @@ impl Explanation {
     }
 }
 
-/// Returns the optimal T over plans of whole rounds with any devices dropped; `None` if the search was limited, or if
-/// `plan`, with a partial last round, is faster.
+/// Returns the optimal T of plans with the same head and whole rounds, where any devices may be dropped. Returns
+/// `None` if the search was limited, or if `plan` has a partial last round and is faster.
 fn best_with_the_same_head(model: &LatencyModel, plan: &PlanToExplain) -> Option<f64> {
     let rules = Rules { may_drop: true, may_leave_remainder: false };
     let head = HeadChoice::Fixed(plan.assignment.head);
     let order = if plan.assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
     let (proposal, seconds): (_, fn(&LatencyModel, &Proposal) -> f64) = match plan.objective {
         Objective::Paper => {
-            // A single round is never slower than more.
+            // By this objective one round is never slower than several.
             let exact = Exact { rules, head, rounds: Some(1), order };
             (exact.propose(model), |model, proposal| model.seconds(&proposal.assignment))
         }
@@ -137,7 +144,7 @@ fn best_with_the_same_head(model: &LatencyModel, plan: &PlanToExplain) -> Option
     optimum.filter(|optimum| *optimum <= plan.breakdown.seconds * (1.0 + 1e-9))
 }
 
-/// `tables` are computed on first use and shared by all devices.
+/// Explains one device. `tables` are computed on first use and shared by all devices.
 fn explain_device(
     model: &LatencyModel,
     plan: &PlanToExplain,
@@ -148,38 +155,45 @@ fn explain_device(
     let window = plan.assignment.window_layers[device];
     let round_counts = round_counts_of(model, plan.assignment, device);
     let wider_window = wider_window(model, plan, device, round_counts);
-    // Its hops are an estimate where they depend on the next device, the same before and after.
+    // If hops depend on the next device, this is an estimate; it is the same before and after.
     let hops = f64::from(terms.share.windows) * model.devices[device].hop;
-    let (slowest, waits) = plan.breakdown.waits.unwrap_or((device, 0.0));
-    let own = terms.compute + terms.memory + terms.disk + hops - if slowest == device { waits } else { 0.0 };
-    let binding =
-        if window == 0 { Vec::new() } else { bindings(model, plan, device, round_counts, wider_window) };
+    let (slowest, wait) = plan.breakdown.disk_wait.unwrap_or((device, 0.0));
+    let own = terms.compute + terms.memory + terms.disk + hops - if slowest == device { wait } else { 0.0 };
+    let binding = if window == 0 {
+        Vec::new()
+    } else {
+        binding_constraints(model, plan, device, round_counts, wider_window)
+    };
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
         binding,
         one_more_layer: wider_window.map(|wider_window| match plan.objective {
             Objective::Paper => wider_window.seconds - own,
-            // No other device waits less, and a token is no faster than its slowest disk.
+            // The wait for the slowest disk remains, and a token takes at least as long as the slowest disk is busy.
             Objective::SteadyState => {
                 let all = plan.breakdown.seconds;
-                let others = all - waits - own;
-                let floor = if waits > 0.0 { all } else { 0.0 };
+                let others = all - wait - own;
+                let floor = if wait > 0.0 { all } else { 0.0 };
                 (others + wider_window.seconds).max(wider_window.busy).max(floor) - all
             }
         }),
-        dropped: (window == 0).then(|| why_dropped(model, plan, device, tables)),
-        relay: plan.assignment.is_relay(device).then(|| relayed(model, plan.assignment, device)),
+        dropped: (window == 0).then(|| drop_reason(model, plan, device, tables)),
+        relay: plan.assignment.is_relay(device).then(|| relay_placement(model, plan.assignment, device)),
     }
 }
 
+/// The times of a device with one more layer in its window.
 #[derive(Clone, Copy)]
 struct WiderWindow {
+    /// The seconds that the device adds to a token.
     seconds: f64,
+    /// The seconds for which a token occupies the disk.
     busy: f64,
+    /// Whether the weights exceed memory.
     over: bool,
 }
 
-/// Evaluates a window one layer wider with its best split, `None` if that is not allowed.
+/// Evaluates a window that is one layer wider, with its best split. Returns `None` if it is not allowed.
 fn wider_window(
     model: &LatencyModel,
     plan: &PlanToExplain,
@@ -193,20 +207,20 @@ fn wider_window(
             let share = Share::new(window, split.gpu_layers, round_counts.rounds, round_counts.rest);
             WiderWindow { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
         }),
-        // There is no wider window than all layers.
+        // A window cannot have more layers than the model.
         Objective::SteadyState if window > model.model_layers() => None,
         Objective::SteadyState => {
-            let place = model.place(plan.assignment, device);
-            let choice = best_choice(model, device, head, place, window)?;
-            let portion = model.portion(device, place, window, choice.gpu_layers);
-            let timing = model.timing(device, head, &portion, &choice.residency)?;
-            let hops = f64::from(portion.share.windows) * model.devices[device].hop;
+            let offset = model.round_offset(plan.assignment, device);
+            let choice = best_choice(model, device, head, offset, window)?;
+            let device_work = model.device_work(device, offset, window, choice.gpu_layers);
+            let timing = model.timing(device, head, &device_work, &choice.residency)?;
+            let hops = f64::from(device_work.share.windows) * model.devices[device].hop;
             Some(WiderWindow { seconds: choice.own + hops, busy: choice.busy, over: timing.terms.over })
         }
     }
 }
 
-fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> RelayPlacement {
+fn relay_placement(model: &LatencyModel, assignment: &Assignment, device: usize) -> RelayPlacement {
     let ring = assignment.ring();
     let place = ring.iter().position(|other| *other == device).unwrap_or(0);
     let (before, after) = (ring[(place + ring.len() - 1) % ring.len()], ring[(place + 1) % ring.len()]);
@@ -215,14 +229,14 @@ fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> Rela
     RelayPlacement { from: name(before), to: name(after), reachable }
 }
 
-/// Returns the whole rounds, and the layers that the partial last round has left when it reaches the device.
+/// Returns the number of whole rounds, and the layers that remain in the partial last round at the device.
 fn round_counts_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> RoundCounts {
-    let Place { ring_layers, placed } = model.place(assignment, device);
-    let rest = (model.model_layers() % ring_layers).saturating_sub(placed);
+    let RoundOffset { ring_layers, layers_before } = model.round_offset(assignment, device);
+    let rest = (model.model_layers() % ring_layers).saturating_sub(layers_before);
     RoundCounts { rounds: model.model_layers() / ring_layers, rest }
 }
 
-fn bindings(
+fn binding_constraints(
     model: &LatencyModel,
     plan: &PlanToExplain,
     device: usize,
@@ -249,7 +263,7 @@ fn bindings(
     found
 }
 
-fn why_dropped(
+fn drop_reason(
     model: &LatencyModel,
     plan: &PlanToExplain,
     device: usize,
@@ -270,18 +284,18 @@ fn why_dropped(
         None => ring_order(head, model.device_count()).collect(),
     };
     let problem = RingSizeProblem { model, order: &order, ring_layers, least_windows };
-    let with_it = match plan.objective {
+    let with_device = match plan.objective {
         Objective::Paper => problem.optimum().map(|assignment| model.seconds(&assignment)),
         Objective::SteadyState => {
             let tables = tables.get_or_insert_with(|| ChoiceTables::new(model, head, ring_layers));
-            // The best plan of all is not slower than the one with this device.
+            // The optimal plan is a lower bound for plans that use this device.
             let at_least = if plan.is_optimal { plan.breakdown.seconds } else { 0.0 };
             fastest(&problem, tables, at_least)
                 .map(|proposal| model.steady_seconds(&proposal.assignment, &proposal.residencies))
         }
     };
-    match with_it {
-        Ok(with_it) => DropReason::Slower(with_it - plan.breakdown.seconds),
+    match with_device {
+        Ok(seconds) => DropReason::Slower(seconds - plan.breakdown.seconds),
         Err(Infeasible::NoRoute { .. }) => DropReason::Unreachable,
         Err(_) => DropReason::NoLayerFits,
     }

@@ -1,7 +1,8 @@
-//! Planners: which device runs which layers of a model, and why.
+//! Planners that decide which device runs which layers of a model.
 //!
-//! The layer-to-device assignment (LDA) of the prima.cpp paper: an `instance`, its one [`latency`] model, its
-//! named `constraints`, and strategies that choose a plan ([`strategy`]), each with an [`explanation`].
+//! The crate states the layer-to-device assignment (LDA) problem of the prima.cpp paper: an `instance`, its
+//! [`latency`] model and its named `constraints`. A [`strategy`] chooses a plan, and each plan has an
+//! [`explanation`].
 //!
 //! ```
 //! use hearth_halda::{Exact, Instance, LatencyModel, solve};
@@ -54,7 +55,7 @@ pub use registry::{LookupError, StrategyOptions, strategy_by_name};
 pub use runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
 pub use solve::{Solution, solve};
 pub use solvers::exact::Exact;
-pub use solvers::halda::{Halda, Terms};
+pub use solvers::halda::{CostTerms, Halda};
 pub use solvers::overlap::Overlap;
 pub use solvers::refine::{Refine, RefineOptions, refine};
 pub use solvers::search_space::{HeadChoice, OrderChoice};

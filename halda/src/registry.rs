@@ -1,4 +1,4 @@
-//! The table of strategies by name, for the command line, scenarios and examples.
+//! The registry of strategies by name, for the command line, scenarios and examples.
 
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
 
@@ -17,20 +17,21 @@ use crate::solvers::overlap::Overlap;
 use crate::solvers::search_space::{HeadChoice, OrderChoice};
 use crate::strategy::Strategy;
 
-/// The options of all strategies; each strategy reads those that concern it.
+/// The options of all strategies. Each strategy uses those that apply to it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StrategyOptions {
     pub rules: Rules,
-    /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
+    /// The index of the head. If `None`, `single` uses the fastest device, and all other strategies use device 0.
     pub head: Option<usize>,
     /// Whether `overlap` and `exact` choose the head.
     pub best_head: bool,
     /// Whether `overlap` and `exact` choose the order of the ring.
     pub best_order: bool,
+    /// k; `None` lets the strategy choose it.
     pub rounds: Option<u32>,
     pub window_layers: Option<Vec<u32>>,
     pub gpu_layers: Option<Vec<u32>>,
-    /// The total memory of each device in the instance's order, for `mem-total`.
+    /// The total memory of each device in bytes, in the instance's order, for `mem-total`.
     pub total_memory: Option<Vec<u64>>,
 }
 
@@ -48,7 +49,7 @@ impl From<&PlannerOptions> for StrategyOptions {
     }
 }
 
-/// An unknown strategy, or a missing option.
+/// An unknown name of a strategy, or a missing option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     #[error("no strategy is called `{name}`: use one of {}", NAMES.join(", "))]
@@ -57,7 +58,7 @@ pub enum LookupError {
     Missing { strategy: &'static str, needs: &'static str },
 }
 
-/// All names, in the order in which comparisons print them.
+/// The names of all strategies, in the order in which comparisons print them.
 pub const NAMES: [&str; 13] = [
     "overlap",
     "exact",
@@ -75,6 +76,9 @@ pub const NAMES: [&str; 13] = [
 ];
 
 /// Returns the strategy called `name`.
+///
+/// # Errors
+/// If there is no such strategy, or it lacks an option that it needs.
 pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn Strategy>, LookupError> {
     let StrategyOptions { rules, rounds, .. } = *options;
     let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
@@ -84,7 +88,7 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
         "exact" => Box::new(Exact { rules, head, rounds, order }),
         "overlap" => Box::new(Overlap { rules, head, rounds, order }),
         "halda" | "halda-shipped" => {
-            let base = if name == "halda" { Halda::default() } else { Halda::SHIPPED };
+            let base = if name == "halda" { Halda::default() } else { Halda::PRIMA_CPP };
             let may_drop = rules.may_drop;
             Box::new(Halda { may_drop, head: options.head.unwrap_or(0), rounds, ..base })
         }

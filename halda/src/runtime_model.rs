@@ -1,67 +1,68 @@
 //! The runtime model of a device: residency, page cache and overheads, which the paper's latency model leaves out.
 //!
-//! The ways in which it may keep its weights, what its page cache reads again when memory is short, and what a token
-//! costs beside its layers. An instance from a paper says nothing of these; then the system decides what stays, and
-//! everything is read again.
+//! It lists the residency policies that a device may use, what its page cache reads again when the weights do not
+//! fit, and the time of a token outside the layers. Instances from a paper do not have these values. By default the
+//! operating system decides which weights stay in memory, and weights that do not fit are all read again.
 //!
-//! Not here: a token's time, which [`crate::latency::steady_state`] computes from them.
+//! Not here: the time of a token, which [`crate::latency::steady_state`] computes from these values.
 
 use hearth_schema::residency::ResidencyOptions;
 use serde::{Deserialize, Serialize};
 
-/// Properties of a device that the paper has no symbol for.
+/// Properties of a device for which the paper has no symbol.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuntimeModel {
-    /// Residency policies to choose from; the first is taken where it makes no difference.
+    /// The residency policies that a planner may choose; the first one if they are equally fast.
     pub residencies: Vec<ResidencyOptions>,
-    /// How much a page cache reads again for each token if the weights do not fit.
+    /// What the page cache reads again for each token if the weights do not fit.
     pub rereads: Rereads,
-    /// Processors; the kernel keeps a reserve of free pages for each.
+    /// The number of processors. The kernel keeps some pages free for each processor.
     pub processors: u32,
-    /// Seconds per token on the head, without its layers.
+    /// Seconds per token that the head spends outside the layers.
     pub token_overhead: f64,
-    /// Read rates, where more is known than the paper's single one.
+    /// Disk read rates by access pattern; if `None`, `s_disk` is used for all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reads: Option<ReadRates>,
-    /// Compute times with all weights in memory, where they are known better than from the paper's coefficients.
+    /// Compute times with all weights in memory; if `None`, they follow from the paper's coefficients.
     pub work: Option<WorkTimes>,
 }
 
-/// Read rates of weights from disk by the kind of read, in bytes per second.
+/// Disk read rates by access pattern, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadRates {
-    /// Page faults of a computation.
+    /// Reading by page faults during a computation.
     pub fault: f64,
-    /// Read-ahead by a helper thread, with eviction by the system.
+    /// Reading ahead by a helper thread, while the operating system evicts pages.
     pub ahead: f64,
-    /// Streaming by a helper thread, which also releases what it read; the kernel works for both.
+    /// Streaming by a helper thread, which also releases the pages, so that the kernel spends time on both.
     pub stream: f64,
 }
 
 impl ReadRates {
-    /// The same rate for every access pattern.
+    /// Creates the same rate for every access pattern.
     pub(crate) fn all(rate: f64) -> Self {
         Self { fault: rate, ahead: rate, stream: rate }
     }
 
+    /// Returns the lowest of the rates.
     pub(crate) fn slowest(&self) -> f64 {
         self.fault.min(self.ahead).min(self.stream)
     }
 }
 
-/// Compute seconds of one token, by layer.
+/// Compute times of one token in seconds, with all weights in memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkTimes {
-    /// Each layer of the model on the CPU.
+    /// The time of each layer of the model on the CPU.
     pub cpu_layers: Vec<f64>,
-    /// Each layer on the GPU; empty without one.
+    /// The time of each layer on the GPU; empty without a GPU.
     pub gpu_layers: Vec<f64>,
-    /// The output head on the CPU.
+    /// The time of the output head on the CPU.
     pub output: f64,
-    /// The same on the GPU, where there is one.
+    /// The time of the output head on the GPU; `None` without a GPU.
     #[serde(default)]
     pub output_on_gpu: Option<f64>,
     /// Overhead of a window with layers on the CPU.
@@ -70,14 +71,14 @@ pub struct WorkTimes {
     pub gpu_window: f64,
 }
 
-/// The bytes that a page cache reads again for each token if a share does not fit.
+/// What a page cache reads again for each token if the weights do not fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rereads {
-    /// All of it: the pages used longest ago go first, and those are the next to be used.
+    /// All weights: the cache evicts the least recently used pages, which are the next ones to be used.
     #[default]
     Everything,
-    /// What exceeds memory, as the paper's latency model has it (appendix A.3).
+    /// The excess over memory, as in the paper's latency model (appendix A.3).
     Excess,
 }
 

@@ -1,4 +1,4 @@
-//! Turns a strategy's proposal into a checked, evaluated and explained solution.
+//! Runs a strategy, then checks, evaluates and explains its proposal.
 
 use hearth_schema::residency::ResidencyOptions;
 
@@ -16,18 +16,22 @@ pub struct Solution {
     pub options: Vec<String>,
     pub assignment: Assignment,
     pub residencies: Vec<ResidencyOptions>,
-    /// The time by the strategy's objective.
+    /// The time per token and its terms, by the strategy's objective.
     pub breakdown: Breakdown,
     pub explanation: Explanation,
 }
 
 impl Solution {
+    /// Returns the seconds per token.
     pub fn seconds(&self) -> f64 {
         self.breakdown.seconds
     }
 }
 
 /// Runs a strategy, checks and evaluates its proposal, and explains the plan.
+///
+/// # Errors
+/// If the strategy finds no plan, or its plan violates a constraint.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
     let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
     let assignment = with_relays(model, assignment);

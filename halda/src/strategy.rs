@@ -1,8 +1,8 @@
-//! The `Strategy` trait, its proposals, and the errors of a strategy without a plan.
+//! The `Strategy` trait of all planners, with its proposals and errors.
 //!
-//! A strategy only proposes an assignment. [`crate::solve()`] checks the named constraints, evaluates the latency
-//! model and explains the plan in the same way for all of them, so every returned plan satisfies the constraints and
-//! has a re-evaluated T. A proposal that breaks a constraint is an error naming it.
+//! A strategy only proposes an assignment. [`crate::solve()`] does the rest in the same way for all strategies: it
+//! checks the named constraints, evaluates the latency model and explains the plan. So every returned plan satisfies
+//! the constraints, and its T is evaluated again. A proposal that violates a constraint is an error that names it.
 
 use std::mem::discriminant;
 
@@ -13,75 +13,81 @@ use crate::latency::coefficients::MemoryCase;
 use crate::latency::constraints::{Rules, Violation};
 use crate::problem::assignment::Assignment;
 
-/// The time that a strategy minimises and reports.
+/// The time per token that a strategy minimises and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Objective {
-    /// The paper's latency model: computing and reading are added.
+    /// The paper's latency model, which adds computing and reading from disk.
     #[default]
     Paper,
-    /// The steady state with reading ahead ([`crate::latency::steady_state`]).
+    /// The steady state, in which devices read ahead ([`crate::latency::steady_state`]).
     SteadyState,
 }
 
-/// A planner: chooses an assignment for an instance.
+/// A planner, which chooses an assignment for an instance.
 pub trait Strategy {
-    /// Returns the name by which it is selected.
+    /// Returns the name that selects the strategy.
     fn name(&self) -> &'static str;
 
-    /// Returns the optional rules of its plans: by default devices may be dropped and all rounds are whole.
+    /// Returns the optional rules of its plans. By default devices may be dropped, and all rounds are whole.
     fn rules(&self) -> Rules {
         Rules { may_drop: true, may_leave_remainder: false }
     }
 
     /// Chooses an assignment.
+    ///
+    /// # Errors
+    /// If there is no plan, or the options do not suit the instance.
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError>;
 
     fn objective(&self) -> Objective {
         Objective::Paper
     }
 
-    /// Returns its options as `name=value`, for the record in a plan.
+    /// Returns the options of the strategy as `name=value`; a plan document records them.
     fn options(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Returns whether its plans are optimal under its rules, so that the gap is zero without another search.
+    /// Returns whether its plans are optimal under its rules. Their gap is then zero, without another search.
     fn is_optimal(&self) -> bool {
         false
     }
 }
 
+/// The assignment that a strategy proposes, before it is checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Proposal {
     pub assignment: Assignment,
-    /// The residency of each device; if empty, the first one that each device allows.
+    /// The residency of each device. If empty, each device gets the first residency that it allows.
     pub residencies: Vec<ResidencyOptions>,
-    /// Every ring size searched with its outcome; empty if there was only one.
+    /// Each ring size that was searched, with its outcome; empty if the strategy searches no ring sizes.
     pub searched: Vec<SearchStep>,
-    /// Set if the search was limited.
+    /// What the search skipped; `None` if it was complete.
     pub limit: Option<SearchLimit>,
 }
 
 /// The part of the search space that was skipped because it would take too long.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchLimit {
-    /// Sentences about what was left out, and by what rule.
+    /// Sentences that say what was skipped and why.
     pub notes: Vec<String>,
-    /// A lower bound of T in seconds; absent if what was left out cannot be faster.
+    /// A lower bound of T in seconds; `None` if the skipped part contains no faster plan.
     pub lower_bound: Option<f64>,
 }
 
 impl Proposal {
-    /// Returns a proposal that was found without a search over ring sizes.
-    pub fn of(assignment: Assignment) -> Self {
-        Self::searched(assignment, Vec::new())
+    /// Creates a proposal that was found without a search over ring sizes.
+    pub fn new(assignment: Assignment) -> Self {
+        Self::with_steps(assignment, Vec::new())
     }
 
-    pub fn searched(assignment: Assignment, searched: Vec<SearchStep>) -> Self {
+    /// Creates a proposal with the ring sizes that were searched.
+    pub fn with_steps(assignment: Assignment, searched: Vec<SearchStep>) -> Self {
         Self { assignment, residencies: Vec::new(), searched, limit: None }
     }
 }
 
+/// The outcome of the search for one ring size with one head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchStep {
     pub head: usize,
@@ -91,42 +97,45 @@ pub struct SearchStep {
     pub outcome: Result<f64, Infeasible>,
 }
 
+/// Why a ring size has no plan, or was not searched.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Infeasible {
     #[error("a round of {ring_layers} layers cannot give each of {devices} devices a layer")]
     MoreDevicesThanLayers { ring_layers: u32, devices: usize },
     #[error(
-        "the memory of `{device}` does not hold one layer of a round, and its disk is too slow to be read for every token"
+        "`{device}` has too little memory for one layer of a round, and its disk is too slow to read weights for \
+         every token"
     )]
     NoLayerFits { device: String },
     #[error(
-        "a round has {ring_layers} layers, memory holds {held}, and the disks are too slow to be read for every token"
+        "a round has {ring_layers} layers, only {held} fit in memory, and the disks are too slow to read weights for \
+         every token"
     )]
     TooLittleMemory { ring_layers: u32, held: u32 },
     #[error(
-        "links are missing: no ring in this order connects devices that hold a round of {ring_layers} layers"
+        "links are missing: no ring in this order connects enough devices to hold a round of {ring_layers} layers"
     )]
     NoRoute { ring_layers: u32 },
-    #[error("`{device}` has no window in memory case M{}", case.set())]
+    #[error("`{device}` has no possible window in memory case M{}", case.number())]
     NoWindowInCase { device: String, case: MemoryCase },
-    #[error("a round has {ring_layers} layers, and the memory cases under trial allow at most {held}")]
+    #[error("a round has {ring_layers} layers, but the assumed memory cases allow at most {held}")]
     CasesAllowTooFewLayers { ring_layers: u32, held: i64 },
-    #[error("a round has {ring_layers} layers, and the memory cases under trial require at least {least}")]
+    #[error("a round has {ring_layers} layers, but the assumed memory cases require at least {least}")]
     CasesRequireMoreLayers { ring_layers: u32, least: i64 },
     #[error(
-        "not searched: by the strategy's objective it takes at least {bound} s, and a faster plan is known"
+        "not searched: by the strategy's objective a token takes at least {bound} s, and a faster plan is known"
     )]
     Pruned { bound: f64 },
     #[error("not searched: the limit of {limit} integer programs was reached")]
     LimitReached { limit: usize },
     #[error("HiGHS found no optimum: {reason}")]
     Solver { reason: String },
-    #[error("every plan with rounds of {ring_layers} layers breaks a constraint")]
+    #[error("every plan with rounds of {ring_layers} layers violates a constraint")]
     NothingAllowed { ring_layers: u32 },
 }
 
 impl Infeasible {
-    /// Returns whether the ring size was not searched because of another result.
+    /// Returns whether the ring size was skipped because of other results.
     fn is_skipped(&self) -> bool {
         matches!(self, Self::Pruned { .. } | Self::LimitReached { .. })
     }
@@ -134,16 +143,16 @@ impl Infeasible {
     /// Returns what to change in the scenario or on the command line.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::MoreDevicesThanLayers { .. } => "leave `keep_all` out, use fewer rounds, or fewer devices",
+            Self::MoreDevicesThanLayers { .. } => "remove `keep_all`, use fewer rounds, or use fewer devices",
             Self::NoLayerFits { .. } => {
-                "give it more memory, shorten `context`, lower `planner.slow_disk` so that its disk may be read, or leave \
-                 `keep_all` out, if it is given, so that the device may stay idle"
+                "give it more memory, reduce `context`, lower `planner.slow_disk` so that its disk may be read, or \
+                 remove `keep_all`, if it is set, so that the device may have no layers"
             }
             Self::TooLittleMemory { .. } => {
-                "add devices or memory, shorten `context`, or lower `planner.slow_disk` so that disks may be read"
+                "add devices or memory, reduce `context`, or lower `planner.slow_disk` so that disks may be read"
             }
             Self::NoRoute { .. } => {
-                "let the planner choose the order, `--order best`, or complete `links.between`"
+                "let the planner choose the order (`--order best`), or add the missing links to `links.between`"
             }
             Self::NoWindowInCase { .. }
             | Self::CasesAllowTooFewLayers { .. }
@@ -152,38 +161,43 @@ impl Infeasible {
             Self::Pruned { .. } | Self::LimitReached { .. } => {
                 "use `--strategy exact`, which searches all plans"
             }
-            Self::NothingAllowed { .. } => "add devices or memory, shorten `context`, or use fewer rounds",
+            Self::NothingAllowed { .. } => "add devices or memory, reduce `context`, or use fewer rounds",
         }
     }
 }
 
+/// Why a strategy returns no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StrategyError {
     #[error("no plan exists: {}", reasons(.0))]
     Infeasible(Vec<SearchStep>),
     #[error("the plan of `{strategy}` is not allowed: {}", listed(.violations, ToString::to_string))]
     ConstraintsViolated { strategy: &'static str, violations: Vec<Violation> },
-    #[error("{model_layers} layers cannot be divided into {rounds} rounds; valid numbers are {valid:?}")]
+    #[error(
+        "{model_layers} layers cannot be divided into {rounds} rounds; valid numbers of rounds are {valid:?}"
+    )]
     Rounds { rounds: u32, model_layers: u32, valid: Vec<u32> },
     #[error("there is no device {device}: there are {devices} devices, counted from 0")]
     NoSuchDevice { device: usize, devices: usize },
     #[error("{given} memory sizes were given for {devices} devices")]
     MemoryCount { given: usize, devices: usize },
-    #[error("no device has any memory, so layers cannot be distributed in proportion to it")]
+    #[error("no device has any memory, so layers cannot be distributed in proportion to memory")]
     NoMemory,
-    #[error("`{strategy}` reads no weights from disk, and memory holds {held} of the {model_layers} layers")]
+    #[error(
+        "`{strategy}` reads no weights from disk, and only {held} of the {model_layers} layers fit in memory"
+    )]
     OutOfMemory { strategy: &'static str, held: u32, model_layers: u32 },
     #[error(
-        "`{strategy}` reads no weights from disk, and the memory of the head, `{device}`, holds no layer"
+        "`{strategy}` reads no weights from disk, and the head `{device}` has too little memory for a layer"
     )]
     HeadOutOfMemory { strategy: &'static str, device: String },
-    #[error("strategy `{strategy}` needs the HiGHS solver, and this build is without the feature `highs`")]
+    #[error("strategy `{strategy}` needs the HiGHS solver, but this build lacks the feature `highs`")]
     NoSolver { strategy: &'static str },
     #[error("the linear program of `{strategy}` was not solved: {reason}")]
     Unsolved { strategy: &'static str, reason: String },
-    #[error("{cells:.1e} windows at different places are too many to evaluate: the limit is {limit:.0e}")]
-    TooManyWindows { cells: f64, limit: f64 },
-    #[error("{plans:.3e} plans are too many to enumerate: the limit is {limit:.0e}")]
+    #[error("the search would evaluate {windows:.1e} windows, which exceeds the limit of {limit:.0e}")]
+    TooManyWindows { windows: f64, limit: f64 },
+    #[error("the search would evaluate {plans:.3e} plans, which exceeds the limit of {limit:.0e}")]
     TooManyPlans { plans: f64, limit: f64 },
 }
 
@@ -193,24 +207,23 @@ impl StrategyError {
         match self {
             Self::Infeasible(steps) => {
                 let reasons = || steps.iter().filter_map(|step| step.outcome.as_ref().err());
-                // What was not searched because of something else is not the reason.
+                // A skipped ring size says nothing about why there is no plan.
                 let named = reasons().find(|reason| !reason.is_skipped()).or_else(|| reasons().next());
                 named.map_or("try another strategy, such as `overlap`", Infeasible::hint)
             }
             Self::ConstraintsViolated { violations, .. } => {
                 violations.first().map_or("try another strategy, such as `overlap`", Violation::hint)
             }
-            Self::Rounds { .. } => {
-                "give one of these to `--rounds`, or leave it out and let the planner choose"
-            }
+            Self::Rounds { .. } => "pass one of these to `--rounds`, or omit it so that the planner chooses",
             Self::NoSuchDevice { .. } => "name one of the scenario's devices, counted from 0",
             Self::MemoryCount { .. } => "give one memory size for each device",
-            Self::NoMemory => "check `memory.available` of the devices: none of them has any",
+            Self::NoMemory => "set `memory.available` of the devices, which is zero for all of them",
             Self::OutOfMemory { .. } => {
                 "use a strategy that reads from disk, such as `overlap`, a smaller model, or more devices"
             }
             Self::HeadOutOfMemory { .. } => {
-                "write `head: true` at a device with more memory, or use a strategy that reads from disk, such as `overlap`"
+                "set `head: true` on a device with more memory, or use a strategy that reads from disk, such as \
+                 `overlap`"
             }
             Self::NoSolver { .. } => {
                 "build with `--features highs`, or use another strategy, such as `overlap`"
@@ -224,11 +237,12 @@ impl StrategyError {
     }
 }
 
+/// Joins the descriptions of items with semicolons.
 fn listed<T>(items: &[T], describe: impl Fn(&T) -> String) -> String {
     items.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
-/// Formats why no step has a plan: each kind of reason once, with its first step, and the k of the others.
+/// Formats why no step has a plan: each kind of reason once, for the first k, followed by the other values of k.
 fn reasons(steps: &[SearchStep]) -> String {
     let mut kinds: Vec<(&Infeasible, Vec<u32>)> = Vec::new();
     for step in steps {

@@ -20,10 +20,10 @@ macro_rules! formats {
         }
 
         impl Format {
-            /// Every known format.
+            /// All known formats.
             pub const ALL: &'static [Format] = &[$(Format::$name,)+];
 
-            /// The format with this number in a GGUF file, if it is known.
+            /// Returns the format with this ggml type number, `None` if it is unknown.
             pub fn from_ggml(id: u32) -> Option<Format> {
                 match id {
                     $($id => Some(Format::$name),)+
@@ -31,22 +31,22 @@ macro_rules! formats {
                 }
             }
 
-            /// The format's number in a GGUF file.
+            /// Returns the ggml type number, which GGUF files contain.
             pub fn ggml_id(self) -> u32 {
                 match self { $(Format::$name => $id,)+ }
             }
 
-            /// The format's name in documents.
+            /// Returns the name in documents, such as `q4_k`.
             pub fn name(self) -> &'static str {
                 match self { $(Format::$name => $text,)+ }
             }
 
-            /// Weights in one block.
+            /// Returns the number of weights in a block.
             pub fn block_len(self) -> u64 {
                 match self { $(Format::$name => $len,)+ }
             }
 
-            /// Bytes in one block.
+            /// Returns the size of a block in bytes.
             pub fn block_bytes(self) -> u64 {
                 match self { $(Format::$name => $bytes,)+ }
             }
@@ -59,15 +59,15 @@ formats! {
     F32 = 0, "f32", 1, 4;
     /// IEEE half precision.
     F16 = 1, "f16", 1, 2;
-    /// 4 bits, one f16 scale for 32 weights.
+    /// 4-bit weights in blocks of 32 with an f16 scale.
     Q4_0 = 2, "q4_0", 32, 18;
-    /// 4 bits, f16 scale and minimum for 32 weights.
+    /// 4-bit weights in blocks of 32 with an f16 scale and minimum.
     Q4_1 = 3, "q4_1", 32, 20;
-    /// 5 bits, one f16 scale for 32 weights.
+    /// 5-bit weights in blocks of 32 with an f16 scale.
     Q5_0 = 6, "q5_0", 32, 22;
-    /// 5 bits, f16 scale and minimum for 32 weights.
+    /// 5-bit weights in blocks of 32 with an f16 scale and minimum.
     Q5_1 = 7, "q5_1", 32, 24;
-    /// 8 bits, one f16 scale for 32 weights.
+    /// 8-bit weights in blocks of 32 with an f16 scale.
     Q8_0 = 8, "q8_0", 32, 34;
     /// 2-bit K-quant.
     Q2K = 10, "q2_k", 256, 84;
@@ -79,18 +79,19 @@ formats! {
     Q5K = 13, "q5_k", 256, 176;
     /// 6-bit K-quant: 16 sub-blocks of 16 with 8-bit scales.
     Q6K = 14, "q6_k", 256, 210;
-    /// 1.56-bit codebook quant.
+    /// 1.56-bit codebook quantisation.
     Iq1S = 19, "iq1_s", 256, 50;
-    /// 4-bit non-linear quant, 32 weights.
+    /// 4-bit non-linear quantisation in blocks of 32 weights.
     Iq4Nl = 20, "iq4_nl", 32, 18;
-    /// 4-bit non-linear quant, 256 weights.
+    /// 4-bit non-linear quantisation in blocks of 256 weights.
     Iq4Xs = 23, "iq4_xs", 256, 136;
     /// bfloat16.
     Bf16 = 30, "bf16", 1, 2;
 }
 
 impl Format {
-    /// Bytes of a row of `len` weights; `None` if the row is not a whole number of blocks, or if the size overflows.
+    /// Returns the size of a row of `len` weights, `None` if the row is not a whole number of blocks or the size
+    /// overflows.
     pub fn row_bytes(self, len: u64) -> Option<Bytes> {
         len.is_multiple_of(self.block_len())
             .then(|| (len / self.block_len()).checked_mul(self.block_bytes()))
@@ -102,7 +103,7 @@ impl Format {
         8.0 * self.block_bytes() as f64 / self.block_len() as f64
     }
 
-    /// All names, for error messages.
+    /// Returns all names, separated by commas, for error messages.
     pub(crate) fn names() -> String {
         Self::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
     }
@@ -114,7 +115,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// An unknown format name.
+/// The error for a name that is not a weight format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a weight format: use one of {known}", known = Format::names())]
 pub struct UnknownFormat(pub String);

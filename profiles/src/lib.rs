@@ -1,4 +1,4 @@
-//! Units, devices, links and models: the terms of every other crate, and the measurements of this machine.
+//! Units, device and link profiles, and model shapes for all other crates, and measurements of this machine.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

@@ -1,8 +1,8 @@
 //! Links: latency and bandwidth of messages between devices.
 //!
 //! `t_comm` of the latency model is [`Link::time`] of one activation vector (4 bytes times the embedding length).
-//! [`wifi`] describes Wi-Fi channels, [`path`] the mean time of a message that is alone on one. Contention is
-//! simulated.
+//! [`wifi`] describes Wi-Fi channels, and [`path`] computes the mean time of a message on an otherwise idle channel.
+//! Contention is simulated (`hearth_sim`).
 
 pub mod path;
 pub mod wifi;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use crate::values::Sourced;
 
-/// A link in one direction.
+/// Latency and bandwidth of a link in one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -22,18 +22,18 @@ use crate::values::Sourced;
 pub struct Link {
     /// One-way delay of a small message.
     pub latency: Sourced<Seconds>,
-    /// Rate of a long message.
+    /// Transfer rate of a long message.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
 impl Link {
-    /// Time for a message of `bytes` from the first byte sent to the last received.
+    /// Returns the time of a message of `bytes`, from the first byte sent to the last byte received.
     pub fn time(&self, bytes: Bytes) -> Seconds {
         self.latency.value + bytes / self.bandwidth.value
     }
 }
 
-/// A link measured to a named peer.
+/// A measured link to a named peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PeerLink {
@@ -41,6 +41,6 @@ pub struct PeerLink {
     pub peer: String,
     /// One-way delay of a small message.
     pub latency: Sourced<Seconds>,
-    /// Rate of a long message.
+    /// Transfer rate of a long message.
     pub bandwidth: Sourced<BytesPerSecond>,
 }

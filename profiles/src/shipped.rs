@@ -1,16 +1,16 @@
-//! Shipped documents: YAML files that are part of the program.
+//! Shipped documents: YAML files that are compiled into the program.
 
-/// The name of no shipped document.
+/// The error for a name that no shipped document has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no {kind} `{name}` is shipped: use one of {known}")]
 pub struct UnknownName {
     pub kind: &'static str,
     pub name: String,
-    /// All names.
+    /// All valid names, separated by commas.
     pub known: String,
 }
 
-/// Defines `shipped_names` and `shipped_yaml` of the documents of a folder.
+/// Defines `shipped_names` and `shipped_yaml` for the documents of a folder.
 macro_rules! shipped {
     ($kind:literal in $folder:literal: $($document:literal),+ $(,)?) => {
         const SHIPPED: &[(&str, &str)] = &[$((
@@ -18,7 +18,7 @@ macro_rules! shipped {
             include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/", $folder, "/", $document, ".yaml")),
         )),+];
 
-        /// The names of all shipped documents of this kind.
+        /// Returns the names of all shipped documents of this kind.
         pub fn shipped_names() -> impl Iterator<Item = &'static str> {
             SHIPPED.iter().map(|&(name, _)| name)
         }

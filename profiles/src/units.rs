@@ -1,6 +1,6 @@
-//! Units: a newtype for every quantity, with the operators that physics allows.
+//! Units: a newtype for every quantity, with the arithmetic that its dimension allows.
 //!
-//! Bytes over a rate are seconds, work over a speed is seconds, a rate times seconds is bytes. Documents write a
+//! Bytes divided by a rate are seconds, and so is work divided by a speed. Documents write a
 //! quantity with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`); a bare number is an error, because its unit is ambiguous.
 
 use std::borrow::Cow;
@@ -37,7 +37,7 @@ pub struct FlopsPerSecond(pub f64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Layers(pub u32);
 
-/// A frequency in times per second.
+/// A frequency in events per second.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct PerSecond(pub f64);
 
@@ -45,11 +45,11 @@ pub struct PerSecond(pub f64);
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Watts(pub f64);
 
-/// A share of a whole, written in percent.
+/// A fraction of a whole. Documents write it in percent.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Fraction(pub f64);
 
-/// Errors of parsing a quantity.
+/// An error in the text of a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// A number without a unit.
@@ -64,11 +64,11 @@ pub enum UnitError {
     UnknownUnit {
         unit: String,
         kind: &'static str,
-        /// The likely unit, or all units of this kind.
+        /// A suggestion: the unit that was probably meant, or all units of this kind.
         known: String,
     },
     /// The number cannot be parsed, is not finite, or is negative.
-    #[error("`{text}` is not {kind}: a finite number, not below zero, and a unit, as in `{example}`")]
+    #[error("`{text}` is not {kind}: write a finite number, not below zero, and a unit, as in `{example}`")]
     Number {
         text: String,
         kind: &'static str,
@@ -77,12 +77,12 @@ pub enum UnitError {
     },
 }
 
-/// The smallest number written before a unit other than the base unit.
+/// Smallest number that is written with a unit other than the base unit.
 const MIN_NUMBER: f64 = 1e-3;
 
 /// A quantity that can be rounded for display.
 pub trait Rounded {
-    /// Rounds to four digits, more than the precision of a measurement.
+    /// Rounds to four significant digits, which is finer than the precision of a measurement.
     #[must_use]
     fn rounded(self) -> Self;
 }
@@ -91,7 +91,7 @@ pub trait Rounded {
 trait Unit: Sized {
     const KIND: &'static str;
     const EXAMPLE: &'static str;
-    /// Spellings and factors to the base unit, the base unit first.
+    /// Names of the units and their factors to the base unit. The base unit is first.
     const UNITS: &'static [(&'static str, f64)];
     fn from_base(value: f64) -> Option<Self>;
     fn to_base(&self) -> f64;
@@ -114,7 +114,7 @@ trait Unit: Sized {
         }
         let Some((_, factor)) = Self::UNITS.iter().find(|(name, _)| *name == unit) else {
             let names = || Self::UNITS.iter().map(|(name, _)| *name);
-            let known = match names().find(|name| likely(name, unit)) {
+            let known = match names().find(|name| is_likely(name, unit)) {
                 Some(name) => format!("did you mean `{name}`?"),
                 None => format!("use one of {}", names().collect::<Vec<_>>().join(", ")),
             };
@@ -127,13 +127,13 @@ trait Unit: Sized {
         Self::from_base(base).ok_or_else(bad)
     }
 
-    /// The regular expression of accepted spellings.
+    /// Returns a regular expression that matches the accepted texts.
     fn pattern() -> String {
         let units = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
         format!(r"^\s*\+?[0-9._]+([eE][+-]?[0-9]+)?\s*({units})\s*$")
     }
 
-    /// The shortest spelling that parses to exactly this value.
+    /// Returns the shortest text that parses to exactly this value.
     fn spell(&self) -> String {
         let base = self.to_base();
         let spell = |name: &str, factor: f64| format!("{} {name}", over(base, factor));
@@ -149,11 +149,11 @@ trait Unit: Sized {
             .flat_map(|&(name, factor)| [spell(name, factor), short(name, factor)])
             .filter(|text| Self::parse(text).is_ok_and(|back| back.to_base() == base))
             .min_by_key(|text| length(text))
-            // Shares are a hundredth of their unit, so a few have no exact spelling; this is the nearest.
+            // A few fractions have no exact text in percent; this is the nearest one.
             .unwrap_or_else(|| spell(Self::UNITS[0].0, Self::UNITS[0].1))
     }
 
-    /// The value of the shortest decimal spelling with four digits.
+    /// Rounds to the value with the shortest decimal text of at most four significant digits.
     fn to_four_digits(&self) -> Option<Self> {
         let base = self.to_base();
         // Excludes KiB, Mbit and min.
@@ -164,9 +164,9 @@ trait Unit: Sized {
     }
 }
 
-/// Whether `written` may mean the unit `name`: it differs in case, or is a rate with a `p` for per and a small `b` for
-/// bits.
-fn likely(name: &str, written: &str) -> bool {
+/// Returns whether `written` probably means the unit `name`: they differ only in case, or `written` is a rate with
+/// `ps` for `/s` and `b` for bits, such as `Mbps`.
+fn is_likely(name: &str, written: &str) -> bool {
     let rate =
         written.strip_suffix("ps").or(written.strip_suffix("/s")).map(|of| match of.strip_suffix('b') {
             Some(prefix) => format!("{prefix}bit/s"),
@@ -175,24 +175,23 @@ fn likely(name: &str, written: &str) -> bool {
     name.eq_ignore_ascii_case(rate.as_deref().unwrap_or(written))
 }
 
-/// `number * factor`. A factor below one is the inverse of a whole number, and dividing by that number is exact in
-/// decimal:
-/// 3.1 % is 3.1 / 100, and 3.1 * 0.01 is not.
+/// Returns `number * factor`. A factor below one is the inverse of an integer, and dividing by that integer is more
+/// exact: 3.1 / 100 is the nearest number to 3.1 %, and 3.1 * 0.01 is not.
 fn times(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number / (1.0 / factor).round() } else { number * factor }
 }
 
-/// `number / factor`, computed in the same way as [`times`].
+/// Returns `number / factor`, computed in the same way as [`times`].
 fn over(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
 }
 
-/// The sort key of a spelling: its length, then the digits before the point.
+/// Returns the sort key of a text: its length, then the number of digits before the decimal point.
 fn length(text: &str) -> (usize, Option<usize>) {
     (text.len(), text.find(['.', ' ']))
 }
 
-/// Rounds a number to some digits.
+/// Rounds `value` to `digits` significant digits.
 fn significant(value: f64, digits: usize) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -428,7 +427,7 @@ impl Mul<Layers> for Bytes {
 impl Bytes {
     pub const ZERO: Bytes = Bytes(0);
 
-    /// A number of MiB.
+    /// Creates a size of `count` MiB.
     pub const fn mib(count: u64) -> Bytes {
         Bytes(count << 20)
     }
@@ -437,7 +436,7 @@ impl Bytes {
         self.0 as f64
     }
 
-    /// Subtracts, with zero as the least result.
+    /// Subtracts; returns zero if `other` is larger.
     #[must_use]
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
@@ -454,7 +453,7 @@ impl Seconds {
     }
 
     pub fn to_nanos(self) -> u64 {
-        // As `round`, which would be a function call for every event of a simulator.
+        // The same as `round`, which would be a function call for every event of the simulator.
         let nanos = self.0 * 1e9;
         let whole = nanos as u64;
         whole.saturating_add(u64::from(nanos - whole as f64 >= 0.5))

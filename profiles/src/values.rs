@@ -1,7 +1,7 @@
-//! Values in documents: with a source, or one for each weight format.
+//! Types of values in documents: a value with its source, and a map from weight formats to values.
 //!
-//! The source of a quantity is a citation, a measurement, or the word `assumed`. A duplicate key of a map from formats
-//! is an error; a plain map would silently keep the second one.
+//! The source of a quantity is a citation, a measurement, or the word `assumed`. [`PerFormat`] refuses duplicate
+//! keys; a plain map would silently keep the second value.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,28 +25,28 @@ use crate::units::Fraction;
 pub struct Sourced<T> {
     /// The quantity, with its unit.
     pub value: T,
-    /// A citation, how it was measured, or `assumed` and why.
-    #[serde(deserialize_with = "not_empty")]
+    /// Where the value comes from: a citation, how it was measured, or `assumed` and why.
+    #[serde(deserialize_with = "non_empty")]
     pub source: String,
-    /// Half the distance between the quartiles of the repeats, as a share of the median.
+    /// Relative spread of the repeated measurements: half the interquartile range divided by the median.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Fraction>,
 }
 
 impl<T> Sourced<T> {
-    /// A quantity without a known spread.
+    /// Creates a quantity without a known spread.
     pub fn new(value: T, source: impl Into<String>) -> Self {
         Self { value, source: source.into(), spread: None }
     }
 
-    /// Derives another quantity, with the same source and spread.
+    /// Converts the quantity and keeps its source and spread.
     pub fn map<U>(&self, derive: impl FnOnce(&T) -> U) -> Sourced<U> {
         Sourced { value: derive(&self.value), source: self.source.clone(), spread: self.spread }
     }
 }
 
-/// Reads a source, which must say something.
-fn not_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+/// Deserializes a source, which must not be empty.
+fn non_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let source = String::deserialize(deserializer)?;
     if source.trim().is_empty() {
         return Err(de::Error::custom(
@@ -56,7 +56,7 @@ fn not_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
     Ok(source)
 }
 
-/// A value for some of the weight formats.
+/// A map from weight formats to values. Not every format has a value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerFormat<T>(pub BTreeMap<Format, T>);
 

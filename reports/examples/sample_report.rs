@@ -1,4 +1,4 @@
-//! Writes a report on a synthetic pair of traces: `cargo run -p hearth-reports --example sample_report DIR`.
+//! Writes a report on a pair of synthetic traces: `cargo run -p hearth-reports --example sample_report DIR`.
 
 use std::error::Error;
 use std::fs;

@@ -1,10 +1,10 @@
-//! Reports made from traces: one HTML page, Markdown, CSV, figures and time lines.
+//! Makes reports from traces: one HTML page, Markdown, CSV, figures and timelines for trace viewers.
 //!
 //! A simulated and a measured trace of one plan become a [`Report`] that compares them term by term; other traces
-//! become tables side by side. The same traces always make the same bytes. [`published`] compares simulations with
-//! published numbers, and [`validation`] a suite of predictions with its measurements.
+//! become columns of one table. The same traces always make the same bytes. [`published`] compares simulations with
+//! published numbers, and [`validation`] compares predictions of a suite of scenarios with measurements.
 //!
-//! Not here: reading traces and writing files (the command line), and the numbers themselves
+//! Not here: reading traces and writing files (the command line), and the computation of the metrics
 //! ([`hearth_core::metrics`]).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]

@@ -1,9 +1,9 @@
-//! A report on traces, as files.
+//! The files of a report on traces.
 //!
-//! `index.html` has everything; the other files are for other uses: Markdown, CSV and JSON of the comparison, each
-//! figure as an SVG file, and time lines for trace viewers.
+//! `index.html` has the whole report. The other files are the same report in Markdown, the comparison as CSV and
+//! JSON, each figure as an SVG file, and timelines for trace viewers.
 //!
-//! Traces are validated first, so that all other code can rely on their times and devices.
+//! Traces are validated first, so that all other code can rely on their times and device indices.
 
 use hearth_schema::Trace;
 
@@ -17,12 +17,12 @@ use crate::sections;
 use crate::text::escape;
 use crate::timeline::tokens;
 
-/// The maximum time in a trace: 104 days, up to which a nanosecond is exact in a `f64`.
+/// Maximum time in a trace, in nanoseconds: 104 days. Up to this value an `f64` represents every nanosecond.
 const MAX_TIME: u64 = 1 << 53;
-/// The maximum number of devices of a plan.
+/// Maximum number of devices in a plan.
 const MAX_DEVICES: usize = 1024;
 
-/// Why no report can be made from these traces.
+/// The reason why no report can be made from the traces.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
     #[error("no trace to report on; name at least one")]
@@ -34,7 +34,7 @@ pub enum ReportError {
     )]
     UnknownDevice { trace: usize, what: &'static str, index: usize, device: u16 },
     #[error(
-        "trace {trace}, {what} {index}: {start} to {end} ns is not a span of time within 104 days; the trace is damaged: record it again"
+        "trace {trace}, {what} {index}: {start} to {end} ns is not a valid interval within 104 days; the trace is damaged: record it again"
     )]
     BadSpan { trace: usize, what: &'static str, index: usize, start: u64, end: u64 },
     #[error(
@@ -51,7 +51,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report on traces, in the order of the page.
+    /// Validates the traces and makes a report on them; the report lists them in the given order.
     pub fn new(traces: Vec<Trace>) -> Result<Report, ReportError> {
         if traces.is_empty() {
             return Err(ReportError::NoTraces);
@@ -63,7 +63,7 @@ impl Report {
         Ok(Report { traces, comparison, sweeps: Vec::new() })
     }
 
-    /// Adds the published numbers of the same scenarios; only those of one system if it is named.
+    /// Adds the published numbers of the same scenarios: those of `system`, or of all systems if it is `None`.
     pub fn with_published(
         mut self,
         published: &Published,
@@ -74,7 +74,7 @@ impl Report {
         Ok(self)
     }
 
-    /// Adds a chart of a sweep.
+    /// Adds the chart of a sweep to the section on scaling.
     #[must_use]
     pub fn with_sweep(mut self, chart: LineChart) -> Report {
         self.sweeps.push(chart);
@@ -85,7 +85,7 @@ impl Report {
         &self.comparison
     }
 
-    /// All files: names relative to the report's folder, and contents.
+    /// Returns all files: names relative to the report's folder, and contents.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         let mut files = sections::document(&self.comparison, &self.traces, &self.sweeps).files();
         files.push(("comparison.csv".to_owned(), csv::comparison(&self.comparison)));

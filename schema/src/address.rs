@@ -2,7 +2,7 @@
 
 use core::net::Ipv6Addr;
 
-/// Host and port of an address, if it is valid. Port 0, which only a listener may use, is valid.
+/// Splits an address into host and port, `None` if it is not valid. Port 0, which only a listener may use, is valid.
 ///
 /// ```
 /// use hearth_schema::address::host_and_port;
@@ -18,16 +18,16 @@ pub fn host_and_port(address: &str) -> Option<(&str, u16)> {
     });
     let named =
         !host.is_empty() && !host.contains([':', '[', ']', '/', '@']) && !host.contains(char::is_whitespace);
-    // A sign would be read as part of the number.
+    // `parse` would accept a sign before the number.
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     (digits && (bracketed || named)).then(|| Some((host, port.parse().ok()?)))?
 }
 
-/// Parses an address of the command line.
+/// Checks an address of the command line.
 pub fn parse(address: &str) -> Result<String, String> {
     match host_and_port(address) {
         Some(_) => Ok(address.to_owned()),
-        None => Err("write HOST:PORT, as 127.0.0.1:9001, with a port up to 65535".into()),
+        None => Err("write HOST:PORT, such as 127.0.0.1:9001, with a port up to 65535".into()),
     }
 }
 

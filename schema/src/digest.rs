@@ -1,8 +1,8 @@
-//! Digests of documents: SHA-256 of the text, written as `sha256:` and 16 hexadecimal digits.
+//! Digests of documents: the first 64 bits of the SHA-256 of the text, as `sha256:` and 16 hexadecimal digits.
 
 use sha2::{Digest as _, Sha256};
 
-#[allow(clippy::missing_panics_doc)] // a hash always has its 32 bytes
+/// Returns the digest of a document's text.
 pub fn of(text: &str) -> String {
     let hash = Sha256::digest(text.as_bytes());
     let first = u64::from_be_bytes(hash[..8].try_into().expect("a hash has 32 bytes"));

@@ -1,7 +1,8 @@
 //! JSON Schemas of `scenario/1`, `plan/1`, `device/1` and `model/1` for editors.
 //!
-//! They are derived from the types that read the documents, with their comments: an editor completes keys, explains
-//! them and marks mistakes. A schema accepts more than a reader: contradictions are found by reading.
+//! The schemas are derived from the types that parse the documents, including their doc comments. With them an editor
+//! completes keys, explains them and marks mistakes. A schema accepts more than the parser, which also checks
+//! contradictions between keys.
 
 use hearth_profiles::model::ModelDocument;
 use hearth_profiles::{Device, Document};
@@ -9,10 +10,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::{Plan, Scenario};
 
-/// The kinds of documents that have a schema.
+/// The document kinds that have a schema.
 pub const KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
 
-/// The schema of a kind of document.
+/// Returns the schema of a document kind, `None` if it has none.
 pub fn schema(kind: &str) -> Option<Schema> {
     match kind {
         "scenario" => Some(of::<Scenario>()),
@@ -23,7 +24,7 @@ pub fn schema(kind: &str) -> Option<Schema> {
     }
 }
 
-/// The schema of a document, whose first key is fixed.
+/// Returns the schema of a document type, with the value of the key `schema` as a constant.
 fn of<D: Document + JsonSchema>() -> Schema {
     let mut schema = SchemaGenerator::default().into_root_schema_for::<D>();
     if let Some(first) = schema.pointer_mut("/properties/schema") {
@@ -32,7 +33,7 @@ fn of<D: Document + JsonSchema>() -> Schema {
     schema
 }
 
-/// Lets a text stand for a map.
+/// Extends the schema of a map by a string that may be written instead of the map.
 pub(crate) fn or_text(map: &mut Schema, text: &Schema) {
     let (description, described) = (map.remove("description"), map.clone());
     *map = json_schema!({"anyOf": [text, described]});

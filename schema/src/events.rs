@@ -1,8 +1,8 @@
-//! Events of a scenario: what happens to the devices while a ring runs.
+//! Events of a scenario: changes to the devices during a run.
 //!
-//! Each of the `events` has a moment, `at` a simulated time from the run's start or after the k-th `token`, perhaps a
-//! duration (`for`), and one change. Loads and memory of several programs add up. A clock, the share of a disk and
-//! the stall of a link have one value at a time.
+//! Each event has a time (`at`, from the start of the run, or after the k-th `token`), optionally a duration (`for`),
+//! and exactly one change. Overlapping `load` and `memory` events add up. Events with another change must not
+//! overlap.
 //!
 //! ```
 //! use hearth_schema::events::Event;
@@ -11,7 +11,7 @@
 //! assert_eq!(game.load.unwrap().threads, 4);
 //! ```
 //!
-//! Not here: their effect (`hearth_sim`), and the events of a trace ([`crate::run_events`]).
+//! Not here: the effect of an event (`hearth_sim`), and the events of a trace ([`crate::run_events`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,79 +24,81 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::editor::or_text;
 
-/// Above what a person writes, and few enough to scan for every change.
+/// Maximum number of events in a scenario: more than a person writes, and few enough to scan for every change.
 const MAX_EVENTS: usize = 1000;
-/// Longer than any request; keeps sums of nanoseconds far from overflow.
+/// Maximum time or duration of an event: longer than any request, and sums in nanoseconds do not overflow.
 const MAX_TIME: Seconds = Seconds(30.0 * 86_400.0);
-/// More runnable threads than any device's programs have.
+/// Maximum number of threads of a load: more than the programs of any device have.
 const MAX_THREADS: u32 = 1024;
-/// The minimum remaining share of a clock, a GPU or a disk: with 0 a run would never end.
+/// Minimum share of a clock, a GPU or a disk that remains for the run; with 0 the run would never end.
 const MIN_SHARE_LEFT: f64 = 0.01;
 
-/// Something that happens during a run.
+/// A change to a device or its links at a time during a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "an event, such as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`"
 )]
 pub struct Event {
-    /// The time from the run's start.
+    /// The time of the event from the start of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Seconds>,
-    /// The number of tokens, of all sequences together, after which it happens.
+    /// The number of generated tokens, over all sequences, after which the event happens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<u32>,
-    /// The duration; to the run's end if absent.
+    /// The duration; until the end of the run if absent.
     #[serde(default, rename = "for", skip_serializing_if = "Option::is_none")]
     pub lasts: Option<Seconds>,
-    /// The device. Only `stalls` can be without one: every link stalls then.
+    /// The name of the device. Only `stalls` can omit it; then all links stall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Other programs compute.
+    /// Other programs use CPU and GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
     /// Other programs take memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Taken>,
-    /// The system swaps other programs' memory out, which makes room.
+    pub memory: Option<MemoryLoad>,
+    /// The system swaps out memory of other programs, which frees memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
-    /// The remaining share of the clock of CPU and GPU, for example under thermal throttling.
+    /// The share of the clock rate of CPU and GPU that remains, for example during thermal throttling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow: Option<Fraction>,
     /// The share of the disk's bandwidth that other programs use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_load: Option<Fraction>,
-    /// Whether the device leaves: it neither receives nor sends messages.
+    /// Whether the device leaves: from then on it neither sends nor receives messages.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaves: bool,
-    /// A device that left is back.
+    /// A device that had left returns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub returns: Option<Return>,
-    /// Whether messages to and from the device stall, and continue afterwards.
+    /// Whether messages to and from the device are delayed until the event ends.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalls: bool,
 }
 
-/// Other programs' threads that are always runnable. A document may give the number alone:
-/// `load: 4 threads`.
+/// CPU and GPU load of other programs. A document may give the number of threads alone: `load: 4 threads`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_threads)]
 pub struct Load {
+    /// The number of threads of other programs that are always runnable.
     pub threads: u32,
-    /// The share of the GPU that other programs leave; all of it if absent.
+    /// The share of the GPU that remains for the run; all of it if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Fraction>,
 }
 
-/// Memory that other programs take. A document may give the size alone: `memory: 2 GiB`.
+/// Memory that other programs allocate. A document may give the size alone: `memory: 2 GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_size)]
-pub struct Taken {
+pub struct MemoryLoad {
+    /// The size of the allocated memory.
     pub taken: Bytes,
-    /// Evenly over this time (a ramp); all at once (a step) if absent. Either with `for` is a burst.
+    /// The time over which it is allocated at a constant rate (a ramp); at once (a step) if absent. It is freed at
+    /// the end of the event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<Seconds>,
 }
@@ -105,19 +107,19 @@ pub struct Taken {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "compressed swap, such as `{rate: 200 MB/s, compression: 3}`")]
 pub struct Swap {
-    /// How fast memory is swapped out.
+    /// The rate at which memory is swapped out.
     pub rate: BytesPerSecond,
-    /// r: what is swapped out takes 1/r of its size, so that swapping s bytes makes room for s (1 - 1/r).
+    /// The compression ratio r: s bytes of swapped memory occupy s/r bytes, so s (1 - 1/r) bytes are freed.
     pub compression: f64,
 }
 
-/// When a device that is back is taken into the ring again.
+/// The time at which a returned device rejoins the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Return {
     /// The ring plans again before the next token and recomputes all tokens so far.
     BetweenTokens,
-    /// The plan of the next request changes.
+    /// The ring plans again before the next request.
     NextRequest,
 }
 
@@ -125,7 +127,7 @@ pub enum Return {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
     Load(Load),
-    Memory(Taken),
+    Memory(MemoryLoad),
     Swap(Swap),
     Slow(Fraction),
     DiskLoad(Fraction),
@@ -135,7 +137,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Its key in a document.
+    /// Returns the key of the change in a document.
     pub fn key(&self) -> &'static str {
         match self {
             Change::Load(_) => "load",
@@ -151,7 +153,7 @@ impl Change {
 }
 
 impl Event {
-    /// The change, if the event has exactly one.
+    /// Returns the change, `None` if the event does not have exactly one.
     pub fn change(&self) -> Option<Change> {
         let changes = [
             self.load.map(Change::Load),
@@ -172,16 +174,16 @@ impl Event {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let Some(change) = self.change() else {
             return refuse(
-                "say one of `load`, `memory`, `swap`, `slow`, `disk_load`, `leaves: true`, `returns` and `stalls: true`"
+                "give exactly one of `load`, `memory`, `swap`, `slow`, `disk_load`, `leaves: true`, `returns` or `stalls: true`"
                     .into(),
             );
         };
         let key = change.key();
         if self.at.is_some() == self.token.is_some() {
-            return refuse("give one of `at` (a time) and `token` (how many are out)".into());
+            return refuse("give either `at` (a time) or `token` (a number of generated tokens)".into());
         }
         if self.token == Some(0) {
-            return refuse("`token` counts from 1: `at: 0 s` is before the first".into());
+            return refuse("`token` counts from 1; use `at: 0 s` for the start of the run".into());
         }
         if self.device.is_none() && change != Change::Stalls {
             return refuse(format!("`{key}` needs a `device`"));
@@ -191,59 +193,61 @@ impl Event {
                 return refuse(format!("`{name}` is longer than {MAX_TIME}"));
             }
         }
-        let wants_length = change == Change::Stalls;
-        let no_length = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
+        let needs_duration = change == Change::Stalls;
+        let has_no_duration = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
         match self.lasts {
-            Some(_) if no_length => return refuse(format!("`{key}` has no `for`: a later event ends it")),
-            None if wants_length => return refuse(format!("`{key}` needs `for`: how long it lasts")),
-            Some(lasts) if lasts.0 <= 0.0 => return refuse("`for` is zero: nothing would happen".into()),
+            Some(_) if has_no_duration => {
+                return refuse(format!("`{key}` has no `for`: end it with a later event"));
+            }
+            None if needs_duration => return refuse(format!("`{key}` needs `for`, a duration")),
+            Some(lasts) if lasts.0 <= 0.0 => return refuse("`for` is 0 s: give a longer duration".into()),
             _ => {}
         }
-        self.check_numbers(change, place)?;
+        self.check_values(change, place)?;
         Ok(change)
     }
 
-    fn check_numbers(&self, change: Change, place: &str) -> Result<(), DocumentError> {
+    fn check_values(&self, change: Change, place: &str) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let within = |share: Fraction| (MIN_SHARE_LEFT..=1.0).contains(&share.0);
         match change {
             Change::Load(load) if load.threads > MAX_THREADS => {
-                refuse(format!("`load` is at most {MAX_THREADS} threads"))
+                refuse(format!("`load` must be at most {MAX_THREADS} threads"))
             }
             Change::Load(Load { gpu: Some(left), .. }) if !within(left) => {
-                refuse("`load.gpu` is what is left of the GPU: 1 % to 100 %".into())
+                refuse("`load.gpu` is the share of the GPU that remains: it must be 1 % to 100 %".into())
             }
             Change::Slow(left) if !within(left) => {
-                refuse("`slow` is what is left of the clock: 1 % to 100 %".into())
+                refuse("`slow` is the share of the clock rate that remains: it must be 1 % to 100 %".into())
             }
             Change::DiskLoad(taken) if !within(Fraction(1.0 - taken.0)) => {
-                refuse("`disk_load` is what others use of the disk: 0 % to 99 %".into())
+                refuse("`disk_load` is the share that other programs use: it must be 0 % to 99 %".into())
             }
-            Change::Memory(Taken { over: Some(over), .. })
+            Change::Memory(MemoryLoad { over: Some(over), .. })
                 if over > self.lasts.unwrap_or(MAX_TIME) || over > MAX_TIME =>
             {
-                refuse("`memory.over` is longer than the event: it would not be over when it ends".into())
+                refuse("`memory.over` is longer than the event: it must be at most as long as `for`".into())
             }
-            Change::Swap(swap) if swap.rate.0 <= 0.0 => refuse("`swap.rate` is zero".into()),
+            Change::Swap(swap) if swap.rate.0 <= 0.0 => refuse("`swap.rate` must be more than 0".into()),
             Change::Swap(swap) if !(1.0..=1000.0).contains(&swap.compression) => {
-                refuse("`swap.compression` is how many times smaller memory becomes: 1 to 1000".into())
+                refuse("`swap.compression` is original over compressed size: it must be 1 to 1000".into())
             }
             _ => Ok(()),
         }
     }
 
-    /// Returns start and end in seconds, `None` for an event that follows a token.
+    /// Returns start and end in seconds, `None` for an event that happens after a token.
     fn span(&self) -> Option<(f64, f64)> {
         let at = self.at?.0;
         Some((at, self.lasts.map_or(f64::INFINITY, |lasts| at + lasts.0)))
     }
 }
 
-/// Checks the events of a scenario with devices of these names.
+/// Checks the events of a scenario. `names` are the names of its devices.
 pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), DocumentError> {
     if events.len() > MAX_EVENTS {
         return Err(DocumentError::invalid(format!(
-            "`events` has {} entries; at most {MAX_EVENTS}",
+            "`events` has {} entries; the maximum is {MAX_EVENTS}",
             events.len()
         )));
     }
@@ -261,7 +265,7 @@ pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), Document
     validate_presence(events, &changes)
 }
 
-/// Checks that changes of one kind do not overlap on a device, except loads and memory, which add up.
+/// Checks that changes of the same kind do not overlap on a device, except `load` and `memory`, which add up.
 fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
     let adds_up = |change: &Change| {
         matches!(change, Change::Load(_) | Change::Memory(_) | Change::Leaves | Change::Returns(_))
@@ -277,7 +281,7 @@ fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), Documen
             };
             if from < ends && begins < to {
                 return Err(DocumentError::invalid(format!(
-                    "events[{index}]: `{}` while that of events[{earlier}] lasts: shorten one (`for`) or join the two",
+                    "events[{index}]: `{}` overlaps that of events[{earlier}]: shorten one (`for`) or merge them",
                     change.key()
                 )));
             }
@@ -286,8 +290,8 @@ fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), Documen
     Ok(())
 }
 
-/// Checks that a device that leaves was there, and one that returns was not. Times and tokens cannot be ordered, so
-/// this covers devices that use only one of the two.
+/// Checks that a device leaves only while it is present and returns only after it has left. Events by time and events
+/// by token have no known order, so devices with both are not checked.
 fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
     let mut moves: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
     for (index, (event, change)) in events.iter().zip(changes).enumerate() {
@@ -302,17 +306,17 @@ fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), Documen
             continue;
         }
         moves.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let mut there = true;
+        let mut is_present = true;
         for (_, index) in moves {
             let leaves = changes[index] == Change::Leaves;
-            if leaves != there {
-                let state = if there { "has not left" } else { "has left already" };
+            if leaves != is_present {
+                let state = if is_present { "has not left" } else { "has left already" };
                 return Err(DocumentError::invalid(format!(
                     "events[{index}]: `{}` although `{device}` {state} at that time: remove the event or change its time",
                     changes[index].key()
                 )));
             }
-            there = !leaves;
+            is_present = !leaves;
         }
     }
     Ok(())
@@ -339,14 +343,15 @@ impl<'de> Deserialize<'de> for Load {
             type Value = Load;
 
             fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("threads, as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`")
+                f.write_str("threads, such as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`")
             }
 
             fn visit_str<E: serde::de::Error>(self, words: &str) -> Result<Self::Value, E> {
                 let count = words.strip_suffix("threads").or_else(|| words.strip_suffix("thread"));
                 let threads = count.and_then(|count| count.trim().parse().ok());
-                let threads = threads
-                    .ok_or_else(|| E::custom(format!("`{words}` is no number of threads: `4 threads`")))?;
+                let threads = threads.ok_or_else(|| {
+                    E::custom(format!("`{words}` is not a number of threads, such as `4 threads`"))
+                })?;
                 Ok(Load { threads, gpu: None })
             }
 
@@ -358,28 +363,28 @@ impl<'de> Deserialize<'de> for Load {
     }
 }
 
-impl Serialize for Taken {
+impl Serialize for MemoryLoad {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Taken::serialize(self, serializer)
+        MemoryLoad::serialize(self, serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Taken {
+impl<'de> Deserialize<'de> for MemoryLoad {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct SizeOrMap;
         impl<'de> Visitor<'de> for SizeOrMap {
-            type Value = Taken;
+            type Value = MemoryLoad;
 
             fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("a size, as `2 GiB`, or a map such as `{taken: 2 GiB, over: 5 s}`")
+                f.write_str("a size, such as `2 GiB`, or a map such as `{taken: 2 GiB, over: 5 s}`")
             }
 
             fn visit_str<E: serde::de::Error>(self, size: &str) -> Result<Self::Value, E> {
-                Ok(Taken { taken: size.parse().map_err(E::custom)?, over: None })
+                Ok(MemoryLoad { taken: size.parse().map_err(E::custom)?, over: None })
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-                Taken::deserialize(MapAccessDeserializer::new(map))
+                MemoryLoad::deserialize(MapAccessDeserializer::new(map))
             }
         }
         deserializer.deserialize_any(SizeOrMap)
@@ -409,7 +414,7 @@ mod tests {
 - {at: 9 s, device: b, returns: between-tokens}
 - {at: 9 s, for: 2 s, stalls: true}
 ";
-        check(yaml).expect("events that make sense");
+        check(yaml).expect("valid events");
         let events: Vec<Event> = serde_yaml::from_str(yaml).expect("events");
         let again: Vec<Event> =
             serde_yaml::from_str(&serde_yaml::to_string(&events).expect("text")).expect("events");
@@ -417,30 +422,30 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_events_are_refused() {
         for (yaml, complaint) in [
-            ("- {at: 1 s, device: a}", "say one of"),
-            ("- {at: 1 s, device: a, slow: 50 %, stalls: true}", "say one of"),
-            ("- {device: a, slow: 50 %}", "one of `at`"),
-            ("- {at: 1 s, token: 2, device: a, slow: 50 %}", "one of `at`"),
+            ("- {at: 1 s, device: a}", "exactly one of"),
+            ("- {at: 1 s, device: a, slow: 50 %, stalls: true}", "exactly one of"),
+            ("- {device: a, slow: 50 %}", "either `at`"),
+            ("- {at: 1 s, token: 2, device: a, slow: 50 %}", "either `at`"),
             ("- {token: 0, device: a, slow: 50 %}", "counts from 1"),
             ("- {at: 1 s, slow: 50 %}", "needs a `device`"),
             ("- {at: 1 s, device: c, slow: 50 %}", "`c`, which is not a device here"),
             ("- {at: 1 s, device: a, slow: 0 %}", "1 % to 100 %"),
             ("- {at: 1 s, device: a, disk_load: 100 %}", "0 % to 99 %"),
             ("- {at: 1 s, device: a, load: 9999 threads}", "at most 1024"),
-            ("- {at: 1 s, device: a, load: 4}", "threads, as `4 threads`"),
-            ("- {at: 1 s, device: a, load: 4 cores}", "no number of threads"),
-            ("- {at: 1 s, device: a, memory: 4}", "a size, as `2 GiB`"),
+            ("- {at: 1 s, device: a, load: 4}", "threads, such as `4 threads`"),
+            ("- {at: 1 s, device: a, load: 4 cores}", "not a number of threads"),
+            ("- {at: 1 s, device: a, memory: 4}", "a size, such as `2 GiB`"),
             ("- {at: 1 s, for: 1 s, device: a, memory: {taken: 1 B, over: 2 s}}", "longer than the event"),
             ("- {at: 1 s, device: a, swap: {rate: 1 MB/s, compression: 0.5}}", "1 to 1000"),
             ("- {at: 1 s, device: a, stalls: true}", "needs `for`"),
             ("- {at: 1 s, for: 1 s, device: a, leaves: true}", "has no `for`"),
             ("- {at: 1e300 s, device: a, slow: 50 %}", "longer than"),
-            ("- {at: 1 s, for: 0 s, device: a, slow: 50 %}", "nothing would happen"),
+            ("- {at: 1 s, for: 0 s, device: a, slow: 50 %}", "`for` is 0 s"),
             (
                 "- {at: 1 s, device: a, slow: 50 %}\n- {at: 2 s, device: a, slow: 30 %}",
-                "while that of events[0]",
+                "overlaps that of events[0]",
             ),
             (
                 "- {at: 1 s, for: 2 s, stalls: true}\n- {at: 2 s, for: 1 s, device: a, stalls: true}",
@@ -457,6 +462,6 @@ mod tests {
             assert!(error.contains(complaint), "{yaml}: {error}");
         }
         check("- {at: 1 s, for: 1 s, device: a, slow: 50 %}\n- {at: 2 s, device: a, slow: 30 %}")
-            .expect("in turn");
+            .expect("one after the other");
     }
 }

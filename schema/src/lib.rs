@@ -1,9 +1,9 @@
-//! The documents that cross a boundary: scenario, plan, trace and their parts.
+//! The documents that crates and programs exchange: scenario, plan, trace and their parts.
 //!
 //! A [`scenario`] names devices, links, a model and a workload; a planner turns it into an immutable [`plan`]; the
 //! simulator and the executor run the plan and write a [`trace`].
 //!
-//! Not here: what follows from a document (`hearth_core`), and opening files (the command line).
+//! Not here: computations on a document (`hearth_core`), and opening files (the command line).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

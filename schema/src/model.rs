@@ -1,4 +1,4 @@
-//! The model of a document: which one it is, on which processor it runs, and in which formats.
+//! References to models, and the processor and data formats of a computation.
 //!
 //! Not here: shapes and sizes (`hearth_profiles::model`).
 
@@ -8,14 +8,14 @@ use hearth_profiles::model::ModelShape;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A model by shipped name, by document or by file.
+/// A reference to a model: a shipped model, a model document or a GGUF file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`"
 )]
 pub struct ModelRef {
-    /// A shipped model, such as `llama-70b`, or the path of a `model/1` document.
+    /// The name of a shipped model, such as `llama-70b`, or the path of a `model/1` document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// The path of a GGUF file.
@@ -24,7 +24,7 @@ pub struct ModelRef {
 }
 
 impl ModelRef {
-    /// Checks that it says one thing. `place` is its key.
+    /// Checks that exactly one of the two keys is set. `place` is the key of the reference in the document.
     pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
         if self.profile.is_some() == self.file.is_some() {
             return Err(DocumentError::invalid(format!("`{place}` needs one of `profile` and `file`")));
@@ -33,30 +33,30 @@ impl ModelRef {
     }
 }
 
-/// Where layers are computed.
+/// The processor of a computation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Processor {
-    /// The CPU, from the mapped file.
+    /// The CPU, with weights from the mapped file.
     #[default]
     Cpu,
-    /// The GPU, from its own memory.
+    /// The GPU, with weights in GPU memory.
     Gpu,
 }
 
-/// How a key or value is stored.
+/// The element format of the key-value cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvFormat {
-    /// Two bytes an element.
+    /// Two bytes per element.
     #[default]
     F16,
-    /// Four bytes an element.
+    /// Four bytes per element.
     F32,
 }
 
 impl KvFormat {
-    /// Bytes of an element.
+    /// Returns the bytes per element.
     pub fn element_bytes(self) -> u64 {
         match self {
             KvFormat::F16 => 2,
@@ -65,25 +65,25 @@ impl KvFormat {
     }
 }
 
-/// How activations travel from device to device.
+/// The element format of activations in messages between devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationFormat {
-    /// Two bytes a number. Activations are rounded after every layer, so that no split changes a bit.
+    /// Two bytes per element. Activations are rounded after every layer, so that results do not depend on the plan.
     F16,
-    /// Four bytes a number, as computed.
+    /// Four bytes per element, without rounding.
     #[default]
     F32,
 }
 
 impl ActivationFormat {
-    /// Whether this is the default, which documents leave out.
+    /// Whether this is the default, which is omitted in documents.
     #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
     pub fn is_default(&self) -> bool {
         *self == ActivationFormat::F32
     }
 
-    /// Bytes that travel from device to device for one token.
+    /// Returns the size of the activations of one token in a message, in bytes.
     pub fn bytes(self, shape: &ModelShape) -> Bytes {
         let wide = shape.activation_bytes();
         match self {

@@ -1,16 +1,16 @@
-//! Residency: which policy decides the weights of a device that stay in memory.
+//! Residency: the policy that decides which weights of a device stay in memory, and its options.
 //!
-//! A device reads its share of the weights once per token. If the share is larger than memory, a page cache that evicts
-//! the least recently used pages reads all of it again for every token. A scenario chooses a policy for all devices
-//! or for each; the plan carries it to simulator and executor, which take the rules from here:
+//! A device reads its share of the weights once per token. If the share is larger than memory, a page cache that
+//! evicts the least recently used pages reads all of it from disk for every token. A scenario sets a policy for all
+//! devices or for each device. The plan passes it to simulator and executor:
 //!
-//! - [`Residency::Os`], [`Residency::Windowed`]: the system evicts, advised of what comes next;
-//! - [`Residency::Managed`]: the device keeps the pieces that memory has room for and streams the others through a
-//!   bounded buffer (`hearth_core::residency`).
+//! - [`Residency::Os`], [`Residency::Windowed`]: the operating system evicts; it is advised of the next window;
+//! - [`Residency::Managed`]: the device keeps the pieces that fit in memory and streams the others through a bounded
+//!   buffer (`hearth_core::residency`).
 //!
-//! [`Residency::Pinned`] and [`Residency::Sliding`] are other systems' and are simulated only: they read weights into
-//! memory of their own, which the system cannot evict, and may convert them. Only the planners of these systems use
-//! them.
+//! [`Residency::Pinned`] and [`Residency::Sliding`] are policies of other systems and are simulated only: these
+//! systems copy weights into anonymous memory, which the operating system cannot drop, and may convert them. Only the
+//! planners of these systems use them.
 //!
 //! Not here: how pages are read and evicted.
 
@@ -27,17 +27,17 @@ use crate::editor::or_text;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
-    /// The operating system, advised of the next window in chunks it honours.
+    /// The operating system evicts. It is advised of the next window in chunks that the kernel reads completely.
     #[default]
     Os,
-    /// The operating system, with a helper thread that populates the next window within a budget.
+    /// The operating system evicts. A helper thread populates the next window within a budget.
     Windowed,
-    /// The device: it never evicts the kept set; the rest streams through a buffer, is read ahead and evicted after
-    /// use.
+    /// The device evicts. It keeps a set of pieces; the others stream through a buffer, are read ahead and evicted
+    /// after use.
     Managed,
-    /// No eviction: the weights are copied into memory of the device's own. Simulated only.
+    /// Nothing is evicted: the weights are copied into anonymous memory. Simulated only.
     Pinned,
-    /// The device: some blocks of layers pass through memory of its own, loaded ahead of their turn as in TPI-LLM.
+    /// The device keeps a sliding window of blocks in anonymous memory and loads the next ones ahead, as in TPI-LLM.
     /// Simulated only.
     Sliding,
 }
@@ -54,63 +54,63 @@ impl std::fmt::Display for Residency {
     }
 }
 
-/// How a device keeps its weights. A document may give the policy alone: `residency: managed`.
+/// The residency policy of a device and its options. A document may give the policy alone: `residency: managed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_policy)]
 pub struct ResidencyOptions {
-    /// The policy.
     #[serde(default)]
     pub policy: Residency,
-    /// `os`, `windowed`: whether the next window is read ahead of its turn. `managed` always does.
+    /// `os`, `windowed`: whether the next window is prefetched. `managed` always prefetches.
     #[serde(default = "default_prefetch", skip_serializing_if = "is_yes")]
     pub prefetch: bool,
-    /// `os`, `windowed`: at most this much of the next window, from its front; the whole window if absent.
+    /// `os`, `windowed`: maximum number of bytes of the next window to prefetch, from its start; all of them if
+    /// absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch_budget: Option<Bytes>,
-    /// `os`: whether the next window is advised in one call, as the paper's implementation does. The kernel cuts
-    /// it to one read-ahead window, which shows what that costs.
+    /// `os`: whether the next window is advised in one call, as in the paper's implementation. The kernel then reads
+    /// only one read-ahead window. For comparisons.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_call: bool,
-    /// `os`, `windowed`: whether a window is evicted when it has been computed. `managed` evicts what
-    /// it does not keep.
+    /// `os`, `windowed`: whether a window is evicted after its computation. `managed` evicts the pieces that it does
+    /// not keep.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release: bool,
-    /// `managed`: memory that the streamed pieces pass through; [`STREAM_BUFFER`] if absent.
+    /// `managed`: the size of the buffer for streamed pieces; [`STREAM_BUFFER`] if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_buffer: Option<Bytes>,
-    /// `managed`: the kept set is at most this large; absent, as large as memory has room for.
+    /// `managed`: the maximum size of the kept set; limited only by the available memory if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Bytes>,
-    /// `pinned`, `sliding`: matrices are converted to this format; absent, they stay as they are.
+    /// `pinned`, `sliding`: the format to which matrices are converted; not converted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_as: Option<Format>,
-    /// `pinned`: layers on the GPU are converted to this format there, and a copy in `weights_as` stays in main
-    /// memory; absent, the GPU alone holds them.
+    /// `pinned`: the format to which layers on the GPU are converted; a copy in the format `weights_as` stays in main
+    /// memory. If absent, they are stored only in GPU memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_weights_as: Option<Format>,
-    /// `sliding`: the number of blocks in memory at once; a layer has two.
+    /// `sliding`: the number of blocks in memory at the same time; a layer has two blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u32>,
 }
 
-/// The usual stream buffer: a few pieces under way while others are in use.
+/// Default size of the stream buffer, so that some pieces can be in flight while others are in use.
 /// source: assumed
 pub const STREAM_BUFFER: Bytes = Bytes::mib(8);
 
-/// The smallest stream buffer: eight pieces of 64 KiB.
+/// Minimum size of the stream buffer: eight pieces of 64 KiB.
 const MIN_STREAM_BUFFER: Bytes = Bytes(512 << 10);
 
-/// More than any device's memory.
+/// Maximum size of the stream buffer, larger than the memory of any device.
 const MAX_STREAM_BUFFER: Bytes = Bytes(1 << 40);
 
-/// More blocks than any model has.
+/// Maximum number of blocks, more than any model has.
 const MAX_BLOCKS: u32 = 20_000;
 
-/// The largest piece: short against a buffer, long against a disk's latency.
+/// Maximum size of a piece: small relative to the buffer, and its read is long relative to the latency of a disk.
 const MAX_PIECE_BYTES: u64 = 1 << 20;
 
-/// Lets a policy alone stand for the whole.
+/// Allows a policy name instead of the map in the JSON Schema.
 fn or_policy(map: &mut Schema) {
     or_text(map, &json_schema!({"enum": ["os", "windowed", "managed", "pinned", "sliding"]}));
 }
@@ -159,7 +159,7 @@ impl Default for ResidencyOptions {
 }
 
 impl ResidencyOptions {
-    /// A policy, and everything else as usual.
+    /// Creates the default options of a policy.
     pub const fn of(policy: Residency) -> Self {
         Self {
             policy,
@@ -175,18 +175,18 @@ impl ResidencyOptions {
         }
     }
 
-    /// Weights in memory of the device's own, in another format if one is given.
+    /// Creates the options for weights copied into anonymous memory, converted to `weights_as` if it is given.
     pub const fn pinned(weights_as: Option<Format>) -> Self {
         Self { weights_as, ..Self::of(Residency::Pinned) }
     }
 
-    /// The same without reading ahead.
+    /// Returns the options without prefetch.
     #[must_use]
     pub const fn without_prefetch(self) -> Self {
         Self { prefetch: false, ..self }
     }
 
-    /// Whether anything is read ahead.
+    /// Whether weights are prefetched.
     pub fn prefetches(&self) -> bool {
         match self.policy {
             Residency::Os | Residency::Windowed => self.prefetch && self.prefetch_budget != Some(Bytes::ZERO),
@@ -195,8 +195,8 @@ impl ResidencyOptions {
         }
     }
 
-    /// The bytes that may be read ahead: the prefetch budget, or the stream buffer of a managed device. `None` is the
-    /// whole next window, or blocks of layers.
+    /// Returns the maximum number of prefetched bytes: the prefetch budget, or the stream buffer of a managed device.
+    /// `None` means the whole next window, or the blocks of a sliding window.
     pub fn budget(&self) -> Option<Bytes> {
         match self.policy {
             Residency::Managed => Some(self.buffer()),
@@ -206,12 +206,12 @@ impl ResidencyOptions {
         }
     }
 
-    /// Whether the weights are copied into memory of the device's own.
+    /// Whether the weights are copied into anonymous memory.
     pub fn is_pinned(&self) -> bool {
         matches!(self.policy, Residency::Pinned | Residency::Sliding)
     }
 
-    /// The format that matrices are converted to on one of the processors.
+    /// Returns the format to which matrices are converted on the GPU or on the CPU, `None` if they are not converted.
     pub fn format_on(&self, gpu: bool) -> Option<Format> {
         if gpu { self.gpu_weights_as.or(self.weights_as) } else { self.weights_as }
     }
@@ -221,23 +221,23 @@ impl ResidencyOptions {
         self.policy == Residency::Managed || self.release
     }
 
-    /// The size of the stream buffer.
+    /// Returns the size of the stream buffer.
     pub fn buffer(&self) -> Bytes {
         self.stream_buffer.unwrap_or(STREAM_BUFFER)
     }
 
-    /// The largest part of a share that the options let stay.
+    /// Returns the maximum number of kept bytes of a share that these options allow.
     pub fn max_kept(&self, share: u64) -> u64 {
         self.kept.map_or(share, |kept| kept.0.min(share))
     }
 
-    /// The unit in which weights are kept, streamed and evicted: an eighth of the buffer, so that some pieces
-    /// are in flight while others are in use, in whole steps of 64 KiB.
+    /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the
+    /// buffer, so that some pieces are in flight while others are in use, rounded down to a multiple of 64 KiB.
     pub fn piece(&self) -> Bytes {
         Bytes((self.buffer().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
     }
 
-    /// Checks the options of a scenario, which cannot have the policies of other systems.
+    /// Checks the options in a scenario, which must not have the policies of other systems. `place` is the key.
     pub fn validate_requested(&self, place: &str) -> Result<(), DocumentError> {
         if self.is_pinned() {
             return Err(DocumentError::invalid(format!(
@@ -249,9 +249,9 @@ impl ResidencyOptions {
         self.validate(place)
     }
 
-    /// Checks that options agree. `place` is the key in the document.
+    /// Checks that the options do not contradict each other. `place` is the key in the document.
     pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
-        self.validate_own_memory(place)?;
+        self.validate_pinned(place)?;
         let managed = self.policy == Residency::Managed;
         let stray = if managed {
             [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())]
@@ -265,7 +265,7 @@ impl ResidencyOptions {
                 ("`managed`", "`os` or `windowed`")
             };
             return Err(DocumentError::invalid(format!(
-                "{place}: `{name}` is for {policies} and the policy is {other}: remove it or change the policy"
+                "{place}: `{name}` is for {policies}, but the policy is {other}: remove it or change the policy"
             )));
         }
         if self.one_call && self.policy != Residency::Os {
@@ -278,16 +278,15 @@ impl ResidencyOptions {
         }
         if self.buffer() < MIN_STREAM_BUFFER || self.buffer() > MAX_STREAM_BUFFER {
             return Err(DocumentError::invalid(format!(
-                "{place}: `stream_buffer` is {}: give {MIN_STREAM_BUFFER}, so that a few pieces can be under way, to \
-                 {MAX_STREAM_BUFFER}",
+                "{place}: `stream_buffer` is {}, but must be {MIN_STREAM_BUFFER} to {MAX_STREAM_BUFFER}",
                 self.buffer()
             )));
         }
         Ok(())
     }
 
-    /// Checks that keys and policies with memory of their own belong together.
-    fn validate_own_memory(&self, place: &str) -> Result<(), DocumentError> {
+    /// Checks the keys of `pinned` and `sliding`.
+    fn validate_pinned(&self, place: &str) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
         let stray = [
@@ -300,7 +299,7 @@ impl ResidencyOptions {
         ];
         if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
             return refuse(format!(
-                "`{key}` is for {policies} and the policy is `{}`: remove it",
+                "`{key}` is for {policies}, but the policy is `{}`: remove it",
                 self.policy
             ));
         }
@@ -316,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_alone_stands_for_the_whole() {
+    fn policy_name_can_replace_the_map() {
         let read = |text: &str| serde_yaml::from_str::<ResidencyOptions>(text);
         assert_eq!(read("managed").unwrap(), ResidencyOptions::of(Residency::Managed));
         assert_eq!(read("{policy: os, release: true}").unwrap().policy, Residency::Os);

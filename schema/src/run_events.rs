@@ -1,8 +1,8 @@
-//! Run events: what happened to the ring during a run, and how it reacted.
+//! Run events: events that happened to the ring during a run, and the reactions of the ring.
 //!
-//! The `event` lines of a trace: a scenario's events, and their consequences, such as a lost device or a new plan.
-//! `hearth_core::metrics::event_impact` computes the time of a token before, during and after one of them, and the
-//! memory pressure of its device, from the trace alone.
+//! They are the `event` lines of a trace: the events of the scenario, and their consequences, such as a lost device
+//! or a new plan. `hearth_core::metrics::event_impact` computes the time per token and the memory pressure before,
+//! during and after a run event from the trace alone.
 //!
 //! Not here: the events of a scenario ([`crate::events`]).
 
@@ -11,42 +11,44 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEventKind {
-    /// Other programs computed.
+    /// Other programs used CPU and GPU.
     Load,
-    /// Other programs took memory.
+    /// Other programs allocated memory.
     Memory,
-    /// The system swapped other programs' memory out.
+    /// The system swapped out memory of other programs.
     Swap,
-    /// The clock was slower.
+    /// The clock rate was reduced.
     Slow,
     /// Other programs used the disk.
     DiskLoad,
-    /// Links stood still.
+    /// Messages on links were delayed until the end of the event.
     Stalls,
+    /// A device had left the ring.
     Away,
-    /// A device was silent, until the head saw it.
+    /// A device did not respond, until the head detected the loss.
     Silent,
-    /// The ring planned again; it ends with the first token of the new ring.
+    /// The ring adopted a new plan. The event ends with the first token of the new ring.
     Replanned,
-    /// The ring had to plan again and did not.
+    /// The ring needed a new plan, but there was none.
     NotReplanned,
-    /// A device had no memory left for its part.
+    /// A device had too little memory for its part.
     OutOfMemory,
 }
 
 impl RunEventKind {
+    /// Returns a phrase for users.
     pub fn phrase(self) -> &'static str {
         match self {
             RunEventKind::Load => "other programs compute",
             RunEventKind::Memory => "other programs take memory",
             RunEventKind::Swap => "other programs are swapped out",
-            RunEventKind::Slow => "the clock is slower",
+            RunEventKind::Slow => "the clock rate is reduced",
             RunEventKind::DiskLoad => "other programs use the disk",
-            RunEventKind::Stalls => "links stand still",
+            RunEventKind::Stalls => "links stall",
             RunEventKind::Away => "away",
-            RunEventKind::Silent => "silent, until it was missed",
-            RunEventKind::Replanned => "the ring planned again and began again",
-            RunEventKind::NotReplanned => "the ring did not plan again",
+            RunEventKind::Silent => "no response, until the loss was detected",
+            RunEventKind::Replanned => "the ring was planned again and restarted",
+            RunEventKind::NotReplanned => "the ring was not planned again",
             RunEventKind::OutOfMemory => "out of memory",
         }
     }
@@ -57,17 +59,18 @@ impl RunEventKind {
 pub struct RunEvent {
     #[serde(alias = "sort")]
     pub kind: RunEventKind,
-    /// The device by name; absent if all.
+    /// The name of the device; absent if all devices are affected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Nanoseconds from the run's start.
+    /// Start in nanoseconds from the start of the run.
     pub start: u64,
-    /// Nanoseconds from the run's start; absent if it lasted to the run's end.
+    /// End in nanoseconds from the start of the run; absent if the event lasted until the end of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<u64>,
-    /// For people: how much, or why.
+    /// Details for users: the amount, or the reason.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub what: String,
+    /// Digest of the new plan, if the ring was planned again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! Scenario: devices, links, a model, a context, a workload and a seed, in a `scenario/1` document.
 //!
-//! Not here: what a device or a model is (`hearth_profiles`), and the numbers that a reference to one stands for
-//! (`hearth_core::cluster`).
+//! Not here: the profiles of devices and models (`hearth_profiles`), and a scenario with all references replaced by
+//! profiles (`hearth_core::cluster`).
 
 use std::collections::BTreeSet;
 
@@ -26,37 +26,36 @@ pub use crate::workload::{Speculation, Workload};
 pub struct Scenario {
     /// `scenario/1`.
     pub schema: String,
-    /// Short name.
+    /// Short name of the scenario.
     pub name: String,
-    /// The seed of every random draw; 1 if absent.
+    /// The random seed of a run; 1 if absent.
     #[serde(default = "default_seed")]
     pub seed: u64,
     pub model: ModelRef,
-    /// Tokens the key-value cache is made for.
+    /// Capacity of the key-value cache of a sequence, in tokens.
     pub context: u32,
-    /// How keys and values are stored.
+    /// The element format of the key-value cache.
     #[serde(default)]
     pub kv_cache: KvFormat,
-    /// How activations travel from device to device.
+    /// The format of activations in messages between devices.
     #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
     pub activations: ActivationFormat,
     pub workload: Workload,
     /// The devices; the first is the head unless another says `head: true`.
     pub devices: Vec<DeviceEntry>,
-    /// The links.
     pub links: Links,
-    /// How it is planned, unless the command line says otherwise.
+    /// Planner options. Flags of the command line override them.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// How each device keeps its weights, unless it says otherwise. If neither does, the planner chooses.
+    /// Residency of all devices that do not set their own. If neither is set, the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
-    /// What happens while the ring runs. Planners do not know it.
+    /// Events during the run. Planners do not use them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<Event>,
 }
 
-/// The seed of a scenario without one.
+/// Returns the seed of a scenario without `seed`.
 fn default_seed() -> u64 {
     1
 }
@@ -65,21 +64,21 @@ fn default_seed() -> u64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a device, such as `{name: desktop, profile: d3}`")]
 pub struct DeviceEntry {
-    /// Its name, unique here.
+    /// The name of the device, unique in the scenario.
     pub name: String,
-    /// A shipped device, as `d3`, the path of a `device/1` document, or `measured`: this machine,
-    /// measured inside the limits below.
+    /// The name of a shipped device, such as `d3`, the path of a `device/1` document, or `measured` for a measurement
+    /// of this machine within the limits below.
     pub profile: String,
-    /// The address of its worker.
+    /// The address (`HOST:PORT`) of its worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Whether it is the head: embeds, outputs and samples.
+    /// Whether the device is the head, which computes embedding and output and samples tokens.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub head: bool,
-    /// How it keeps its weights, if not as the scenario's other devices do.
+    /// Residency of this device; the residency of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
-    /// How its GPU and NPU are used, if its profile has a SoC and not as that says.
+    /// Options for the GPU and NPU of a SoC; those of its profile if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
     /// The limits of the device in the lab.
@@ -89,10 +88,10 @@ pub struct DeviceEntry {
 
 impl DeviceEntry {
     fn validate(&self) -> Result<(), DocumentError> {
-        let nowhere = |address: &&String| host_and_port(address).is_none_or(|(_, port)| port == 0);
-        if let Some(address) = self.address.as_ref().filter(nowhere) {
+        let is_invalid = |address: &&String| host_and_port(address).is_none_or(|(_, port)| port == 0);
+        if let Some(address) = self.address.as_ref().filter(is_invalid) {
             let what = format!(
-                "device `{}`: `{address}` is no address to listen at; write `address: HOST:PORT`, as 192.168.1.7:9001",
+                "device `{}`: `{address}` is not the address of a worker; write `address: HOST:PORT`, such as 192.168.1.7:9001",
                 self.name
             );
             return Err(DocumentError::invalid(what));
@@ -101,24 +100,24 @@ impl DeviceEntry {
     }
 }
 
-/// The limits of a device in the lab: the share of this machine that it may use.
+/// Resource limits of a device in the lab.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "limits, such as `{memory: 2 GiB, threads: 2}`")]
 pub struct Limits {
-    /// Memory for this share of the weights that the plan gives it, and for all else that its process holds.
-    /// Planners cannot know it.
+    /// Memory limit as a share of the weights that the plan assigns to the device, in addition to the other memory of
+    /// its process. Planners cannot use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Fraction>,
-    /// Memory outright. Planners know it.
+    /// Absolute memory limit. Planners use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
-    /// Disk reads.
+    /// Maximum rate of disk reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_read: Option<BytesPerSecond>,
-    /// Threads it computes with.
+    /// The number of computing threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// Processor time of all its threads together, in processors: `0.5` is half of one.
+    /// Maximum CPU time of all threads together, in processors: `0.5` is half of a processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<f64>,
     /// The processors of this machine that it may run on, by number.
@@ -126,7 +125,8 @@ pub struct Limits {
     pub affinity: Option<Vec<u32>>,
 }
 
-/// More processors than a machine has. source: the largest `CONFIG_NR_CPUS`, arch/x86/Kconfig
+/// Maximum number of processors of a machine.
+/// source: the largest `CONFIG_NR_CPUS`, arch/x86/Kconfig
 const MAX_PROCESSORS: u32 = 8192;
 
 impl Limits {
@@ -147,8 +147,10 @@ impl Limits {
         if let Some(memory) = self.memory.filter(|memory| *memory > MAX_BYTES) {
             return refuse(format!("`limits.memory` is {memory}, more than {MAX_BYTES}: check its unit"));
         }
-        if let Some(cpu) = self.cpu.filter(|&cpu| !Quota::takes(cpu)) {
-            return refuse(format!("`limits.cpu` is {cpu}: give processors, as `0.5`, from 0.01 to 1024"));
+        if let Some(cpu) = self.cpu.filter(|&cpu| !Quota::is_valid_cores(cpu)) {
+            return refuse(format!(
+                "`limits.cpu` is {cpu}: give a number of processors from 0.01 to 1024, such as `0.5`"
+            ));
         }
         let Some(affinity) = &self.affinity else { return Ok(()) };
         let distinct: BTreeSet<u32> = affinity.iter().copied().collect();
@@ -157,7 +159,7 @@ impl Limits {
         }
         match distinct.last() {
             Some(&last) if last >= MAX_PROCESSORS => refuse(format!(
-                "`limits.affinity` names processor {last}; the last can be {}",
+                "`limits.affinity` names processor {last}; the highest number is {}",
                 MAX_PROCESSORS - 1
             )),
             _ => Ok(()),
@@ -172,22 +174,22 @@ impl Limits {
     expecting = "links, such as `default: {latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
 )]
 pub struct Links {
-    /// The link between any two devices not named below.
+    /// The link between any two devices without an entry in `between`.
     pub default: Link,
     /// Links between two named devices, in both directions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub between: Vec<NamedLink>,
-    /// The Wi-Fi. Devices on a channel use it, unless `between` has a link for them; others are wired with the
-    /// default's numbers.
+    /// Wi-Fi channels and their stations. Stations use Wi-Fi for all devices to which `between` has no link. Other
+    /// devices are wired to the access point with the default link.
     #[serde(default, alias = "air", skip_serializing_if = "Option::is_none")]
     pub wifi: Option<Wifi>,
-    /// Whether the lab makes its connections so slow; else it takes this machine's loopback for all links.
+    /// Whether the lab emulates these links. Otherwise it uses the loopback of this machine for all links.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub emulated: bool,
 }
 
 impl Links {
-    /// The same constant link between any two devices.
+    /// Creates links that are the same constant link between any two devices.
     pub fn constant(default: Link) -> Self {
         Self { default, between: Vec::new(), wifi: None, emulated: false }
     }
@@ -207,25 +209,28 @@ impl Links {
     }
 }
 
-/// The slowest link and the longest latency. source: assumed; beyond them a run would last longer than a clock of
-/// nanoseconds counts
+/// Minimum bandwidth of a link. With less, a run would last longer than a clock of nanoseconds can count.
+/// source: assumed
 const MIN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125.0);
+
+/// Maximum latency of a link, for the same reason.
+/// source: assumed
 const MAX_LATENCY: Seconds = Seconds(3600.0);
 
-/// Checks that messages arrive over a link in bounded time.
+/// Checks that messages on a link arrive in bounded time.
 fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
     let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
     if bandwidth < MIN_BANDWIDTH {
         let what = format!(
-            "{place}: `bandwidth` is {bandwidth}, and a link has at least 1 kbit/s; of two devices that cannot talk \
-             say `unreachable` in `links.between`"
+            "{place}: `bandwidth` is {bandwidth}, but must be at least 1 kbit/s; mark devices that cannot communicate as \
+             `unreachable` in `links.between`"
         );
         return Err(DocumentError::invalid_at(place, what));
     }
     if latency > MAX_LATENCY {
         return Err(DocumentError::invalid_at(
             place,
-            format!("{place}: `latency` is {latency}: choose at most an hour"),
+            format!("{place}: `latency` is {latency}, but must be at most an hour"),
         ));
     }
     Ok(())
@@ -238,12 +243,12 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
     expecting = "a pair and its link, such as `{devices: [one, other], unreachable: both}`"
 )]
 pub struct NamedLink {
-    /// The two devices.
+    /// The names of the two devices.
     pub devices: [String; 2],
-    /// Its numbers, in every direction that exists; the default link's if absent.
+    /// Latency and bandwidth of every direction that is not `unreachable`; those of the default link if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
-    /// Which of them cannot send to the other; both can if absent.
+    /// The directions in which the devices cannot send; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unreachable: Option<Unreachable>,
 }
@@ -252,7 +257,7 @@ pub struct NamedLink {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Unreachable {
-    /// Both directions.
+    /// Neither device can send to the other.
     Both,
     /// The first device cannot connect to the second, for example because the second is behind NAT; the second can
     /// connect to the first.
@@ -271,7 +276,7 @@ impl NamedLink {
         }
         match (&self.link, self.unreachable) {
             (None, None) => {
-                Err(DocumentError::invalid(format!("{place} says nothing: give `link` or `unreachable`")))
+                Err(DocumentError::invalid(format!("{place} has no effect: give `link` or `unreachable`")))
             }
             (Some(_), Some(Unreachable::Both)) => {
                 Err(DocumentError::invalid(format!("{place}: give `link` or `unreachable: both`, not both")))
@@ -285,36 +290,36 @@ impl NamedLink {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "planner options, such as `{strategy: exact, rounds: 2}`")]
 pub struct PlannerOptions {
-    /// Strategy by name; the command line's default if absent.
+    /// The name of the strategy; the default of the command line if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
-    /// Rounds, where the strategy takes them.
+    /// The number of rounds, for strategies with this option.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
-    /// Windows by hand, in ring order.
+    /// Layers in the window of each device, in ring order, for the strategy `manual`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Vec<u32>>,
-    /// GPU layers by hand, in ring order.
+    /// GPU layers in the window of each device, in ring order, for the strategy `manual`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_layers: Option<Vec<u32>>,
-    /// Whether every device must get a layer.
+    /// Whether every device must have at least one layer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_all: bool,
-    /// Whose order the ring follows; the scenario's if absent.
+    /// The order of the devices in the ring; that of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<RingOrder>,
-    /// Whether `overlap` and `exact` choose the head, whichever device the scenario names.
+    /// Whether the strategies `overlap` and `exact` choose the head, instead of the head of the scenario.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub best_head: bool,
-    /// A disk slower than this may never be overloaded; 0.1 GB/s if absent (the public
-    /// implementation's default).
+    /// Devices with a slower disk must have all their weights in memory; 0.1 GB/s if absent (the default of the
+    /// public implementation).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_disk: Option<BytesPerSecond>,
-    /// The format that another system's weights are converted to, if not its own (`tpi-llm`, `hepti`, `galaxy`,
-    /// `airinfer`).
+    /// The format to which the strategies `tpi-llm`, `hepti`, `galaxy` and `airinfer` convert weights; that of the
+    /// system if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_as: Option<Format>,
-    /// `airinfer`: what one all-reduce takes.
+    /// `airinfer`: the time of one all-reduce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub air_time: Option<Seconds>,
 }
@@ -326,12 +331,12 @@ pub enum RingOrder {
     /// The order of the scenario.
     #[default]
     Given,
-    /// The order that the planner finds best, if the strategy can choose.
+    /// The best order that the planner finds, if the strategy can change the order.
     Best,
 }
 
 impl Scenario {
-    /// The index of the head.
+    /// Returns the index of the head in `devices`.
     pub fn head(&self) -> usize {
         self.devices.iter().position(|device| device.head).unwrap_or(0)
     }
@@ -362,7 +367,7 @@ impl Document for Scenario {
             }
         }
         if self.devices.iter().filter(|device| device.head).count() > 1 {
-            return refuse("more than one device says `head: true`".into());
+            return refuse("more than one device has `head: true`".into());
         }
         self.links.validate(&names)?;
         events::validate(&self.events, &names)?;
@@ -370,8 +375,8 @@ impl Document for Scenario {
         self.workload.validate(self.context)?;
         if self.workload.speculation.is_some() && self.planner.best_head {
             return refuse(
-                "`planner.best_head` cannot be with `workload.speculation`, whose draft the head holds: say \
-                            `head: true` of a device"
+                "`planner.best_head` cannot be combined with `workload.speculation`, because the head stores the draft \
+                 model: set `head: true` for a device"
                     .into(),
             );
         }

@@ -1,17 +1,17 @@
-//! Trace: what happened in a run, step by step.
+//! Trace: a record of all steps, counters and events of a run.
 //!
-//! A trace is JSON lines: a header, one line a step or counter, and an end line with the outcome. The simulator and
-//! the executor write the same schema; times are integer nanoseconds from the run's start, on the head's clock (a
-//! measured trace of another device is shifted by the offset that its handshake estimated).
+//! A trace file has JSON lines: a header, one line for each pass, step, counter or event, and an end line with the
+//! outcome. Simulator and executor write the same schema. Times are integer nanoseconds from the start of the run, on
+//! the head's clock. Measured times of another device are shifted by the clock offset that the handshake estimated.
 //!
-//! The lines of one visit of a device all have the round of the visit: `receive` (from when it began to wait until
-//! the message was there), `compute` steps, `send` (from when it was handed over; a simulated one lasts until the
-//! message has left). The messages that the head receives and outputs last have the round `rounds`. `prefetch` lines
-//! are those that read something. The head's token begins with `embed` and ends with `output`; a `draft` line may
-//! stand before, and a pass with drafts has an `accepted` counter. A SoC that runs alone has `kernel` and
-//! `synchronise` lines as parts of a `compute` line.
+//! All lines of one visit of a pass on a device have the same round: `receive` (from the start of waiting to the
+//! arrival of the message), `compute` steps, and `send` (from the call; in a simulation until the message has been
+//! sent). The last message to the head and the `output` line have the round `rounds`. A `prefetch` line is written
+//! only if data were read. On the head a token begins with `embed` and ends with `output`. A `draft` line may come
+//! before `embed`, and a pass with drafts has an `accepted` counter. A SoC that runs alone writes `kernel` and
+//! `synchronise` lines as details of a `compute` line.
 //!
-//! Not here: what is computed from a trace (`hearth_core::metrics`).
+//! Not here: the metrics of a trace (`hearth_core::metrics`).
 
 use std::io::{BufRead, Write};
 use std::ops::Range;
@@ -23,11 +23,11 @@ use crate::pass::{Pass, is_zero};
 use crate::plan::Parallelism;
 use crate::run_events::RunEvent;
 
-/// The longest line read, in bytes.
+/// Maximum length of a line, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// The most events read: several for each that a scenario may have.
+/// Maximum number of run events: several for each event that a scenario may have.
 const MAX_RUN_EVENTS: usize = 5000;
-/// The most lines read: two hours of a fast ring.
+/// Maximum number of lines: two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
 /// The runner that wrote a trace.
@@ -40,69 +40,66 @@ pub enum Origin {
     Measured,
 }
 
-/// A device as the trace knows it.
+/// A device in the header of a trace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TracedDevice {
-    /// Its name in the plan.
+    /// The name in the plan.
     pub name: String,
-    /// Digest of the profile it was simulated with or measured as.
+    /// Digest of the device's profile, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Memory it has in total, in bytes: memory pressure is a share of it.
+    /// Total memory in bytes. Memory pressure is relative to it.
     pub memory_total: u64,
-    /// System and kernel, where measured.
+    /// Operating system and kernel version, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
-    /// The parts of this device's model that have not been validated, if any.
+    /// The parts of the simulation model of this device that have not been validated, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unvalidated: Option<String>,
-    /// How its page cache was simulated, as its profile says.
+    /// The simulated page-cache policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PageCachePolicy>,
 }
 
-/// The first line.
+/// The first line of a trace file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
     /// `trace/1`.
     pub schema: String,
     pub origin: Origin,
-    /// Name of the scenario.
+    /// The name of the scenario.
     pub scenario: String,
-    /// Digest of the plan that was run.
+    /// The digest of the plan.
     pub plan: String,
-    /// Name of the model.
+    /// The name of the model.
     pub model: String,
-    /// The kind of the plan; in a `tensor` trace a step's `round` is its block, two per layer.
+    /// The kind of the plan. In a `tensor` trace the `round` of a step is the index of its block, two per layer.
     #[serde(default, skip_serializing_if = "Parallelism::is_ring")]
     pub kind: Parallelism,
-    /// The run's seed.
     pub seed: u64,
-    /// Version of this program.
+    /// The version of the program that wrote the trace.
     pub version: String,
-    /// Devices in ring order; `device` in the lines is an index into it.
+    /// The devices in ring order; `device` in other lines is an index into this list.
     pub devices: Vec<TracedDevice>,
 }
 
-/// The busy resource.
+/// The resource that a step uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resource {
-    /// Processor.
     Cpu,
-    /// Graphics processor.
     Gpu,
-    /// Neural processor of a SoC.
+    /// The NPU of a SoC.
     Npu,
-    /// Disk, because a computation waited for it.
+    /// The disk, while a computation waits for it.
     DiskDemand,
-    /// Disk, ahead of the data's turn.
+    /// The disk, for prefetched data.
     DiskPrefetch,
-    /// Sending.
+    /// Sending on the network.
     Tx,
-    /// Receiving, waiting included.
+    /// Receiving from the network, waiting included.
     Rx,
 }
 
@@ -110,142 +107,143 @@ pub enum Resource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Embedding rows looked up.
+    /// Embedding rows are looked up.
     Embed,
-    /// Layers computed.
+    /// Layers are computed.
     Compute,
-    /// Logits computed and a token sampled.
+    /// Logits are computed and a token is sampled.
     Output,
-    /// Waiting for activations, until they were there.
+    /// Activations are awaited and received.
     Receive,
-    /// Activations handed over.
+    /// Activations are sent.
     Send,
-    /// A part read ahead of its turn.
+    /// A part of the weights is prefetched.
     Prefetch,
-    /// Data copied to or from a GPU, or within.
+    /// Data are copied to, from or within a GPU.
     Copy,
-    /// Tokens drafted by a small model, or a batch of the prompt read by it.
+    /// The draft model drafts tokens or processes a batch of the prompt.
     Draft,
-    /// A kernel of a SoC's GPU or a graph of its NPU: detail of a `compute` or `output` line, whose time it is part of.
-    /// Its round counts the stages of a layer.
+    /// A GPU kernel or an NPU graph of a SoC runs, as a part of a `compute` or `output` line. Its round is the index
+    /// of the sync interval in the layer.
     Kernel,
-    /// The CPU of a SoC waiting for GPU and NPU, and handing on: detail as well. Its `cpu` cost is polling, its `copy`
-    /// cost what the events take.
+    /// The CPU of a SoC synchronises GPU and NPU, as a part of a `compute` or `output` line. Its `cpu` cost is the
+    /// time of polling, its `copy` cost the time of the events.
     Synchronise,
-    /// Graphs made at run time for a SoC's NPU.
+    /// Graphs for the NPU of a SoC are built at run time.
     Prepare,
 }
 
-/// Where the time of a computing step went, in nanoseconds, and what it read.
+/// The cost of a computing step: times in nanoseconds, and bytes of weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {
-    /// Thread CPU time on the critical path.
+    /// CPU time of the thread on the critical path.
     pub cpu: u64,
-    /// Time runnable but not running.
+    /// Run-queue delay: time runnable but not running.
     pub queue: u64,
-    /// Explicit copies.
+    /// Time of explicit copies.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub copy: u64,
-    /// Bytes of its weights found in memory.
+    /// Bytes of the step's weights that were in memory.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub resident: u64,
-    /// Bytes of its weights that had to be read.
+    /// Bytes of the step's weights that had to be read from disk.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub faulted: u64,
 }
 
-/// One step of one device.
+/// A step of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Place in the ring.
+    /// The index of the device in the header.
     pub device: u16,
     pub resource: Resource,
     pub kind: Kind,
     pub pass: u32,
     pub round: u32,
+    /// The first layer and the end of the layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<[u32; 2]>,
-    /// Nanoseconds from the run's start.
+    /// Start in nanoseconds from the start of the run.
     pub start: u64,
-    /// Nanoseconds from the run's start.
+    /// End in nanoseconds from the start of the run.
     pub end: u64,
-    /// Bytes moved: weights touched, message sent, data prefetched.
+    /// Bytes of the weights used, the message sent or the data prefetched.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes: u64,
-    /// The other end of a message, or the device whose message started the step.
+    /// The device at the other end of a message, or the device whose message started the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<u16>,
-    /// Where the time went, for computing steps.
+    /// The cost of a computing step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
 }
 
 impl Record {
-    /// The duration in nanoseconds.
+    /// Returns the duration in nanoseconds.
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 
-    /// The layers, as a range.
+    /// Returns the layers as a range, empty if there are none.
     pub fn layer_range(&self) -> Range<u32> {
         self.layers.map_or(0..0, |[start, end]| start..end)
     }
 }
 
-/// A counted quantity.
+/// The quantity of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counter {
     /// Bytes read from disk since the run began.
     BytesRead,
-    /// Bytes of weights in memory.
+    /// Bytes of weights that are in memory.
     Resident,
-    /// Bytes that memory pressure cannot take back: key-value cache and buffers. Measured outside of any limit
-    /// it is the fall of the machine's available memory since the run's start.
+    /// Bytes that the kernel cannot reclaim under memory pressure: key-value cache and buffers. If the process has no
+    /// memory limit, it is measured as the decrease of the machine's available memory since the start of the run.
     Unreclaimable,
-    /// Bytes of files that had been reclaimed while in use and were read again.
+    /// Bytes of file pages that were reclaimed while in use and read again.
     Refaults,
-    /// Drafted tokens of the pass that the large model accepted. Tokens, not bytes.
+    /// The number of drafted tokens of the pass that the large model accepted.
     Accepted,
 }
 
-/// A counter's value at a moment.
+/// The value of a counter at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reading {
-    /// Place in the ring.
+    /// The index of the device in the header.
     pub device: u16,
     pub counter: Counter,
     /// The pass after which it was measured.
     pub pass: u32,
-    /// Nanoseconds from the run's start.
+    /// Time in nanoseconds from the start of the run.
     pub at: u64,
-    /// Its value, in bytes where the counter does not say otherwise.
+    /// The value, in bytes unless the counter has another unit.
     pub value: u64,
 }
 
-/// Which memory.
+/// The kind of memory of a shortage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
     /// Main memory.
     Main,
-    /// The GPU's own.
+    /// Dedicated GPU memory.
     Gpu,
 }
 
-/// A device on which a run does not fit.
+/// A device with too little memory for the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shortage {
-    /// Place in the ring.
+    /// The index of the device in the header.
     pub device: u16,
     pub memory: MemoryKind,
-    /// The minimum memory that the run needs, in bytes.
+    /// The minimum memory that the run needs on the device, in bytes.
     pub needed: u64,
-    /// The memory that is available to it, in bytes.
+    /// The memory that is available to the run, in bytes.
     pub available: u64,
 }
 
@@ -257,12 +255,12 @@ pub enum Outcome {
     Ok,
     /// A device ran out of memory.
     OutOfMemory,
-    /// A device died or was stopped.
+    /// A device failed or was stopped.
     Killed,
 }
 
 impl Outcome {
-    /// The outcome for people.
+    /// Returns the outcome as text for users.
     pub fn word(self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
@@ -291,29 +289,29 @@ pub struct Trace {
     pub passes: Vec<Pass>,
     /// The steps, ordered by start time within each device.
     pub records: Vec<Record>,
+    /// The values of the counters.
     pub readings: Vec<Reading>,
-    /// Devices whose memory the run exceeds; empty unless it ended so.
+    /// Devices with too little memory, if the run ended out of memory.
     pub shortages: Vec<Shortage>,
-    /// Events of the run, in the order of their starts.
+    /// The run events, ordered by start time.
     pub run_events: Vec<RunEvent>,
-    /// How it ended.
     pub outcome: Outcome,
 }
 
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// A line is not a line of a trace.
+    /// A line is not valid.
     #[error(
-        "line {line}: {what}; give a trace that `hearth simulate` or `hearth execute` wrote with this version, whole"
+        "line {line}: {what}; give a complete trace that `hearth simulate` or `hearth execute` of this version wrote"
     )]
     Line {
-        /// The line, from 1.
+        /// The line number, from 1.
         line: usize,
         /// The violated rule.
         what: String,
     },
-    /// No end line: the writer was stopped.
+    /// The trace has no end line, because its writer was stopped.
     #[error("the trace has no end line: the run that wrote it was stopped; run it again")]
     Truncated,
     /// Reading or writing failed.
@@ -322,10 +320,10 @@ pub enum TraceError {
 }
 
 impl Trace {
-    /// The schema written and read.
+    /// The schema that is written and read.
     pub const SCHEMA: &'static str = "trace/1";
 
-    /// Writes it as JSON lines.
+    /// Writes the trace as JSON lines.
     pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         let mut line = |line: &Line| {
             serde_json::to_writer(&mut *out, line)?;
@@ -350,7 +348,7 @@ impl Trace {
         line(&Line::End(self.outcome))
     }
 
-    /// Reads what [`Trace::write`] wrote.
+    /// Reads a trace that [`Trace::write`] has written.
     pub fn read(input: &mut impl BufRead) -> Result<Trace, TraceError> {
         let (mut header, mut outcome) = (None, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
@@ -367,7 +365,9 @@ impl Trace {
             let line: Line = serde_json::from_slice(&text).map_err(|error| {
                 let begins = String::from_utf8_lossy(&text).chars().take(40).collect::<String>();
                 fail(match number {
-                    1 => format!("this is no {} file: it begins with `{}`", Self::SCHEMA, begins.trim_end()),
+                    1 => {
+                        format!("this is not a {} file: it begins with `{}`", Self::SCHEMA, begins.trim_end())
+                    }
                     _ => error.to_string(),
                 })
             })?;
@@ -376,7 +376,7 @@ impl Trace {
                 (Line::Header(found), None) => {
                     return Err(fail(format!("schema `{}` is not `{}`", found.schema, Self::SCHEMA)));
                 }
-                (Line::Header(_), Some(_)) => return Err(fail("a second header".into())),
+                (Line::Header(_), Some(_)) => return Err(fail("this is a second header".into())),
                 (_, None) => return Err(fail("the first line must be the header".into())),
                 (Line::Pass(pass), _) => passes.push(pass),
                 (Line::Step(record), Some(header)) => {
@@ -396,7 +396,7 @@ impl Trace {
                     shortages.push(shortage);
                 }
                 (Line::Event(_), _) if run_events.len() == MAX_RUN_EVENTS => {
-                    return Err(fail(format!("more than {MAX_RUN_EVENTS} events")));
+                    return Err(fail(format!("the trace has more than {MAX_RUN_EVENTS} events")));
                 }
                 (Line::Event(run_event), _) => {
                     if run_event.end.is_some_and(|end| end < run_event.start) {
@@ -417,7 +417,7 @@ fn check(record: &Record, devices: usize) -> Result<(), String> {
         return Err(format!("device {} is not in the header", record.device));
     }
     if record.end < record.start {
-        return Err(format!("it ends at {} before it starts at {}", record.end, record.start));
+        return Err(format!("a step ends at {}, before its start at {}", record.end, record.start));
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! Workload: prompts, how they enter the ring, and how many tokens each generates.
+//! Workload: the requests of a run, with their prompt lengths, batches and numbers of generated tokens.
 //!
-//! With `speculation` a small model drafts tokens that the large one verifies in one batch (Leviathan et al., 2023;
+//! With `speculation` a small model drafts tokens that the large model verifies in one batch (Leviathan et al., 2023;
 //! prima.cpp paper, appendix A.9).
 //!
-//! Not here: the draft's numbers (`hearth_core::Cluster::draft`), and the passes of the tokens
+//! Not here: the profile of the draft model (`hearth_core::Cluster::draft`), and the passes of a workload
 //! (`hearth_core::schedule::Generation`).
 
 use hearth_profiles::document::DocumentError;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{ModelRef, Processor};
 use crate::pass::MAX_PASS_TOKENS;
 
-/// More requests at once than a home has; keeps products of counts far from overflow.
+/// Maximum number of concurrent sequences: more than a home has, and products of counts do not overflow.
 /// source: assumed
 pub const MAX_SEQUENCES: u32 = 1024;
 
@@ -22,33 +22,35 @@ pub const MAX_SEQUENCES: u32 = 1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a workload, such as `{prompt: 32, generate: 16}`")]
 pub struct Workload {
+    /// The number of tokens in a prompt.
     pub prompt: u32,
+    /// The number of tokens to generate per request.
     pub generate: u32,
-    /// Independent requests of that size, all made when the run begins.
+    /// The number of requests of this size, which all start when the run begins.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub sequences: u32,
-    /// The largest number of tokens of a prompt that enter the ring as one batch.
+    /// Maximum number of prompt tokens in one batch.
     #[serde(default = "largest_batch", skip_serializing_if = "is_largest_batch")]
     pub micro_batch: u32,
-    /// A small model that drafts tokens for this one.
+    /// Speculative decoding with a draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<Speculation>,
 }
 
-/// Drafting tokens with a small model on the head, and verifying them in one batch.
+/// Speculative decoding: a small model on the head drafts tokens, which the large model verifies in one batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a draft, such as `{draft: {profile: llama-8b}, tokens: 4, acceptance: {value: 70 %, source: \"assumed\"}}`"
 )]
 pub struct Speculation {
-    /// The small model, with the large one's vocabulary. The head holds it whole.
+    /// The draft model. It must have the vocabulary of the large model. The head stores all of it.
     pub draft: ModelRef,
-    /// Tokens drafted for one pass of the large model.
+    /// The number of tokens drafted for one pass of the large model.
     pub tokens: u32,
     /// The probability that the large model accepts a drafted token, given that it accepted the previous ones.
     pub acceptance: Sourced<Fraction>,
-    /// Where the draft runs; if absent, on the head's GPU where its memory holds it, else on the CPU.
+    /// The processor of the draft model; if absent, the head's GPU if its memory suffices, else the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor: Option<Processor>,
 }
@@ -72,12 +74,12 @@ fn is_largest_batch(tokens: &u32) -> bool {
 }
 
 impl Workload {
-    /// One request, with the largest batches and without a draft.
+    /// Creates a workload of one request with the largest batches, without a draft model.
     pub const fn plain(prompt: u32, generate: u32) -> Self {
         Self { prompt, generate, sequences: 1, micro_batch: MAX_PASS_TOKENS, speculation: None }
     }
 
-    /// Tokens drafted at a time.
+    /// Returns the number of tokens drafted for a pass, 0 without a draft model.
     pub fn drafts(&self) -> u32 {
         self.speculation.as_ref().map_or(0, |speculation| speculation.tokens)
     }
@@ -91,7 +93,8 @@ impl Workload {
         let tokens = u64::from(self.prompt) + u64::from(self.generate);
         if tokens > u64::from(context) {
             return refuse(format!(
-                "the workload needs {tokens} tokens and `context` is {context}: raise one or lower the other"
+                "the workload needs {tokens} tokens, but `context` is {context}: raise `context`, or lower `prompt` or \
+                 `generate`"
             ));
         }
         if !(1..=MAX_SEQUENCES).contains(&self.sequences) {
@@ -102,7 +105,7 @@ impl Workload {
         }
         if u64::from(self.sequences) * u64::from(context) > u64::from(u32::MAX) {
             return refuse(format!(
-                "{} sequences of a `context` of {context} are more than {} positions: lower one",
+                "{} sequences with a `context` of {context} need more than {} positions: lower one of them",
                 self.sequences,
                 u32::MAX
             ));
@@ -122,7 +125,7 @@ impl Speculation {
         let refuse = |what: String| Err(DocumentError::invalid(what));
         if !(1..MAX_PASS_TOKENS).contains(&self.tokens) {
             return refuse(format!(
-                "`workload.speculation.tokens` is {}: it must be 1 to {}; leave `speculation` out to draft nothing",
+                "`workload.speculation.tokens` is {}: it must be 1 to {}; omit `speculation` for no drafts",
                 self.tokens,
                 MAX_PASS_TOKENS - 1
             ));

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# What does a PC with Debian need to compile for 64-bit ARM and to run the result? Makes a folder with all of it.
+# Installs the tools to compile and run programs for 64-bit ARM on a PC with Debian, in a separate folder.
 #
 #   sudo scripts/aarch64/prepare.sh FOLDER
 #
-# FOLDER becomes a small Debian of its own: rustc and cargo of the suite, the standard library and the C library of
-# arm64, a linker for it, and qemu, which runs its programs. Nothing is installed outside of FOLDER but debootstrap, if
-# it is missing; delete FOLDER to be rid of it. About 2.4 GB, of which 450 MB are downloaded.
+# FOLDER becomes a small Debian system with rustc and cargo of the suite, the standard library and the C library of
+# arm64, a linker, and qemu, which runs the programs. Outside of FOLDER the script installs only debootstrap, if it is
+# missing; delete FOLDER to remove the rest. It needs about 2.4 GB, of which 450 MB are downloaded.
 #
 # Then: sudo scripts/aarch64/run.sh FOLDER cargo test -p hearth-kernels
 #
 #   SUITE    the release of Debian; its rustc must not be older than the rust-version of Cargo.toml. Default: forky
-#   MIRROR   where packages come from. Default: the first one that apt knows on this machine
-#   SNAPSHOT 1 if the mirror is a snapshot, whose lists are older than they say they may be
+#   MIRROR   source of the packages. Default: the first one in the configuration of apt on this machine
+#   SNAPSHOT 1 if the mirror is a snapshot, whose package lists have expired
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -23,23 +23,23 @@ fail() {
 has() { command -v "$1" >/dev/null 2>&1; }
 
 folder="${1:-}"
-[[ -n "$folder" ]] || fail "no folder is given" "sudo $0 FOLDER"
-[[ "$(id -u)" -eq 0 ]] || fail "a root folder can be made by root only" "sudo $0 $folder"
-[[ ! -e "$folder" || -z "$(ls -A "$folder")" ]] || fail "$folder is not empty" "name another folder, or delete it"
-has apt-get || fail "this is not Debian or a relative" "use a machine or a container with Debian"
+[[ -n "$folder" ]] || fail "the folder is missing" "sudo $0 FOLDER"
+[[ "$(id -u)" -eq 0 ]] || fail "only root can create a root folder" "sudo $0 $folder"
+[[ ! -e "$folder" || -z "$(ls -A "$folder")" ]] || fail "$folder is not empty" "use another folder, or delete this one"
+has apt-get || fail "this is not Debian or a derivative" "use a machine or a container with Debian"
 if ! has debootstrap; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap
 fi
 
 suite="${SUITE:-forky}"
-# Apt may know other repositories; Debian's own is the one whose label says so.
+# Apt may be configured with other repositories; those of Debian have this label.
 known="$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1)"
 mirror="${MIRROR:-${known:-http://deb.debian.org/debian}}"
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
-[[ -r "$keys" ]] || fail "the keys of Debian are missing" "apt-get install debian-archive-keyring"
+[[ -r "$keys" ]] || fail "the archive keys of Debian are missing" "apt-get install debian-archive-keyring"
 
-# Old versions of debootstrap do not know new suites by name, but all are made as sid is.
+# Old versions of debootstrap do not know new suites by name, but the script of sid works for all of them.
 mkdir -p "$folder"
 debootstrap --variant=minbase --keyring="$keys" --include=ca-certificates \
     "$suite" "$folder" "$mirror" /usr/share/debootstrap/scripts/sid

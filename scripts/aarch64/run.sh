@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs a command in the folder that prepare.sh made, in this repository, for 64-bit ARM.
+# Runs a command for 64-bit ARM on this repository, in the folder that prepare.sh created.
 #
 #   sudo scripts/aarch64/run.sh FOLDER cargo check -p hearth-kernels
 #   sudo scripts/aarch64/run.sh FOLDER cargo test -p hearth-kernels
 #   sudo QEMU_CPU=cortex-a72 scripts/aarch64/run.sh FOLDER cargo test -p hearth-kernels
 #
-# cargo compiles for aarch64-unknown-linux-gnu and qemu runs what it compiled. QEMU_CPU says which processor qemu is:
-# cortex-a72 has NEON only, neoverse-n1 dot products of bytes besides, and max all that qemu knows (`qemu-aarch64 -cpu
-# help`). Instructions are translated one by one: times of such a run say nothing about a processor.
+# cargo compiles for aarch64-unknown-linux-gnu, and qemu runs the programs. QEMU_CPU is the emulated processor:
+# cortex-a72 has only NEON, neoverse-n1 also byte dot products, and max everything that qemu supports
+# (`qemu-aarch64 -cpu help`). qemu translates instructions, so times do not tell the speed of a processor.
 #
-# Crates are read from this machine's cargo registry; what is missing there is to be had by `cargo fetch` before.
+# Crates are read from this machine's cargo registry. Run `cargo fetch` first to download missing ones.
 set -euo pipefail
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 
@@ -19,19 +19,19 @@ fail() {
     exit 1
 }
 
-[[ $# -ge 2 ]] || fail "a folder and a command are needed" "sudo $0 FOLDER cargo check -p hearth-kernels"
+[[ $# -ge 2 ]] || fail "the folder or the command is missing" "sudo $0 FOLDER cargo check -p hearth-kernels"
 [[ "$(id -u)" -eq 0 ]] || fail "only root can enter another root folder" "sudo $0 $*"
 folder="$(cd "$1" && pwd)"
 shift
 [[ -x "$folder/usr/bin/qemu-aarch64" ]] || fail "$folder is not ready" "run prepare.sh $folder first"
 
-# sudo has a home of its own; the registry is in that of whoever called it.
+# With sudo, the registry is in the home folder of the calling user.
 home="$(getent passwd "${SUDO_USER:-root}" | cut -d: -f6)"
 registry="${CARGO_HOME:-$home/.cargo}/registry"
 [[ -d "$registry" ]] || fail "there is no cargo registry at $registry" "run cargo fetch --locked first"
 mkdir -p "$folder/src" "$folder/cargo/registry" "$folder/target"
 
-# The mounts are this command's own and end with it.
+# The mounts are private to this command and are removed when it ends.
 export FOLDER="$folder" REPOSITORY="$repository" REGISTRY="$registry"
 exec unshare --mount sh -ec '
     mount --bind "$REPOSITORY" "$FOLDER/src"

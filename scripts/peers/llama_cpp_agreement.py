@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does hearth compute what llama.cpp computes, for every architecture and weight type?
+"""Compares the logits of hearth with those of llama.cpp, for every architecture and weight type.
 
 Needs the packages llama-cpp-python, gguf and numpy, and two programs of this workspace:
 
@@ -7,15 +7,15 @@ Needs the packages llama-cpp-python, gguf and numpy, and two programs of this wo
     python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp
 
 Makes a model of random weights for each case with `hearth synth`, runs the same 80 tokens through llama.cpp, through
-hearth and, for unquantised weights, through a pass in NumPy f32 that is written here, and prints a table. The KV cache
-is f32 everywhere. Ends with 1 if a case is out of bounds:
+hearth and, for unquantised weights, through a reference pass in NumPy f32, and prints a table. The KV cache is f32
+everywhere. Exits with 1 if a case exceeds a bound:
 
 - relative RMS of the logits against llama.cpp at most 1e-3 for F32 and F16, 1e-2 for other types;
 - relative RMS against NumPy at most 1e-4 (F32 and F16);
 - at the last 64 positions the same largest logit as llama.cpp, unless llama.cpp's two largest differ by less than four
   times the RMS difference at that position.
 
-`--fixtures FOLDER` keeps the logits of some cases for the test `architectures` of hearth-runtime.
+`--fixtures FOLDER` writes the logits of some cases for the test `architectures` of hearth-runtime.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "
          "iq4_nl", "iq4_xs", "q4_k_m", "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
 # Bounds of the relative RMS against llama.cpp, and against NumPy.
 PLAIN, ROUNDED, NUMPY = 1e-3, 1e-2, 1e-4
-# Logits rows that a fixture keeps.
+# Rows of logits in a fixture.
 FIXTURE_ROWS = [0, 1, 40, 79]
 FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "q8_0"), ("qwen3", "f16"),
             ("qwen3", "q4_k"), ("gemma", "f16"), ("gemma", "q8_0"), ("gemma2", "f16"), ("gemma2", "q6_k"),
@@ -48,7 +48,7 @@ def tokens():
 
 
 def synth(hearth, arch, quant, path, gain=None):
-    """A small model; None if this type cannot be synthesised."""
+    """Generates a small model. Returns None if `hearth synth` does not support the type."""
     gain = gain or (1.0 if quant in ("f32", "f16") else 0.5)
     command = [hearth, "synth", "--arch", arch, "--layers", "4", "--dim", "256", "--ffn", "512", "--heads", "4",
                "--kv-heads", "2", "--head-length", "128" if arch == "qwen3" else "64", "--context", str(CONTEXT),
@@ -60,7 +60,7 @@ def synth(hearth, arch, quant, path, gain=None):
 
 
 def rewritten(path, out, keys=(), biases=False, parts=0):
-    """The model with more keys, with random biases, or in parts."""
+    """Writes a copy of the model with additional keys, random biases, or several parts."""
     reader = gguf.GGUFReader(path)
     arch = reader.get_field("general.architecture").contents()
     writer = gguf.GGUFWriter(out, arch, split_max_tensors=parts)
@@ -102,7 +102,7 @@ def own_logits(program, path):
 
 
 class Plain:
-    """The forward pass in NumPy f32, all tokens at once."""
+    """The reference forward pass in NumPy f32, with all tokens in one batch."""
 
     def __init__(self, path):
         reader = gguf.GGUFReader(path)
@@ -208,7 +208,7 @@ def rms(x):
 
 
 def case(name, quant, path, program, opened=None):
-    """One row of the table. `opened` is what hearth is given: another part of a split model."""
+    """Returns a table row and llama.cpp's logits. `opened` is the file for hearth: another part of a split model."""
     peer, own = peer_logits(path), own_logits(program, opened or path)
     error = rms(own - peer)
     choices = np.flatnonzero(own[-STEPS:].argmax(-1) != peer[-STEPS:].argmax(-1))
@@ -228,7 +228,7 @@ def case(name, quant, path, program, opened=None):
 
 
 def variants(hearth, program, folder):
-    """Rope scaling, biases, and files in parts."""
+    """Yields the rows of models with rope scaling, with biases, and in several parts."""
     llama, qwen = folder / "llama-f32.gguf", folder / "qwen2-f32.gguf"
     synth(hearth, "llama", "f32", llama)
     synth(hearth, "qwen2", "f32", qwen)
@@ -265,29 +265,31 @@ Models of random weights (4 layers, width 256, vocabulary {vocabulary}; `gemma2`
     cargo build --release -p hearth -p hearth-runtime --bin hearth --example logits
     python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp
 
-`relative RMS`: of the difference to llama.cpp's logits. `NumPy`: of the difference to a pass in NumPy f32, written in
-the script; `llama.cpp, NumPy`: llama.cpp's own difference to it. `equal choices`: positions, of the last {steps}, with
-the same largest logit; `near ties`: where llama.cpp's two largest differ by less than four times the RMS difference at
-that position, so that either may win.
+`relative RMS`: of the difference from llama.cpp's logits. `NumPy`: of the difference from a reference pass in NumPy
+f32, which is part of the script; `llama.cpp, NumPy`: the difference between llama.cpp and that pass. `equal choices`:
+positions, of the last {steps}, with the same largest logit; `near ties`: positions where llama.cpp's two largest logits
+differ by less than four times the RMS difference at that position, so that either may be chosen.
 
 {table}
 
-Bounds: 1e-3 for F32 and F16 and 1e-2 for other types against llama.cpp, 1e-4 against NumPy, and another choice only at
-near ties. {verdict}
+Bounds: 1e-3 for F32 and F16 and 1e-2 for other types against llama.cpp, 1e-4 against NumPy, and different choices
+only at near ties. {verdict}
 
-Where the differences come from: llama.cpp rounds activations to f16 for F16 weights, to bf16 for BF16 weights, and to
-eight bits under a scale in f16 for quantised ones, where hearth's scale is f32
-([decision 2](../../decisions/0002-one-reduction-order.md)); and it takes GELU from a table in f16. A sum that differs
-in its last bit now and then rounds to the next of the 255 steps, which moves the logits as much as rounding itself
-does: both programs are as far from NumPy, which does not round, as from one another.
+Causes of the differences: llama.cpp rounds activations to f16 for F16 weights, to bf16 for BF16 weights, and to eight
+bits with an f16 scale for quantised weights, where hearth has an f32 scale
+([decision 2](../../decisions/0002-one-reduction-order.md)). It computes GELU with a table in f16. A sum that differs
+in its last bit is sometimes rounded to the next of the 255 steps, which changes the logits as much as rounding
+itself. Therefore both programs differ from NumPy, which does not round, as much as from each other.
 
-Weights of unquantised models have a standard deviation of `1 / sqrt(row length)`, of the others half of that. At full
-width eight bits cost random models of this depth 2 to 3 % of the logits in either program (column `NumPy` with
-`--gain 1`), more than the bound; at half, as in a trained model, a layer changes less of what passes through it.
+Weights of unquantised models have a standard deviation of `1 / sqrt(row length)`, those of the others half of that.
+With the full deviation, rounding to eight bits changes the logits of random models of this depth by 2 to 3 % in
+either program (column `NumPy` with `--gain 1`), more than the bound. With half of it, as in a trained model, a layer
+changes the residual stream less.
 
-How near another program can be asked to come is what llama.cpp itself makes of another order of additions. Models of
-16 layers at width 1, `scripts/peers/llama_cpp_itself.py`: the same 64 tokens one by one instead of in one batch differ
-by 2.7e-2 (q4_k_m), with flash attention by 4.9e-2, and hearth's by 2.8e-2. At half width 1.1e-2, 1.9e-2 and 1.1e-2.
+Another order of additions changes llama.cpp's own logits, so no other program can be expected to be closer. Models of
+16 layers with the full deviation, `scripts/peers/llama_cpp_itself.py`: the same 64 tokens one by one instead of in
+one batch differ by 2.7e-2 (q4_k_m), with flash attention by 4.9e-2, and hearth's by 2.8e-2. With half of the
+deviation 1.1e-2, 1.9e-2 and 1.1e-2.
 {skipped}"""
 
 
@@ -299,7 +301,7 @@ def main():
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--fixtures", type=pathlib.Path)
-    parser.add_argument("--gain", type=float, help="width of the weights; 1 for unquantised types, else 0.5")
+    parser.add_argument("--gain", type=float, help="scale of the weights; 1 for unquantised types, else 0.5")
     options = parser.parse_args()
     rows, kept, skipped = [], [], {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""How fast does llama.cpp decode here, and what does it read from disk for each token?
+"""Measures the time of llama.cpp for each token, and the bytes that it reads from disk.
 
 Needs the package llama-cpp-python. Prints one JSON object: seconds and bytes read of each token.
 
     python3 scripts/peers/llama_cpp_decode.py MODEL.gguf --threads 2 --prompt 16 --tokens 12
 
-Weights stay in the mapped file, as its `--mmap` has it: copies in another layout ("extra buffers") would be
-memory that cannot be taken back, and with less memory than weights it would be killed. Batches are no longer
-than the prompt, which keeps its buffers small. Nothing is warmed up.
+Weights stay in the mapped file, as with its `--mmap`: copies in another layout ("extra buffers") cannot be
+reclaimed, so the process would be killed if memory is smaller than the weights. Batches are at most as long as
+the prompt, so that the buffers are small. There is no warm-up.
 
-Bytes are those of the block controller's throttle (`--counter FILE`, or that of its own control group), and
-without one those of /proc/self/io.
+The bytes come from the throttle of the block controller (`--counter FILE`, or the one of its own control group),
+or from /proc/self/io if there is none.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 
 
 def throttle_file():
-    """The counter of this process's own group, where there is one."""
+    """Returns the counter file of this process's control group, or None."""
     mounts = {"blkio": "/sys/fs/cgroup/blkio", "": "/sys/fs/cgroup"}
     try:
         with open("/proc/self/cgroup", encoding="ascii") as groups:
@@ -41,7 +41,7 @@ def throttle_file():
 
 
 def bytes_in(file):
-    """Bytes read, by a counter file of either version of control groups or by an `io` file of a process."""
+    """Returns the bytes read, from a counter file of control groups (v1 or v2) or an `io` file of a process."""
     with open(file, encoding="ascii") as counters:
         text = counters.read()
     total = 0
@@ -57,7 +57,7 @@ def bytes_in(file):
 
 
 def open_model(options):
-    """The model with all weights in the mapped file."""
+    """Opens the model with all weights in the mapped file."""
     import llama_cpp
     from llama_cpp import llama
 
@@ -80,9 +80,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=16, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=12, help="tokens decoded after it")
-    parser.add_argument("--counter", help="a file that counts bytes read")
+    parser.add_argument("--prompt", type=int, default=16, help="number of prompt tokens")
+    parser.add_argument("--tokens", type=int, default=12, help="number of tokens to decode after the prompt")
+    parser.add_argument("--counter", help="file with a counter of bytes read")
     options = parser.parse_args()
     if options.prompt < 1 or options.tokens < 1 or options.prompt + options.tokens > 256:
         parser.error("--prompt and --tokens must be at least 1 and at most 256 together")
@@ -91,7 +91,7 @@ def main():
     before = (time.perf_counter(), bytes_in(counter))
     model = open_model(options)
     loaded = (time.perf_counter(), bytes_in(counter))
-    # Any tokens do: what is computed and read does not depend on them.
+    # The token ids affect neither the computation time nor the bytes read.
     model.eval([(7919 * place + 5) % model.n_vocab() for place in range(options.prompt)])
     last = (time.perf_counter(), bytes_in(counter))
     result = {

@@ -1,10 +1,10 @@
-"""How far is llama.cpp from itself, and hearth from it, on one model?
+"""Measures how much llama.cpp's logits depend on the order of additions, and compares hearth's logits with them.
 
     python3 scripts/peers/llama_cpp_itself.py MODEL.gguf [target/release/examples/logits]
 
-The same 64 tokens in one batch, one by one, and in one batch with flash attention; relative RMS of the differences of
-logits to the first. Whatever this program prints for llama.cpp alone is the distance that the order of additions makes
-on that model: no other program can be asked to be nearer. Needs llama-cpp-python and numpy.
+Runs the same 64 tokens in llama.cpp in one batch, one by one, and in one batch with flash attention, and in hearth.
+Prints the relative RMS of the differences of logits to the first run. The differences of llama.cpp alone come from
+the order of additions, so another program cannot be expected to be closer. Needs llama-cpp-python and numpy.
 """
 import ctypes, subprocess, sys
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Which tokens does llama.cpp cut difficult texts into?
+"""Records how llama.cpp tokenises difficult texts.
 
-Needs the packages llama-cpp-python and gguf. Makes two small vocabularies from the texts below, byte-level BPE and
-SentencePiece, asks llama.cpp for the tokens of every text under every pre-tokenizer, and keeps vocabularies and answers
-for the test `tokens` of hearth-runtime:
+Needs the packages llama-cpp-python and gguf. Generates two small vocabularies from the texts below, byte-level BPE
+and SentencePiece, tokenises every text in llama.cpp with every pre-tokenizer, and writes vocabularies and tokens for
+the test `tokens` of hearth-runtime:
 
     python3 scripts/peers/llama_cpp_tokens.py -o exec/runtime/tests/data/tokens
 
-Merges are learned on whole texts, not on words, so that only the pre-tokenizer keeps pairs apart that span a space, a
-digit or a line end: another cut gives other tokens.
+Merges are learned on whole texts, not on words, so that only the pre-tokenizer separates pairs that span a space, a
+digit or a line end: another split gives other tokens.
 """
 
 import argparse
@@ -43,7 +43,7 @@ SPECIAL = ["<|bos|>", "<|im_start|>", "<|im_end|>", "[TOOL]", "<unk>", "<s>", "<
 
 
 def learned(texts, count):
-    """The most frequent pairs of neighbours, joined one after another."""
+    """Learns `count` BPE merges: repeatedly merges the most frequent pair of adjacent symbols."""
     words, merges = [list(text) for text in texts], []
     for _ in range(count):
         pairs = collections.Counter(pair for word in words for pair in zip(word, word[1:]))
@@ -64,7 +64,7 @@ def learned(texts, count):
 
 
 def visible():
-    """GPT-2's characters of the bytes."""
+    """Returns GPT-2's mapping from bytes to printable characters."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)}
@@ -78,7 +78,7 @@ def bpe(path, pre):
     for a, b in merges:
         if a + b not in tokens:
             tokens.append(a + b)
-    # Whole words that no merge makes.
+    # Whole words that no merge produces.
     tokens += [word for word in ("\u0120people", "English", "world!") if word not in tokens]
     types = [NORMAL] * len(tokens)
     tokens += ["<|bos|>", "<|im_start|>", "<|im_end|>", "[TOOL]"]
@@ -97,7 +97,7 @@ def bpe(path, pre):
 
 def spm(path, prefix):
     texts = ["\u2581" + text.replace(" ", "\u2581") for text in TEXTS]
-    # A character in every fourth is no piece, so that bytes occur.
+    # Every fourth non-ASCII character is not in the vocabulary, so that byte tokens occur.
     characters = sorted({c for text in texts for c in text if ord(c) % 4 or c.isascii()} - {"\0"})
     merges = [(a, b) for a, b in learned(texts, MERGES) if all(c in characters for c in a + b)]
     tokens, types = ["<unk>", "<s>", "</s>"], [UNKNOWN, CONTROL, CONTROL]

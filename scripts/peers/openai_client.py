@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Does OpenAI's own Python client get on with `hearth serve`?
+"""Checks `hearth serve` with OpenAI's own Python client.
 
     python3 -m venv client && client/bin/pip install openai
     client/bin/python scripts/peers/openai_client.py http://127.0.0.1:8080/v1 [TOKEN] [--kill PID]
 
-Chat, stream, cancel, stop strings, errors, eight requests at once; with --kill a worker is killed during those eight. The
-greedy answers must be the same each time. Prints a line for each check, and ends with 1 if one fails.
+Checks chat, streaming, cancellation, stop strings, errors, and eight requests at once. With --kill it kills a worker
+during these eight. Greedy answers must be the same each time. Prints a line for each check, and exits with 1 if one
+fails.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import openai
 parser = argparse.ArgumentParser()
 parser.add_argument("base")
 parser.add_argument("token", nargs="?", default="none")
-parser.add_argument("--kill", type=int, help="a process to be killed during the eight requests")
+parser.add_argument("--kill", type=int, help="process to kill during the eight requests")
 arguments = parser.parse_args()
 client = openai.OpenAI(base_url=arguments.base, api_key=arguments.token, timeout=120, max_retries=0)
 failed = 0
@@ -54,7 +55,7 @@ check("chat", answer.choices[0].finish_reason in ("stop", "length") and answer.u
 turns = question + [{"role": "assistant", "content": text}, {"role": "user", "content": "And whence?"}]
 second = client.chat.completions.create(messages=turns, max_tokens=8, **how)
 held = second.usage.prompt_tokens_details.cached_tokens
-check("the next turn", second.usage.prompt_tokens > held, f"{held} of {second.usage.prompt_tokens} tokens were known")
+check("the next turn", second.usage.prompt_tokens > held, f"{held} of {second.usage.prompt_tokens} tokens were cached")
 
 stream = client.chat.completions.create(
     messages=question, max_tokens=24, stream=True, stream_options={"include_usage": True}, **how
@@ -88,11 +89,11 @@ check("cancel", metric("requests_active") == 0 and metric("requests_cancelled_to
 for what, error, request in [
     ("unknown model", openai.NotFoundError, {"model": "gpt-none", "messages": question}),
     ("too long", openai.BadRequestError, {"model": model, "messages": question, "max_tokens": 10**6}),
-    ("what is not done", openai.BadRequestError, {"model": model, "messages": question, "n": 2}),
+    ("unsupported option", openai.BadRequestError, {"model": model, "messages": question, "n": 2}),
 ]:
     try:
         client.chat.completions.create(**request)
-        check(what, False, "it was answered")
+        check(what, False, "the request was accepted")
     except error as refused:
         check(what, True, refused.body["message"])
 

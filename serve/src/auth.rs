@@ -14,14 +14,14 @@ use axum::response::{IntoResponse, Response};
 use crate::AppState;
 use crate::error::{ApiError, excerpt};
 
-/// Rejects requests for other hosts when there is no token.
+/// Rejects requests whose `Host` is another machine, if there is no token.
 pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if state.token.is_some() || is_loopback_host(host) {
         return next.run(request).await;
     }
     let message = format!(
-        "`{}` is not a name of this machine: use localhost or 127.0.0.1, or start the server with --token",
+        "`{}` is not a loopback address: use localhost or 127.0.0.1, or start the server with --token",
         excerpt(host)
     );
     ApiError::new(StatusCode::FORBIDDEN, "wrong_host", message).into_response()
@@ -51,7 +51,7 @@ fn is_loopback_host(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || is_loopback
 }
 
-/// Compares in a time that does not depend on how many bytes are right.
+/// Compares two texts in a time that does not depend on the number of equal bytes.
 fn equal_in_constant_time(given: &str, token: &str) -> bool {
     let difference = given.bytes().zip(token.bytes()).fold(0, |sum, (one, other)| sum | (one ^ other));
     difference == 0 && given.len() == token.len()

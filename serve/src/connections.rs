@@ -22,15 +22,15 @@ use tokio::time::Sleep;
 
 use crate::error::ApiError;
 
-/// The most open connections. source: assumed, below the usual limit of 1024 open files
+/// Maximum number of open connections. source: assumed, below the usual limit of 1024 open files
 const MAX_CONNECTIONS: usize = 512;
-/// The time for a request's head to arrive, counted from the connection or the previous response.
+/// The time limit for the head of a request to arrive, from the start of the connection or the previous response.
 /// source: assumed; clients keep connections open for their next request
 const HEAD_DEADLINE: Duration = Duration::from_mins(1);
-/// The time for a request's body to arrive. source: assumed
+/// The time limit for the body of a request to arrive. source: assumed
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
-/// The time for a client to read something when all buffers are full.
-/// source: assumed; a program reads ahead of the person it shows the text to
+/// The time limit for a client to read some bytes when all buffers are full.
+/// source: assumed; a program reads faster than its user
 const WRITE_DEADLINE: Duration = Duration::from_mins(1);
 /// The pause after a failed accept. source: assumed
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -57,10 +57,10 @@ pub async fn serve(listener: TcpListener, router: Router) {
     }
 }
 
-/// A stream that fails when the other side reads nothing for [`WRITE_DEADLINE`].
+/// A stream that fails if the peer reads nothing for [`WRITE_DEADLINE`].
 struct WriteTimeout<S> {
     stream: S,
-    /// Runs while nothing can be written.
+    /// The timer, which runs while no bytes can be written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -108,7 +108,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     }
 }
 
-/// A JSON body that must arrive within [`BODY_DEADLINE`].
+/// Extracts a JSON body, which must arrive within [`BODY_DEADLINE`].
 pub struct JsonBody<T>(pub Result<T, ApiError>);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {

@@ -1,4 +1,4 @@
-//! Errors of the API, in the shape of OpenAI's.
+//! Errors of the API, in the format of OpenAI's API.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -14,17 +14,17 @@ pub struct ApiError {
     pub message: String,
     /// The key of the request at fault.
     pub param: Option<&'static str>,
-    /// A short name for programs.
+    /// An identifier of the error for programs.
     pub code: &'static str,
 }
 
 impl ApiError {
-    /// An error that concerns no single key.
+    /// Creates an error that does not concern a single key.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code }
     }
 
-    /// A value that cannot be accepted.
+    /// Creates the error for an invalid value of a key.
     pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -34,7 +34,7 @@ impl ApiError {
         }
     }
 
-    /// The error document.
+    /// Returns the JSON document of the error.
     pub fn to_json(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})

@@ -1,7 +1,7 @@
 //! Generations: the text of a request, decoded from the ring's token events.
 //!
-//! Text is passed on as soon as it is certain: bytes of an incomplete character, and text that may be the beginning of
-//! a stop string, are held back. A generation ends with an end-of-text token, before a stop string, or at its token
+//! Text is returned as soon as it is certain. Bytes of an incomplete character, and text that may be the beginning of
+//! a stop string, are buffered. A generation ends with an end-of-text token, before a stop string, or at its token
 //! limit.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 pub enum FinishReason {
     /// An end-of-text token or a stop string.
     Stop,
-    /// The limit of tokens.
+    /// The maximum number of tokens.
     Length,
 }
 
@@ -25,7 +25,7 @@ pub enum FinishReason {
 pub enum Chunk {
     Text(String),
     End(FinishReason),
-    /// The ring could not finish it, and why.
+    /// The ring failed for this reason.
     Failed(String),
 }
 
@@ -54,13 +54,13 @@ pub struct Generation {
     text: TextStream,
     stop: StopMatcher,
     usage: Usage,
-    /// Set when the last text has been returned and the end has not.
+    /// The reason for the end, once it is known.
     reason: Option<FinishReason>,
     is_done: bool,
 }
 
 impl Generation {
-    /// A generation for a prompt of `prompt` tokens.
+    /// Creates a generation for a prompt of `prompt` tokens.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
@@ -78,7 +78,7 @@ impl Generation {
         }
     }
 
-    /// Returns the tokens so far.
+    /// Returns the number of tokens so far.
     pub fn usage(&self) -> Usage {
         self.usage
     }
@@ -128,7 +128,7 @@ impl Generation {
         text
     }
 
-    /// Returns the text held back, at the end.
+    /// Returns the buffered text when the generation ends.
     fn flush(&mut self) -> String {
         let last = std::mem::take(&mut self.text).finish();
         let (mut text, stopped) = self.stop.push(&last);
@@ -145,33 +145,33 @@ impl Generation {
 struct StopMatcher {
     stops: Vec<String>,
     /// Text that may be the beginning of a stop string.
-    held: String,
+    buffered: String,
 }
 
 impl StopMatcher {
     fn new(stops: Vec<String>) -> Self {
-        Self { stops, held: String::new() }
+        Self { stops, buffered: String::new() }
     }
 
-    /// Takes more text. Returns the text that is certain, and whether a stop string was found.
+    /// Adds text. Returns the text that is certain, and whether a stop string was found.
     fn push(&mut self, text: &str) -> (String, bool) {
-        self.held += text;
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
-            self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+        self.buffered += text;
+        if let Some(at) = self.stops.iter().filter_map(|stop| self.buffered.find(stop.as_str())).min() {
+            self.buffered.truncate(at);
+            return (std::mem::take(&mut self.buffered), true);
         }
         let partial_match = |stop: &String| {
             let ends = stop.char_indices().map(|(at, _)| at).skip(1);
-            ends.filter(|&at| self.held.ends_with(&stop[..at])).max().unwrap_or(0)
+            ends.filter(|&at| self.buffered.ends_with(&stop[..at])).max().unwrap_or(0)
         };
         let kept = self.stops.iter().map(partial_match).max().unwrap_or(0);
-        let rest = self.held.split_off(self.held.len() - kept);
-        (std::mem::replace(&mut self.held, rest), false)
+        let rest = self.buffered.split_off(self.buffered.len() - kept);
+        (std::mem::replace(&mut self.buffered, rest), false)
     }
 
-    /// Returns the text held back.
+    /// Returns the buffered text.
     fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        std::mem::take(&mut self.buffered)
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn possible_stop_strings_are_held_back() {
+    fn possible_stop_strings_are_buffered() {
         let strings = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(matched(&["END"], &["a", "bE", "N", "x"]), (strings(&["a", "b", "", "ENx", ""]), false));
         assert_eq!(matched(&["END"], &["aE", "ND of it"]), (strings(&["a", ""]), true));

@@ -3,7 +3,7 @@
 //! A handler turns an HTTP request into a request to the ring ([`hearth_ring::Request`]) and the ring's events into
 //! the response. When a client disconnects, its response is dropped, and the ring frees the request's slot.
 //!
-//! Not here: bringing up the ring and keeping it up (the `serve` verb).
+//! Not here: connecting the ring and reconnecting it after failures (the `serve` verb).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -42,11 +42,12 @@ pub use self::metrics::Metrics;
 use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
 use self::response::{ResponseHeader, ResponseKind};
 
-/// The largest body of a request, in bytes. source: assumed, a context of a hundred thousand tokens as text
+/// Maximum size of a request body, in bytes. source: assumed, a context of a hundred thousand tokens as text
 const MAX_BODY_BYTES: usize = 4 << 20;
-/// The most requests running or waiting; further ones are refused. source: assumed, far more than a home asks at once
+/// Maximum number of running and waiting requests; further ones are refused. source: assumed, far more than a home
+/// needs
 const MAX_ACTIVE_REQUESTS: u64 = 512;
-/// Tokens of a completion without `max_tokens`. source: OpenAI's API reference
+/// Default of `max_tokens` for text completions. source: OpenAI's API reference
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
 const CHAT_PAGE: &str = include_str!("page.html");
@@ -59,7 +60,7 @@ pub struct AppState {
     pub template: Result<ChatTemplate, String>,
     /// The model's name in the API.
     pub model: Arc<str>,
-    /// Positions of each sequence.
+    /// The context length of each sequence, in tokens.
     pub context: u32,
     pub vocabulary: u32,
     pub metrics: Arc<Metrics>,
@@ -186,7 +187,7 @@ async fn create_completion(
     respond(&state, (ResponseKind::Completion, id), "completions", parsed).await
 }
 
-/// Starts a generation for each prompt and returns them, streamed or whole.
+/// Starts a generation for each prompt. Returns the response, streamed or complete.
 async fn respond(
     state: &Arc<AppState>,
     (kind, id): (ResponseKind, u64),
@@ -211,7 +212,7 @@ async fn respond(
     response
 }
 
-/// Waits for all generations concurrently, so that the time to first token of each is measured when it comes. Dropping
+/// Waits for all generations concurrently, so that the time to first token of each is measured correctly. Dropping
 /// the future cancels them.
 async fn collect_all(
     header: &ResponseHeader,
@@ -231,7 +232,7 @@ async fn collect_all(
     Ok(Json(header.complete(texts, usages.into_iter().sum())))
 }
 
-/// Waits for one generation. Returns its text, why it ended, and its usage; or why it failed.
+/// Waits for a generation. Returns its text, its finish reason and its usage, or the reason of a failure.
 async fn collect(
     mut generation: Generation,
     mut active: ActiveRequest,
@@ -315,7 +316,7 @@ impl AppState {
         }
     }
 
-    /// Sends a request for each prompt to the ring.
+    /// Starts a generation for each prompt.
     fn start(
         &self,
         prompts: Vec<Vec<u32>>,
@@ -326,7 +327,7 @@ impl AppState {
         if !self.metrics.is_ring_up() {
             return unavailable(
                 "ring_down",
-                "the ring is down and comes up again as soon as its devices are reachable: try again later",
+                "the ring is down and reconnects as soon as its devices are reachable: try again later",
             );
         }
         if self.metrics.active() + prompts.len() as u64 > MAX_ACTIVE_REQUESTS {
@@ -359,15 +360,15 @@ impl AppState {
         Ok(started.into_iter().map(send).collect())
     }
 
-    /// Returns how many tokens to generate after a prompt of `prompt` tokens.
+    /// Returns the number of tokens to generate after a prompt of `prompt` tokens.
     fn tokens_to_generate(&self, prompt: u64, params: &GenerationParams) -> Result<u32, ApiError> {
         let context = u64::from(self.context);
         let left = context.saturating_sub(prompt);
         let wanted = params.max_tokens.map_or(left, u64::from);
         if left == 0 || wanted > left {
             let message = format!(
-                "the context is {context} tokens; a prompt of {prompt} and {wanted} generated tokens do not fit: shorten \
-                 the prompt or lower `max_tokens`"
+                "a prompt of {prompt} tokens and {wanted} generated tokens do not fit the context of {context} tokens: \
+                 shorten the prompt or lower `max_tokens`"
             );
             let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
             return Err(ApiError { param: Some("max_tokens"), ..error });

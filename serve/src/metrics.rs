@@ -1,6 +1,6 @@
 //! Metrics of a server: Prometheus metrics for `/metrics`, and a snapshot for the chat page.
 //!
-//! Device times come from the traces that the ring hands over while it runs. Nothing is kept of a single request.
+//! Device times come from the traces that the running ring reports. No data of single requests are stored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -68,7 +68,7 @@ pub struct Metrics {
 pub struct DeviceActivity {
     /// Seconds of processor time.
     pub computing_s: f64,
-    /// Seconds in which a computation waited for weights from disk.
+    /// Seconds for which computations waited for weights from disk.
     pub disk_wait_s: f64,
     /// Seconds of waiting for activations.
     pub waiting_s: f64,
@@ -80,11 +80,11 @@ pub struct DeviceActivity {
 /// The state of a server at one moment, for the chat page.
 #[derive(Debug, Serialize)]
 pub struct Snapshot {
-    /// Whether the ring takes requests.
+    /// Whether the ring accepts requests.
     pub is_up: bool,
-    /// Requests running or waiting.
+    /// Number of running and waiting requests.
     pub active: u64,
-    /// Tokens generated since the server started.
+    /// Number of tokens generated since the server started.
     pub generated: u64,
     /// Seconds since the server started.
     pub uptime_s: f64,
@@ -151,12 +151,12 @@ impl Metrics {
         ActiveRequest { metrics: self.clone(), started: Instant::now(), has_text: false, is_finished: false }
     }
 
-    /// Returns the number of requests running or waiting.
+    /// Returns the number of running and waiting requests.
     pub fn active(&self) -> u64 {
         u64::try_from(self.active.get()).unwrap_or(0)
     }
 
-    /// Records that the ring came up or went down.
+    /// Records whether the ring accepts requests from now on.
     pub fn set_ring_up(&self, is_up: bool) {
         self.ring_up.set(i64::from(is_up));
         if is_up {
@@ -164,12 +164,12 @@ impl Metrics {
         }
     }
 
-    /// Whether the ring takes requests.
+    /// Whether the ring accepts requests.
     pub fn is_ring_up(&self) -> bool {
         self.ring_up.get() != 0
     }
 
-    /// Adds what a device did, from a part of its trace.
+    /// Adds the activity of a device, from a part of its trace.
     pub fn record_device(&self, device: &str, records: &[Record], readings: &[Reading]) {
         let mut added = DeviceActivity::default();
         for record in records {
@@ -207,7 +207,7 @@ impl Metrics {
         }
     }
 
-    /// Returns the state of the server now.
+    /// Returns the current state of the server.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             is_up: self.is_ring_up(),
@@ -245,7 +245,7 @@ impl ActiveRequest {
         }
     }
 
-    /// Marks the request as finished, with success or not. One that is dropped before counts as cancelled.
+    /// Marks the request as finished, with success or failure. A request that is dropped before counts as cancelled.
     pub fn finish(&mut self) {
         self.is_finished = true;
     }

@@ -1,7 +1,7 @@
 //! Request bodies of OpenAI's completion endpoints, parsed and validated.
 //!
-//! A field that would change the result and is not supported is refused by name. Fields that change nothing (`user`,
-//! `metadata`, ...) are ignored.
+//! Unsupported fields that would change the result are refused by name. Fields without effect (`user`, `metadata`,
+//! ...) are ignored.
 
 use hearth_runtime::{Message, SamplerOptions};
 use serde::Deserialize;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::error::{ApiError, excerpt};
 
-/// The most stop strings of a request. source: assumed; OpenAI's API takes 4
+/// Maximum number of stop strings of a request. source: assumed; OpenAI's API allows 4
 const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
-/// The most prompts of one completion request. source: assumed
+/// Maximum number of prompts of a completion request. source: assumed
 const MAX_PROMPTS: usize = 64;
 
 /// The fields that chat and text completions share.
@@ -25,7 +25,7 @@ pub struct CommonFields {
     max_completion_tokens: Option<u32>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    /// Not part of OpenAI's API, but common elsewhere.
+    /// Not part of OpenAI's API, but common in other APIs.
     top_k: Option<usize>,
     seed: Option<i64>,
     stop: Option<StopField>,
@@ -114,13 +114,13 @@ pub enum Prompt {
 /// Validated parameters of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationParams {
-    /// `None` generates until the context is full.
+    /// Maximum number of generated tokens; `None` generates until the context is full.
     pub max_tokens: Option<u32>,
     pub sampler: SamplerOptions,
     pub stop: Vec<String>,
     /// Whether the response is streamed.
     pub stream: bool,
-    /// Whether a streamed response ends with its usage.
+    /// Whether a streamed response ends with its token usage.
     pub include_usage: bool,
 }
 
@@ -174,7 +174,7 @@ impl CompletionRequest {
 }
 
 impl CommonFields {
-    /// Validates the fields. `seed` is used if the request has none.
+    /// Validates the fields. `seed` is the seed of a request without one.
     pub fn params(&self, seed: u64) -> Result<GenerationParams, ApiError> {
         self.check_supported()?;
         let default = SamplerOptions::default();

@@ -1,7 +1,7 @@
 //! Response bodies of OpenAI's completion endpoints, as one document or as server-sent events.
 //!
-//! The objects are `chat.completion`, `chat.completion.chunk` and `text_completion`. While no token comes, a stream
-//! carries comments, so that proxies keep the connection open.
+//! The objects are `chat.completion`, `chat.completion.chunk` and `text_completion`. While there are no tokens, a
+//! stream sends comments, so that proxies keep the connection open.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use crate::metrics::ActiveRequest;
 /// The time between comments in an idle stream.
 /// source: assumed, below the minute after which proxies close idle connections
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// The most events buffered for a slow client. Further tokens wait in the request's event channel.
+/// Maximum number of events that are buffered for a slow client. Further tokens wait in the request's event channel.
 const STREAM_BUFFER_EVENTS: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum ResponseKind {
     Completion,
 }
 
-/// The fields that all chunks of one response repeat.
+/// The fields that all chunks of a response have in common.
 #[derive(Debug, Clone)]
 pub struct ResponseHeader {
     pub kind: ResponseKind,
@@ -79,7 +79,8 @@ impl ResponseHeader {
         self.document(object, &choices, Some(usage))
     }
 
-    /// Returns a chunk: text, the finish reason, or with neither the first chunk of a chat, which has the role.
+    /// Returns a chunk with text or with the finish reason. Without both, it is the first chunk of a chat, with the
+    /// role.
     fn chunk(&self, index: usize, text: Option<&str>, finish: Option<FinishReason>) -> Value {
         match self.kind {
             ResponseKind::Chat => {
@@ -118,7 +119,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// Streams generations as server-sent events, those of several prompts interleaved.
+/// Streams generations as server-sent events. The events of several generations are interleaved.
 pub fn stream(
     header: ResponseHeader,
     generations: Vec<(Generation, ActiveRequest)>,
@@ -189,7 +190,7 @@ async fn send_one(
     Some(generation.usage())
 }
 
-/// The server-sent events received from a channel.
+/// A stream of the server-sent events from a channel.
 struct EventStream {
     event_rx: mpsc::Receiver<String>,
 }

@@ -1,12 +1,12 @@
 //! Event queue and clock of a simulation.
 //!
-//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of one instant come out in the
-//! order in which they went in, so two runs of one input are equal byte for byte. An event is any `Clone` value that
-//! the simulation chooses, in practice one enum.
+//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of the same instant are handled
+//! in the order in which they were scheduled, so two runs of the same input give the same bytes. An event is any
+//! `Clone` value that the simulation chooses, in practice one enum.
 //!
-//! Cancellation is by generation stamp. A shared resource must cancel the finishing time that it announced whenever a
-//! job joins or leaves. It owns a [`Timer`]; setting or clearing the timer raises its generation, which makes the entry
-//! still in the heap stale. Stale entries are dropped when they surface: O(1) to cancel, no search in the heap.
+//! The completion time of a shared resource changes whenever a job starts or ends, so its pending event must be
+//! replaced. The resource uses a [`Timer`]: setting or cancelling a timer increments its generation, which makes its
+//! entry in the heap stale. Stale entries are dropped when they reach the top of the heap, so cancelling takes O(1).
 //!
 //! The caller's loop is `while let Some(event) = engine.next_event()`.
 
@@ -16,7 +16,7 @@ use std::collections::BinaryHeap;
 /// An instant of simulated time, in integer nanoseconds since the start.
 pub type Nanos = u64;
 
-/// The longest simulated time: about three years, far below the largest value of the clock.
+/// Maximum simulated time in nanoseconds: about three years, far below the largest value of the clock.
 pub const MAX_SIM_TIME: Nanos = 100_000_000_000_000_000;
 
 /// The pending events of a simulation, and its clock.
@@ -25,16 +25,15 @@ pub struct Engine<E> {
     now: Nanos,
     sequence: u64,
     heap: BinaryHeap<Entry<E>>,
-    /// Current generation of each timer; entries of an older one are stale.
+    /// Current generation of each timer; entries of an older generation are stale.
     generations: Vec<u32>,
-    handled: u64,
 }
 
-/// An alarm with at most one pending entry.
+/// A timer with at most one pending event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timer(u32);
 
-/// Marks entries that belong to no timer and are never stale.
+/// The timer number of entries that belong to no timer and are never stale.
 const NO_TIMER: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
@@ -47,60 +46,50 @@ struct Entry<E> {
 }
 
 impl<E> Engine<E> {
-    /// An empty queue at time zero.
+    /// Creates an empty queue at time zero.
     pub fn new() -> Self {
-        Self { now: 0, sequence: 0, heap: BinaryHeap::new(), generations: Vec::new(), handled: 0 }
+        Self { now: 0, sequence: 0, heap: BinaryHeap::new(), generations: Vec::new() }
     }
 
-    /// The time of the last event handled.
+    /// Returns the time of the last event handled.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Entries in the heap, stale ones included.
-    pub fn pending(&self) -> usize {
-        self.heap.len()
-    }
-
-    /// The number of events handled so far.
-    pub fn handled(&self) -> u64 {
-        self.handled
-    }
-
-    /// Returns a new alarm, not set.
+    /// Creates a timer that is not set.
     ///
     /// # Panics
-    /// After four billion timers.
-    pub fn timer(&mut self) -> Timer {
+    /// If there are more timers than `u32` can count.
+    pub fn new_timer(&mut self) -> Timer {
         let slot = u32::try_from(self.generations.len()).ok().filter(|&slot| slot != NO_TIMER);
         self.generations.push(0);
         Timer(slot.expect("fewer timers than u32 can count"))
     }
 
-    /// Schedules an event that cannot be cancelled. An instant in the past means now.
+    /// Schedules an event that cannot be cancelled. An instant in the past is replaced by the current time.
     #[inline]
-    pub fn at(&mut self, at: Nanos, event: E) {
+    pub fn schedule_at(&mut self, at: Nanos, event: E) {
         self.push(at, NO_TIMER, 0, event);
     }
 
-    /// Schedules an event after a delay.
+    /// Schedules an event that cannot be cancelled after a delay.
     #[inline]
-    pub fn after(&mut self, delay: Nanos, event: E) {
+    pub fn schedule_after(&mut self, delay: Nanos, event: E) {
         self.push(self.now.saturating_add(delay), NO_TIMER, 0, event);
     }
 
-    /// Sets a timer, which replaces its pending entry.
-    pub fn set(&mut self, timer: Timer, at: Nanos, event: E) {
+    /// Schedules the event of a timer, and cancels the event that was pending.
+    pub fn set_timer(&mut self, timer: Timer, at: Nanos, event: E) {
         let generation = self.next_generation(timer);
         self.push(at, timer.0, generation, event);
     }
 
-    /// Cancels the pending entry of a timer, if there is one.
-    pub fn cancel(&mut self, timer: Timer) {
+    /// Cancels the pending event of a timer, if there is one.
+    pub fn cancel_timer(&mut self, timer: Timer) {
         self.next_generation(timer);
     }
 
-    /// Drops all pending events. The clock and the timers stay.
+    /// Drops all pending events, but keeps the clock and the timers.
     pub fn clear(&mut self) {
         self.heap.clear();
     }
@@ -112,7 +101,6 @@ impl<E> Engine<E> {
             let stale = entry.timer != NO_TIMER && self.generations[entry.timer as usize] != entry.generation;
             if !stale {
                 self.now = entry.at;
-                self.handled += 1;
                 return Some(entry.event);
             }
         }
@@ -179,39 +167,39 @@ mod tests {
     #[test]
     fn simultaneous_events_keep_order() {
         let mut engine = Engine::new();
-        engine.at(5, 1);
-        engine.at(3, 2);
-        engine.at(5, 3);
-        engine.after(3, 4);
+        engine.schedule_at(5, 1);
+        engine.schedule_at(3, 2);
+        engine.schedule_at(5, 3);
+        engine.schedule_after(3, 4);
         assert_eq!(drain(engine), [(3, 2), (3, 4), (5, 1), (5, 3)]);
     }
 
     #[test]
-    fn setting_timer_again_cancels_pending_entry() {
+    fn setting_timer_again_cancels_pending_event() {
         let mut engine = Engine::new();
-        let (first, second) = (engine.timer(), engine.timer());
-        engine.set(first, 10, 1);
-        engine.set(second, 20, 2);
-        engine.set(first, 30, 3);
-        engine.cancel(second);
+        let (first, second) = (engine.new_timer(), engine.new_timer());
+        engine.set_timer(first, 10, 1);
+        engine.set_timer(second, 20, 2);
+        engine.set_timer(first, 30, 3);
+        engine.cancel_timer(second);
         assert_eq!(drain(engine), [(30, 3)]);
     }
 
     #[test]
     fn past_instant_means_now() {
         let mut engine = Engine::new();
-        engine.at(10, 1);
+        engine.schedule_at(10, 1);
         assert_eq!(engine.next_event(), Some(1));
-        engine.at(4, 2);
+        engine.schedule_at(4, 2);
         assert_eq!(drain(engine), [(10, 2)]);
     }
 
     #[test]
     fn cloned_engine_is_independent() {
         let mut engine = Engine::new();
-        engine.at(1, 1);
+        engine.schedule_at(1, 1);
         let mut branch = engine.clone();
-        branch.at(0, 9);
+        branch.schedule_at(0, 9);
         assert_eq!(drain(branch), [(0, 9), (1, 1)]);
         assert_eq!(drain(engine), [(1, 1)]);
     }
@@ -221,7 +209,7 @@ mod tests {
         fn time_never_goes_back(times in prop::collection::vec(0u64..50, 0..60)) {
             let mut engine = Engine::new();
             for (at, event) in times.iter().zip(0u32..) {
-                engine.at(*at, event);
+                engine.schedule_at(*at, event);
             }
             let mut expected: Vec<_> = times.iter().copied().zip(0u32..).collect();
             expected.sort_unstable();

@@ -1,76 +1,79 @@
-//! Errors of the simulator's input.
+//! Errors of a simulation.
 //!
-//! A device that runs out of memory is no error but an outcome of the run, recorded in the trace.
+//! A device that runs out of memory is not an error but an outcome of the run, which the trace records.
 
 use hearth_core::cluster::UnreachablePeer;
 use hearth_core::memory::draft::DraftError;
 use hearth_core::schedule::{GenerationError, ScheduleError};
 use hearth_profiles::{DocumentError, Seconds};
 
-/// Why a plan cannot be simulated.
+/// The reason why a plan cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SimError {
     /// The plan contradicts itself.
-    #[error("the plan cannot be run: {0}")]
+    #[error("the plan is invalid: {0}")]
     Plan(#[from] DocumentError),
     /// The plan names a device that the scenario does not have.
     #[error(
-        "plan devices[{place}] is `{name}`, which the scenario does not have; plan again from this scenario"
+        "plan devices[{place}] is `{name}`, but the scenario has no such device; make a new plan from this \
+         scenario"
     )]
     UnknownDevice { place: usize, name: String },
     /// The plan was made for another model.
     #[error(
-        "the plan is for `{planned}` and the scenario's model is `{given}`; plan again from this scenario"
+        "the plan is for model `{planned}`, but the scenario's model is `{given}`; make a new plan from this \
+         scenario"
     )]
     OtherModel { planned: String, given: String },
     /// GPU layers on a device without a usable GPU.
     #[error(
-        "plan devices[{place}] `{name}` has {layers} GPU layers a window, but its profile {lack}; set `gpu_layers: 0` \
-         or complete the profile"
+        "plan devices[{place}] `{name}` has {layers} GPU layers per window, but its profile {missing}; set \
+         `gpu_layers: 0` or complete the profile"
     )]
-    NoGpu { place: usize, name: String, layers: u32, lack: &'static str },
+    NoGpu { place: usize, name: String, layers: u32, missing: &'static str },
     /// A chunk size that the page cache does not support.
-    #[error("chunks of {bytes} bytes: choose from 128 KiB to 8 MiB")]
+    #[error("the chunk size is {bytes} bytes; it must be from 128 KiB to 8 MiB")]
     Chunk { bytes: u64 },
-    /// A stream buffer so small that the model falls into too many pieces.
+    /// A stream buffer so small that the model has too many pieces.
     #[error(
-        "the plan's device {place} would stream the model in pieces of {bytes} bytes, which are too many: give it a \
-         larger `stream_buffer`"
+        "plan devices[{place}] streams the model in pieces of {bytes} bytes, which are too many pieces; set \
+         a larger `stream_buffer`"
     )]
     Pieces { place: usize, bytes: u64 },
-    /// Events for a plan that is not a ring of windows in the page cache.
+    /// Events for a plan that the executor cannot run: tensor-parallel, or with pinned weights.
     #[error(
-        "events happen only to rings that the executor can run, and {why}; or remove the scenario's `events`"
+        "events can be simulated only for plans that the executor can run, and {why}; or remove the \
+         scenario's `events`"
     )]
     EventsWithoutRing { why: String },
-    /// An event swaps memory where the profile knows of none.
+    /// An event swaps memory out, but the profile states no memory that can be swapped.
     #[error(
-        "an event swaps memory of `{device}` out, and its profile has no `memory.can_swap` or no swap space; add them or \
-         remove the event"
+        "an event swaps out memory of `{device}`, but its profile has no `memory.can_swap` or no swap space; \
+         add them or remove the event"
     )]
     NoSwap { device: String },
-    /// An event requests swapping although the page cache swaps automatically.
+    /// An event swaps memory out, but the page cache of the device already swaps automatically.
     #[error(
-        "an event swaps memory of `{device}` out, and its page cache (`memory.page_cache`) makes that room by itself; \
-         remove the event, or give the device a page cache without, as `two-list`"
+        "an event swaps out memory of `{device}`, but its page cache (`memory.page_cache`) already swaps \
+         automatically; remove the event, or choose a page cache that does not swap, such as `two-list`"
     )]
     SwapsItself { device: String },
     /// The run takes longer than the simulator's limit.
     #[error(
-        "after {tokens} tokens the simulated run has taken {at}, and goes on: some rate of a device or a link is far too \
-         small"
+        "the simulated run has taken {at} for {tokens} tokens and is not complete; a rate of a device or a \
+         link is far too small"
     )]
     TooLong { tokens: u32, at: Seconds },
     /// Every device waits for another: a defect of the simulator.
-    #[error("the simulated ring stands still after {tokens} tokens, at {at}: nothing more would ever happen")]
+    #[error("the simulated ring is deadlocked after {tokens} tokens, at {at}")]
     Deadlock { tokens: u32, at: Seconds },
-    /// The plan sends over a pair of devices that cannot reach each other.
+    /// The plan sends between two devices that cannot reach each other.
     #[error(transparent)]
     UnreachablePeer(#[from] UnreachablePeer),
     /// Plan and scenario differ in their draft models or sequences.
     #[error(transparent)]
     Draft(#[from] DraftError),
-    /// Unexpected tokens: a defect of the simulator.
+    /// A pass returned tokens that no sequence expected: a defect of the simulator.
     #[error(transparent)]
     Generation(#[from] GenerationError),
     /// The schedule refused an event, for example because the workload is longer than the plan's context.

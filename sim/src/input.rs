@@ -14,7 +14,8 @@ use hearth_schema::trace::Trace;
 use crate::error::SimError;
 use crate::page_cache::CHUNK_BYTES;
 
-/// More pieces than a model of a terabyte has with the default stream buffer.
+/// Maximum number of pieces of a model with managed residency: more than a model of 1 TB has with the default stream
+/// buffer.
 const MAX_PIECES: u64 = 1 << 24;
 
 /// The input of a simulation.
@@ -29,18 +30,19 @@ pub struct Input<'a> {
 /// Options of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The chunk size of the page cache, except for devices with managed residency. Smaller is slower and closer to the
-    /// kernel.
+    /// Chunk size of the page cache, except on devices with managed residency. A smaller size is slower to simulate
+    /// and closer to the kernel.
     pub chunk: Bytes,
-    /// Whether memory starts in the state that earlier tokens would have left.
+    /// Whether the page cache starts in the state in which earlier tokens would have left it.
     pub warm: bool,
-    /// Whether every pinned part is taken to fit its memory.
+    /// Whether to run plans that need more memory than the devices have.
     pub ignore_memory: bool,
-    /// The most memory that a device's process may hold beyond its profile; the seed decides how much. Where a share
-    /// just fits, this and the position of a token's first fault (the embedding row, which aligns the read-ahead)
-    /// decide what a token reads.
+    /// Maximum memory of a device's process beyond what its profile states; the seed determines the actual amount. If
+    /// the weights of a device only just fit, this amount and the position of a token's first fault (the embedding
+    /// row, which aligns the read-ahead) determine how much is read for a token.
     pub process_spread: Bytes,
-    /// Whether an embedding row is read with its surroundings, as by an engine that gives the system no advice.
+    /// Whether a fault at an embedding row also reads the pages around it, as in an engine that does not call
+    /// `madvise`.
     pub rows_read_around: bool,
 }
 
@@ -56,11 +58,11 @@ impl Default for Options {
     }
 }
 
-/// What disturbs a ring while it runs.
+/// The events of a scenario, and the planner that reacts to the loss of a device.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Disturbances<'a> {
     pub events: &'a [hearth_schema::events::Event],
-    /// Plans again when a device is lost.
+    /// Makes a new plan when a device is lost. Without a replanner the run ends.
     pub replanner: Option<&'a dyn Replanner>,
 }
 
@@ -68,7 +70,7 @@ pub struct Disturbances<'a> {
 #[derive(Debug, Clone)]
 pub struct Run {
     pub trace: Trace,
-    /// The plans made during the run, in order.
+    /// The plans made during the run, in order of time.
     pub plans: Vec<Plan>,
     /// The indices of the events that had not begun when the run ended.
     pub unreached_events: Vec<usize>,
@@ -80,7 +82,7 @@ impl Run {
     }
 }
 
-/// Checks the input; returns the plan's devices in ring order.
+/// Checks the input and returns the plan's devices in ring order.
 pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
@@ -92,7 +94,7 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         .model
         .digest
         .as_ref()
-        .is_some_and(|digest| cluster.model.matches(digest) != DigestMatch::Different);
+        .is_some_and(|digest| cluster.model.match_digest(digest) != DigestMatch::Different);
     if plan.model.layers != cluster.model.shape.layers.0 || !(same_shape || same_file) {
         let (planned, given) = (plan.model.name.clone(), cluster.model.name.clone());
         return Err(SimError::OtherModel { planned, given });
@@ -101,14 +103,14 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     for (place, planned) in plan.devices.iter().enumerate() {
         let name = planned.name.clone();
         let Some(member) = cluster.member(&name) else { return Err(SimError::UnknownDevice { place, name }) };
-        let lack = match &member.device.gpu {
+        let missing = match &member.device.gpu {
             _ if planned.gpu_layers == 0 => None,
             None => Some("has no `gpu`"),
             Some(gpu) if gpu.matvec.is_empty() => Some("has no rate in `gpu.matvec`"),
             Some(_) => None,
         };
-        if let Some(lack) = lack {
-            return Err(SimError::NoGpu { place, name, layers: planned.gpu_layers, lack });
+        if let Some(missing) = missing {
+            return Err(SimError::NoGpu { place, name, layers: planned.gpu_layers, missing });
         }
         let residency = planned.residency;
         let piece = residency.piece().0.max(1);
@@ -125,7 +127,7 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     Ok(devices)
 }
 
-/// Refuses events that cannot happen to these devices.
+/// Checks that the events can be simulated with this plan and these devices.
 pub fn check_events(input: &Input, disturbances: &Disturbances) -> Result<(), SimError> {
     if let Some(why) = input.plan.only_simulated().filter(|_| !disturbances.events.is_empty()) {
         return Err(SimError::EventsWithoutRing { why });
@@ -136,8 +138,8 @@ pub fn check_events(input: &Input, disturbances: &Disturbances) -> Result<(), Si
         if memory.is_none_or(|memory| memory.obtainable() == memory.available.value) {
             return Err(SimError::NoSwap { device: name.clone() });
         }
-        let by_itself = [PageCachePolicy::Android, PageCachePolicy::Macos, PageCachePolicy::MacosMetal];
-        if memory.is_some_and(|memory| by_itself.contains(&memory.page_cache)) {
+        let swaps_itself = [PageCachePolicy::Android, PageCachePolicy::Macos, PageCachePolicy::MacosMetal];
+        if memory.is_some_and(|memory| swaps_itself.contains(&memory.page_cache)) {
             return Err(SimError::SwapsItself { device: name.clone() });
         }
     }

@@ -1,17 +1,17 @@
-//! Discrete-event simulator: predicts the time of a plan and the activity of every device.
+//! Discrete-event simulator: predicts the time per token of a plan and the activity of every device.
 //!
-//! [`simulate`] takes a resolved scenario and a plan. It interprets the same schedule as the executor and writes the same
-//! trace.
+//! [`simulate`] takes a resolved scenario and a plan. It interprets the same schedule as the executor and writes a
+//! trace in the same format.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`engine`] | the clock and the heap of pending events |
-//! | [`resource`] | what devices and messages compete for: processors, disks, links |
-//! | [`page_cache`] | which weights stay in memory, by operating system |
-//! | [`device`] | a device that interprets its schedule |
-//! | `ring` | the devices of a ring, and what disturbs them |
-//! | `tensor` | plans that slice every layer over all devices |
-//! | `soc` | a phone with GPU and NPU that runs a model alone |
+//! | [`engine`] | the clock and the queue of pending events |
+//! | [`resource`] | shared resources: processors, disks, links |
+//! | [`page_cache`] | the page caches of different operating systems |
+//! | [`device`] | a simulated device, which executes its schedule |
+//! | `ring` | a ring of devices under the events of a scenario |
+//! | `tensor` | tensor-parallel plans, which slice every layer |
+//! | `soc` | a phone with a GPU and an NPU that runs a model alone |
 //! | [`mobile_gpu`] | a roofline model of a phone's GPU, without events |
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]

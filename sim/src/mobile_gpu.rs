@@ -1,7 +1,8 @@
-//! Roofline model of a phone's GPU: prefill and decode speed from two numbers.
+//! Roofline model of a phone's GPU: prefill and decode speed from its arithmetic rate and its bandwidth.
 //!
-//! It covers a whole pass, for the kernels of the ML Drift paper. With F operations and BW bytes per second, L layers,
-//! h_q query heads of d_h numbers, and the weights of attention, feed-forward block and embedding:
+//! The model covers a whole pass with the kernels of the ML Drift paper. With F operations and BW bytes per second, L
+//! layers, h_q query heads of dimension d_h, and the weight counts `attn` of attention, `ffn` of the feed-forward
+//! blocks and `emb` of the embedding:
 //!
 //! ```text
 //! prefill  P / max((2 (attn + ffn) P + 2 emb + 4 L h_q d_h P^2) / F, W / BW)    tokens per second, prompt of P
@@ -9,10 +10,10 @@
 //! W        q8: attn + ffn + emb bytes; 8/4/4: attn + (ffn + emb) / 2             KV in half precision
 //! ```
 //!
-//! Scores are counted for all pairs of positions: convolution kernels compute the masked half too. `emb` is counted
-//! once, also where one matrix is embedding and output.
+//! Attention scores are counted for all pairs of positions: convolution kernels compute the masked half too. `emb` is
+//! counted once, even if one matrix is both embedding and output.
 //!
-//! Not here: launches, synchronisation and other processors, which the ring's simulator has.
+//! Not here: kernel launches, synchronisation and other processors, which the simulation of a ring includes.
 
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
@@ -20,22 +21,22 @@ use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
 /// The weight format. ML Drift paper, section 4.2; the scale of each channel is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
-    /// Eight bits everywhere.
+    /// Eight bits for all weights.
     Q8,
-    /// Eight bits in attention, four in the feed-forward block and the embedding.
+    /// Eight bits in attention, four bits in the feed-forward block and the embedding (8/4/4).
     Mixed,
 }
 
 /// The peak rates of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MobileGpu {
-    /// Arithmetic: F.
+    /// Arithmetic rate, F.
     pub compute: FlopsPerSecond,
-    /// Reading weights and cache: BW.
+    /// Bandwidth of reading weights and key-value cache, BW.
     pub bandwidth: BytesPerSecond,
 }
 
-/// Measured speeds of one model, in tokens a second.
+/// Measured speeds of one model in tokens per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     pub weights: Weights,
@@ -43,36 +44,36 @@ pub struct Measured {
     pub decode: f64,
 }
 
-/// Numbers of weights.
-struct Counts {
+/// Weight counts of a model.
+struct WeightCounts {
     attention: f64,
     feed_forward: f64,
     embedding: f64,
 }
 
-fn counts(shape: &ModelShape) -> Counts {
+fn weight_counts(shape: &ModelShape) -> WeightCounts {
     let (layers, wide) = (f64::from(shape.layers.0), f64::from(shape.embedding));
     let mixed = f64::from(shape.heads) * f64::from(shape.value_length);
     let rows = (shape.query_width() + shape.key_width() + shape.value_width()) as f64;
-    Counts {
+    WeightCounts {
         attention: layers * wide * (rows + mixed),
         feed_forward: layers * 3.0 * wide * f64::from(shape.feed_forward),
         embedding: f64::from(shape.vocabulary) * wide,
     }
 }
 
-/// W: bytes of weights read for a token.
+/// Returns W, the bytes of weights that are read for a token.
 pub fn weight_bytes(shape: &ModelShape, weights: Weights) -> f64 {
-    let Counts { attention, feed_forward, embedding } = counts(shape);
+    let WeightCounts { attention, feed_forward, embedding } = weight_counts(shape);
     match weights {
         Weights::Q8 => attention + feed_forward + embedding,
         Weights::Mixed => attention + 0.5 * (feed_forward + embedding),
     }
 }
 
-/// Operations of processing a prompt.
-pub fn prefill_work(shape: &ModelShape, prompt: u32) -> Flops {
-    let Counts { attention, feed_forward, embedding } = counts(shape);
+/// Returns the operations of the prefill of a prompt.
+pub fn prefill_flops(shape: &ModelShape, prompt: u32) -> Flops {
+    let WeightCounts { attention, feed_forward, embedding } = weight_counts(shape);
     let (layers, prompt) = (f64::from(shape.layers.0), f64::from(prompt));
     let scores = 4.0 * layers * shape.query_width() as f64 * prompt * prompt;
     Flops(2.0 * (attention + feed_forward) * prompt + 2.0 * embedding + scores)
@@ -84,8 +85,9 @@ fn cache_bytes(shape: &ModelShape, position: u32) -> f64 {
 }
 
 impl MobileGpu {
-    /// Fits a GPU to measured speeds, with a prompt of `prompt` tokens and a mean position of `position` in decoding:
-    /// geometric means, as the speeds are ratios. `None` without a measurement.
+    /// Returns the GPU that fits measured speeds with a prompt of `prompt` tokens and a mean position of `position`
+    /// in decoding. Both rates are geometric means over the measurements, because speeds are ratios. `None` without a
+    /// measurement.
     pub fn fitted(
         shape: &ModelShape,
         measured: &[Measured],
@@ -96,7 +98,7 @@ impl MobileGpu {
             let logarithms: f64 = measured.iter().map(|one| of(one).ln()).sum();
             Some((logarithms / measured.len() as f64).exp()).filter(|mean| mean.is_finite())
         };
-        let compute = |one: &Measured| prefill_work(shape, prompt).0 * one.prefill / f64::from(prompt);
+        let compute = |one: &Measured| prefill_flops(shape, prompt).0 * one.prefill / f64::from(prompt);
         let bytes = |one: &Measured| weight_bytes(shape, one.weights) + cache_bytes(shape, position);
         Some(MobileGpu {
             compute: FlopsPerSecond(mean(&compute)?),
@@ -104,14 +106,14 @@ impl MobileGpu {
         })
     }
 
-    /// Tokens per second of processing a prompt.
+    /// Returns the prefill speed in tokens per second.
     pub fn prefill(&self, shape: &ModelShape, weights: Weights, prompt: u32) -> f64 {
-        let work = prefill_work(shape, prompt).0 / self.compute.0;
+        let work = prefill_flops(shape, prompt).0 / self.compute.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;
         f64::from(prompt) / work.max(reading)
     }
 
-    /// Tokens per second of decoding at a position.
+    /// Returns the decode speed at a position in tokens per second.
     pub fn decode(&self, shape: &ModelShape, weights: Weights, position: u32) -> f64 {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }

@@ -1,4 +1,4 @@
-//! Entry points: choose the simulation that a plan needs, and run it.
+//! Entry points: select the simulation for a plan and run it.
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::passes;
@@ -10,12 +10,12 @@ use crate::error::SimError;
 use crate::input::{self, Disturbances, Input, Run};
 use crate::{ring, soc, tensor, trace};
 
-/// Runs a plan without disturbances.
+/// Simulates a plan without events.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     simulate_with_disturbances(input, &Disturbances::default()).map(|run| run.trace)
 }
 
-/// Runs a plan under disturbances.
+/// Simulates a plan under the events of a scenario.
 pub fn simulate_with_disturbances(input: &Input, disturbances: &Disturbances) -> Result<Run, SimError> {
     let devices = input::check(input)?;
     input::check_events(input, disturbances)?;

@@ -1,17 +1,18 @@
-//! A phone with GPU and NPU that runs a model alone.
+//! A phone with a GPU and an NPU that runs a model alone.
 //!
-//! Each stage runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits for the later of the two
-//! and starts the next stage. `hearth_core::soc` defines the stages; the weights are in memory when the run begins. The
-//! trace has a `compute` record for each pass, and a record for every kernel and wait, up to [`MAX_DETAIL_RECORDS`].
+//! Each sync interval runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits for the later
+//! of the two and starts the next interval. `hearth_core::soc` defines the intervals; the weights are in memory when
+//! the run begins. The trace has a `compute` record for each pass, and a record for every kernel and wait, up to
+//! [`MAX_DETAIL_RECORDS`].
 //!
-//! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes the total time of its
-//! stages, and weights may have to be read ([`crate::device`]).
+//! Not here: a phone in a ring, or one with too little memory for the model. For these a layer takes the total time
+//! of its intervals, and weights may have to be read from disk ([`crate::device`]).
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::Generation;
 use hearth_core::soc::sync::Wait;
-use hearth_core::soc::{Chip, Stage};
+use hearth_core::soc::{Chip, SyncInterval};
 use hearth_profiles::device::{Device, Soc};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
@@ -25,7 +26,8 @@ use crate::input::{Disturbances, Input};
 use crate::speculation::{Acceptance, Drafter};
 use crate::trace::{TraceCollector, start_record};
 
-/// The most detail records: those of some hundred passes through a model of 8B. Later passes only have `compute`.
+/// Maximum number of detail records: those of some hundred passes of an 8B model. Later passes only have a `compute`
+/// record.
 const MAX_DETAIL_RECORDS: usize = 400_000;
 
 /// Returns the SoC of a device that runs its plan alone with all weights in memory from the start.
@@ -37,13 +39,13 @@ pub fn standalone_soc<'a>(
 ) -> Option<&'a Soc> {
     let plan = input.plan;
     let is_alone = plan.devices.len() == 1 && disturbances.events.is_empty();
-    let is_held =
+    let is_in_memory =
         input.options.warm && (input.options.ignore_memory || memory.weights <= memory.weight_cache);
     let is_plain = !plan.devices[0].residency.is_pinned() && plan.kind.is_ring();
-    device.soc.as_ref().filter(|_| is_alone && is_held && is_plain)
+    device.soc.as_ref().filter(|_| is_alone && is_in_memory && is_plain)
 }
 
-/// The end of a processor's current work.
+/// An event: a processor has finished its current kernel or step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Gpu,
@@ -52,7 +54,7 @@ enum Event {
     Cpu,
 }
 
-/// Runs a plan on the SoC of its only device.
+/// Simulates a plan on the SoC of its only device.
 pub fn simulate(
     input: &Input,
     soc: &Soc,
@@ -63,9 +65,9 @@ pub fn simulate(
     let (cluster, plan) = (input.cluster, input.plan);
     let kv_element = Bytes(plan.kv_cache.element_bytes());
     let chip = Chip::new(soc, &cluster.model, kv_element);
-    let workload = batched_by_graphs(&cluster.workload, chip.largest_graph());
+    let workload = with_graph_batches(&cluster.workload, chip.largest_graph());
     let drafter = plan.draft.as_ref().zip(cluster.draft.as_ref());
-    let mut run = Run {
+    let mut run = SocSimulation {
         layers: cluster.model.shape.layers.0,
         bytes: cluster.model.layers_bytes(),
         work: ComputeCost::in_main_memory(device, &cluster.model, kv_element),
@@ -74,7 +76,7 @@ pub fn simulate(
         drafter: drafter.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
         engine: Engine::new(),
         records: Vec::new(),
-        detail: 0,
+        detail_records: 0,
     };
     let acceptance = Acceptance::new(cluster.seed, &workload);
     let mut generation = Generation::new(&workload);
@@ -88,7 +90,7 @@ pub fn simulate(
         if !pass.output {
             continue;
         }
-        let accepted = acceptance.of(pass);
+        let accepted = acceptance.accepted(pass);
         tokens += generation.output(pass.index, accepted)?;
         let counters = [
             (Counter::BytesRead, 0),
@@ -102,32 +104,33 @@ pub fn simulate(
     Ok(TraceCollector { header, records: run.records, readings }.finish(passes, Outcome::Ok))
 }
 
-/// Processes the prompt in as few batches as the graphs allow, unless the scenario has a smaller micro-batch.
-fn batched_by_graphs(workload: &Workload, largest: u64) -> Workload {
+/// Returns the workload with the largest micro-batch that the NPU graphs allow, unless the scenario limits the
+/// micro-batch.
+fn with_graph_batches(workload: &Workload, largest: u64) -> Workload {
     let largest = u32::try_from(largest).unwrap_or(u32::MAX);
     let micro_batch = if workload.micro_batch < MAX_PASS_TOKENS { workload.micro_batch } else { largest };
     Workload { micro_batch, ..workload.clone() }
 }
 
-/// The state of a run.
+/// The state of a simulation.
 #[derive(Debug)]
-struct Run<'a> {
+struct SocSimulation<'a> {
     layers: u32,
-    /// Bytes of all layers.
+    /// Weight bytes of all layers.
     bytes: Bytes,
     work: ComputeCost<'a>,
     chip: Chip<'a>,
-    /// The shortest sleep.
+    /// Shortest sleep of a CPU thread.
     sleep: Seconds,
     drafter: Option<Drafter<'a>>,
     engine: Engine<Event>,
     records: Vec<Record>,
-    /// Detail records so far.
-    detail: usize,
+    /// Number of detail records so far.
+    detail_records: usize,
 }
 
-impl Run<'_> {
-    /// Computes a pass and returns its end.
+impl SocSimulation<'_> {
+    /// Simulates a pass and returns its end time.
     fn pass(&mut self, pass: Pass) -> Nanos {
         if let Some(drafter) = &mut self.drafter {
             let (time, processor) = (drafter.time(pass), drafter.processor());
@@ -146,72 +149,73 @@ impl Run<'_> {
             ..start_record(0, Resource::Gpu, Kind::Compute, (pass.index, 0), self.engine.now())
         };
         for layer in 0..self.layers {
-            for (index, stage) in (0..).zip(&forward.layer) {
-                self.stage(stage, pass, index, Some([layer, layer + 1]));
+            for (index, interval) in (0..).zip(&forward.layer) {
+                self.run_interval(interval, pass, index, Some([layer, layer + 1]));
             }
         }
         self.records.push(Record { end: self.engine.now(), ..compute });
         if pass.output {
             let output = start_record(0, Resource::Gpu, Kind::Output, (pass.index, 1), self.engine.now());
-            self.stage(&forward.head, pass, forward.layer.len() as u32, None);
+            self.run_interval(&forward.head, pass, forward.layer.len() as u32, None);
             self.records.push(Record { end: self.engine.now(), ..output });
         }
         self.engine.now()
     }
 
-    /// Runs a step of known length while the other processors are idle.
+    /// Runs a step of known duration while the other processors are idle.
     fn step(&mut self, kind: Kind, resource: Resource, pass: Pass, time: Seconds) {
-        let (start, line) = (self.engine.now(), (pass.index, 0));
+        let (start, place) = (self.engine.now(), (pass.index, 0));
         self.run_cpu(time.to_nanos());
         let cost = (resource == Resource::Cpu).then(|| Cost { cpu: time.to_nanos(), ..Cost::default() });
         let end = self.engine.now();
-        self.records.push(Record { end, cost, ..start_record(0, resource, kind, line, start) });
+        self.records.push(Record { end, cost, ..start_record(0, resource, kind, place, start) });
     }
 
-    /// Runs a stage until the CPU can continue.
-    fn stage(&mut self, stage: &Stage, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
+    /// Runs an interval until the CPU can continue.
+    fn run_interval(&mut self, interval: &SyncInterval, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
         let begin = self.engine.now();
         let mut next = [0, 0];
         for processor in [Event::Gpu, Event::Npu] {
-            self.begin(stage, processor, next[lane(processor)]);
+            self.begin_kernel(interval, processor, next[lane(processor)]);
         }
-        while next != [stage.gpu.len(), stage.npu.len()] {
+        while next != [interval.gpu.len(), interval.npu.len()] {
             let Some(event) = self.engine.next_event() else { break };
-            let (at, kernels) = (&mut next[lane(event)], kernels(stage, event));
+            let (at, kernels) = (&mut next[lane(event)], kernels(interval, event));
             let (end, time) = (self.engine.now(), Seconds(kernels[*at]).to_nanos());
             *at += 1;
             let at = *at;
             let resource = if event == Event::Gpu { Resource::Gpu } else { Resource::Npu };
-            let line = start_record(0, resource, Kind::Kernel, (pass.index, index), end.saturating_sub(time));
-            self.detail(Record { end, layers, ..line });
-            self.begin(stage, event, at);
+            let start = end.saturating_sub(time);
+            let record = start_record(0, resource, Kind::Kernel, (pass.index, index), start);
+            self.push_detail(Record { end, layers, ..record });
+            self.begin_kernel(interval, event, at);
         }
-        if stage.events > 0 {
-            let (waited, events) = (self.engine.now() - begin, Seconds(stage.waiting).to_nanos());
+        if interval.events > 0 {
+            let (waited, events) = (self.engine.now() - begin, Seconds(interval.waiting).to_nanos());
             self.run_cpu(events);
             let wait = Wait::until(Seconds::from_nanos(waited), self.sleep);
             let cost = Some(Cost { cpu: wait.polled.to_nanos(), copy: events, ..Cost::default() });
-            let line = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begin);
-            self.detail(Record { end: self.engine.now(), cost, layers, ..line });
+            let record = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begin);
+            self.push_detail(Record { end: self.engine.now(), cost, layers, ..record });
         }
     }
 
-    /// Lets time pass in which the GPU and the NPU are idle.
-    fn run_cpu(&mut self, after: Nanos) {
-        self.engine.after(after, Event::Cpu);
+    /// Advances the clock by `duration` while the GPU and the NPU are idle.
+    fn run_cpu(&mut self, duration: Nanos) {
+        self.engine.schedule_after(duration, Event::Cpu);
         while self.engine.next_event().is_some_and(|event| event != Event::Cpu) {}
     }
 
     /// Starts a processor's next kernel, if there is one.
-    fn begin(&mut self, stage: &Stage, processor: Event, index: usize) {
-        if let Some(&time) = kernels(stage, processor).get(index) {
-            self.engine.after(Seconds(time).to_nanos(), processor);
+    fn begin_kernel(&mut self, interval: &SyncInterval, processor: Event, index: usize) {
+        if let Some(&time) = kernels(interval, processor).get(index) {
+            self.engine.schedule_after(Seconds(time).to_nanos(), processor);
         }
     }
 
-    fn detail(&mut self, record: Record) {
-        if self.detail < MAX_DETAIL_RECORDS {
-            self.detail += 1;
+    fn push_detail(&mut self, record: Record) {
+        if self.detail_records < MAX_DETAIL_RECORDS {
+            self.detail_records += 1;
             self.records.push(record);
         }
     }
@@ -221,6 +225,6 @@ fn lane(processor: Event) -> usize {
     usize::from(processor == Event::Npu)
 }
 
-fn kernels(stage: &Stage, processor: Event) -> &[f64] {
-    if processor == Event::Gpu { &stage.gpu } else { &stage.npu }
+fn kernels(interval: &SyncInterval, processor: Event) -> &[f64] {
+    if processor == Event::Gpu { &interval.gpu } else { &interval.npu }
 }

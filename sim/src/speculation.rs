@@ -1,18 +1,19 @@
-//! Speculative decoding: how long a draft model takes, and which of its tokens are accepted.
+//! Speculative decoding: the time of a draft model, and which of its tokens are accepted.
 //!
-//! The draft model first reads the part of the sequence that it has not seen, as one batch. Then it generates one token
-//! after another, each in a pass through all its layers and its output matrix. After a step whose drafts were all
-//! accepted it has not seen the last of them, so the next step begins with two tokens; it forgets rejected tokens. Its
-//! weights are in memory: a pass costs what [`ComputeCost`] says, the fixed cost of a window and, on a GPU with memory
-//! of its own, the upload of the token numbers and the download of the logits.
+//! The draft model first processes the part of the sequence that is not in its key-value cache, as one batch. Then it
+//! generates one token after another, each in a pass through all its layers and its output matrix. After a step whose
+//! drafts were all accepted, the last draft is not in the cache, so the next step begins with two tokens; rejected
+//! tokens are removed from the cache. The weights of the draft model are in memory: a pass takes the time of
+//! [`ComputeCost`], the fixed cost of a window and, on a GPU with its own memory, the upload of the token IDs and the
+//! download of the logits.
 //!
 //! Each drafted position is accepted with the workload's probability if all drafts before it were (Leviathan et al.,
-//! 2023, section 2.3: acceptances as independent draws). A draw belongs to the sequence and the position, and each
-//! position is drawn once, because after a rejection its token is the large model's own. So the number of drafts does
-//! not change the draws.
+//! 2023, section 2.3: acceptances as independent draws). A draw belongs to a sequence and a position, and each
+//! position is drawn once, because after a rejection the token comes from the large model. So the number of drafts
+//! does not change the draws.
 //!
-//! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model only.
-//! It contains all other costs of a ring.
+//! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model
+//! only. It includes all other costs of a ring.
 //!
 //! Not here: the memory of the draft model (`hearth_core::memory::draft`).
 
@@ -28,8 +29,8 @@ use hearth_schema::scenario::Workload;
 
 use crate::random::{self, Purpose};
 
-/// Bytes of a token's number and of one logit.
-const NUMBER_BYTES: Bytes = Bytes(4);
+/// Bytes of a token ID, and of a logit.
+const ELEMENT_BYTES: Bytes = Bytes(4);
 
 /// The draft model of a run.
 #[derive(Debug, Clone)]
@@ -38,28 +39,28 @@ pub struct Drafter<'a> {
     model: &'a ModelProfile,
     kv_element: Bytes,
     processor: Processor,
-    /// Positions of each sequence in its key-value cache.
-    seen: BTreeMap<u32, u32>,
+    /// Number of positions in the key-value cache, for each sequence.
+    cached: BTreeMap<u32, u32>,
 }
 
 impl<'a> Drafter<'a> {
     pub fn new(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes, processor: Processor) -> Self {
-        Self { device, model, kv_element, processor, seen: BTreeMap::new() }
+        Self { device, model, kv_element, processor, cached: BTreeMap::new() }
     }
 
     pub fn processor(&self) -> Processor {
         self.processor
     }
 
-    /// The time of the drafts of a pass, or of reading the pass if it has no drafts.
+    /// Returns the time to generate the drafts of a pass, or to process the tokens of a pass without drafts.
     pub fn time(&mut self, pass: Pass) -> Seconds {
         let Pass { sequence, first_position, tokens, drafted, .. } = pass;
-        let seen = self.seen.get(&sequence).copied().unwrap_or(0).min(first_position);
-        self.seen.insert(sequence, first_position + tokens - u32::from(drafted > 0));
+        let cached = self.cached.get(&sequence).copied().unwrap_or(0).min(first_position);
+        self.cached.insert(sequence, first_position + tokens - u32::from(drafted > 0));
         if drafted == 0 {
-            return self.pass(seen, first_position + tokens - seen, false);
+            return self.pass(cached, first_position + tokens - cached, false);
         }
-        let first = self.pass(seen, first_position + 1 - seen, true);
+        let first = self.pass(cached, first_position + 1 - cached, true);
         (1..drafted).fold(first, |time, ahead| time + self.pass(first_position + ahead, 1, true))
     }
 
@@ -67,9 +68,9 @@ impl<'a> Drafter<'a> {
         let pass = Pass::plain(0, first_position, tokens, output);
         let gpu = self.device.gpu.as_ref().filter(|_| self.processor == Processor::Gpu);
         let (work, fixed, copies) = if let Some(gpu) = gpu {
-            let numbers = gpu.upload.time(NUMBER_BYTES * u64::from(tokens));
-            let logits = NUMBER_BYTES * u64::from(self.model.shape.vocabulary) * u64::from(pass.outputs());
-            let copies = if gpu.unified_memory { Seconds(0.0) } else { numbers + gpu.download.time(logits) };
+            let ids = gpu.upload.time(ELEMENT_BYTES * u64::from(tokens));
+            let logits = ELEMENT_BYTES * u64::from(self.model.shape.vocabulary) * u64::from(pass.outputs());
+            let copies = if gpu.unified_memory { Seconds(0.0) } else { ids + gpu.download.time(logits) };
             (ComputeCost::on_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
         } else {
             let cpu = &self.device.cpu;
@@ -85,7 +86,7 @@ impl<'a> Drafter<'a> {
     }
 }
 
-/// Decides which drafts of a run are accepted.
+/// Decides at random which drafts of a run are accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct Acceptance {
     seed: u64,
@@ -100,7 +101,7 @@ impl Acceptance {
     }
 
     /// Returns how many of a pass's drafts are accepted.
-    pub fn of(&self, pass: Pass) -> u32 {
+    pub fn accepted(&self, pass: Pass) -> u32 {
         let is_accepted = |&draft: &u32| {
             let position = u64::from(pass.first_position + draft);
             random::draw(self.seed, Purpose::Acceptance, pass.sequence, position) < self.probability
@@ -116,27 +117,27 @@ mod tests {
 
     use super::*;
 
-    /// The time of one token at a position, with its output.
+    /// Returns the time of one token at a position, with its output.
     fn one(drafter: &Drafter, position: u32) -> f64 {
         drafter.pass(position, 1, true).0
     }
 
     #[test]
-    fn rejected_drafts_are_read_again() {
+    fn rejected_drafts_are_processed_again() {
         let (device, model) = (shipped("d3").expect("shipped"), model::shipped("1b").expect("shipped"));
         let mut drafter = Drafter::new(&device, &model, Bytes(2), Processor::Cpu);
         let step = |first, drafted| Pass { drafted, ..Pass::plain(0, first, drafted + 1, true) };
         let prompt = drafter.time(Pass::plain(0, 0, 8, true)).0;
         assert!((prompt - drafter.pass(0, 8, false).0).abs() < 1e-15);
-        // The token at 8 and the drafts at 9 and 10; the one at 11 comes out and is not read.
+        // The token at 8 and the drafts at 9 and 10 are processed; the draft at 11 is generated and not processed.
         let expected: f64 = (8..11).map(|position| one(&drafter, position)).sum();
         assert!((drafter.time(step(8, 3)).0 - expected).abs() < 1e-15);
-        // The draft at 9 stood: the corrected token is at 10, and only it is new.
+        // The draft at 9 was accepted: the corrected token is at 10, and only it is new.
         assert!((drafter.time(step(10, 1)).0 - one(&drafter, 10)).abs() < 1e-15);
-        // That draft stood as well: the one at 11 has not been read either.
+        // That draft was accepted as well: the draft at 11 has not been processed yet either.
         let both = drafter.pass(11, 2, true).0;
         assert!((drafter.time(step(12, 1)).0 - both).abs() < 1e-15);
-        // Another sequence begins again.
+        // Another sequence starts with an empty cache.
         let other = Pass { sequence: 1, ..Pass::plain(0, 0, 8, true) };
         assert!((drafter.time(other).0 - prompt).abs() < 1e-15);
     }

@@ -1,4 +1,4 @@
-//! The parts of a trace that all simulations write alike.
+//! Trace collection: the code that all simulations share.
 
 use hearth_profiles::device::Device;
 use hearth_profiles::{Bytes, Document, Seconds};
@@ -11,7 +11,7 @@ use crate::engine::Nanos;
 use crate::input::Input;
 use crate::page_cache::for_device::unvalidated;
 
-/// The trace of a run so far.
+/// The records and readings of a run so far.
 #[derive(Debug, Clone)]
 pub struct TraceCollector {
     pub header: Header,
@@ -20,7 +20,7 @@ pub struct TraceCollector {
 }
 
 impl TraceCollector {
-    /// The trace of a run without run events, with its records in the order of time.
+    /// Returns the trace of a run without run events; its records are sorted by start time.
     pub fn finish(mut self, passes: Vec<Pass>, outcome: Outcome) -> Trace {
         self.records.sort_by_key(|record| record.start);
         let Self { header, records, readings } = self;
@@ -29,7 +29,7 @@ impl TraceCollector {
     }
 }
 
-/// A record that starts and ends now. The caller sets its end, its cost and its other fields.
+/// Returns a record that starts and ends at `now`. The caller sets the end, the cost and the other fields.
 pub fn start_record(
     device: usize,
     resource: Resource,
@@ -52,7 +52,7 @@ pub fn start_record(
     }
 }
 
-/// Records steps of known length, one after another from `now` on. Returns their end.
+/// Records steps of known duration, one after another from `now` on. Returns the end of the last step.
 pub fn record_steps(
     records: &mut Vec<Record>,
     now: Nanos,
@@ -65,7 +65,8 @@ pub fn record_steps(
     })
 }
 
-/// The trace of a run that does not fit its memory, with the unreclaimable memory of each device.
+/// Returns the trace of a plan that does not fit in memory: the shortages, and the unreclaimable memory of each
+/// device.
 pub fn out_of_memory(
     header: Header,
     passes: Vec<Pass>,
@@ -95,11 +96,11 @@ pub fn header(input: &Input, devices: &[&Device]) -> Header {
         kind: input.plan.kind.parallelism(),
         seed: input.cluster.seed,
         version: env!("CARGO_PKG_VERSION").into(),
-        devices: names.zip(devices).map(|(name, device)| traced(name, device)).collect(),
+        devices: names.zip(devices).map(|(name, device)| traced_device(name, device)).collect(),
     }
 }
 
-pub fn traced(name: &str, device: &Device) -> TracedDevice {
+pub fn traced_device(name: &str, device: &Device) -> TracedDevice {
     TracedDevice {
         name: name.to_owned(),
         profile: Some(hearth_schema::digest::of(&device.to_yaml())),

@@ -15,8 +15,8 @@ pub struct InitArgs {
     /// Set the model: a shipped one, such as `llama-8b`, or the path of a GGUF file or of a `model/1` document.
     #[arg(long)]
     pub model: Option<String>,
-    /// Add a device: its name, its profile (a shipped device, the path of a `device/1` document, or `measured` for this
-    /// machine), and optionally the address of its worker. The first device is the head.
+    /// Add a device: its name, its profile (a shipped device, the path of a `device/1` document, or `measured` for
+    /// this machine), and optionally the address of its worker. The first device is the head.
     #[arg(long, value_name = "NAME=PROFILE[@HOST:PORT]")]
     pub device: Vec<String>,
     /// Add the workers that multicast DNS finds within this many seconds.
@@ -43,9 +43,9 @@ pub struct InitArgs {
 /// How devices are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Network {
-    /// The Wi-Fi of a home.
+    /// Home Wi-Fi.
     Wifi,
-    /// Cables and a switch.
+    /// Network cables and a switch.
     Cable,
 }
 

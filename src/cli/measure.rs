@@ -30,8 +30,8 @@ pub struct ProfileArgs {
     /// Set the usable memory of a GPU with its own memory, such as `8 GiB`; it cannot be queried.
     #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
     pub gpu_memory: Option<Bytes>,
-    /// Correct the rates of a profile instead of measuring: by the ratio of the processor time of device `--name` in
-    /// this measured trace to that in the `--predicted` trace.
+    /// Correct the rates of a profile instead of measuring, by the ratio of the CPU times of device `--name` in this
+    /// measured trace and in the `--predicted` trace.
     #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick", "threads", "gpu", "gpu_memory", "key", "pass_tokens"])]
     pub from_trace: Option<PathBuf>,
     /// Read the prediction from this trace of the same plan, simulated with `--profile`.
@@ -58,7 +58,7 @@ pub struct ProfileArgs {
 pub struct BenchArgs {
     /// The model file.
     pub model: PathBuf,
-    /// Compute with these numbers of threads, one after another [default: all cores].
+    /// Repeat the benchmark with each of these thread counts [default: all cores].
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Vec<u32>,
     /// Measure the prefill of prompts with these numbers of tokens.
@@ -84,7 +84,7 @@ pub struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub struct GpuArgs {
-    /// Benchmark the kernel variants and remember the fastest for this adapter and driver.
+    /// Benchmark the kernel variants and save the fastest for this adapter and driver.
     #[arg(long)]
     pub tune: bool,
 }
@@ -92,11 +92,11 @@ pub struct GpuArgs {
 /// When `hearth profile` measures the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MeasureGpu {
-    /// Measure it unless it is a software driver.
+    /// Measure the GPU, unless its driver is a software renderer.
     Auto,
-    /// Always measure it.
+    /// Always measure the GPU.
     Always,
-    /// Never measure it.
+    /// Never measure the GPU.
     Never,
 }
 

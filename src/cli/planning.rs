@@ -1,4 +1,4 @@
-//! Flags of `hearth plan`, `hearth simulate`, `hearth lint` and `hearth whatif`, and the planning flags of other verbs.
+//! Flags of `hearth plan`, `hearth simulate`, `hearth lint` and `hearth whatif`, and planning flags in general.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::RingOrder;
 use hearth_workflow::{Budget, Overrides, Progress};
 
-/// The default time of a search.
-/// source: assumed, how long a user waits
+/// Default time limit of a search in seconds.
+/// source: assumed, an acceptable waiting time
 const REFINE_SECONDS: u64 = 30;
 
-/// The flags of [`Planning`], which conflict with a given plan.
+/// Names of the flags of [`Planning`], which conflict with `--plan`.
 pub(super) const PLANNING: [&str; 13] = [
     "strategy",
     "rounds",
@@ -34,17 +34,17 @@ pub(super) const PLANNING: [&str; 13] = [
 pub struct Planning {
     /// Plan with this strategy: overlap (default), exact, halda, halda-shipped, single, mem, mem-total, perf,
     /// edgeshard, lingualinked, even, manual or exhaustive. `refine` improves the plan of overlap (or manual) by
-    /// simulating similar plans. The plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti, galaxy,
-    /// airinfer.
+    /// simulating similar plans. The plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti,
+    /// galaxy, airinfer.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Set the number of rounds around the ring for one token.
     #[arg(long)]
     pub rounds: Option<u32>,
-    /// Set the layers of each device's window in ring order; implies `--strategy manual`.
+    /// Set the number of layers in the window of each device, in ring order; implies `--strategy manual`.
     #[arg(long, value_delimiter = ',')]
     pub windows: Option<Vec<u32>>,
-    /// Set the layers of each window that are on the GPU, for `manual`.
+    /// Set the number of layers of each window that are on the GPU, for `manual`.
     #[arg(long, value_delimiter = ',')]
     pub gpu_layers: Option<Vec<u32>>,
     /// Give every device at least one layer.
@@ -59,15 +59,16 @@ pub struct Planning {
     /// Limit the search of `refine` to this many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
     #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub refine_seconds: u64,
-    /// Limit `refine` to this many simulated plans; the result is then the same on every machine, given enough seconds.
+    /// Limit `refine` to this many simulated plans; the result is then the same on every machine, given enough
+    /// seconds.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub refine_evaluations: Option<u64>,
-    /// Set the residency policy of every device. By default `overlap` chooses one for each device, and other strategies
-    /// use `os`.
+    /// Set the residency policy of every device. By default `overlap` chooses one for each device, and other
+    /// strategies use `os`.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap` chooses
-    /// it, and other strategies use 8 MiB.
+    /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap`
+    /// chooses it, and other strategies use 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
     /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, such as `q4_0` [default:
@@ -87,14 +88,14 @@ pub struct Planning {
 pub enum Order {
     /// The order of the scenario.
     Given,
-    /// The best one.
+    /// The best order that the planner finds.
     Best,
 }
 
 /// A residency policy.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Policy {
-    /// Page cache of the operating system, with advice about the next window.
+    /// Page cache of the operating system, with `madvise` for the next window.
     Os,
     /// Page cache of the operating system; the next window is read ahead.
     Windowed,
@@ -126,7 +127,7 @@ impl Planning {
         }
     }
 
-    /// The budget of `refine`.
+    /// Returns the search budget of `refine`.
     pub fn budget<'p>(&self, progress: &'p dyn Progress) -> Budget<'p> {
         Budget { seconds: self.refine_seconds, evaluations: self.refine_evaluations, progress }
     }
@@ -148,8 +149,8 @@ pub struct PlanArgs {
     pub scenario: PathBuf,
     #[command(flatten)]
     pub planning: Planning,
-    /// Compare all strategies by a short simulation of their plans, except `exhaustive` and those of other systems.
-    /// Writes no plan.
+    /// Compare all strategies, except `exhaustive` and those of other systems, by a short simulation of their plans.
+    /// No plan is written.
     #[arg(long, conflicts_with_all = ["output", "strategy"])]
     pub compare: bool,
     /// Write the plan to FILE instead of standard output.

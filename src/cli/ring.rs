@@ -22,7 +22,7 @@ pub struct ExecuteArgs {
     #[arg(long, value_name = "GGUF")]
     pub model: PathBuf,
     /// Continue TEXT; with --chat, answer it. Can be repeated: the prompts run at the same time and share the context
-    /// of the plan. The tokens are the same as for each alone.
+    /// of the plan. The tokens are the same as if each prompt ran alone.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
     /// Read prompts from FILE, one per line: plain text, or JSON as "TEXT" or {"prompt": "TEXT"}.
@@ -63,7 +63,7 @@ pub struct ExecuteArgs {
     /// Set the seed of sampling; each sequence has its own random stream.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Write the trace to FILE, and new plans of the run beside it.
+    /// Write the trace to FILE, and plans that are made during the run to the same folder.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
@@ -80,12 +80,12 @@ pub struct ServeArgs {
     /// Read the model from this GGUF file on this device, the head.
     #[arg(long, value_name = "GGUF")]
     pub model: PathBuf,
-    /// Listen for HTTP requests at this address; port 0 selects a free port. An address beyond this machine needs a
-    /// token.
+    /// Listen for HTTP requests at this address; port 0 selects a free port. An address that other machines can reach
+    /// requires a token.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = own_address)]
     pub listen: SocketAddr,
-    /// Require the API key in FILE from clients: one line of at least 16 characters [default: the environment variable
-    /// HEARTH_TOKEN].
+    /// Require the API key in FILE from clients: one line of at least 16 characters [default: the environment
+    /// variable HEARTH_TOKEN].
     #[arg(long, value_name = "FILE")]
     pub token: Option<PathBuf>,
     /// Run at most this many requests at the same time; they share the context of the plan [default: the plan's].
@@ -98,14 +98,15 @@ pub struct ServeArgs {
     pub ring: RingArgs,
 }
 
-/// Parses an address of this machine.
+/// Parses an address of this machine, without a host name.
 fn own_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "write IP:PORT, as 127.0.0.1:8080 or 0.0.0.0:8080, without a name".into())
+    text.parse()
+        .map_err(|_| "write IP:PORT, such as 127.0.0.1:8080 or 0.0.0.0:8080, without a host name".into())
 }
 
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// Listen at this address; port 0 selects a free port. An address beyond this machine needs a key.
+    /// Listen at this address; port 0 selects a free port. An address that other machines can reach requires a key.
     #[arg(long, value_name = "HOST:PORT", value_parser = address::parse)]
     pub listen: String,
     /// Read the model from this GGUF file.
@@ -114,9 +115,9 @@ pub struct WorkerArgs {
     /// Fetch the layers of this device from the head, and keep them in FOLDER.
     #[arg(long, value_name = "FOLDER", conflicts_with = "model")]
     pub fetch: Option<PathBuf>,
-    /// Encrypt every connection with the key in FILE; required beyond this machine. All devices need the same key: 64
-    /// hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read [default: the environment
-    /// variable HEARTH_KEY].
+    /// Encrypt every connection with the key in FILE; required for connections to other machines. All devices need
+    /// the same key: 64 hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read
+    /// [default: the environment variable HEARTH_KEY].
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Compute with this many threads [default: all cores].
@@ -147,17 +148,17 @@ pub struct WorkerArgs {
 pub enum Announce {
     /// Announce if the worker has a key and other machines can reach it.
     Auto,
-    /// Always, on this machine too.
+    /// Always announce, even if only this machine can reach the worker.
     Always,
-    /// Never.
+    /// Never announce.
     Never,
 }
 
-/// The flags of every verb that is the head of a ring.
+/// The flags of every command that is the head of a ring.
 #[derive(Debug, Args)]
 pub struct RingArgs {
-    /// Split a prompt into batches of at most this many tokens, which the devices compute at the same time [default:
-    /// the scenario's, else 512].
+    /// Split a prompt into batches of at most this many tokens, which are pipelined through the devices [default: the
+    /// scenario's, else 512].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub micro_batch: Option<u32>,
     /// Draft tokens on the head with this small model of the same tokenizer; the ring verifies them in one pass. The
@@ -173,8 +174,8 @@ pub struct RingArgs {
     /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
     pub gpu_weights: GpuWeights,
-    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network. Give the workers the same
-    /// delay.
+    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network. Set the same delay on
+    /// the workers.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
@@ -183,9 +184,9 @@ pub struct RingArgs {
     /// Fail when one pass through the ring takes more than this many seconds.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub deadline: u64,
-    /// Encrypt every connection with the key in FILE; required beyond this machine. All devices need the same key: 64
-    /// hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read [default: the environment
-    /// variable HEARTH_KEY].
+    /// Encrypt every connection with the key in FILE; required for connections to other machines. All devices need
+    /// the same key: 64 hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read
+    /// [default: the environment variable HEARTH_KEY].
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Plan again with the planner of the scenario in FILE when a device is lost. By default the other devices take
@@ -195,8 +196,8 @@ pub struct RingArgs {
     /// Stop when a device is lost.
     #[arg(long, conflicts_with = "scenario")]
     pub give_up: bool,
-    /// Find the workers that have no address in the plan by multicast DNS, within this many seconds. Only workers with
-    /// the same key are accepted.
+    /// Find the workers that have no address in the plan by multicast DNS, within this many seconds. Only workers
+    /// with the same key are accepted.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
     pub discover: Option<u64>,
@@ -205,12 +206,12 @@ pub struct RingArgs {
     pub exit_with_stdin: bool,
 }
 
-/// Parses a delay of at most half a second, such as `5ms`.
+/// Parses a delay of at most 500 ms, such as `5ms`.
 fn parse_delay(text: &str) -> Result<Duration, String> {
     let seconds = Seconds::from_str(text).map_err(|error| error.to_string())?.0;
     if (0.0..=0.5).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
-        Err("the delay must be 0 to 500 ms, else heartbeats would be late".into())
+        Err("the delay must be between 0 and 500 ms, so that heartbeats are not late".into())
     }
 }

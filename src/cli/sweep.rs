@@ -20,9 +20,9 @@ pub struct SweepArgs {
     /// The scenario file.
     #[arg(required = true)]
     pub scenario: Option<PathBuf>,
-    /// Vary a field: `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for equal ratios. Can be given
-    /// twice. PATH leads through the scenario, with the profile of a device under its name, as
-    /// `devices.d2.memory.available`.
+    /// Vary a field: `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for logarithmic steps. Can be
+    /// given twice. PATH is the path of a field in the scenario, or in a device profile under the name of the device,
+    /// such as `devices.d2.memory.available`.
     #[arg(long, required = true, value_name = "PATH=VALUES", allow_hyphen_values = true)]
     pub vary: Vec<String>,
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub struct SweepArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write a chart of the time per token over the first field to FILE (SVG), with a line for each value of the
-    /// second.
+    /// second field.
     #[arg(long, value_name = "FILE")]
     pub chart: Option<PathBuf>,
 }
@@ -73,6 +73,7 @@ pub struct MergeArgs {
 pub struct Shard {
     /// The number of the shard, from 1.
     pub part: usize,
+    /// The number of shards.
     pub of: usize,
 }
 
@@ -83,7 +84,7 @@ impl FromStr for Shard {
         let numbers = text.split_once('/').map(|(part, of)| (part.parse().ok(), of.parse().ok()));
         match numbers {
             Some((Some(part), Some(of))) if 1 <= part && part <= of => Ok(Shard { part, of }),
-            _ => Err("write I/N with 1 <= I <= N, as 2/8".to_owned()),
+            _ => Err("write I/N with 1 <= I <= N, such as 2/8".to_owned()),
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct SynthArgs {
     /// Set the number of key-value heads.
     #[arg(long)]
     pub kv_heads: Option<u32>,
-    /// Set the length of keys and values [default: embedding length / heads].
+    /// Set the head dimension of keys and values [default: embedding length / heads].
     #[arg(long)]
     pub head_length: Option<u32>,
     /// Set the context length; the window of gemma2 is half of it.
@@ -42,7 +42,7 @@ pub struct SynthArgs {
     /// Add factors to the rotary frequencies, as in Llama 3.1.
     #[arg(long)]
     pub rope_factors: bool,
-    /// Scale the weights; with less than 1 a layer changes its input less.
+    /// Scale the weights; with a factor below 1, each layer changes its input less.
     #[arg(long, default_value_t = 1.0)]
     pub gain: f32,
     /// Set the weight format, or a mix such as q4_k_m [default: the preset's].

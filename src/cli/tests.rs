@@ -1,6 +1,6 @@
-//! Every command in the help and in the documents is valid.
+//! Tests that every command in the help and in the documents is valid.
 //!
-//! The commands are parsed, not run: `tests/it/examples.rs` runs those of the help that can be run anywhere.
+//! The commands are only parsed; `tests/it/examples.rs` runs the examples of the help that can run on any machine.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use clap::{Command, CommandFactory, Parser};
 
 use super::Cli;
 
-/// The words of a line as a shell has them: quotes group, and nothing is replaced.
+/// Splits a line into words like a shell: quotes group words, but nothing is substituted.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in line.chars() {
@@ -26,8 +26,8 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Checks that a command line of `hearth` is understood; what a shell does with its output is cut off.
-fn understood(line: &str, place: &str) {
+/// Checks that a command line of `hearth` can be parsed; pipes and redirections after it are ignored.
+fn assert_parses(line: &str, place: &str) {
     let end = |word: &String| matches!(word.as_str(), "&" | "|" | ">" | "#" | ";" | "&&" | "<" | "2>");
     let words: Vec<String> = words(line).into_iter().take_while(|word| !end(word)).collect();
     match Cli::try_parse_from(&words) {
@@ -36,13 +36,14 @@ fn understood(line: &str, place: &str) {
     }
 }
 
+/// Returns the examples in the help of a command.
 fn examples(command: &Command) -> Vec<String> {
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     help.lines().filter_map(|line| line.trim().strip_prefix("Example: ")).map(str::to_owned).collect()
 }
 
 #[test]
-fn every_command_has_an_example_that_is_understood() {
+fn every_command_has_a_valid_example() {
     let command = Cli::command();
     let verbs = command.get_subcommands();
     for verb in verbs.flat_map(|verb| std::iter::once(verb).chain(verb.get_subcommands())) {
@@ -50,14 +51,15 @@ fn every_command_has_an_example_that_is_understood() {
         assert!(!found.is_empty(), "`hearth {} --help` has no example", verb.get_name());
         for line in found {
             assert!(line.starts_with("hearth "), "{line}");
-            understood(&line, verb.get_name());
+            assert_parses(&line, verb.get_name());
         }
     }
     for line in examples(&command) {
-        understood(&line, "hearth --help");
+        assert_parses(&line, "hearth --help");
     }
 }
 
+/// Adds the Markdown files of a folder and its subfolders.
 fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder of documents").flatten() {
         let path = entry.path();
@@ -70,19 +72,19 @@ fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn every_command_in_a_document_is_understood() {
+fn every_command_in_a_document_is_valid() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut documents = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
     markdown(&root.join("docs"), &mut documents);
     let mut count = 0;
     for path in documents {
         let text = std::fs::read_to_string(&path).expect("a document").replace("\\\n", " ");
-        // Commands stand in blocks that are set off, and nowhere else at the begin of a line.
+        // Only the lines of indented blocks and lines after a `$` prompt can be commands.
         for line in text.lines().filter(|line| line.starts_with("    ") || line.starts_with("$ ")) {
             let line = line.trim().trim_start_matches("$ ");
             // The reference of commands shows a second line of usage: `hearth sweep <COMMAND>`.
             if line.starts_with("hearth ") && !line.contains(" ..") && !line.contains('<') {
-                understood(line, &path.display().to_string());
+                assert_parses(line, &path.display().to_string());
                 count += 1;
             }
         }
@@ -91,11 +93,11 @@ fn every_command_in_a_document_is_understood() {
 }
 
 #[test]
-fn words_are_those_of_a_shell() {
+fn words_are_split_like_in_a_shell() {
     assert_eq!(words("hearth  plan 'a b' --x=\"c d\" ''"), ["hearth", "plan", "a b", "--x=c d", ""]);
 }
 
 #[test]
-fn the_command_line_contradicts_itself_nowhere() {
+fn command_line_definition_is_consistent() {
     Cli::command().debug_assert();
 }

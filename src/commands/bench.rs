@@ -1,7 +1,7 @@
-//! `hearth bench`: times a model with hearth and with llama.cpp.
+//! `hearth bench`: measures the speed of a model with hearth and with llama.cpp.
 //!
-//! The engines run alternately, each in its own process, on the same file with the same threads. A ratio is one of
-//! speeds: above one, hearth is faster.
+//! The engines run alternately, each in its own process, on the same file with the same number of threads. Ratios are
+//! the speed of hearth divided by that of llama.cpp.
 //!
 //! Not here: the measurement (`hearth_runtime::speed`, `bench/llama_cpp.py`).
 
@@ -23,27 +23,29 @@ use crate::diagnostics::Failure;
 use crate::output::say;
 use crate::progress;
 
-/// Times llama.cpp.
+/// Python script that measures llama.cpp.
 const PEER_SCRIPT: &str = include_str!("bench/llama_cpp.py");
-/// The default peer, and its Python.
+/// Default of `--peer`, and the Python that it stands for.
 const DEFAULT_PEER: (&str, &str) = ("llama.cpp", "python3");
-/// The exit code of [`PEER_SCRIPT`] without the package.
+/// Exit code of [`PEER_SCRIPT`] if the package is missing.
 const MISSING_PACKAGE: i32 = 77;
-/// The time between two checks of a running engine. source: assumed, short compared to a run
+/// Time between two checks whether an engine has exited. source: assumed, short compared to a run
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The time to read the rest of an ended engine's output. source: assumed, long compared to reading a pipe
+/// Time limit for reading the remaining output after an engine has exited. source: assumed, long compared to reading
+/// a pipe
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The result for one number of threads as `--json` prints it.
+/// The result for one thread count, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Comparison {
     model: String,
     file_bytes: u64,
     threads: u32,
     decode_tokens_per_s: f64,
-    /// The prefill rate of the longest prompt.
+    /// Prefill speed for the longest prompt.
     prefill_tokens_per_s: Option<f64>,
-    /// The rate of reading weights while decoding, as a share of the rate of the same threads that only read.
+    /// Bandwidth of reading weights while decoding, as a share of the bandwidth that the same threads reach when they
+    /// only read memory.
     bandwidth_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<Ratio>,
@@ -61,7 +63,7 @@ struct Ratio {
 
 impl Comparison {
     fn new(args: &BenchArgs, file_bytes: u64, threads: u32, hearth: Speed, llama_cpp: Option<Speed>) -> Self {
-        let prefill = |speed: &Speed| longest(speed).map(|prefill| prefill.tokens_per_s);
+        let prefill = |speed: &Speed| longest_prefill(speed).map(|prefill| prefill.tokens_per_s);
         let ratio = llama_cpp.as_ref().map(|theirs| Ratio {
             decode: hearth.decode_tokens_per_s / theirs.decode_tokens_per_s,
             prefill: prefill(&hearth).zip(prefill(theirs)).map(|(ours, theirs)| ours / theirs),
@@ -80,11 +82,11 @@ impl Comparison {
     }
 }
 
-fn longest(speed: &Speed) -> Option<&Prefill> {
+fn longest_prefill(speed: &Speed) -> Option<&Prefill> {
     speed.prefill.iter().max_by_key(|prefill| prefill.tokens)
 }
 
-/// The read rate of a decode speed, as a share of the read rate that `hearth` measured.
+/// Returns the bandwidth that a decode speed requires, as a share of the read bandwidth that hearth measured.
 fn share_of_reading(hearth: &Speed, tokens_per_s: f64) -> Option<f64> {
     let needed = tokens_per_s * hearth.weight_bytes_per_token? as f64;
     Some(needed / hearth.read_bytes_per_s?)
@@ -97,7 +99,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         print_json(&measure(&args.model, &options)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Fails before an engine starts.
+    // Checks that all files can be read before an engine starts.
     let file_bytes =
         Weights::open(&args.model)?.parts().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
@@ -107,9 +109,9 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     for &threads in &threads {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..args.repeats {
-            ours.push(run_engine(this_program(args, threads)?, args).map_err(Failure::running)?);
+            ours.push(run_engine(hearth_command(args, threads)?, args).map_err(Failure::running)?);
             if no_peer.is_none() {
-                match run_engine(llama_cpp(args, threads), args) {
+                match run_engine(llama_cpp_command(args, threads), args) {
                     Ok(run) => theirs.push(run),
                     Err(why) => no_peer = Some(why),
                 }
@@ -129,9 +131,9 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         })?,
     }
     if let Some(why) = no_peer.filter(|why| !why.is_empty()) {
-        tracing::info!("note: llama.cpp has no result in every run: {why}");
+        tracing::info!("note: some runs of llama.cpp have no result: {why}");
         tracing::info!(
-            "hint:  name a Python that has the package llama-cpp-python with --peer, or `--peer none`"
+            "hint:  use --peer to select a Python with the package llama-cpp-python, or `--peer none`"
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -141,8 +143,8 @@ fn file_bytes(path: &Path) -> Result<u64, Failure> {
     std::fs::metadata(path).map(|file| file.len()).map_err(|error| Error::file(path, "read", &error).into())
 }
 
-/// The command that times hearth.
-fn this_program(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
+/// Returns the command that measures hearth.
+fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     let program = std::env::current_exe().map_err(Failure::running)?;
     let mut command = Command::new(program);
     command.arg("bench").arg(&args.model).arg("--once");
@@ -152,8 +154,8 @@ fn this_program(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// The command that times llama.cpp.
-fn llama_cpp(args: &BenchArgs, threads: u32) -> Command {
+/// Returns the command that measures llama.cpp.
+fn llama_cpp_command(args: &BenchArgs, threads: u32) -> Command {
     let python = if args.peer == DEFAULT_PEER.0 { DEFAULT_PEER.1 } else { &args.peer };
     let mut command = Command::new(python);
     command.arg("-c").arg(PEER_SCRIPT).arg(&args.model);
@@ -165,14 +167,14 @@ fn joined(numbers: &[u32]) -> String {
     numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Runs an engine. An error is the reason why there is no result.
+/// Runs an engine and parses its result. The error is the reason why there is no result.
 fn run_engine(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.map_err(|error| format!("cannot start `{name}`: {error}"))?;
-    // Both pipes are read while it runs, so that it never waits for a reader.
-    let output = child.stdout.take().map(reader);
-    let errors = child.stderr.take().map(reader);
+    // Both pipes are read while the engine runs, so that it never blocks on a full pipe.
+    let output = child.stdout.take().map(read_in_background);
+    let errors = child.stderr.take().map(read_in_background);
     let polls = Duration::from_secs(args.deadline).as_nanos() / POLL_INTERVAL.as_nanos();
     let mut status = None;
     for _ in 0..=polls {
@@ -186,17 +188,19 @@ fn run_engine(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
         let _ = child.kill();
         let _ = child.wait();
         return Err(format!(
-            "`{name}` was not done within {} s; give it more time with --deadline",
+            "`{name}` did not finish within {} s; set a longer time limit with --deadline",
             args.deadline
         ));
     };
-    // A process that it started may still hold a pipe.
+    // A child process of the engine may still have a pipe open.
     let text = |reader: Option<Receiver<String>>| {
         reader.and_then(|reader| reader.recv_timeout(OUTPUT_TIMEOUT).ok()).unwrap_or_default()
     };
     let (output, errors) = (text(output), text(errors));
     if status.code() == Some(MISSING_PACKAGE) {
-        return Err(format!("`{name}` has no package llama_cpp; `pip install llama-cpp-python`"));
+        return Err(format!(
+            "`{name}` has no package llama_cpp; install it with `pip install llama-cpp-python`"
+        ));
     }
     if !status.success() {
         let mut lines = errors.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("hint:"));
@@ -205,7 +209,8 @@ fn run_engine(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
     serde_json::from_str(&output).map_err(|error| format!("`{name}` printed no result: {error}"))
 }
 
-fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
+/// Reads a stream to its end in a new thread and sends the text.
+fn read_in_background(mut from: impl Read + Send + 'static) -> Receiver<String> {
     let (text_tx, text_rx) = mpsc::channel();
     std::thread::spawn(move || {
         let mut text = String::new();
@@ -215,7 +220,7 @@ fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
     text_rx
 }
 
-/// The median of each number.
+/// Returns the median of each measured value, except that the read bandwidth is the maximum.
 fn median(runs: &[Speed]) -> Option<Speed> {
     let first = runs.first()?;
     let of = |number: &dyn Fn(&Speed) -> f64| Samples::new(runs.iter().map(number).collect()).median();
@@ -227,7 +232,7 @@ fn median(runs: &[Speed]) -> Option<Speed> {
     };
     median.resident_bytes = bytes(|run| run.resident_bytes);
     median.resident_bytes_after_prompts = bytes(|run| run.resident_bytes_after_prompts);
-    // The read rate is a bound, so the best run counts.
+    // The read bandwidth is an upper bound, so the best run counts.
     median.read_bytes_per_s = runs.iter().filter_map(|run| run.read_bytes_per_s).max_by(f64::total_cmp);
     for (at, prefill) in median.prefill.iter_mut().enumerate() {
         prefill.tokens_per_s = of(&|run| run.prefill.get(at).map_or(0.0, |prefill| prefill.tokens_per_s));
@@ -252,7 +257,7 @@ fn table(comparison: &Comparison) -> String {
         lines.push(format!("{name:<28}{ours:>10.digits$}{theirs:>11}{ratio:>8}").trim_end().to_string());
     };
     let load = peer.map(|peer| peer.load_s);
-    row("to the first token, s", 2, hearth.load_s, load, load.map(|load| load / hearth.load_s));
+    row("time to first token, s", 2, hearth.load_s, load, load.map(|load| load / hearth.load_s));
     for (at, prefill) in hearth.prefill.iter().enumerate() {
         let theirs = peer.and_then(|peer| peer.prefill.get(at)).map(|prefill| prefill.tokens_per_s);
         let name = format!("prefill of {}, tokens/s", prefill.tokens);
@@ -306,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_is_one_of_speeds() {
+    fn ratio_is_hearth_over_llama_cpp() {
         let Verb::Bench(args) = Cli::parse_from(["hearth", "bench", "m.gguf"]).verb else {
             unreachable!("this is the verb")
         };

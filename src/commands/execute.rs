@@ -8,7 +8,7 @@ use hearth_core::metrics::sequences::SequenceMetrics;
 use hearth_core::metrics::token_times::TokenTimes;
 use hearth_ring::{FailedRequest, Generated, GenerationRequest, Key, RingError, SequenceRequest, Transport};
 use hearth_runtime::{Sampler, SamplerOptions, TextStream, Tokenizer};
-use hearth_workflow::documents::{can_write_run, read_plan, write_run};
+use hearth_workflow::documents::{check_run_outputs, read_plan, write_run};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -28,7 +28,7 @@ use crate::ring::{
 /// The result as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
-    /// The tokens of the first sequence.
+    /// The token ids of the first sequence.
     token_ids: Vec<u32>,
     text: String,
     sequences: Vec<Sequence>,
@@ -47,7 +47,7 @@ struct Sequence {
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
     let inputs = [&args.prompts, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
-    can_write_run(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
+    check_run_outputs(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
     let key = Key::from_file_or_env(args.ring.key.as_deref())?;
     let inputs = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
@@ -75,18 +75,18 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
         run,
     ));
-    // After an interruption the head may still be in a step; the process does not wait for it.
+    // After an interruption the head may still execute a step; the process does not wait for it.
     runtime.shutdown_background();
     let (generated, error) = match ended {
         Ok(generated) => (Some(generated), None),
         Err(FailedRequest { error, partial }) => (partial.map(|generated| *generated), Some(error)),
     };
-    // The output is shown even if the trace cannot be written.
+    // Keeps the error for later, so that the output is shown even if the trace cannot be written.
     let written = generated.as_ref().zip(args.trace.as_ref());
     let written = written.map_or(Ok(()), |(output, path)| write_run(path, &output.trace, &output.plans));
     let has_tokens = |generated: &Generated| generated.sequences.iter().any(|tokens| !tokens.is_empty());
     if error.is_some() && !json && generated.as_ref().is_some_and(has_tokens) {
-        // Ends the line of the streamed tokens.
+        // The streamed tokens do not end with a newline.
         say!("\n");
     }
     // Only the tokens of a single sequence were streamed.
@@ -111,13 +111,13 @@ fn request(
 ) -> Result<GenerationRequest, Failure> {
     let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
     let sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
-    let asked = |(prompt, number)| {
+    let sequence = |(prompt, number)| {
         let mut sampler = sampler.for_sequence(number);
         SequenceRequest { prompt, sampler: Box::new(move |logits| sampler.sample(logits)) }
     };
     let vocabulary = builder.model.weights.shape().vocabulary;
     Ok(GenerationRequest {
-        sequences: prompts.into_iter().zip(0..).map(asked).collect(),
+        sequences: prompts.into_iter().zip(0..).map(sequence).collect(),
         max_new_tokens: args.tokens,
         micro_batch: builder.micro_batch,
         draft_tokens: builder.drafts,
@@ -127,7 +127,7 @@ fn request(
     })
 }
 
-/// The progress of a run that ended early.
+/// Describes how far a run got before it failed.
 fn progress(args: &ExecuteArgs, generated: &Generated) -> String {
     let trace =
         args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
@@ -159,19 +159,21 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
     let count: usize = generated.sequences.iter().map(Vec::len).sum();
     let prompts = outputs.prompts(&generated.trace);
     say!(
-        "\n\n{prompts} tokens read, {count} generated\n{}{}\n",
+        "\n\n{prompts} prompt tokens, {count} generated tokens\n{}{}\n",
         table(&run.metrics),
         run_events::lines(&generated.trace)
     );
     Ok(())
 }
 
-/// A request and its ring.
+/// A request, and the builder of the ring that runs it.
 struct Run {
     builder: RingBuilder,
     request: GenerationRequest,
     tokenizer: Arc<Tokenizer>,
+    /// Whether to print the text of the tokens.
     print: bool,
+    /// Whether to print a line for each token, for the lab.
     mark: bool,
 }
 
@@ -189,7 +191,7 @@ impl TransportTask for Run {
             interrupted = interrupted() => interrupted,
         }?;
         let (token_tx, mut token_rx) = mpsc::unbounded_channel();
-        // In its own thread, so that a slow terminal does not delay the ring.
+        // Prints in a separate thread, so that a slow terminal does not delay the ring.
         let printer = tokio::task::spawn_blocking(move || {
             let mut stream = TextStream::default();
             let mut out = io::stdout();
@@ -206,7 +208,7 @@ impl TransportTask for Run {
             }
         });
         if mark {
-            // The lab counts the time of its events from here.
+            // The lab measures the times of its events from this line on.
             let mut out = io::stdout();
             let _ = writeln!(out, "{PROMPT_MARK}").and_then(|()| out.flush());
         }
@@ -214,7 +216,7 @@ impl TransportTask for Run {
         let watch = tokio::spawn(async move {
             termination_signal().await;
             cancel_handle.cancel();
-            // A second signal does not wait for the traces of the workers.
+            // After a second signal the process exits without waiting for the traces of the workers.
             termination_signal().await;
             std::process::exit(INTERRUPTED);
         });

@@ -10,9 +10,7 @@ pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
     if json {
         super::print_json(&Vec::<u8>::new())?;
     } else {
-        crate::output::say!(
-            "this build computes on processors only: it was made without the feature `gpu`\n"
-        );
+        crate::output::say!("this build computes on CPUs only: it was compiled without the feature `gpu`\n");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -27,9 +25,9 @@ mod listing {
     use std::fmt::Write;
     use std::process::ExitCode;
 
-    use hearth_gpu::tuning::{self, Timed};
+    use hearth_gpu::tuning::{self, TimedTiling};
     use hearth_gpu::virtual_tensor::WeightOrder;
-    use hearth_gpu::{AdapterFacts, CapabilityMask, Gpu, adapters};
+    use hearth_gpu::{AdapterInfo, CapabilityMask, Gpu, adapters};
     use hearth_profiles::Bytes;
     use hearth_workflow::Error;
     use hearth_workflow::files::write;
@@ -41,7 +39,7 @@ mod listing {
     use crate::gpu::{Tiling, tuned_kernels};
     use crate::output::say;
 
-    /// An adapter as `--json` prints it. The first one is used.
+    /// An adapter as `--json` prints it. The first adapter is used.
     #[derive(Serialize)]
     struct Adapter {
         name: String,
@@ -49,33 +47,35 @@ mod listing {
         interface: String,
         driver: String,
         packed_dot: bool,
-        /// Lanes of the smallest and the largest subgroup.
+        /// Minimum and maximum number of lanes of a subgroup.
         subgroups: Option<(u32, u32)>,
+        /// Whether shaders can compute in f16.
         half: bool,
         timestamps: bool,
         binding_bytes: u64,
         shared_bytes: u32,
         group_threads: u32,
-        /// Usable memory of the first adapter, if it shares the memory of the machine.
+        /// Usable memory, only of the first adapter, and only if it shares the memory of the machine.
         memory_bytes: Option<u64>,
-        /// The kernels of the first adapter.
+        /// The selected kernels, only of the first adapter.
         kernels: Option<Kernels>,
-        /// Why the first adapter cannot be used.
+        /// The reason why the first adapter cannot be used.
         #[serde(skip_serializing_if = "Option::is_none")]
         cannot_open: Option<String>,
     }
 
     #[derive(Serialize, Clone)]
     struct Kernels {
-        /// `measured`, or `usual` without tuning.
+        /// `measured` after tuning, else `usual`.
         choice: &'static str,
         layout: &'static str,
         slices: u32,
         splits: u32,
-        /// The time of a product of 2048 rows and inputs: the geometric mean over formats, a token and a batch.
+        /// Time of a matmul with a 2048 x 2048 weight matrix in microseconds: the geometric mean over weight formats,
+        /// for one token and for a batch.
         #[serde(skip_serializing_if = "Option::is_none")]
         product_us: Option<f64>,
-        /// The best time of the same in the naive layout.
+        /// The same time with the best kernels for the naive layout.
         #[serde(skip_serializing_if = "Option::is_none")]
         naive_product_us: Option<f64>,
     }
@@ -89,8 +89,8 @@ mod listing {
             Some(Err(error)) => (None, Some(error.to_string())),
         };
         let kernels = match &opened {
-            Some(gpu) if args.tune => Some(tuned(gpu)?),
-            Some(gpu) => Some(chosen(gpu)),
+            Some(gpu) if args.tune => Some(tune(gpu)?),
+            Some(gpu) => Some(selected_kernels(gpu)),
             None => None,
         };
         let mut list: Vec<Adapter> = found.into_iter().map(adapter).collect();
@@ -107,8 +107,8 @@ mod listing {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn adapter(facts: AdapterFacts) -> Adapter {
-        let AdapterFacts { name, kind, interface, driver, capabilities } = facts;
+    fn adapter(facts: AdapterInfo) -> Adapter {
+        let AdapterInfo { name, kind, interface, driver, capabilities } = facts;
         Adapter {
             name,
             kind,
@@ -118,9 +118,9 @@ mod listing {
             subgroups: capabilities.subgroups,
             half: capabilities.half,
             timestamps: capabilities.timestamps,
-            binding_bytes: capabilities.binding_bytes,
-            shared_bytes: capabilities.shared_bytes,
-            group_threads: capabilities.group_threads,
+            binding_bytes: capabilities.max_binding_bytes,
+            shared_bytes: capabilities.workgroup_memory_bytes,
+            group_threads: capabilities.max_workgroup_threads,
             memory_bytes: None,
             kernels: None,
             cannot_open: None,
@@ -136,18 +136,18 @@ mod listing {
         Kernels { choice, layout, slices, splits, product_us: None, naive_product_us: None }
     }
 
-    fn chosen(gpu: &Gpu) -> Kernels {
+    fn selected_kernels(gpu: &Gpu) -> Kernels {
         let measured = tuned_kernels::choices().get(gpu);
-        measured.map_or(kernels(Tiling::USUAL, "usual"), |tiling| kernels(tiling, "measured"))
+        measured.map_or(kernels(Tiling::DEFAULT, "usual"), |tiling| kernels(tiling, "measured"))
     }
 
-    fn tuned(gpu: &Gpu) -> Result<Kernels, Failure> {
+    fn tune(gpu: &Gpu) -> Result<Kernels, Failure> {
         let timed = tuning::measure(gpu).map_err(Failure::running)?;
         let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
-        let micros = |timed: &Timed| (timed.mean() * 1e7).round() / 10.0;
+        let micros = |timed: &TimedTiling| (timed.mean_seconds() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
-            return Err(Failure::running("the GPU has too few threads for any candidate")
-                .hint("leave --tune out: the default layout needs fewer threads"));
+            let what = "the GPU supports too few threads per workgroup for all kernel variants";
+            return Err(Failure::running(what).hint("omit --tune: the default layout needs fewer threads"));
         };
         let mut choices = tuned_kernels::choices();
         choices.set(gpu, best.tiling);
@@ -155,9 +155,9 @@ mod listing {
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder).map_err(|error| Error::file(folder, "make", &error))?;
             }
-            write(&path, choices.text().as_bytes())?;
+            write(&path, choices.to_text().as_bytes())?;
         } else {
-            tracing::info!("the choice is not remembered: there is neither XDG_CACHE_HOME nor HOME");
+            tracing::info!("the selected kernels are not saved: neither XDG_CACHE_HOME nor HOME is set");
         }
         let (product_us, naive_product_us) = (Some(micros(best)), naive.map(micros));
         Ok(Kernels { product_us, naive_product_us, ..kernels(best.tiling, "measured") })
@@ -165,7 +165,7 @@ mod listing {
 
     fn text(list: &[Adapter]) -> String {
         if list.is_empty() {
-            return "no GPU that Vulkan, Metal or DX12 can reach: layers are computed on processors\n".into();
+            return "no GPU found by Vulkan, Metal or DX12: layers are computed on the CPU\n".into();
         }
         let mut text = String::new();
         for (at, adapter) in list.iter().enumerate() {
@@ -179,7 +179,7 @@ mod listing {
             if let Some(why) = &adapter.cannot_open {
                 let _ = writeln!(text, "  not usable      {why}");
             }
-            let _ = writeln!(text, "  packed products {}", yes(adapter.packed_dot));
+            let _ = writeln!(text, "  packed dot      {}", yes(adapter.packed_dot));
             let _ = writeln!(text, "  subgroups       {lanes}");
             let _ = writeln!(text, "  half precision  {}", yes(adapter.half));
             let _ = writeln!(text, "  largest buffer  {}", Bytes(adapter.binding_bytes));
@@ -191,25 +191,25 @@ mod listing {
             );
             if at == 0 && adapter.cannot_open.is_none() {
                 let memory = adapter.memory_bytes.map_or(
-                    "no interface reports it; the driver refuses larger allocations".to_owned(),
-                    |bytes| format!("{} available of what it shares with the machine", Bytes(bytes)),
+                    "unknown: the driver does not report it; larger allocations fail".to_owned(),
+                    |bytes| format!("{} available of the memory shared with the machine", Bytes(bytes)),
                 );
                 let _ = writeln!(text, "  memory          {memory}");
             }
             if let Some(kernels) = &adapter.kernels {
                 let _ = writeln!(
                     text,
-                    "  kernels         {}: weights {}, {} slices a group, {} threads a row{}",
+                    "  kernels         {}: weights {}, {} slices per group, {} threads per row{}",
                     kernels.choice,
                     kernels.layout,
                     kernels.slices,
                     kernels.splits,
-                    if kernels.choice == "usual" { "; --tune measures" } else { "" }
+                    if kernels.choice == "usual" { "; run --tune to measure them" } else { "" }
                 );
                 if let (Some(own), Some(naive)) = (kernels.product_us, kernels.naive_product_us) {
                     let _ = writeln!(
                         text,
-                        "  a product       {own:.1} us; {naive:.1} us in the naive layout, {:+.0} %",
+                        "  matmul          {own:.1} us; {naive:.1} us in the naive layout, {:+.0} %",
                         (naive / own - 1.0) * 100.0
                     );
                 }
@@ -231,14 +231,14 @@ mod listing {
                 subgroups: Some((8, 32)),
                 half: false,
                 timestamps: false,
-                binding_bytes: 1 << 27,
-                buffer_bytes: 1 << 28,
-                shared_bytes: 32 << 10,
-                group_threads: 256,
+                max_binding_bytes: 1 << 27,
+                max_buffer_bytes: 1 << 28,
+                workgroup_memory_bytes: 32 << 10,
+                max_workgroup_threads: 256,
             };
             let named = |name: &str| {
                 let (interface, driver) = ("vulkan".to_owned(), "a driver".to_owned());
-                adapter(AdapterFacts { name: name.into(), kind: "discrete", interface, driver, capabilities })
+                adapter(AdapterInfo { name: name.into(), kind: "discrete", interface, driver, capabilities })
             };
             let broken = Adapter { cannot_open: Some("the driver is too old".into()), ..named("one") };
             let text = text(&[broken, named("other")]);

@@ -1,4 +1,4 @@
-//! The verbs, one file each: parse, call a library, print.
+//! The commands, one module each: parse flags, call a library, print the result.
 
 mod bench;
 mod execute;

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use hearth_profiles::Document;
 use hearth_schema::trace::Outcome;
 use hearth_workflow::comparison::{StrategyResult, compare};
-use hearth_workflow::files::{can_write, write};
+use hearth_workflow::files::{check_outputs, write};
 use hearth_workflow::planning;
-use hearth_workflow::score::{PlanScore, TOKENS};
+use hearth_workflow::score::{PlanScore, SCORE_TOKENS};
 use serde::Serialize;
 
 use super::print_json;
@@ -19,24 +19,24 @@ use crate::output::plan::{Device, Summary, table};
 use crate::output::{say, say_stderr};
 use crate::progress::Terminal;
 
-/// A strategy of `--compare` as `--json` prints it.
+/// A row of `--compare` as `--json` prints it.
 #[derive(Serialize)]
 struct Row {
-    /// Only without a plan, which has it too.
+    /// The strategy; only if there is no plan, which includes the strategy.
     #[serde(skip_serializing_if = "Option::is_none")]
     strategy: Option<&'static str>,
     #[serde(flatten)]
     plan: Option<Summary>,
     simulated: Option<PlanScore>,
-    /// Whether no other row is faster in the simulator.
+    /// Whether no other plan is faster in the simulator.
     best: bool,
-    /// Why there is no plan, or no simulation of it.
+    /// The reason why there is no plan, or why it was not simulated.
     refused: Option<String>,
 }
 
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = read_scenario(&args.scenario)?;
-    can_write(&args.output, loaded.files().iter().chain(&args.planning.model))?;
+    check_outputs(&args.output, loaded.files().iter().chain(&args.planning.model))?;
     args.planning.overrides().apply(&mut loaded)?;
     let cluster = loaded.cluster(args.planning.model.as_deref())?;
     let progress = Terminal::new();
@@ -81,7 +81,7 @@ fn show_comparison(results: Vec<StrategyResult>, json: bool) -> Result<ExitCode,
 
 fn comparison_table(rows: &[StrategyResult]) -> String {
     let mut text = format!(
-        "ms a token; simulated: the mean after the first of {TOKENS} generated tokens; * the fastest of these\n"
+        "ms per token; simulated: the mean after the first of {SCORE_TOKENS} generated tokens; * fastest\n"
     );
     let _ = writeln!(
         text,

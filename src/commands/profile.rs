@@ -1,4 +1,4 @@
-//! `hearth profile`: measures this machine, or corrects a profile by a run.
+//! `hearth profile`: measures this machine, or corrects a profile with a measured run.
 
 use std::process::ExitCode;
 
@@ -8,8 +8,8 @@ use hearth_ring::Key;
 use hearth_ring::probe::{self, ProbeEffort};
 use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_workflow::documents::{read, read_trace};
-use hearth_workflow::files::{can_write, write};
-use hearth_workflow::recalibration::{is_of, recalibrated};
+use hearth_workflow::files::{check_outputs, write};
+use hearth_workflow::recalibration::{is_prediction_of, recalibrate};
 
 use super::print_json;
 use crate::cli::ProfileArgs;
@@ -20,20 +20,20 @@ use crate::progress;
 
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     let inputs = [&args.model, &args.from_trace, &args.predicted, &args.profile, &args.key];
-    can_write(&args.output, inputs.into_iter().flatten())?;
+    check_outputs(&args.output, inputs.into_iter().flatten())?;
     let device = match (&args.from_trace, &args.predicted, &args.profile) {
         (Some(measured), Some(predicted), Some(profile)) => {
             let mut device: Device = read(profile)?;
             device.name.clone_from(&args.name);
             let predicted = read_trace(predicted)?;
-            if !is_of(&device, &predicted) {
+            if !is_prediction_of(&device, &predicted) {
                 tracing::warn!(
-                    "the prediction was made with another profile, or within limits of its scenario; simulate \
-                     again with this one, or the correction counts twice"
+                    "the prediction was made with another profile, or with limits of its scenario; simulate again \
+                     with this profile, otherwise the correction is applied twice"
                 );
             }
-            let (device, factor) = recalibrated(device, &predicted, &read_trace(measured)?)?;
-            tracing::info!("`{}` computed for {factor:.3} times as long as predicted", device.name);
+            let (device, factor) = recalibrate(device, &predicted, &read_trace(measured)?)?;
+            tracing::info!("the computing time of `{}` was {factor:.3} times the prediction", device.name);
             device
         }
         _ => measure(args)?,
@@ -62,7 +62,7 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
         crate::ring::exit_with_stdin();
     }
     let key = Key::from_file_or_env(args.key.as_deref())?;
-    let links = || Ok(probe::links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
+    let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
     let line = progress::line();
     let mut device =
         profile(&options, links, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
@@ -73,7 +73,7 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
     let uncertain = lint::uncertain_rates(&device, |_| true);
     if !uncertain.is_empty() {
         tracing::warn!(
-            "repeats spread widely around their medians; measure again with nothing else running\n  {}",
+            "repeated measurements differ widely; measure again with no other programs running\n  {}",
             uncertain.join("\n  ")
         );
     }

@@ -7,7 +7,7 @@ use hearth_profiles::Document;
 use hearth_reports::Report;
 use hearth_reports::published::{Published, SHIPPED, shipped};
 use hearth_workflow::documents::{read, read_table, read_trace};
-use hearth_workflow::files::{in_a_folder, write_in};
+use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::sweep::chart;
 
 use super::print_json;
@@ -15,7 +15,7 @@ use crate::cli::ReportArgs;
 use crate::diagnostics::Failure;
 use crate::output::say;
 
-/// A document of published numbers, shipped or in a file.
+/// Reads a document of published numbers: a shipped one by its name, or a file.
 fn published(name: &str) -> Result<Published, Failure> {
     if let Some(document) = shipped(name) {
         return Published::from_yaml(document).map_err(|error| Failure::unusable(error.what()).at(name));
@@ -32,7 +32,7 @@ fn published(name: &str) -> Result<Published, Failure> {
 }
 
 pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
-    in_a_folder(&args.output)?;
+    check_folder(&args.output)?;
     let traces = args.traces.iter().map(|path| read_trace(path)).collect::<Result<Vec<_>, _>>()?;
     let mut report = Report::new(traces).map_err(Failure::unusable)?;
     for name in &args.published {
@@ -42,11 +42,11 @@ pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
             report.with_published(&published, system).map_err(|error| Failure::unusable(error).at(name))?;
     }
     for path in &args.sweep {
-        let chart = chart::of_table(&read_table(path)?).map_err(|failure| failure.at(path.display()))?;
+        let chart = chart::line_chart(&read_table(path)?).map_err(|failure| failure.at(path.display()))?;
         report = report.with_sweep(chart);
     }
     for (name, bytes) in report.files() {
-        write_in(&args.output, name, &bytes)?;
+        write_in_folder(&args.output, name, &bytes)?;
     }
     if json {
         print_json(report.comparison())?;

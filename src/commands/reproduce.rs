@@ -7,7 +7,7 @@ use hearth_reports::published::scores::Scores;
 use hearth_reports::published::{Published, page};
 use hearth_workflow::Error;
 use hearth_workflow::documents::read;
-use hearth_workflow::files::{in_a_folder, write_in};
+use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::reproduction::{Reproduction, reproduce};
 use serde::Serialize;
 
@@ -18,10 +18,10 @@ use crate::machine::ThisMachine;
 use crate::output::say;
 use crate::progress::Terminal;
 
-/// The folder of shipped documents in a clone.
+/// Folder of the shipped documents in a clone of the repository.
 const SHIPPED: &str = "reports/published";
 
-/// A document's scores as `--json` prints them.
+/// The scores of a document as `--json` prints them.
 #[derive(Serialize)]
 struct Output {
     name: String,
@@ -29,8 +29,8 @@ struct Output {
 }
 
 pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
-    let documents = if args.documents.is_empty() { shipped()? } else { args.documents.clone() };
-    args.output.as_deref().map_or(Ok(()), in_a_folder)?;
+    let documents = if args.documents.is_empty() { shipped_paths()? } else { args.documents.clone() };
+    args.output.as_deref().map_or(Ok(()), check_folder)?;
     let mut outputs = Vec::new();
     for path in &documents {
         let published: Published = read(path)?;
@@ -44,7 +44,7 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
         }
         if let Some(folder) = &args.output {
             for (name, bytes) in page::files(&published, &results) {
-                write_in(folder, Path::new(&published.name).join(name), &bytes)?;
+                write_in_folder(folder, Path::new(&published.name).join(name), &bytes)?;
             }
         }
         let scores = Scores::of(&published, &results);
@@ -58,15 +58,17 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
     } else if let Some(folder) = &args.output {
         say!("wrote {}\n", folder.display());
     } else {
-        say!("Add `-o FOLDER` for a report with every cell, its plan and its error.\n");
+        say!("Use `-o FOLDER` to write a report with the plan and the error of every cell.\n");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn shipped() -> Result<Vec<PathBuf>, Error> {
+/// Returns the paths of the shipped documents.
+fn shipped_paths() -> Result<Vec<PathBuf>, Error> {
     let folder = Path::new(SHIPPED);
     let entries = std::fs::read_dir(folder).map_err(|error| {
-        Error::file(folder, "list", &error).hint("run it in a clone, or name the documents to reproduce")
+        Error::file(folder, "list", &error)
+            .hint("run the command in a clone of the repository, or name the documents")
     })?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|kind| kind == "yaml"));

@@ -1,6 +1,6 @@
 //! `hearth serve`: serves a ring over HTTP.
 //!
-//! When the ring fails, its requests fail with it. The server connects a new ring as soon as the devices are reachable.
+//! If the ring fails, its requests fail. The server connects a new ring as soon as the devices are reachable again.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -31,22 +31,24 @@ use crate::ring::{
     LinkEmulation, RingBuilder, TransportTask, exit_with_stdin, termination_signal, with_transport,
 };
 
+/// Environment variable with the API key.
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
-/// source: assumed; 16 random characters cannot be guessed over a network
+/// Minimum length of the API key. source: assumed; 16 random characters cannot be guessed over a network
 const MIN_TOKEN_LEN: usize = 16;
+/// Maximum size of the file with the API key, in bytes.
 const MAX_TOKEN_FILE_LEN: u64 = 4096;
-/// The pause between two attempts to bring up the ring again. source: assumed
+/// Time between two attempts to connect a new ring. source: assumed
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The time for active requests to receive their error when the server stops. source: assumed
+/// Maximum time for active requests to receive an error when the server stops. source: assumed
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::from_file_or_env(args.ring.key.as_deref())?;
     let token = token(args.token.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
-        let what = format!("other machines can reach {}, and there is no token", args.listen);
+        let what = format!("other machines can reach {}, but there is no token", args.listen);
         return Err(Failure::unusable(what)
-            .hint("give --token FILE, made with `openssl rand -hex 32 > token`, or listen on 127.0.0.1"));
+            .hint("set --token FILE (make it with `openssl rand -hex 32 > token`), or listen on 127.0.0.1"));
     }
     let plan = read_plan(&args.plan)?;
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
@@ -79,25 +81,25 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     builder.options.on_run_event =
         Some(Arc::new(move |run_event, plan| report_event(&shared, run_event, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let serving = Serving { args, builder, state, request_rx, json };
+    let task = ServeTask { args, builder, state, request_rx, json };
     let ended = runtime.block_on(with_transport(
         key,
         LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
-        serving,
+        task,
     ));
-    // The head may still be in a step; the process does not wait for it.
+    // The head may still execute a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Reports an event of the ring, and updates the plan that `/ring` shows.
+/// Logs an event of the ring, and updates the plan that `/ring` shows.
 fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
     let RunEvent { kind, device, what, .. } = run_event;
     match (kind, device) {
-        (RunEventKind::Silent, Some(name)) => tracing::info!("{name} is gone: {what}"),
-        (RunEventKind::Replanned, _) => tracing::info!("the ring goes on with {what}"),
+        (RunEventKind::Silent, Some(name)) => tracing::info!("{name} is lost: {what}"),
+        (RunEventKind::Replanned, _) => tracing::info!("the ring continues with {what}"),
         (RunEventKind::NotReplanned, Some(name)) => {
-            tracing::info!("the ring is not planned again without {name}: {what}");
+            tracing::info!("there is no new plan without {name}: {what}");
         }
         _ => tracing::info!("the ring: {what}"),
     }
@@ -106,7 +108,7 @@ fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
     }
 }
 
-/// Reads the token that clients must send, if there is one.
+/// Reads the API key that clients must send, if there is one.
 fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let (text, place) = match path {
         Some(path) => (read_at_most(path, MAX_TOKEN_FILE_LEN)?, path.display().to_string()),
@@ -117,14 +119,14 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     };
     let text = text.trim().to_owned();
     if text.len() < MIN_TOKEN_LEN || !is_valid_token(&text) {
-        let what = format!("a token is one word of at least {MIN_TOKEN_LEN} printable characters");
+        let what = format!("the token must be one word of at least {MIN_TOKEN_LEN} printable characters");
         return Err(Failure::unusable(what).at(place).hint("make one with `openssl rand -hex 32 > token`"));
     }
     Ok(Some(text))
 }
 
-/// A server and its ring.
-struct Serving<'a> {
+/// The server and the builder of its ring.
+struct ServeTask<'a> {
     args: &'a ServeArgs,
     builder: RingBuilder,
     state: Arc<AppState>,
@@ -142,11 +144,11 @@ struct Ready<'a> {
     can_chat: bool,
 }
 
-impl TransportTask for Serving<'_> {
+impl TransportTask for ServeTask<'_> {
     type Output = Result<(), Failure>;
 
     async fn run<T: Transport>(self, transport: T) -> Self::Output {
-        let Serving { args, builder, state, request_rx, json } = self;
+        let ServeTask { args, builder, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::running(format!("cannot listen at {}: {error}", args.listen))
                 .hint("choose another port with --listen, or stop the program that uses it")
@@ -158,8 +160,8 @@ impl TransportTask for Serving<'_> {
         };
         let supervisor =
             RingSupervisor { builder: &builder, state: &state, cancel_handle: RefCell::default() };
-        // Before the announcement: a client may send a request as soon as it reads it.
-        supervisor.set_up(&ring);
+        // Must be done before the address is printed, because then a client may send a request.
+        supervisor.record_ring_up(&ring);
         if json {
             let ready = Ready {
                 listening: &address.to_string(),
@@ -188,16 +190,16 @@ impl TransportTask for Serving<'_> {
 /// Prints that the server accepts requests.
 fn announce(state: &AppState, plan: &Plan, address: SocketAddr) -> Result<(), Failure> {
     let chat = if state.template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
-    let ring_of = plan.devices.len();
+    let count = plan.devices.len();
     print(format_args!(
-        "serving {} at http://{address}, {} at once over {ring_of} device{}{chat}\n",
+        "serving {} at http://{address}, {} concurrent requests on {count} device{}{chat}\n",
         state.model,
         plan.sequences,
-        if ring_of == 1 { "" } else { "s" }
+        if count == 1 { "" } else { "s" }
     ))
 }
 
-/// Keeps a ring up and gives it the requests.
+/// Keeps a ring connected and passes requests to it.
 struct RingSupervisor<'a> {
     builder: &'a RingBuilder,
     state: &'a AppState,
@@ -206,7 +208,7 @@ struct RingSupervisor<'a> {
 }
 
 impl RingSupervisor<'_> {
-    /// Serves requests, over a new ring where one fails. Returns only when it cannot continue.
+    /// Serves requests and replaces the ring if it fails. Returns only if it cannot continue.
     async fn run<T: Transport>(
         &self,
         transport: &T,
@@ -223,18 +225,18 @@ impl RingSupervisor<'_> {
                 Err(error) => tracing::info!("the ring failed: {error}"),
             }
             ring = self.reconnect(transport, &mut request_rx).await;
-            self.set_up(&ring);
+            self.record_ring_up(&ring);
         }
     }
 
-    /// Records that the ring takes requests.
-    fn set_up<T: Transport>(&self, ring: &Ring<T>) {
+    /// Records that the ring accepts requests.
+    fn record_ring_up<T: Transport>(&self, ring: &Ring<T>) {
         self.cancel_handle.replace(Some(ring.cancel_handle()));
         self.state.metrics.set_ring_up(true);
         self.state.set_plan(&self.builder.plan);
     }
 
-    /// Brings up another ring as soon as the devices are reachable. Requests fail until then.
+    /// Connects a new ring as soon as the devices are reachable. Requests fail until then.
     async fn reconnect<T: Transport>(
         &self,
         transport: &T,
@@ -268,7 +270,7 @@ impl RingSupervisor<'_> {
         }
     }
 
-    /// Cancels active requests and waits until their clients have the error.
+    /// Cancels active requests and waits, for a limited time, until their clients have received the error.
     async fn shut_down(&self) {
         if let Some(cancel_handle) = self.cancel_handle.borrow().as_ref() {
             cancel_handle.cancel();

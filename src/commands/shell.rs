@@ -1,4 +1,4 @@
-//! `hearth completions`, `hearth man` and `hearth schema`: files for shells, `man` and editors.
+//! `hearth completions`, `hearth man` and `hearth schema`: generate files for shells, `man` and editors.
 //!
 //! They are generated from the definitions of the command line and of the documents.
 
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use hearth_schema::editor;
 use hearth_workflow::Error;
-use hearth_workflow::files::make_folder;
+use hearth_workflow::files::create_folder;
 use serde::Serialize;
 
 use super::print_json;
@@ -15,17 +15,17 @@ use crate::cli::{Cli, CompletionsArgs, ManArgs, SchemaArgs};
 use crate::diagnostics::Failure;
 use crate::output::say;
 
-/// The program's name.
+/// Name of the program.
 const NAME: &str = "hearth";
 
-/// `completions --json`.
+/// The output of `completions --json`.
 #[derive(Serialize)]
 struct Completions {
     shell: String,
     script: String,
 }
 
-/// `man --json`.
+/// The output of `man --json`.
 #[derive(Serialize)]
 struct Pages {
     folder: String,
@@ -44,7 +44,7 @@ pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `schema`. It is JSON with and without `--json`.
+/// Runs `hearth schema`, whose output is always JSON.
 pub fn schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
     let schema = editor::schema(&args.kind)
         .ok_or_else(|| Failure::unusable(format!("no kind of document is called `{}`", args.kind)))?;
@@ -53,11 +53,11 @@ pub fn schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
 }
 
 pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
-    make_folder(&args.folder)?;
+    create_folder(&args.folder)?;
     let failed = |error: std::io::Error| Error::file(&args.folder, "write", &error);
     clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
     let mut pages = Vec::new();
-    names(&Cli::command(), NAME, &mut pages);
+    page_names(&Cli::command(), NAME, &mut pages);
     if json {
         print_json(&Pages { folder: args.folder.display().to_string(), pages })?;
     } else {
@@ -66,10 +66,10 @@ pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Adds the names of the pages of a command and its subcommands.
-fn names(command: &clap::Command, name: &str, pages: &mut Vec<String>) {
+/// Adds the names of the man pages of a command and its subcommands.
+fn page_names(command: &clap::Command, name: &str, pages: &mut Vec<String>) {
     for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
-        names(one, &format!("{name}-{}", one.get_name()), pages);
+        page_names(one, &format!("{name}-{}", one.get_name()), pages);
     }
     pages.push(format!("{name}.1"));
 }

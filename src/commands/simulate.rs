@@ -7,8 +7,8 @@ use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
 use hearth_sim::{Disturbances, Run};
-use hearth_workflow::documents::{can_write_run, write_run};
-use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with, soc_numbers};
+use hearth_workflow::documents::{check_run_outputs, write_run};
+use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with, soc_metrics};
 use hearth_workflow::{MidRunPlanner, limits, planning, uncertainty};
 
 use super::print_json;
@@ -19,18 +19,18 @@ use crate::output::run::{self, RunOutput};
 use crate::output::{plan, run_events, say, soc};
 use crate::progress::{self, Terminal};
 
-/// Printed before the numbers of a run with `--ignore-memory`.
+/// Printed before the results of a run with `--ignore-memory`.
 const MEMORY_IGNORED: &str =
-    "memory ignored: every device holds its part of the plan, even if it does not fit\n";
+    "memory ignored: every device has all its weights in memory, even if they do not fit\n";
 
-/// The factor between planner and simulator from which a note is printed.
-/// source: assumed; over random homes half of all plans are within 1.1 and nine of ten within 1.4
-const DISAGREE: f64 = 1.5;
+/// Ratio of the times of planner and simulator above which a note is printed.
+/// source: assumed; over random scenarios half of all plans are within 1.1 and nine of ten within 1.4
+const MAX_PLANNER_RATIO: f64 = 1.5;
 
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let PlanSource { plan, planning: flags } = &args.source;
     let mut loaded = read_scenario(&args.scenario)?;
-    can_write_run(args.trace.as_ref(), loaded.files().iter().chain(plan).chain(&flags.model))?;
+    check_run_outputs(args.trace.as_ref(), loaded.files().iter().chain(plan).chain(&flags.model))?;
     flags.overrides().apply(&mut loaded)?;
     if let Some(tokens) = args.tokens {
         loaded.set_tokens(tokens)?;
@@ -43,7 +43,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.origin.digest {
         tracing::warn!(
-            "the plan was made from another scenario, `{}`: its times and its dropped devices belong to that one",
+            "the plan was made from another scenario, `{}`: its predicted times and dropped devices are of that scenario",
             plan.scenario.name
         );
     }
@@ -60,7 +60,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         tracing::warn!("events[{index}] did not happen before the run ended");
     }
     let mut output = RunOutput::of(&trace);
-    output.soc = soc_numbers(&cluster, &plan, &trace);
+    output.soc = soc_metrics(&cluster, &plan, &trace);
     if args.draws > 0 && trace.outcome == Outcome::Ok {
         let line = progress::line();
         line.set_message("drawing the parameters of devices and links");
@@ -91,7 +91,8 @@ fn show(
 ) -> Result<(), Failure> {
     say!("{}", plan::table(plan));
     if let Some(predicted) = plan.predicted {
-        say!("  The planner expected {}, by its own model; the simulator does not use it.\n", predicted.tpot);
+        let tpot = predicted.tpot;
+        say!("  The planner expected {tpot} per token by its own model, which the simulator does not use.\n");
     }
     say!("\n{ignored}{}{events}\n", run::table(&output.metrics));
     match &output.soc {
@@ -108,15 +109,15 @@ fn show(
     Ok(())
 }
 
-/// A note if the planner and the simulator disagree by much.
+/// Returns a note if the times of planner and simulator differ by much.
 fn disagreement(plan: &Plan, metrics: &Metrics) -> Option<String> {
     let (expected, simulated) = (plan.predicted?.tpot.as_millis(), metrics.tpot_ms?.mean);
     let factor = (expected / simulated).max(simulated / expected);
-    (factor > DISAGREE).then(|| {
+    (factor > MAX_PLANNER_RATIO).then(|| {
         format!(
-            "note: the planner expected {expected:.1} ms a token and the simulator says {simulated:.1}, {factor:.1} times \
-             as much or as little. The simulator models page caches, waiting and each message: trust it, and \
-             compare with `--residency managed` or `hearth plan --compare`."
+            "note: the planner expected {expected:.1} ms per token, but the simulator predicts {simulated:.1} ms, \
+             a factor of {factor:.1}. The simulator is more accurate: it models page caches, waiting and each \
+             message. Try `--residency managed` or `hearth plan --compare`."
         )
     })
 }

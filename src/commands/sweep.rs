@@ -1,11 +1,11 @@
-//! `hearth sweep`: plans and simulates a scenario at every value of one or two of its fields.
+//! `hearth sweep`: plans and simulates a scenario for every value of one or two of its fields.
 
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use hearth_workflow::documents::read_table;
-use hearth_workflow::files::{can_write, write};
+use hearth_workflow::files::{check_outputs, write};
 use hearth_workflow::sweep::{Row, Sweep, SweepOptions, chart, merge, table};
 use hearth_workflow::workers;
 use serde::Serialize;
@@ -31,7 +31,7 @@ struct Output<'s> {
 struct Merged<'t> {
     tables: usize,
     rows: usize,
-    /// The whole table, unless it was written to a file.
+    /// The merged table, unless it was written to a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     table: Option<&'t str>,
 }
@@ -76,7 +76,7 @@ fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
     let PlanSource { plan, planning } = &args.source;
     let loaded = read_scenario(path)?;
     let inputs = loaded.files();
-    can_write(args.output.iter().chain(&args.chart), inputs.iter().chain(plan).chain(&planning.model))?;
+    check_outputs(args.output.iter().chain(&args.chart), inputs.iter().chain(plan).chain(&planning.model))?;
     let options = SweepOptions {
         vary: args.vary.clone(),
         overrides: planning.overrides(),
@@ -89,11 +89,11 @@ fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
     Ok(Sweep::new(loaded, &options)?)
 }
 
-/// `hearth sweep merge`.
+/// Runs `hearth sweep merge`.
 fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
-    can_write(args.output.iter().chain(&args.chart), &args.tables)?;
-    let part = |path: &PathBuf| Ok(merge::Part { path: path.clone(), text: read_table(path)? });
-    let parts: Vec<merge::Part> = args.tables.iter().map(part).collect::<Result<_, Failure>>()?;
+    check_outputs(args.output.iter().chain(&args.chart), &args.tables)?;
+    let part = |path: &PathBuf| Ok(merge::ShardTable { path: path.clone(), text: read_table(path)? });
+    let parts: Vec<merge::ShardTable> = args.tables.iter().map(part).collect::<Result<_, Failure>>()?;
     let text = merge::merge(&parts)?;
     if let Some(path) = &args.output {
         write(path, text.as_bytes())?;
@@ -110,7 +110,7 @@ fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The outcomes of the rows, and the fastest one.
+/// Summarises the outcomes of the rows and names the fastest one.
 fn summary(sweep: &Sweep, rows: &[Row]) -> String {
     let ran = rows.iter().filter(|row| row.evaluation.is_ok()).count();
     let mut text = format!("{} rows, {ran} of them ok", rows.len());
@@ -121,9 +121,9 @@ fn summary(sweep: &Sweep, rows: &[Row]) -> String {
         let values = sweep.fields.iter().zip(&row.values);
         let at: Vec<String> = values.map(|(field, value)| format!("{} = {value}", field.path)).collect();
         let _ = if least < most {
-            write!(text, "\nfastest: {least:.1} ms a token at {}", at.join(", "))
+            write!(text, "\nfastest: {least:.1} ms per token at {}", at.join(", "))
         } else {
-            write!(text, "\nall rows: {least:.1} ms a token")
+            write!(text, "\nall rows: {least:.1} ms per token")
         };
     }
     if let Some(row) = rows.iter().find(|row| !row.evaluation.is_ok()) {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, partial_path, synthesise};
-use hearth_workflow::files::can_write;
+use hearth_workflow::files::check_outputs;
 use serde::Serialize;
 
 use super::print_json;
@@ -25,7 +25,7 @@ struct Output {
 }
 
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
-    can_write([&args.output], [])?;
+    check_outputs([&args.output], [])?;
     let options = options(args)?;
     let partial_path = partial_path(&args.output);
     interruption::on_signal(move || {
@@ -89,16 +89,16 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     Ok(options)
 }
 
-/// The error with the flag that causes it.
+/// Adds the flag that causes an error, and a hint.
 fn with_flag(error: &SynthError) -> Failure {
     let (flag, hint) = match error {
         SynthError::KeyLength { .. } => {
-            ("--head-length", "give an even length, or other `--dim` and `--heads`")
+            ("--head-length", "use an even length, or change `--dim` and `--heads`")
         }
-        SynthError::Gain { .. } => ("--gain", "give a number from 0.001 to 1000, as 1"),
-        SynthError::Vocabulary { .. } => ("--vocab", "give a number in this range"),
-        SynthError::RopeFactors { .. } => ("--rope-factors", "leave it out, or give `--arch llama`"),
-        SynthError::Block(_) => ("--quant", "give lengths that are whole blocks, or `--quant f16`"),
+        SynthError::Gain { .. } => ("--gain", "use a number from 0.001 to 1000, such as 1"),
+        SynthError::Vocabulary { .. } => ("--vocab", "use a number in this range"),
+        SynthError::RopeFactors { .. } => ("--rope-factors", "omit this flag, or use `--arch llama`"),
+        SynthError::Block(_) => ("--quant", "use multiples of the block size as lengths, or `--quant f16`"),
         _ => return Failure::unusable(error),
     };
     Failure::unusable(format!("`{flag}`: {error}")).hint(hint)

@@ -20,11 +20,11 @@ use crate::progress::Terminal;
 struct Output<'o> {
     scenario: &'o str,
     seed: u64,
-    /// The unchanged scenario.
+    /// The result of the unchanged scenario.
     base: &'o Evaluation,
-    /// Sorted by saved time; those without a time last.
+    /// The variants, sorted by saved time; variants without a time are last.
     variants: &'o [RankedVariant],
-    /// Whether Ctrl-C ended it early.
+    /// Whether Ctrl-C stopped the command early.
     stopped: bool,
 }
 
@@ -64,11 +64,11 @@ fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {
         format!("{}{rounds}", evaluation.windows.as_deref().unwrap_or_default())
     };
     let _ = match base.tpot_ms {
-        Some(time) => writeln!(text, "as it is: {time:.1} ms a token with {}", plan(base)),
-        None => writeln!(text, "as it is: {}", base.outcome),
+        Some(time) => writeln!(text, "unchanged: {time:.1} ms per token with {}", plan(base)),
+        None => writeln!(text, "unchanged: {}", base.outcome),
     };
     let width = ranked.iter().map(|it| it.what.chars().count()).max().unwrap_or(0);
-    let _ = writeln!(text, "  {:>10} {:>11}  {:<width$}  plan", "saves, ms", "ms a token", "what if");
+    let _ = writeln!(text, "  {:>10} {:>11}  {:<width$}  plan", "saves, ms", "ms/token", "variant");
     for RankedVariant { what, saved_ms, evaluation, .. } in ranked {
         let saved = saved_ms.map_or("-".to_owned(), |saved| format!("{saved:+.1}"));
         let _ = match evaluation.tpot_ms {

@@ -1,4 +1,4 @@
-//! `hearth worker`: computes layers for a head.
+//! `hearth worker`: computes layers for the head of a ring.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -34,14 +34,15 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let ended = runtime.block_on(with_transport(
         key,
         LinkEmulation::of(args.link_delay, args.emulate_links.as_deref()),
-        Serving { args, source, json },
+        WorkerTask { args, source, json },
     ));
-    // The worker may still be in a step; the process does not wait for it.
+    // The worker may still execute a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-struct Serving<'a> {
+/// Serves heads over the transport that the flags select.
+struct WorkerTask<'a> {
     args: &'a WorkerArgs,
     source: ModelSource,
     json: bool,
@@ -53,16 +54,17 @@ struct Ready<'a> {
     listening: &'a str,
     /// The name of the model, if the worker has its file.
     model: Option<&'a str>,
-    /// The folder of fetched layers, if it has none.
+    /// The folder of fetched layers, if the worker has no model file.
     fetch: Option<&'a Path>,
+    /// The name by which the worker is announced.
     announced: Option<&'a str>,
 }
 
-impl TransportTask for Serving<'_> {
+impl TransportTask for WorkerTask<'_> {
     type Output = Result<(), Failure>;
 
     async fn run<T: Transport>(self, transport: T) -> Self::Output {
-        let Serving { args, source, json } = self;
+        let WorkerTask { args, source, json } = self;
         let listener = bind(&transport, &args.listen).await?;
         let address = listener.address();
         let announcement = announce(args, &address, transport.is_encrypted())?;
@@ -75,7 +77,7 @@ impl TransportTask for Serving<'_> {
             let ready = Ready { listening: &address, model, fetch, announced: name };
             say!("{}\n", serde_json::to_string(&ready).map_err(Failure::running)?);
         } else {
-            let fetched_into = fetch.map(|folder| format!("what it fetches into {}", folder.display()));
+            let fetched_into = fetch.map(|folder| format!("layers fetched into {}", folder.display()));
             let with = fetched_into.as_deref().or(model).unwrap_or_default();
             let announced_as = name.map_or(String::new(), |name| format!(", announced as {name}"));
             say!("listening at {address} with {with}{announced_as}\n");
@@ -95,7 +97,7 @@ impl TransportTask for Serving<'_> {
             error = worker.serve(listener, report) => Err(error.into()),
             () = termination_signal() => Ok(()),
         };
-        // Announces that the worker is gone.
+        // Announces that the worker is no longer available.
         drop(announcement);
         ended
     }
@@ -107,7 +109,7 @@ fn announce(
     listening: &str,
     is_encrypted: bool,
 ) -> Result<Option<(String, Announcement)>, Failure> {
-    // Other transports have other addresses.
+    // Only TCP addresses can be announced.
     let Ok(address) = listening.parse::<SocketAddr>() else { return Ok(None) };
     let loopback = address.ip().is_loopback();
     let is_wanted = match args.announce {
@@ -130,7 +132,7 @@ fn announce(
     let result = Announcement::start(&name, address, MdnsScope { loopback, ..MdnsScope::default() });
     match result {
         Ok(announcement) => Ok(Some((name, announcement))),
-        // An error if it was requested; otherwise the worker serves heads that know its address.
+        // This is an error only if the announcement was requested: heads that know the address do not need it.
         Err(error) if args.announce == Announce::Always || args.name.is_some() => {
             Err(Failure::unusable(&error).hint(error.hint()))
         }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use hearth_lab::DeviceUsage;
 use hearth_profiles::Bytes;
 
-/// A line for each device: bytes read per token by both counts, and memory.
+/// Returns a table with a line for each device: bytes read per token by throttle and by trace, and memory.
 pub fn table(devices: &[DeviceUsage]) -> String {
     let mut text = String::from(
         "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills",
@@ -29,13 +29,13 @@ pub fn table(devices: &[DeviceUsage]) -> String {
     text
 }
 
-/// The reasons why a device's measurement is doubtful.
+/// Returns the reasons why the measurement of a device may be wrong.
 pub fn warnings(device: &DeviceUsage) -> Vec<String> {
     let name = &device.name;
     let mut found = Vec::new();
-    if let Some(difference) = device.difference() {
+    if let Some(difference) = device.counter_difference() {
         found.push(format!(
-            "the trace of `{name}` has {:.0} % {} bytes than its throttle counted: {} instead of {} a token",
+            "the trace of `{name}` has {:.0} % {} bytes than its throttle counted: {} instead of {} per token",
             difference.abs() * 100.0,
             if difference < 0.0 { "fewer" } else { "more" },
             Bytes(device.trace_bytes_per_token as u64),
@@ -44,8 +44,8 @@ pub fn warnings(device: &DeviceUsage) -> Vec<String> {
     }
     if device.resident_before > 0 {
         found.push(format!(
-            "`{name}` did not start cold: {} of its copy of the model were in memory; is another program \
-             reading it?",
+            "`{name}` did not start cold: {} of its copy of the model were in memory; another program may be \
+             reading the file",
             Bytes(device.resident_before)
         ));
     }

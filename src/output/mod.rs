@@ -1,6 +1,6 @@
-//! Prints results to standard output, and formats them.
+//! Formats results and prints them to standard output.
 //!
-//! A closed pipe ends the program silently, as other tools do; a full disk is an error like any other.
+//! If the pipe is closed, the program exits silently, as is usual; other errors, such as a full disk, are reported.
 
 pub mod counters;
 pub mod plan;
@@ -13,7 +13,7 @@ use std::io::{self, Write};
 
 use crate::diagnostics::Failure;
 
-/// Prints to standard output.
+/// Prints to standard output; exits if the pipe is closed.
 pub fn print(text: fmt::Arguments) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
@@ -23,7 +23,7 @@ pub fn print(text: fmt::Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Prints to standard output, or returns the error.
+/// Prints formatted text to standard output; returns from the calling function on an error.
 macro_rules! say {
     ($($part:tt)*) => {
         $crate::output::print(format_args!($($part)*))?

@@ -1,4 +1,4 @@
-//! A plan as a table and as JSON.
+//! Formats a plan as a table and as JSON.
 
 use hearth_schema::Plan;
 use hearth_schema::plan::tensor::Slice;
@@ -14,19 +14,19 @@ pub struct Summary {
     kind: Parallelism,
     pub rounds: u32,
     pub predicted: Predicted,
-    /// The devices in ring order.
+    /// The devices, in ring order.
     pub devices: Vec<Device>,
     dropped: Vec<hearth_schema::plan::DroppedDevice>,
     explanation: Vec<String>,
 }
 
-/// The prediction of the latency model.
+/// The prediction of the planner.
 #[derive(Serialize)]
 pub struct Predicted {
     pub tpot_ms: Option<f64>,
 }
 
-/// A device's part of the plan.
+/// A device of the plan.
 #[derive(Serialize)]
 pub struct Device {
     name: String,
@@ -34,15 +34,15 @@ pub struct Device {
     window: u32,
     gpu_layers: u32,
     residency: ResidencyOptions,
-    /// The most bytes that it reads ahead; null is a whole window.
+    /// Maximum number of bytes that are read ahead; null means a whole window.
     budget: Option<u64>,
-    /// Only if layers are sliced.
+    /// The slice of the device in every layer; only for tensor-parallel plans.
     #[serde(skip_serializing_if = "Option::is_none")]
     slice: Option<Slice>,
 }
 
 impl Device {
-    /// The name and the window, with the layers on the GPU in brackets.
+    /// Returns the name and the window, with the number of GPU layers in brackets.
     pub fn window(&self) -> String {
         match self.gpu_layers {
             0 => format!("{} {}", self.name, self.window),
@@ -53,9 +53,9 @@ impl Device {
 
 impl Summary {
     pub fn of(plan: &Plan) -> Summary {
-        let slice = |place: usize| plan.kind.tensor().and_then(|tensor| tensor.slices.get(place).cloned());
-        let device = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| Device {
-            slice: slice(place),
+        let slice = |index: usize| plan.kind.tensor().and_then(|tensor| tensor.slices.get(index).cloned());
+        let device = |(index, device): (usize, &hearth_schema::plan::PlannedDevice)| Device {
+            slice: slice(index),
             name: device.name.clone(),
             role: device.role,
             window: device.window,
@@ -75,10 +75,11 @@ impl Summary {
     }
 }
 
+/// Returns the plan as a table.
 pub fn table(plan: &Plan) -> String {
     use std::fmt::Write;
     let mut text = String::new();
-    let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} a token", it.tpot));
+    let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} per token", it.tpot));
     let _ = writeln!(
         text,
         "{} over {} layers: {} round{} by `{}`{tpot}",
@@ -93,9 +94,9 @@ pub fn table(plan: &Plan) -> String {
         "  {:<14} {:<7} {:>6} {:>5}  {:<9} layers",
         "device", "role", "window", "gpu", "residency"
     );
-    for (place, device) in plan.devices.iter().enumerate() {
+    for (index, device) in plan.devices.iter().enumerate() {
         let windows: Vec<String> =
-            plan.windows(place).iter().map(|window| format!("{}-{}", window.start, window.end - 1)).collect();
+            plan.windows(index).iter().map(|window| format!("{}-{}", window.start, window.end - 1)).collect();
         let role = match device.role {
             Role::Head => "head",
             Role::Worker => "worker",
@@ -106,8 +107,8 @@ pub fn table(plan: &Plan) -> String {
         let layers = match plan.kind.tensor() {
             None => windows.join(" "),
             Some(tensor) => {
-                let slice = &tensor.slices[place];
-                format!("of each {} heads, {} rows", slice.kv_heads, slice.feed_forward)
+                let slice = &tensor.slices[index];
+                format!("{} heads, {} rows of each", slice.kv_heads, slice.feed_forward)
             }
         };
         let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");

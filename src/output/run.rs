@@ -1,4 +1,4 @@
-//! The numbers of a run as a table and as JSON.
+//! Formats the metrics of a run as a table and as JSON.
 
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::run_events::{self, EventSummary};
 
-/// The most sequences that are listed.
+/// Maximum number of sequences that are listed.
 const MAX_SEQUENCES: usize = 16;
 
 /// A run as `--json` prints it.
@@ -19,14 +19,14 @@ const MAX_SEQUENCES: usize = 16;
 pub struct RunOutput {
     #[serde(flatten)]
     pub metrics: Metrics,
-    /// Steps and counters in the trace.
+    /// Number of steps and counter readings in the trace.
     pub events: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub run_events: Vec<EventSummary>,
-    /// The uncertainty of the time per token, if it was asked for.
+    /// The uncertainty of the time per token, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
-    /// The numbers of a SoC that ran alone.
+    /// The metrics of a SoC that ran alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocMetrics>,
 }
@@ -44,18 +44,18 @@ impl RunOutput {
     }
 }
 
-/// A number, or a dash if it is absent.
+/// Formats a number with one digit after the decimal point, or a dash if there is none.
 fn number(value: Option<f64>) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.1}"))
 }
 
-/// Adds a line for each sequence, and one for speculative decoding.
+/// Adds a line for each sequence and a line for speculative decoding.
 fn sequences(text: &mut String, metrics: &Metrics) {
     use std::fmt::Write;
     for sequence in metrics.sequences.iter().take(MAX_SEQUENCES) {
         let _ = writeln!(
             text,
-            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
+            "  sequence {}: {} ms per token, {} tokens after the first token, which took {:.1} ms",
             sequence.sequence,
             number(sequence.tpot_ms),
             sequence.tokens,
@@ -68,8 +68,8 @@ fn sequences(text: &mut String, metrics: &Metrics) {
     if let Some(drafting) = &metrics.speculation {
         let _ = writeln!(
             text,
-            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the verified drafts accepted; of a token, \
-             {:.2} ms drafting and {:.2} ms verifying",
+            "  drafting: {:.2} tokens per step over {} steps, {:.0} % of the verified drafts accepted; {:.2} ms drafting \
+             and {:.2} ms verifying per token",
             drafting.tokens_per_step,
             drafting.steps,
             100.0 * drafting.acceptance,
@@ -79,23 +79,23 @@ fn sequences(text: &mut String, metrics: &Metrics) {
     }
 }
 
-/// The first line: the outcome and the times, or why there are none.
+/// Returns the first line: the outcome and the times, or why there are no times.
 fn headline(metrics: &Metrics) -> String {
     let outcome = metrics.outcome.word();
     let has_failed = metrics.outcome != Outcome::Ok;
     let Some(tpot) = metrics.tpot_ms.as_ref() else {
         if let (true, None) = (has_failed, metrics.ttft_ms) {
             let why = shortages(metrics);
-            let first = why.lines().next().map_or("the run ended before a token was out", str::trim);
+            let first = why.lines().next().map_or("the run ended before the first token", str::trim);
             return format!("{outcome}: {first}, so there are no times");
         }
         return format!(
-            "{outcome}: one token, so no time between tokens; it came after {} ms",
+            "{outcome}: only one token, so there is no time per token; the token took {} ms",
             number(metrics.ttft_ms)
         );
     };
     format!(
-        "{outcome}: {:.1} ms a token (median {:.1}, p95 {:.1}), {} tokens/s, first token after {} ms",
+        "{outcome}: {:.1} ms per token (median {:.1}, p95 {:.1}), {} tokens/s, first token after {} ms",
         tpot.mean,
         tpot.p50,
         tpot.p95,
@@ -104,6 +104,7 @@ fn headline(metrics: &Metrics) -> String {
     )
 }
 
+/// Returns the metrics as text.
 pub fn table(metrics: &Metrics) -> String {
     use std::fmt::Write;
     let mut text = String::new();
@@ -119,7 +120,7 @@ pub fn table(metrics: &Metrics) -> String {
     if !terms.is_empty() {
         let _ = writeln!(
             text,
-            "  of a token, in ms: {}; hidden disk {:.2}",
+            "  terms in ms: {}; hidden disk {:.2}",
             terms.join(", "),
             metrics.terms_ms.hidden_disk
         );
@@ -129,7 +130,7 @@ pub fn table(metrics: &Metrics) -> String {
     text
 }
 
-/// The devices that have too little memory.
+/// Returns a line for each device that has too little memory.
 fn shortages(metrics: &Metrics) -> String {
     use std::fmt::Write;
     let mut text = String::new();
@@ -139,7 +140,8 @@ fn shortages(metrics: &Metrics) -> String {
             MemoryKind::Gpu => "GPU memory",
         };
         let (needed, available) = (Bytes(short.needed_bytes), Bytes(short.available_bytes));
-        let _ = writeln!(text, "  {} needs {needed} of {memory} and can have {available}", short.device);
+        let name = &short.device;
+        let _ = writeln!(text, "  {name} needs {needed} of {memory}, but only {available} are available");
     }
     text
 }
@@ -154,7 +156,7 @@ fn devices(metrics: &Metrics) -> String {
     );
     for device in &metrics.devices {
         if device.trace_lost {
-            let _ = writeln!(text, "  {:<14} stopped answering; its part of the trace is lost", device.name);
+            let _ = writeln!(text, "  {:<14} stopped responding; its part of the trace is lost", device.name);
             continue;
         }
         let _ = writeln!(

@@ -1,6 +1,6 @@
-//! The events of a run as text and as JSON, with the time per token before, during and after each.
+//! Formats the events of a run as text and as JSON, with the time per token before, during and after each event.
 //!
-//! Not here: the numbers (`hearth_core::metrics::event_impact`).
+//! Not here: computing the times (`hearth_core::metrics::event_impact`).
 
 use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
 use hearth_profiles::Seconds;
@@ -17,6 +17,7 @@ pub struct EventSummary {
     impact: EventImpact,
 }
 
+/// Returns all events of a trace with their impact.
 pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
     let summary = |run_event: &RunEvent| EventSummary {
         run_event: run_event.clone(),
@@ -25,7 +26,7 @@ pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
     trace.run_events.iter().map(summary).collect()
 }
 
-/// The events as text; empty if there were none.
+/// Returns the events as text; empty if there were none.
 pub fn lines(trace: &Trace) -> String {
     use std::fmt::Write;
     let mut text = String::new();
@@ -41,7 +42,7 @@ pub fn lines(trace: &Trace) -> String {
         }
         let _ = writeln!(
             text,
-            "    ms a token: {}; the longest {}",
+            "    ms per token: {}; longest token: {}",
             phases(&impact.tpot_ms, 1.0),
             phases(&impact.max_ms, 1.0)
         );

@@ -1,14 +1,15 @@
-//! The numbers of a phone that ran alone as text.
+//! Formats the metrics of a phone that ran alone.
 
 use std::fmt::Write;
 
 use hearth_core::soc::SocMetrics;
-use hearth_core::soc::metrics::{FRAME, Queue};
+use hearth_core::soc::metrics::{FRAME_TIME, QueueOccupancy};
 
-/// The note for a phone that reads its weights from disk.
+/// Note for a run in which a phone reads its weights from disk.
 pub const COLD: &str = "note: the times include reading the weights from disk. Add --warm to see the times of GPU and NPU \
                         with the model in memory.";
 
+/// Returns the metrics as text.
 pub fn lines(numbers: &SocMetrics) -> String {
     let mut text = String::new();
     let rate = |speed: Option<f64>| speed.map_or("-".to_owned(), |speed| format!("{speed:.2}"));
@@ -32,23 +33,23 @@ pub fn lines(numbers: &SocMetrics) -> String {
     }
     queue(&mut text, "prefill", &numbers.prefill_queue);
     queue(&mut text, "decode", &numbers.decode_queue);
-    let waiting = &numbers.waiting;
+    let costs = &numbers.sync_overhead;
     let _ = writeln!(
         text,
         "  synchronisation: {} times, {:.1} ms for the events, {:.1} ms of a polling core",
-        waiting.stages, waiting.events_ms, waiting.polled_ms
+        costs.count, costs.events_ms, costs.polled_ms
     );
     text
 }
 
-fn queue(text: &mut String, phase: &str, queue: &Queue) {
-    let relation = if queue.leaves_frames { "within" } else { "longer than" };
+fn queue(text: &mut String, phase: &str, queue: &QueueOccupancy) {
+    let relation = if queue.frame_deadlines_met { "within" } else { "longer than" };
     let _ = writeln!(
         text,
-        "  GPU queue in {phase}: busy for {:.1} ms at a time, {relation} a frame of {:.1} ms; longest kernel \
-         {:.1} ms, busy {:.0} %",
+        "  GPU queue in {phase}: busy for up to {:.1} ms, {relation} a frame of {:.1} ms; longest kernel {:.1} ms, \
+         busy {:.0} % of the time",
         queue.max_ms,
-        FRAME.as_millis(),
+        FRAME_TIME.as_millis(),
         queue.max_kernel_ms,
         queue.busy_share * 100.0
     );

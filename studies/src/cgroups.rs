@@ -1,9 +1,9 @@
-//! Limits for a child process, and counters of what it did: cgroups (v1) of memory, blkio and cpu.
+//! Limits and resource counters of a child process, with cgroups (v1) of memory, blkio and cpu.
 //!
-//! Also a file that stands for a device's share of the weights, and the advice calls on its mapping. Everything made
-//! here is removed again, also after Ctrl-C.
+//! This module also creates a file in place of a device's weights, and has the advice calls for its mapping. All
+//! cgroups and files are removed at the end, also after Ctrl-C.
 //!
-//! Not here: what is measured. Each study has its own reader or spinner.
+//! Not here: the measured work. Each study has its own reader or busy loop.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -18,16 +18,18 @@ use memmap2::Mmap;
 
 pub const MIB: usize = 1 << 20;
 pub const PAGE: usize = 4096;
-/// The environment variable with the name of a child's groups.
+/// The environment variable with the name of the cgroups of a child.
 const GROUPS: &str = "HEARTH_GROUPS";
 const ROOT: &str = "/sys/fs/cgroup";
 
 pub type Failure = Box<dyn std::error::Error>;
 
-pub fn number<T: FromStr>(text: &str) -> Result<T, Failure> {
+/// Parses a number of a command line or of a counter file.
+pub fn parse_number<T: FromStr>(text: &str) -> Result<T, Failure> {
     text.parse().map_err(|_| format!("`{text}` is not a number of the expected kind").into())
 }
 
+/// Returns an error if this process cannot create the cgroups of the studies.
 pub fn require_root() -> Result<(), Failure> {
     // SAFETY: geteuid has no preconditions.
     let user = unsafe { libc::geteuid() };
@@ -44,17 +46,18 @@ pub fn require_root() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A file that stands for a device's share of the weights; removed on drop.
-pub struct ShareFile {
+/// A file that replaces the weights of a device; removed on drop.
+pub struct WeightFile {
     pub path: PathBuf,
 }
 
-impl ShareFile {
-    pub fn create(directory: &Path, share_mib: usize) -> Result<Self, Failure> {
+impl WeightFile {
+    /// Creates a file of `mib` MiB, without holes.
+    pub fn create(directory: &Path, mib: usize) -> Result<Self, Failure> {
         let file = Self { path: directory.join(format!("hearth-share-{}.bin", std::process::id())) };
         let mut out = OpenOptions::new().write(true).create_new(true).open(&file.path)?;
         let mut block = vec![0u8; MIB];
-        for piece in 0..share_mib {
+        for piece in 0..mib {
             block.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at ^ piece) as u8);
             out.write_all(&block)?;
         }
@@ -63,18 +66,20 @@ impl ShareFile {
     }
 }
 
-impl Drop for ShareFile {
+impl Drop for WeightFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Limits of a child process; zero means no limit.
+/// The limits of a child process; zero means no limit.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Limits {
+    /// Maximum memory in bytes.
     pub memory: usize,
+    /// Maximum disk reads in MB/s.
     pub disk_mbps: u64,
-    /// Microseconds of processor time in every period, and the period.
+    /// CPU bandwidth control: the quota and the period, both in microseconds.
     pub cpu: Option<(u64, u64)>,
 }
 
@@ -84,6 +89,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
+    /// Creates the cgroups of this process with limits. The limited disk is the one that stores `file`.
     pub fn create(limits: Limits, file: &Path) -> Result<Self, Failure> {
         let groups = Self { name: format!("hearth-experiment-{}", std::process::id()) };
         for group in groups.all() {
@@ -100,31 +106,32 @@ impl Cgroups {
             fs::write(groups.cpu().join("cpu.cfs_period_us"), period.to_string())?;
             fs::write(groups.cpu().join("cpu.cfs_quota_us"), quota.to_string())?;
         }
-        // The maximum: other programs should not slow the experiment down.
+        // The maximum value, so that other programs slow the experiment down as little as possible.
         fs::write(groups.cpu().join("cpu.shares"), "262144")?;
         Ok(groups)
     }
 
-    /// Moves the calling process, a child of [`Cgroups::run`], into its groups. The parent removes them.
+    /// Moves this process into the cgroups that its parent created for it with [`Cgroups::run`]. The parent removes
+    /// them.
     pub fn join() -> Result<std::mem::ManuallyDrop<Self>, Failure> {
         // SAFETY: restores the default action; see `run`.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-        let groups = Self { name: std::env::var(GROUPS).map_err(|_| "run me without --child")? };
+        let groups = Self { name: std::env::var(GROUPS).map_err(|_| "--child is only for internal use")? };
         for group in groups.all() {
             fs::write(group.join("cgroup.procs"), std::process::id().to_string())?;
         }
         Ok(std::mem::ManuallyDrop::new(groups))
     }
 
-    /// Runs this program again inside the groups and returns what it printed.
+    /// Runs this program again inside the cgroups and returns its output.
     pub fn run(&self, arguments: &[String]) -> Result<String, Failure> {
-        // Ctrl-C must end the child and leave us alive to remove the groups.
-        // SAFETY: ignoring a signal installs no handler and touches no memory of ours.
+        // Ctrl-C must end the child but not this process, which removes the cgroups.
+        // SAFETY: ignoring a signal installs no handler and accesses no memory of this process.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
         let mut command = Command::new(std::env::current_exe()?);
         let output = command.args(arguments).env(GROUPS, &self.name).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {
-            return Err(format!("the child ended early: {}", output.status).into());
+            return Err(format!("the child failed: {}", output.status).into());
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -133,6 +140,7 @@ impl Cgroups {
         [self.memory(), self.blkio(), self.cpu()]
     }
 
+    /// Returns the folder of the memory cgroup.
     pub fn memory(&self) -> PathBuf {
         Path::new(ROOT).join("memory").join(&self.name)
     }
@@ -149,7 +157,7 @@ impl Cgroups {
 impl Drop for Cgroups {
     fn drop(&mut self) {
         for group in self.all() {
-            // The child has been waited for, but its last charge may be a moment behind.
+            // The child has exited, but the kernel may release its memory a moment later.
             for _ in 0..50 {
                 if fs::remove_dir(&group).is_ok() {
                     break;
@@ -160,7 +168,7 @@ impl Drop for Cgroups {
     }
 }
 
-/// `major:minor` of the disk that holds a file: throttles know disks, not partitions.
+/// Returns the `major:minor` of the disk that stores a file. Throttles apply to whole disks, not to partitions.
 fn whole_disk(file: &Path) -> Result<String, Failure> {
     let device = fs::metadata(file)?.dev();
     let (major, minor) = (libc::major(device), libc::minor(device));
@@ -170,15 +178,16 @@ fn whole_disk(file: &Path) -> Result<String, Failure> {
     Ok(fs::read_to_string(&source).map_err(|e| format!("{source}: {e}"))?.trim().to_string())
 }
 
-/// Maps a file without any page in the page cache: cached pages are charged to the first process that reads them.
+/// Maps a file and drops it from the page cache, because cached pages are charged to the first process that reads
+/// them.
 pub fn map_cold(file: &File) -> Result<&'static Mmap, Failure> {
-    // SAFETY: the file is ours and nobody writes to it while it is mapped.
+    // SAFETY: this process created the file, and nobody writes to it while it is mapped.
     let map = unsafe { Mmap::map(file)? };
     drop_from_cache(file, 0, map.len());
     Ok(Box::leak(Box::new(map)))
 }
 
-/// `POSIX_FADV_DONTNEED`: drops what is not mapped.
+/// Drops the pages of a range that are not mapped, with `POSIX_FADV_DONTNEED`.
 pub fn drop_from_cache(file: &File, offset: usize, length: usize) {
     // SAFETY: a valid descriptor, and the advice has no effect on memory.
     unsafe {
@@ -186,14 +195,14 @@ pub fn drop_from_cache(file: &File, offset: usize, length: usize) {
     }
 }
 
-/// Calls `madvise`; returns zero on success.
+/// Calls `madvise` for a part of a mapping. Returns zero on success.
 pub fn advise(piece: &[u8], advice: i32) -> i32 {
-    // SAFETY: the range is part of a live mapping and begins at a page; none of the advices used changes what
-    // the mapping holds.
+    // SAFETY: the range is part of a live mapping and starts at a page; none of the used advices changes the contents
+    // of the mapping.
     unsafe { libc::madvise(piece.as_ptr().cast_mut().cast(), piece.len(), advice) }
 }
 
-/// Returns for each page of a piece whether the page cache holds it.
+/// Returns for each page of a part of a mapping whether it is in the page cache.
 pub fn resident(piece: &[u8]) -> Vec<bool> {
     let mut pages = vec![0u8; piece.len().div_ceil(PAGE)];
     // SAFETY: the range is mapped and page aligned, and `pages` has a byte for each of its pages.
@@ -201,40 +210,43 @@ pub fn resident(piece: &[u8]) -> Vec<bool> {
     pages.into_iter().map(|page| page & 1 == 1).collect()
 }
 
-/// Counts the pages of a piece that the page cache does not hold.
-pub fn missing(piece: &[u8]) -> usize {
-    resident(piece).into_iter().filter(|held| !held).count()
+/// Returns the number of pages of a part of a mapping that are not in the page cache.
+pub fn missing_pages(piece: &[u8]) -> usize {
+    resident(piece).into_iter().filter(|resident| !resident).count()
 }
 
-pub fn checksum(window: &[u8]) -> u64 {
-    let (words, _) = window.as_chunks::<8>();
+/// Reads all words of some bytes and returns their wrapping sum.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let (words, _) = bytes.as_chunks::<8>();
     words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
+/// Returns the median, the upper one of an even number of values; NaN without values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Counters of the groups since their creation.
+/// The resource counters of the cgroups, since their creation.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Counters {
-    /// Bytes that passed the throttle.
+    /// Bytes read through the disk throttle.
     pub bytes: u64,
     pub major_faults: u64,
-    /// Pages.
+    /// Number of pages that were reclaimed and read again.
     pub refaults: u64,
-    /// Bytes on the active list, not a difference.
+    /// Bytes of files on the active list: the current value.
     pub active: u64,
-    /// How often a charge reached the memory limit.
+    /// Number of times that the memory limit was hit.
     pub limit_hits: u64,
-    /// Bytes charged now, not a difference.
+    /// Bytes charged to the cgroup: the current value.
     pub used: u64,
-    /// Of these, kernel memory: page tables and the like.
+    /// Bytes of kernel memory, such as page tables, in `used`.
     pub kernel: u64,
 }
 
 impl Counters {
+    /// Reads the current counters.
     pub fn read(groups: &Cgroups) -> Result<Self, Failure> {
         let stat = fs::read_to_string(groups.memory().join("memory.stat"))?;
         let of = |key: &str| {
@@ -242,7 +254,7 @@ impl Counters {
             line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
         };
         let single = |file: &str| -> Result<u64, Failure> {
-            number(fs::read_to_string(groups.memory().join(file))?.trim())
+            parse_number(fs::read_to_string(groups.memory().join(file))?.trim())
         };
         let served = fs::read_to_string(groups.blkio().join("blkio.throttle.io_service_bytes"))?;
         let read = served.lines().filter(|line| line.contains(" Read "));
@@ -257,6 +269,7 @@ impl Counters {
         })
     }
 
+    /// Returns the counts since `before`, and the current values of `active`, `used` and `kernel`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Code of several studies: cgroups around a process, processor time, and instances for the planners.
+//! Code that several studies share: cgroups for a child process, processor time, and instances for the planners.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use hearth_schema::plan::{Origin, PlannedDevice, PlannerRecord, Role};
 #[cfg(target_os = "linux")]
 pub mod cgroups;
 
-/// Runs a study with the arguments of the command line; prints its error.
+/// Runs a study with the command-line arguments and prints its error, if it fails.
 pub fn run_study<E: Display>(study: impl FnOnce(&[String]) -> Result<(), E>) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match study(&arguments) {
@@ -28,11 +28,11 @@ pub fn processor_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which `time` is, and keeps no reference to it.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    assert_eq!(failed, 0, "every Linux has a clock for each thread");
+    assert_eq!(failed, 0, "Linux has a CPU clock for each thread");
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Runs a function; returns its result and the processor time in seconds.
+/// Runs a function and returns its result and its processor time in seconds.
 pub fn timed<T>(run: impl FnOnce() -> T) -> (T, f64) {
     let started = processor_seconds();
     let result = run();
@@ -51,7 +51,7 @@ pub fn medium_instances() -> Result<(Model, Vec<Device>), Box<dyn std::error::Er
     Ok((model, instances.into_iter().flat_map(|instance| instance.devices).collect()))
 }
 
-/// Returns an instance with `count` of the devices, a different selection for each run.
+/// Returns an instance with `count` of the devices. Each run has a different selection.
 pub fn instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
     Instance {
         name: format!("{count}x{}", model.model_layers),
@@ -62,7 +62,8 @@ pub fn instance(model: &Model, devices: &[Device], run: usize, count: usize) -> 
     }
 }
 
-/// Returns a plan of these layers for the devices of a cluster, in their order; those without a layer are left out.
+/// Returns a plan with these windows and GPU layers for the devices of a cluster, in the same order. Devices without
+/// a layer are omitted.
 pub fn manual_plan(cluster: &Cluster, rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> Plan {
     let layers = windows.iter().zip(gpu_layers);
     let device = |(place, (&window, &gpu_layers)): (usize, (&u32, &u32))| PlannedDevice {

@@ -1,4 +1,4 @@
-//! The crates depend on one another only in the allowed directions.
+//! Tests that the crates depend on each other only in the allowed directions.
 //!
 //! ```text
 //! root -> workflow -> reports, halda, sim -> core -> schema -> profiles
@@ -6,8 +6,8 @@
 //!                        runtime -> core
 //! ```
 //!
-//! Planner, simulator, executor (`exec/`) and reports never depend on one another, not even in tests: their agreement
-//! is a result, not a construction. What compares two of them stands in this binary.
+//! Planner, simulator, executor (`exec/`) and reports never depend on each other, not even in tests, so that their
+//! agreement is a result. Tests that compare two of them are in this binary.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use crate::repository::{TextFile, root, rust_files, text_files};
 
-/// The crates of this workspace that each crate may depend on. The root may depend on all.
-const ARROWS: &[(&str, &[&str])] = &[
+/// The workspace crates that each crate may depend on. The root package may depend on all.
+const ALLOWED: &[(&str, &[&str])] = &[
     ("hearth-profiles", &[]),
     ("hearth-schema", &["hearth-profiles"]),
     ("hearth-core", &["hearth-schema", "hearth-profiles"]),
@@ -35,7 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "hearth-workflow",
         &["hearth-halda", "hearth-sim", "hearth-reports", "hearth-core", "hearth-schema", "hearth-profiles"],
     ),
-    // Experiments; no crate depends on them.
+    // Experiments, on which no crate depends.
     (
         "hearth-studies",
         &[
@@ -51,13 +51,13 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// Additional dependencies that only the tests of a crate may have.
-const ARROWS_OF_TESTS: [(&str, &str); 1] = [("hearth-gpu", "hearth-ring")];
+const ALLOWED_IN_TESTS: [(&str, &str); 1] = [("hearth-gpu", "hearth-ring")];
 
 struct Package {
     name: String,
     folder: PathBuf,
-    /// Packages of this workspace, and whether only tests need them.
-    needs: BTreeSet<(String, bool)>,
+    /// The workspace packages that it depends on, and whether only its tests do.
+    dependencies: BTreeSet<(String, bool)>,
 }
 
 fn packages() -> Vec<Package> {
@@ -73,8 +73,8 @@ fn packages() -> Vec<Package> {
     let package = |package: &Value| Package {
         name: text(&package["name"]),
         folder: Path::new(&text(&package["manifest_path"])).parent().expect("a folder").to_owned(),
-        // Only packages of this workspace are given by path.
-        needs: list(&package["dependencies"])
+        // Only workspace packages are given by path.
+        dependencies: list(&package["dependencies"])
             .iter()
             .filter(|dependency| dependency["path"].is_string())
             .map(|dependency| (text(&dependency["name"]), dependency["kind"] == "dev"))
@@ -86,25 +86,26 @@ fn packages() -> Vec<Package> {
 #[test]
 fn crates_depend_only_downwards() {
     let packages = packages();
-    for &(name, _) in ARROWS {
+    for &(name, _) in ALLOWED {
         assert!(packages.iter().any(|package| package.name == name), "the workspace has no `{name}`");
     }
     for package in packages.iter().filter(|package| package.folder != root()) {
         let name = package.name.as_str();
-        let (_, allowed) = ARROWS
+        let (_, allowed) = ALLOWED
             .iter()
             .find(|(other, _)| *other == name)
-            .unwrap_or_else(|| panic!("say in ARROWS what `{name}` may depend on"));
-        for (need, by_tests) in &package.needs {
+            .unwrap_or_else(|| panic!("add the allowed dependencies of `{name}` to ALLOWED"));
+        for (dependency, only_tests) in &package.dependencies {
             assert!(
-                allowed.contains(&need.as_str()) || *by_tests && ARROWS_OF_TESTS.contains(&(name, need)),
-                "`{name}` depends on `{need}`; it may depend on {allowed:?} only"
+                allowed.contains(&dependency.as_str())
+                    || *only_tests && ALLOWED_IN_TESTS.contains(&(name, dependency)),
+                "`{name}` depends on `{dependency}`; it may depend on {allowed:?} only"
             );
         }
     }
 }
 
-/// Crates without files, clocks, processes or sockets.
+/// Crates that use no files, clocks, processes or sockets.
 const PURE: [&str; 5] = ["core", "schema", "halda", "sim", "reports"];
 
 #[test]
@@ -115,8 +116,8 @@ fn pure_crates_open_nothing() {
         if !is_pure || file.path.ends_with("/tests.rs") || file.path.contains("/tests/") {
             continue;
         }
-        let shipped = file.text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
-        for (at, line) in shipped.enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
+        let non_test = file.text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+        for (at, line) in non_test.enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
             let found = opens.iter().find(|name| line.contains(*name));
             assert!(found.is_none(), "{}:{}: a pure crate uses {found:?}", file.path, at + 1);
         }
@@ -130,6 +131,6 @@ fn bincode_is_used_by_the_ring_only() {
     assert_eq!(
         users,
         ["Cargo.toml", "exec/ring/Cargo.toml"],
-        "bytes of the network are decoded in one crate"
+        "only one crate decodes bytes from the network"
     );
 }

@@ -1,9 +1,9 @@
-//! `hearth bench` times a model and reports problems with the other engine.
+//! Tests of `hearth bench`: measured speeds, and problems with the other engine.
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, data, json, list, model, outputs, parse};
+use crate::processes::{assert_refused, json, list, model, outputs, parse, test_data};
 
-/// A short measurement of a trained model.
+/// Flags for a short measurement.
 const SHORT: [&str; 9] =
     ["--repeats", "1", "--tokens", "3", "--prompts", "5,9", "--threads", "1,2", "--json"];
 
@@ -18,7 +18,7 @@ fn model_is_timed_for_each_number_of_threads() {
         for number in [&speed["decode_tokens_per_s"], &speed["load_s"], &prompts[1]["tokens_per_s"]] {
             assert!(number.as_f64().expect("a number") > 0.0, "{run}");
         }
-        // A token reads all weights but the embedding.
+        // A token reads all weights except the embedding.
         let bytes = speed["weight_bytes_per_token"].as_u64().expect("a number");
         assert!(bytes < run["file_bytes"].as_u64().expect("a number"), "{run}");
         assert!(run.get("llama_cpp").is_none());
@@ -33,13 +33,13 @@ fn missing_failing_or_hanging_engine_is_named() {
         (python("bare", "exit 77"), "has no package llama_cpp"),
         (python("failing", "echo 'no memory left' >&2; exit 1"), "no memory left"),
         (python("silent", "echo '{}'"), "printed no result"),
-        (python("slow", "sleep 60"), "not done within 10 s"),
+        (python("slow", "sleep 60"), "did not finish within 10 s"),
         ("/no/such/python".into(), "cannot start"),
     ] {
         let flags = ["bench", &model("q4_k"), "--peer", &peer, "--deadline", "10"];
         let (stdout, stderr) = outputs(&[&flags[..], &SHORT].concat(), 0);
         assert!(stderr.contains(note), "{peer}: {stderr}");
-        // hearth's own times are printed in any case.
+        // The results of hearth are printed anyway.
         assert!(parse(&stdout)[1]["hearth"]["decode_tokens_per_s"].as_f64().expect("a number") > 0.0);
     }
 }
@@ -47,6 +47,6 @@ fn missing_failing_or_hanging_engine_is_named() {
 #[test]
 fn model_that_cannot_be_opened_is_an_error() {
     assert_refused(&["bench", "no-such.gguf", "--peer", "none"], &["no-such.gguf"]);
-    let text = data("models/README.md").display().to_string();
+    let text = test_data("models/README.md").display().to_string();
     assert_refused(&["bench", &text, "--peer", "none"], &["not a GGUF file"]);
 }

@@ -1,7 +1,7 @@
-//! The simulator and the executor run the same steps for one plan.
+//! Tests that the simulator and the executor run the same steps for a plan.
 //!
-//! For every device the kinds, passes, rounds, layers and peers of its records must be equal; only times may differ.
-//! Records of read-ahead are left out, because they are written only when something was read.
+//! The records of every device must have the same kinds, passes, rounds, layers and peers; only times may differ.
+//! Records of reading ahead are not compared, because they are written only if something was read.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::{Document, device};
 use hearth_ring::{
     GenerationRequest, LocalModel, MemoryTransport, Ring, RingOptions, SequenceRequest, Worker, bind,
-    for_sequences,
+    plan_for_sequences,
 };
 use hearth_schema::Plan;
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
@@ -23,7 +23,7 @@ use crate::processes::{model, plan};
 /// A step without its times.
 type Step = (u32, u32, Kind, Option<[u32; 2]>, Option<u16>);
 
-/// The steps of a device, sorted: a message may return before its sender records that it left.
+/// Returns the sorted steps of a device. They are sorted because a message may return before its sending is recorded.
 fn steps(trace: &Trace, device: u16) -> Vec<Step> {
     let own = trace.records.iter().filter(|record| record.device == device && record.kind != Kind::Prefetch);
     let mut steps: Vec<Step> = own.map(|it| (it.pass, it.round, it.kind, it.layers, it.peer)).collect();
@@ -39,12 +39,12 @@ async fn executed(
 ) -> Trace {
     let options = RingOptions { threads: 1, ..RingOptions::default() };
     let mut ring = Ring::connect(network, plan, model.clone(), options).await.expect("the ring comes up");
-    let asked = |_| SequenceRequest {
+    let sequence = |_| SequenceRequest {
         prompt: (0..workload.prompt).map(|index| index % 2000).collect(),
         sampler: Box::new(|_| 7),
     };
     let request = GenerationRequest {
-        sequences: (0..workload.sequences).map(asked).collect(),
+        sequences: (0..workload.sequences).map(sequence).collect(),
         micro_batch: workload.micro_batch,
         ..GenerationRequest::single(vec![], workload.generate, Box::new(|_| 7))
     };
@@ -90,7 +90,7 @@ async fn simulator_and_executor_run_the_same_steps() {
         addresses.push(address);
     }
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    // One round, several, a partial last one; a prompt of one batch and of three; several sequences.
+    // One round, several rounds, a partial last round; a prompt of one batch and of three; several sequences.
     for (windows, prompt, sequences, micro_batch) in [
         (vec![8], 5, 1, 512),
         (vec![3, 3, 2], 5, 1, 512),
@@ -102,26 +102,26 @@ async fn simulator_and_executor_run_the_same_steps() {
         (vec![1, 2], 40, 4, 7),
     ] {
         let plan = Plan::from_yaml(&plan("q8_0", &windows, &addresses, 1200)).expect("a plan");
-        let plan = for_sequences(plan, sequences);
+        let plan = plan_for_sequences(plan, sequences);
         let workload = Workload { sequences, micro_batch, ..Workload::plain(prompt, 3) };
         let (real, model) = (
             executed(plan.clone(), &local, &network, &workload).await,
             simulated(&plan, &local, workload.clone()),
         );
         assert_eq!(real.passes, model.passes);
-        for place in 0..windows.len() as u16 {
-            assert_eq!(steps(&real, place), steps(&model, place), "windows {windows:?}, device {place}");
+        for device in 0..windows.len() as u16 {
+            assert_eq!(steps(&real, device), steps(&model, device), "windows {windows:?}, device {device}");
         }
         assert_eq!(sent(&real), sent(&model), "windows {windows:?}");
-        // Halved activations take half the bytes in both.
-        let halved = Plan { activations: ActivationFormat::F16, ..plan };
-        let other = executed(halved.clone(), &local, &network, &workload).await;
+        // f16 activations need half the bytes in both.
+        let f16_plan = Plan { activations: ActivationFormat::F16, ..plan };
+        let other = executed(f16_plan.clone(), &local, &network, &workload).await;
         assert_eq!(2 * sent(&other), sent(&real), "windows {windows:?}");
-        assert_eq!(sent(&other), sent(&simulated(&halved, &local, workload)), "windows {windows:?}");
+        assert_eq!(sent(&other), sent(&simulated(&f16_plan, &local, workload)), "windows {windows:?}");
     }
 }
 
-/// Bytes that all devices sent.
+/// Returns the number of bytes that all devices sent.
 fn sent(trace: &Trace) -> u64 {
     trace.records.iter().filter(|record| record.kind == Kind::Send).map(|record| record.bytes).sum()
 }

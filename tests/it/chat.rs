@@ -1,4 +1,4 @@
-//! `hearth execute` formats messages with the model's chat template.
+//! Tests that `hearth execute` formats messages with the chat template of the model.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::processes::{assert_refused, execute, json, model, plan};
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}: {{ message.content | trim }}\n\
      {% endfor %}{% if add_generation_prompt %}{{ 'ANSWER:' }}{% endif %}";
 
-/// Writes the trained model with a chat template.
-pub fn with_template(path: &Path) {
+/// Writes a copy of the trained test model with a chat template.
+pub fn write_with_template(path: &Path) {
     let source = model("q4_k");
     let (model, bytes) = (GgufModel::open(&source).expect("a model"), fs::read(&source).expect("a model"));
     let mut writer = HeaderWriter::default();
@@ -34,7 +34,7 @@ pub fn with_template(path: &Path) {
     fs::write(path, file).expect("the copy can be written");
 }
 
-/// A plan for that copy, a model with a digest of its own.
+/// Returns a plan for such a copy, whose digest differs from that of the original.
 pub fn plan_for(path: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
     let digest = |path: &str| LocalModel::open(Path::new(path)).expect("a model").profile.digest.clone();
     plan("q4_k", windows, addresses, context).replace(&digest(&model("q4_k")), &digest(path))
@@ -44,7 +44,7 @@ pub fn plan_for(path: &str, windows: &[u32], addresses: &[&str], context: u32) -
 fn messages_are_formatted_with_the_template() {
     let folder = Folder::new();
     let chat_model = folder.at("chat.gguf");
-    with_template(Path::new(&chat_model));
+    write_with_template(Path::new(&chat_model));
     let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
     let tokens = |more: &[&str]| {
         let flags = [&["--tokens", "8"], more].concat();
@@ -78,7 +78,7 @@ fn wrong_messages_are_refused() {
     }
     let long = format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500));
     let (long, chat_model) = (folder.write("long.json", long), folder.at("chat.gguf"));
-    with_template(Path::new(&chat_model));
+    write_with_template(Path::new(&chat_model));
     let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
     let parts = ["do not fit the plan's context of 128"];
     assert_refused(&execute(&plan, &chat_model, &["--messages", &long]), &parts);

@@ -1,4 +1,4 @@
-//! A head finds workers by their names, and names those that are missing.
+//! Tests that a head finds workers by their names, and names the workers that it cannot find.
 
 use std::time::Duration;
 
@@ -17,35 +17,35 @@ fn write_key(folder: &Folder) -> String {
     folder.write_key("ring.key", "a phrase for tests of links")
 }
 
-/// Starts a worker that announces itself on this machine.
-fn announced(name: &str, key: &str) -> Process {
+/// Starts a worker that announces itself on the loopback interface.
+fn start_announced(name: &str, key: &str) -> Process {
     let flags = ["--model", &model("q4_k"), "--key", key, "--name", name, "--announce", "always"];
     let (process, line) = Process::until_ready(hearth(&LOCAL).args(flags));
     assert!(line.trim_end().ends_with(&format!(", announced as {name}")), "{line}");
     process
 }
 
-/// Returns whether this process finds its own announcement by multicast.
+/// Returns whether this process receives its own announcement by multicast.
 fn multicast_works(key: &str, name: &str) -> bool {
     let worker = Worker::with(&["--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", key]);
     let address = worker.address.parse().expect("an address");
-    let medium = MdnsScope { loopback: true, ..MdnsScope::default() };
-    let Ok(_announcement) = Announcement::start(name, address, medium) else { return false };
+    let scope = MdnsScope { loopback: true, ..MdnsScope::default() };
+    let Ok(_announcement) = Announcement::start(name, address, scope) else { return false };
     let network = EncryptedTransport::new(
         TcpTransport,
         Key::from_file_or_env(Some(key.as_ref())).expect("a key").expect("ours"),
     );
     let names = [name.to_owned()].into();
     let runtime = tokio::runtime::Runtime::new().expect("threads");
-    runtime.block_on(discovery::find_workers(&network, &names, Duration::from_secs(10), medium)).is_ok()
+    runtime.block_on(discovery::find_workers(&network, &names, Duration::from_secs(10), scope)).is_ok()
 }
 
-/// A plan without addresses, and with names that no other test uses.
-fn unaddressed(windows: &[u32], names: &[&str]) -> String {
+/// Returns a plan with the given names and without addresses.
+fn plan_without_addresses(windows: &[u32], names: &[&str]) -> String {
     let addresses = vec!["127.0.0.1:1"; names.len()];
     let mut text = plan("q4_k", windows, &addresses, 64).replace("address: '127.0.0.1:1', ", "");
-    for (place, name) in names.iter().enumerate() {
-        text = text.replace(&format!("name: d{},", place + 1), &format!("name: {name},"));
+    for (index, name) in names.iter().enumerate() {
+        text = text.replace(&format!("name: d{},", index + 1), &format!("name: {name},"));
     }
     text
 }
@@ -55,22 +55,22 @@ fn workers_are_found_by_name_and_missing_ones_are_named() {
     let folder = Folder::new();
     let (key, q4_k, process) = (write_key(&folder), model("q4_k"), std::process::id());
     if !multicast_works(&key, &format!("control-{process}")) {
-        eprintln!("SKIPPED workers_are_found_by_name: multicast does not come back on this machine");
+        eprintln!("SKIPPED workers_are_found_by_name: multicast messages do not return to this machine");
         return;
     }
     let (b, c) = (format!("b {process}"), format!("c.{process}"));
-    let _workers = [announced(&b, &key), announced(&c, &key)];
-    let plan = folder.write("plan.yaml", unaddressed(&[2, 3, 3], &[&b, &c]));
+    let _workers = [start_announced(&b, &key), start_announced(&c, &key)];
+    let plan = folder.write("plan.yaml", plan_without_addresses(&[2, 3, 3], &[&b, &c]));
     let flags = ["--prompt", "And", "--tokens", "4", "--key", &key];
     let (_, stderr) = outputs(&execute(&plan, &q4_k, &[&flags[..], &["--discover", "30"]].concat()), 0);
     assert!(stderr.contains(&format!("found {b} at 127.0.0.1:")), "{stderr}");
     // Discovery is off by default.
-    let parts = [&format!("gives worker `{b}` no address"), "--discover"];
+    let parts = [&format!("worker `{b}` has no address in the plan"), "--discover"];
     assert_refused(&execute(&plan, &q4_k, &flags), &parts);
     let missing = format!("nobody-{process}");
-    let plan = folder.write("other.yaml", unaddressed(&[2, 3, 3], &[&b, &missing]));
+    let plan = folder.write("other.yaml", plan_without_addresses(&[2, 3, 3], &[&b, &missing]));
     let text = error(&execute(&plan, &q4_k, &[&flags[..], &["--discover", "3"]].concat()), 1);
-    assert!(text.contains(&format!("not found within 3 s: `{missing}` (nobody of that name")), "{text}");
+    assert!(text.contains(&format!("not found within 3 s: `{missing}` (no worker with this name")), "{text}");
     assert!(text.contains(&format!("Found: `{b}` at 127.0.0.1:")), "{text}");
     assert!(text.contains("hint:  start them with the same --key"), "{text}");
 }
@@ -80,9 +80,9 @@ fn worker_beyond_loopback_announces_itself() {
     let Some(namespace) = Namespace::for_test("worker_beyond_loopback_announces_itself") else { return };
     let folder = Folder::new();
     let (key, q4_k, name) = (write_key(&folder), model("q4_k"), format!("far-{}", std::process::id()));
-    // With a key and a reachable address a worker needs no flag for it.
+    // A worker with a key and a reachable address announces itself without a flag.
     let _worker = Worker::inside(&namespace, &["--model", &q4_k, "--key", &key, "--name", &name]);
-    let plan = folder.write("plan.yaml", unaddressed(&[4, 4], &[&name]));
+    let plan = folder.write("plan.yaml", plan_without_addresses(&[4, 4], &[&name]));
     let flags = ["--prompt", "And", "--tokens", "4", "--key", &key, "--discover", "30"];
     let (_, stderr) = outputs(&execute(&plan, &q4_k, &flags), 0);
     assert!(stderr.contains(&format!("found {name} at {}:", namespace.inside)), "{stderr}");

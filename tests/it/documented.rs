@@ -1,7 +1,7 @@
-//! The commands and names of the documents work.
+//! Tests that the commands and names in the documents are valid.
 //!
-//! The indented lines of each document make one script, which is run in a folder of its own. Commands that a test
-//! cannot run as they are have replacements, or are left out.
+//! The indented lines of each document form a script, which runs in its own folder. Commands that a test cannot run
+//! unchanged are replaced or left out.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,12 +13,12 @@ use crate::folder::Folder;
 use crate::processes::{model, program};
 use crate::repository::{root, rust_files};
 
-/// A document, and how its script differs.
+/// A document, and the changes of its script for the test.
 struct Document {
     path: &'static str,
-    /// Texts and their replacements. `PORT1` to `PORT3` are free ports, `MODEL` is a small trained model.
+    /// Texts and their replacements. `PORT1` to `PORT3` stand for free ports, `MODEL` for a small trained model.
     replaced: &'static [(&'static str, &'static str)],
-    /// The beginnings of lines that are left out, and why.
+    /// Beginnings of lines that are left out, with the reason.
     left_out: &'static [(&'static str, &'static str)],
 }
 
@@ -26,10 +26,7 @@ const DOCUMENTS: [Document; 6] = [
     Document {
         path: "README.md",
         replaced: &[],
-        left_out: &[
-            ("./run-demo", "another test of its own, for minutes"),
-            ("./run-tests", "it runs this test"),
-        ],
+        left_out: &[("./run-demo", "a separate test that takes minutes"), ("./run-tests", "runs this test")],
     },
     Document {
         path: "docs/concepts/planners.md",
@@ -41,7 +38,7 @@ const DOCUMENTS: [Document; 6] = [
         replaced: &[],
         left_out: &[(
             "hearth lab",
-            "needs control groups and a large model; its own tests run it where they are",
+            "needs control groups and a large model; separate tests run it if they are available",
         )],
     },
     Document {
@@ -51,10 +48,13 @@ const DOCUMENTS: [Document; 6] = [
                 "hearth serve plan.yaml --model model.gguf --sequences 4",
                 "cp MODEL model.gguf\nhearth init one.yaml --model model.gguf --device one=d3\n\
                  hearth plan one.yaml --model model.gguf --strategy single -o plan.yaml\n\
-                 hearth serve plan.yaml --model model.gguf --sequences 4 --listen 127.0.0.1:PORT1 & heard PORT1",
+                 hearth serve plan.yaml --model model.gguf --sequences 4 --listen 127.0.0.1:PORT1 & wait_for_port PORT1",
             ),
             ("127.0.0.1:8080", "127.0.0.1:PORT1"),
-            ("--listen 0.0.0.0:8080 --token token", "--listen 127.0.0.1:PORT2 --token token & heard PORT2"),
+            (
+                "--listen 0.0.0.0:8080 --token token",
+                "--listen 127.0.0.1:PORT2 --token token & wait_for_port PORT2",
+            ),
         ],
         left_out: &[],
     },
@@ -65,10 +65,10 @@ const DOCUMENTS: [Document; 6] = [
             ("hearth profile --model", "hearth profile --quick --model"),
             (
                 "hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop",
-                "hearth worker --listen 127.0.0.1:PORT1 --model model.gguf --key ring.key & heard PORT1",
+                "hearth worker --listen 127.0.0.1:PORT1 --model model.gguf --key ring.key & wait_for_port PORT1",
             ),
             ("192.168.1.7:9001", "127.0.0.1:PORT1"),
-            ("--sequences 2", "--sequences 2 --listen 127.0.0.1:PORT3 & heard PORT3"),
+            ("--sequences 2", "--sequences 2 --listen 127.0.0.1:PORT3 & wait_for_port PORT3"),
             ("127.0.0.1:8080", "127.0.0.1:PORT3"),
         ],
         left_out: &[("scripts/setup.sh", "installs packages"), ("cargo install", "installs the program")],
@@ -83,7 +83,7 @@ const DOCUMENTS: [Document; 6] = [
     },
 ];
 
-/// The indented lines of a text.
+/// Returns the indented lines of a document.
 fn commands(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.strip_prefix("    "))
@@ -92,18 +92,19 @@ fn commands(text: &str) -> Vec<String> {
         .collect()
 }
 
+/// Returns the script of a document, with its replacements.
 fn script(document: &Document, ports: &[u16]) -> String {
     let text = fs::read_to_string(root().join(document.path)).expect("a document");
     let mut lines = commands(&text);
-    for (begin, why) in document.left_out {
+    for (begin, reason) in document.left_out {
         let before = lines.len();
         lines.retain(|line| !line.trim_start().starts_with(begin));
         assert!(lines.len() < before, "{}: no line begins with `{begin}`", document.path);
-        println!("{}: left out: {begin}, {why}", document.path);
+        println!("{}: left out: {begin}, {reason}", document.path);
     }
     let mut script = lines.join("\n");
     for (from, to) in document.replaced {
-        assert!(script.contains(from), "{}: `{from}` is not there", document.path);
+        assert!(script.contains(from), "{}: the script does not contain `{from}`", document.path);
         script = script.replace(from, to);
     }
     for (at, port) in ports.iter().enumerate() {
@@ -112,7 +113,7 @@ fn script(document: &Document, ports: &[u16]) -> String {
     script.replace("MODEL", &model("q4_k"))
 }
 
-/// Ports that are not in use.
+/// Returns three ports that are not in use.
 fn free_ports() -> Vec<u16> {
     let listeners: Vec<TcpListener> =
         (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
@@ -125,9 +126,9 @@ fn run_in_a_folder(document: &Document) {
     let [first, second, _] = ports[..] else { panic!("three ports") };
     let script = format!(
         "set -euo pipefail
-# Found by its name, so that a process begun with `&` is the program itself and ends with the script.
+# A link in PATH instead of a shell function, so that a process started with `&` is the program and ends with the script.
 mkdir bin && ln -s '{program}' bin/hearth && export PATH=\"$PWD/bin:$PATH\"
-heard() {{ for _ in $(seq 100); do if (exec 3<>/dev/tcp/127.0.0.1/$1) 2>/dev/null; then return; fi; sleep 0.1; done; return 1; }}
+wait_for_port() {{ for _ in $(seq 100); do if (exec 3<>/dev/tcp/127.0.0.1/$1) 2>/dev/null; then return; fi; sleep 0.1; done; return 1; }}
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 cp -r '{root}/scenarios' . && mkdir -p tests out .local/share/bash-completion/completions
 ln -s '{root}/tests/data' tests/data
@@ -138,7 +139,7 @@ set -x
 ",
         script(document, &ports)
     );
-    // A file, because a process that outlives the script would hold a pipe open.
+    // The output goes to a file, because a process that outlives the script would keep a pipe open.
     let file = fs::File::create(folder.at("log")).expect("a file");
     let status = Command::new("timeout")
         .args(["900", "bash", "-c", &script])
@@ -154,7 +155,7 @@ set -x
 }
 
 #[test]
-fn commands_of_the_documents_work() {
+fn commands_in_documents_work() {
     std::thread::scope(|scope| {
         for document in &DOCUMENTS {
             scope.spawn(|| run_in_a_folder(document));
@@ -186,7 +187,7 @@ fn command_reference_is_current() {
     let current = fs::read_to_string(root.join("docs/reference/commands.md")).unwrap_or_default();
     assert!(
         current.as_bytes() == output.stdout,
-        "write it anew: scripts/commands.sh HEARTH > docs/reference/commands.md"
+        "update it: scripts/commands.sh HEARTH > docs/reference/commands.md"
     );
 }
 
@@ -203,8 +204,7 @@ fn every_code_name_of_the_glossary_is_an_identifier() {
     assert!(missing.is_empty(), "rename these in GLOSSARY.md, the code does not have them: {missing:?}");
 }
 
-/// The names in backquotes in the second column of every table; a path like `Plan::ring_layers` stands for all of its
-/// words.
+/// Returns the names in backquotes in the second column of every table, including paths such as `Plan::ring_layers`.
 fn code_names(text: &str) -> Vec<String> {
     let rows = text.lines().filter(|line| line.starts_with('|') && !line.contains("---"));
     let cells = rows.filter_map(|row| row.split('|').nth(2));

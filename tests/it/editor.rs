@@ -1,23 +1,23 @@
-//! The JSON Schemas for editors agree with the readers of documents.
+//! Tests that the JSON Schemas for editors agree with the readers of documents.
 //!
-//! Every document of the repository and plans of several strategies pass the schema of their kind. Documents with a
-//! mistake do not.
+//! Every document of the repository and plans of several strategies are valid under the schema of their kind.
+//! Documents with mistakes are not.
 
 use regex::Regex;
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{parse, shipped, succeed};
+use crate::processes::{parse, scenario_path, succeed};
 use crate::repository::{TextFile, text_files};
 
 /// Keywords that this test does not check.
 const IGNORED: [&str; 9] =
     ["$schema", "$defs", "title", "description", "default", "format", "minimum", "maximum", "deprecated"];
 
-/// Checks a value against a schema; an error is the reason.
+/// Checks a value against a schema; the error is the reason why it is invalid.
 fn check_value(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
     let Some(rules) = schema.as_object() else {
-        return if *schema == Value::Bool(false) { Err("nothing may stand here".into()) } else { Ok(()) };
+        return if *schema == Value::Bool(false) { Err("no value is allowed".into()) } else { Ok(()) };
     };
     let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
     for (rule, of) in rules {
@@ -79,7 +79,7 @@ fn check_keys(value: &Value, schema: &Value, root: &Value) -> Result<(), String>
     Ok(())
 }
 
-/// Returns whether a value has a type of JSON Schema.
+/// Returns whether a value has the given type of JSON Schema.
 fn has_type(value: &Value, kind: &str) -> bool {
     match kind {
         "null" => value.is_null(),
@@ -93,6 +93,7 @@ fn has_type(value: &Value, kind: &str) -> bool {
     }
 }
 
+/// Returns the schema of a kind of document.
 fn schema(kind: &str) -> Value {
     parse(&succeed(&["schema", kind]))
 }
@@ -100,7 +101,7 @@ fn schema(kind: &str) -> Value {
 #[test]
 fn every_document_passes_the_schema_of_its_kind() {
     let schemas = ["scenario", "plan", "device", "model"].map(|kind| (format!("{kind}/1"), schema(kind)));
-    let (folder, home) = (Folder::new(), shipped("home/llama-70b-on-four"));
+    let (folder, home) = (Folder::new(), scenario_path("home/llama-70b-on-four"));
     let plans = ["overlap", "mem", "exo", "dllama", "tpi-llm"].map(|strategy| {
         succeed(&["plan", &home, "--strategy", strategy, "-o", &folder.at(strategy)]);
         TextFile { path: strategy.into(), text: folder.read(strategy) }

@@ -1,6 +1,6 @@
-//! `hearth simulate` predicts the cost of the events of a scenario, in numbers that can be checked by hand.
+//! Tests that `hearth simulate` predicts the cost of events, compared with manually derived values.
 //!
-//! Each run of a scenario of `scenarios/home` is compared with the same run without its events.
+//! Each run of a scenario in `scenarios/home` is compared with the same run without events.
 
 use std::fs;
 
@@ -14,16 +14,17 @@ use hearth_schema::trace::Counter;
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, json, list, outputs, shipped, succeed, texts};
+use crate::processes::{assert_refused, json, list, outputs, scenario_path, succeed, texts};
 use crate::repository::root;
 
+/// Simulates a scenario. Returns the JSON output and the trace.
 fn simulate(scenario: &str, more: &[&str], folder: &Folder) -> (Value, Trace) {
     let output = json(&[&["simulate", scenario, "--trace", &folder.at("run.trace")][..], more].concat());
     (output, folder.read_trace("run.trace"))
 }
 
 fn home(name: &str) -> String {
-    shipped(&format!("home/{name}"))
+    scenario_path(&format!("home/{name}"))
 }
 
 fn read_home(name: &str) -> String {
@@ -36,14 +37,14 @@ fn simulate_without_events(name: &str, folder: &Folder) -> Value {
     simulate(&folder.write("without-events.yaml", before), &[], folder).0
 }
 
-/// A number of a run event (`tpot_ms`, `max_ms` or `pressure`) in a phase.
-fn number_of(json: &Value, index: usize, number: &str, phase: &str) -> f64 {
+/// Returns a metric of a run event (`tpot_ms`, `max_ms` or `pressure`) before, during or after it.
+fn impact(json: &Value, index: usize, metric: &str, phase: &str) -> f64 {
     let run_event = &json["run_events"][index];
-    run_event[number][phase].as_f64().unwrap_or_else(|| panic!("{number} {phase} of {run_event}"))
+    run_event[metric][phase].as_f64().unwrap_or_else(|| panic!("{metric} {phase} of {run_event}"))
 }
 
-/// Bytes that a device read for each token from one to another.
-fn read(trace: &Trace, device: u16, from: u32, to: u32) -> f64 {
+/// Returns the bytes that a device read per token between the passes `from` and `to`.
+fn read_per_token(trace: &Trace, device: u16, from: u32, to: u32) -> f64 {
     let at = |pass| {
         let mut own =
             trace.readings.iter().filter(|it| (it.device, it.counter) == (device, Counter::BytesRead));
@@ -52,6 +53,7 @@ fn read(trace: &Trace, device: u16, from: u32, to: u32) -> f64 {
     (at(to) - at(from)) as f64 / f64::from(to - from)
 }
 
+/// Returns whether a value is within a relative error of the expected value.
 fn near(found: f64, expected: f64, within: f64) -> bool {
     (found - expected).abs() <= within * expected
 }
@@ -61,15 +63,12 @@ fn load_halves_the_speed_of_a_device() {
     let folder = Folder::new();
     let (json, _) = simulate(&home("game-on-the-laptop"), &[], &folder);
     let quiet = simulate_without_events("game-on-the-laptop", &folder);
-    // Half of its cores: its computing, all of which is on the processor, takes twice as long.
+    // The load takes half of the cores, so computing, all of which is on the CPU, takes twice as long.
     let computing = quiet["devices"][1]["busy_ms"].as_f64().expect("busy");
     let usual = quiet["tpot_ms"]["mean"].as_f64().expect("tokens");
-    assert!(near(number_of(&json, 0, "tpot_ms", "before"), usual, 0.01));
-    assert!(
-        near(number_of(&json, 0, "max_ms", "during"), usual + computing, 0.01),
-        "{usual} + {computing} ms"
-    );
-    assert!(near(number_of(&json, 0, "tpot_ms", "after"), usual, 0.01));
+    assert!(near(impact(&json, 0, "tpot_ms", "before"), usual, 0.01));
+    assert!(near(impact(&json, 0, "max_ms", "during"), usual + computing, 0.01), "{usual} + {computing} ms");
+    assert!(near(impact(&json, 0, "tpot_ms", "after"), usual, 0.01));
     let span = json["run_events"][0]["end"].as_u64().zip(json["run_events"][0]["start"].as_u64());
     assert_eq!(span.map(|(end, start)| end - start), Some(3_000_000_000));
 }
@@ -80,7 +79,7 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     let (json, trace) = simulate(&home("phone-leaves"), &[], &folder);
     assert_eq!(json["outcome"], "ok");
     assert_eq!(texts(&json["run_events"], "kind"), ["away", "silent", "replanned", "replanned"]);
-    // 1.5 to 2.0 s until the loss is detected; then a new plan and 52 tokens once more: 32 and 20.
+    // The loss is detected after 1.5 to 2.0 s. Then the ring has a new plan and computes 52 tokens again: 32 + 20.
     let [silence, again] = [1, 2].map(|at: usize| {
         let time = |key: &str| json["run_events"][at][key].as_u64().expect("a time");
         (time("end") - time("start")) as f64 / 1e6
@@ -88,17 +87,17 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     assert!((1500.0..2000.0).contains(&silence), "{silence} ms");
     let what = json["run_events"][2]["what"].as_str().expect("what");
     assert!(what.ends_with("52 tokens computed again") && !what.contains("phone"), "{what}");
-    let lost = number_of(&json, 2, "max_ms", "during");
-    // The current token began when the phone left: its time is the silence and the replanning.
+    let lost = impact(&json, 2, "max_ms", "during");
+    // The current token started when the phone left, so its time is the silence plus the replanning.
     assert!(near(lost, silence + again, 0.001), "{lost} ms, {silence} + {again}");
     let expected = (silence + again) / trace.passes.iter().filter(|pass| pass.output).count() as f64;
     let bubble = json["terms_ms"]["bubble"].as_f64().expect("a term");
-    assert!(bubble < 2.0 * expected, "the terms have the loss: {bubble} ms of each token");
+    assert!(bubble < 2.0 * expected, "the terms include the loss: {bubble} ms of each token");
     let second = folder.read_plan("run.plan-1.yaml");
     assert_eq!(second.position("phone"), None);
     assert_eq!(folder.read_plan("run.plan-2.yaml").devices.len(), 3);
     assert_eq!(json["run_events"][2]["plan"], second.digest());
-    // The same seed makes the same bytes.
+    // The same seed gives the same trace, byte for byte.
     let mut bytes = Vec::new();
     trace.write(&mut bytes).expect("memory");
     simulate(&home("phone-leaves"), &[], &folder);
@@ -128,21 +127,21 @@ fn swap_is_limited_by_compression() {
     let phone = Device::from_yaml(&read_home("devices/zram-phone")).expect("a device");
     let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
     let swapped = phone.memory.obtainable().saturating_sub(phone.memory.available.value);
-    // A third of the swapped bytes stays in memory; the plan assumed none.
-    let budget = MemoryBudget::new(&plan, 0, &model, &phone).left.saturating_sub(Bytes(swapped.0 / 3));
+    // A third of the swapped bytes remains in memory in compressed form; the plan assumed none.
+    let weight_cache = MemoryBudget::new(&plan, 0, &model, &phone).weight_cache;
+    let budget = weight_cache.saturating_sub(Bytes(swapped.0 / 3));
     let bytes = |part: ModelPart| match part {
         ModelPart::Output => model.output_bytes(),
         ModelPart::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
     };
     let share: Bytes = visits(&plan, 0).into_iter().flatten().map(bytes).sum();
     let kept = kept_bytes(budget.0, share.0, phone.cpu.cores, &plan.devices[0].residency);
-    let last = read(&trace, 0, 35, 39);
-    assert!(near(last, (share.0 - kept) as f64, 0.02), "{last} bytes a token, of {share} {kept} kept");
-    let early = read(&trace, 0, 1, 3);
-    assert!(early > 1.5 * last, "{early} bytes a token at first, {last} in the end");
+    let last = read_per_token(&trace, 0, 35, 39);
+    assert!(near(last, (share.0 - kept) as f64, 0.02), "{last} bytes per token, {kept} of {share} kept");
+    let early = read_per_token(&trace, 0, 1, 3);
+    assert!(early > 1.5 * last, "{early} bytes per token at first, {last} at the end");
     assert!(
-        number_of(&json, 0, "max_ms", "during")
-            > 2.0 * json["tpot_ms"]["p50"].as_f64().expect("tokens") - 100.0
+        impact(&json, 0, "max_ms", "during") > 2.0 * json["tpot_ms"]["p50"].as_f64().expect("tokens") - 100.0
     );
 }
 
@@ -154,22 +153,21 @@ fn cost_of_memory_pressure_depends_on_residency() {
     for residency in ["os", "windowed", "managed"] {
         let (json, trace) = simulate(&home("memory-step"), &["--residency", residency], &folder);
         let total = trace.header.devices[1].memory_total as f64;
-        let more = number_of(&json, 0, "pressure", "during") - number_of(&json, 0, "pressure", "before");
+        let more = impact(&json, 0, "pressure", "during") - impact(&json, 0, "pressure", "before");
         assert!(near(more, Bytes::mib(1024).as_f64() / total, 0.001), "1 GiB of {total} bytes are {more}");
-        let (before, after) =
-            (number_of(&json, 0, "tpot_ms", "before"), number_of(&json, 0, "tpot_ms", "after"));
-        // A managed device needs a few tokens to load what it gave up.
+        let (before, after) = (impact(&json, 0, "tpot_ms", "before"), impact(&json, 0, "tpot_ms", "after"));
+        // A managed device needs a few tokens to load the evicted weights again.
         let within = if residency == "managed" { 0.1 } else { 0.01 };
         assert!(near(after, before, within), "{residency}: {before} ms before, {after} after");
-        // The third token after the beginning: it and those beside it are under pressure.
+        // The third token after the beginning of the event; its neighbours are also under pressure.
         let share: u64 = (24..48).map(|layer| model.layer_bytes(layer).0).sum();
-        let part = read(&trace, 1, 11, 13) / share as f64;
+        let part = read_per_token(&trace, 1, 11, 13) / share as f64;
         if residency == "managed" {
             assert!(part < 0.35, "it keeps most: {part}");
         } else {
             assert!((0.98..1.05).contains(&part), "{residency} reads all of it again: {part}");
         }
-        times.push(number_of(&json, 0, "tpot_ms", "during"));
+        times.push(impact(&json, 0, "tpot_ms", "during"));
     }
     assert!(times[2] < 0.6 * times[0] && times[2] < 0.6 * times[1], "{times:?}");
 }
@@ -182,8 +180,8 @@ fn short_stall_loses_no_device() {
     assert_eq!(list(&json["run_events"]).len(), 1, "no device was lost");
     let usual = quiet["tpot_ms"]["mean"].as_f64().expect("tokens");
     let head = quiet["devices"][0]["busy_ms"].as_f64().expect("busy");
-    // The head computes before its first message while the link is stalled.
-    let longest = number_of(&json, 0, "max_ms", "during");
+    // While the link is stalled, the head still computes until its first message.
+    let longest = impact(&json, 0, "max_ms", "during");
     assert!(
         (1500.0 + usual - head..1500.0 + usual + 3.0).contains(&longest),
         "{longest} ms, {usual} usually"
@@ -195,7 +193,7 @@ fn short_stall_loses_no_device() {
 }
 
 #[test]
-fn invalid_events_are_refused_and_late_ones_reported() {
+fn invalid_events_are_refused_and_late_events_reported() {
     let folder = Folder::new();
     let text = read_home("wi-fi-stalls");
     let (before, _) = text.split_once("events:").expect("it has events");
@@ -213,7 +211,7 @@ fn invalid_events_are_refused_and_late_ones_reported() {
     assert!(stderr.contains("events[0] did not happen"), "{stderr}");
     assert!(texts(&json(&["lint", &file]), "code").contains(&"event-after-end"));
     let file = with("{at: 5 min, device: laptop, slow: 50 %}");
-    assert!(succeed(&["lint", &file]).contains("this happens at 300 s"));
+    assert!(succeed(&["lint", &file]).contains("but the event is at 300 s"));
     // Without swap space nothing can be swapped out.
     let mut device = shipped_device("d2").expect("shipped");
     device.memory.can_swap = None;
@@ -238,17 +236,17 @@ fn exceeding_the_metal_working_set_costs_all_layers() {
     let folder = Folder::new();
     let name = "metal-one-layer-over";
     let (over, trace) = simulate(&home(name), &[], &folder);
-    let over_read = read(&trace, 1, 4, 20);
+    let over_read = read_per_token(&trace, 1, 4, 20);
     let device = root().join("scenarios/home/devices/metal-mac.yaml").display().to_string();
     let text = read_home(name).replace("devices/metal-mac.yaml", &device);
     let file = folder.write("within.yaml", text.replace("windows: [27, 33]", "windows: [28, 32]"));
     let (within, trace) = simulate(&file, &[], &folder);
-    assert_eq!(read(&trace, 1, 4, 20), 0.0);
-    // All 33 layers are read, of which 32 stay in memory within the working set.
+    assert_eq!(read_per_token(&trace, 1, 4, 20), 0.0);
+    // All 33 layers are read again, although 32 layers would fit into the working set.
     let model = hearth_profiles::model::shipped("llama-30b").expect("shipped");
     let share: Bytes = (27..60).map(|layer| model.layer_bytes(layer)).sum();
     assert!(near(over_read, share.as_f64(), 0.01), "{over_read} of {share}");
-    // A token takes longer by the time of reading them before the GPU can begin.
+    // A token takes longer by the time to read the layers before the GPU can start.
     let tpot = |json: &Value| json["tpot_ms"]["mean"].as_f64().expect("tokens");
     let disk = share.as_f64() / 2e9 * 1e3;
     assert!(near(tpot(&over) - tpot(&within), disk, 0.05), "{over} {within}");
@@ -256,5 +254,5 @@ fn exceeding_the_metal_working_set_costs_all_layers() {
     assert!(within["terms_ms"]["demand_disk"].as_f64().expect("a term") < 1.0);
     let findings = succeed(&["lint", &home(name), "--strategy", "manual"]);
     assert!(findings.contains("working-set-exceeded"), "{findings}");
-    assert!(findings.contains("all of it is read again"), "{findings}");
+    assert!(findings.contains("all of them are read again"), "{findings}");
 }

@@ -1,8 +1,8 @@
-//! The examples of `hearth VERB --help` work.
+//! Tests that the examples in `hearth COMMAND --help` work.
 //!
-//! Each is run in a folder that has the files that it names.
+//! Each example runs in a folder with the files that it names.
 //!
-//! Not here: whether the examples of the other verbs can be parsed (`src/cli/tests.rs`).
+//! Not here: whether the examples of the other commands can be parsed (`src/cli/tests.rs`).
 
 use std::os::unix::fs::symlink;
 
@@ -10,29 +10,29 @@ use crate::folder::{Folder, scenario};
 use crate::processes::{finish, hearth, json, list, model, program, succeed};
 use crate::repository::root;
 
-/// Verbs whose examples are not run here, and why.
+/// Commands whose examples are not run here, with the reason.
 const NOT_RUN: [(&str, &str); 7] = [
     ("bench", "times a model for minutes"),
-    ("lab", "needs control groups; its own tests run it where they are"),
+    ("lab", "needs control groups; separate tests run it if they are available"),
     ("profile", "measures this machine for a minute"),
-    ("reproduce", "with draws it takes minutes; its own tests run it without"),
-    ("serve", "serves until it is ended; its own tests end it"),
-    ("synth", "writes a gigabyte; its own tests write smaller models"),
-    ("worker", "serves until it is ended; its own tests end it"),
+    ("reproduce", "takes minutes with draws; separate tests run it without draws"),
+    ("serve", "serves until it is terminated; tested separately"),
+    ("synth", "writes a gigabyte; other tests write smaller models"),
+    ("worker", "serves until it is terminated; tested separately"),
 ];
 
-/// Examples by verb, in the order of the help.
+/// Returns the commands and their examples, in the order of the help.
 fn examples() -> Vec<(String, String)> {
     let help = succeed(&["--help"]);
     let listed = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
     let verbs = listed.take_while(|line| !line.is_empty()).filter_map(|line| {
-        // A name is indented by two columns, and descriptions further.
+        // Names are indented by two columns, descriptions by more.
         let name = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' '))?;
         name.split_whitespace().next().filter(|name| *name != "help")
     });
     let mut found = Vec::new();
     for verb in verbs {
-        // Wide, so that each example is one line.
+        // A wide terminal, so that each example is one line.
         let (help, _) = finish(hearth(&[verb, "--help"]).env("COLUMNS", "1000"), 0);
         let lines = help.lines().filter_map(|line| line.trim().strip_prefix("Example: "));
         let before = found.len();
@@ -55,6 +55,7 @@ fn prepare(folder: &Folder) {
     folder.write("SCENARIO", alone);
 }
 
+/// Runs a command line in a folder.
 fn shell(folder: &Folder, line: &str) {
     let script = format!("hearth() {{ '{}' \"$@\"; }}\nset -e\n{line}\n", program());
     let mut command = std::process::Command::new("timeout");
@@ -64,10 +65,10 @@ fn shell(folder: &Folder, line: &str) {
 }
 
 #[test]
-fn examples_of_the_help_work() {
+fn examples_in_the_help_work() {
     let folder = Folder::new();
     prepare(&folder);
-    // Some examples need the output of another verb.
+    // Some examples need the output of another command.
     let plan = "hearth plan SCENARIO --model model.gguf -o plan.yaml";
     let mut ran = 0;
     for (verb, line) in examples() {
@@ -86,7 +87,7 @@ fn examples_of_the_help_work() {
             "man" => "mkdir -p .local/share/man".to_owned(),
             _ => String::new(),
         };
-        // No worker announces itself here.
+        // There are no workers to discover.
         if line.contains("init") && line.contains("--discover") {
             continue;
         }
@@ -95,7 +96,7 @@ fn examples_of_the_help_work() {
     }
     assert!(ran >= 12, "only {ran} examples ran");
     for (verb, why) in NOT_RUN {
-        println!("not run: {verb}, it {why}");
+        println!("not run: {verb}, because it {why}");
     }
 }
 

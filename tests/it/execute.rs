@@ -1,11 +1,11 @@
-//! `hearth execute` runs several prompts, batches and drafts, and refuses what it cannot run.
+//! Tests of `hearth execute` with several prompts, batches and drafts, and with invalid flags.
 
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{Worker, assert_refused, data, execute, json, list, model, plan, succeed};
+use crate::processes::{Worker, assert_refused, execute, json, list, model, plan, succeed, test_data};
 
-/// The first prompts of the golden texts.
+/// Prompts of the golden texts.
 const PROMPTS: [&str; 3] = ["And Jesus said unto them,", "Now the king of Babylon", "The Lord is my"];
 
 #[test]
@@ -18,7 +18,7 @@ fn several_prompts_give_the_texts_of_each_alone() {
     let run = |plan: &str, more: &[&str]| {
         json(&execute(plan, &model("q4_k"), &[&["--tokens", "20"], more].concat()))
     };
-    let draft = data("models/psalm-draft-1m-q8_0.gguf").display().to_string();
+    let draft = test_data("models/psalm-draft-1m-q8_0.gguf").display().to_string();
     let drafting = ["--micro-batch", "3", "--draft-model", &draft, "--draft-tokens", "3"];
     let several = run(&ring, &[&["--prompts", &prompts, "--trace", &trace], &drafting[..]].concat());
     for (prompt, sequence) in PROMPTS.iter().zip(list(&several["sequences"])) {

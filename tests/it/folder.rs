@@ -1,4 +1,4 @@
-//! A temporary folder with the files of a test.
+//! Temporary folders for the files of a test, and scenario texts.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::processes::plan;
 
-/// A folder that is removed with all its files.
+/// A temporary folder, which is removed with all its files on drop.
 pub struct Folder(TempDir);
 
 impl Folder {
@@ -18,7 +18,8 @@ impl Folder {
         Folder(tempfile::tempdir().expect("a temporary folder"))
     }
 
-    /// A folder beside the program: a memory file system has no disk to limit.
+    /// Creates a folder in the build directory, because an in-memory file system has no disk whose speed can be
+    /// limited.
     pub fn on_disk() -> Folder {
         Folder(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder"))
     }
@@ -27,7 +28,7 @@ impl Folder {
         self.0.path()
     }
 
-    /// The path of a file of this folder.
+    /// Returns the path of a file in this folder.
     pub fn at(&self, name: &str) -> String {
         self.path().join(name).display().to_string()
     }
@@ -38,11 +39,12 @@ impl Folder {
         self.at(name)
     }
 
-    /// Writes a file that only its owner can read.
+    /// Writes a file that only its owner can read, and returns its path.
     pub fn write_key(&self, name: &str, text: &str) -> String {
         self.write_with_mode(name, text, 0o600)
     }
 
+    /// Writes an executable shell script and returns its path.
     pub fn write_script(&self, name: &str, lines: &str) -> String {
         self.write_with_mode(name, &format!("#!/bin/sh\n{lines}\n"), 0o755)
     }
@@ -53,7 +55,7 @@ impl Folder {
         path
     }
 
-    /// Writes `plan.yaml` for the model of q4_k: see [`plan`].
+    /// Writes `plan.yaml` for the q4_k test model, see [`plan`].
     pub fn write_plan(&self, windows: &[u32], addresses: &[&str], context: u32) -> String {
         self.write("plan.yaml", plan("q4_k", windows, addresses, context))
     }
@@ -74,13 +76,14 @@ impl Folder {
         self.path().join(name).exists()
     }
 
+    /// Returns the names of all files in the folder.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path()).expect("the folder").flatten();
         entries.map(|entry| entry.file_name().into_string().expect("a name")).collect()
     }
 }
 
-/// A scenario of llama-8b over Ethernet; `devices` are lines of YAML.
+/// Returns a scenario with llama-8b over Ethernet; `devices` are lines of YAML.
 pub fn scenario(devices: &str) -> String {
     format!(
         "schema: scenario/1

@@ -1,6 +1,6 @@
-//! A plan with layers on a GPU gives the tokens of one without.
+//! Tests that plans with GPU layers give the same tokens as plans without.
 //!
-//! Any adapter is used, also a software driver. Without one the tests print `SKIPPED` and pass.
+//! Any adapter is used, including a software driver. Without an adapter the tests print `SKIPPED` and pass.
 
 use std::fs;
 
@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, data, execute, finish, hearth, list, model, outputs, parse, plan, succeed,
+    Worker, assert_refused, execute, finish, hearth, list, model, outputs, parse, plan, succeed, test_data,
 };
 
-/// The adapters in JSON. GPU libraries print to standard error.
+/// Returns the adapters as JSON; GPU libraries may print to standard error.
 fn adapters() -> Value {
     parse(&succeed(&["gpu", "--json"]))
 }
@@ -29,7 +29,7 @@ fn is_skipped(test: &str) -> bool {
 fn gpus_are_listed() {
     let (text, adapters) = (succeed(&["gpu"]), adapters());
     match list(&adapters).first() {
-        None => assert!(text.contains("layers are computed on processors"), "{text}"),
+        None => assert!(text.contains("layers are computed on the CPU"), "{text}"),
         Some(first) => {
             assert!(text.contains(first["name"].as_str().expect("a name")), "{text}");
             assert!(first["kernels"]["slices"].as_u64().expect("a choice") > 0);
@@ -38,8 +38,8 @@ fn gpus_are_listed() {
 }
 
 #[test]
-fn tuned_kernels_are_remembered() {
-    if is_skipped("tuned_kernels_are_remembered") {
+fn tuned_kernels_are_saved() {
+    if is_skipped("tuned_kernels_are_saved") {
         return;
     }
     let folder = Folder::new();
@@ -51,7 +51,7 @@ fn tuned_kernels_are_remembered() {
     assert_eq!(kernels(&[])["choice"], "usual");
     let tuned = kernels(&["--tune"]);
     for key in ["product_us", "naive_product_us"] {
-        let micros = tuned[key].as_f64().expect("the time of a product");
+        let micros = tuned[key].as_f64().expect("the time of a matmul");
         assert!(micros.is_finite() && micros > 0.0, "{key}: {tuned}");
     }
     let remembered = kernels(&[]);
@@ -64,9 +64,9 @@ fn tuned_kernels_are_remembered() {
     assert_eq!(kernels(&[])["choice"], "usual");
 }
 
-/// The golden tokens of a prompt, up to the first near tie.
+/// Returns a golden prompt and its tokens, up to the first token with a small margin.
 fn golden(file: &str) -> (String, Vec<u64>) {
-    let text = fs::read_to_string(data("models/golden.json")).expect("the golden texts");
+    let text = fs::read_to_string(test_data("models/golden.json")).expect("the golden texts");
     let golden: Value = serde_json::from_str(&text).expect("JSON");
     let first = &golden["files"][file][0];
     let tokens = first["greedy_ids"].as_array().expect("tokens").iter().filter_map(Value::as_u64);
@@ -75,6 +75,7 @@ fn golden(file: &str) -> (String, Vec<u64>) {
     (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
 }
 
+/// Runs a plan with layers on a GPU and returns the tokens.
 fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str]) -> Vec<u64> {
     let folder = Folder::new();
     let path = folder.write("plan.yaml", plan);
@@ -85,7 +86,7 @@ fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str
     list(&result["token_ids"]).iter().filter_map(Value::as_u64).collect()
 }
 
-/// A plan with all layers and the output matrix on the head's GPU.
+/// Returns a plan with all layers and the output matrix on the GPU of the head.
 fn all_on_gpu(format: &str) -> String {
     let text = plan(format, &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
     text.replace("kv_cache: f32", "kv_cache: f32\noutput: gpu")
@@ -99,7 +100,7 @@ fn gpu_ring_gives_the_golden_tokens() {
     let (prompt, wanted) = golden("psalm-7m-q4_k.gguf");
     assert!(wanted.len() > 8, "{wanted:?}");
     let worker = Worker::start(&model("q4_k"));
-    // Two rounds: the head has three layers and two of them on its GPU, the worker one, on its GPU.
+    // Two rounds. The head has windows of three layers, two of them on its GPU; the worker has one layer, on its GPU.
     let text = plan("q4_k", &[3, 1], &[&worker.address], 128);
     let text =
         text.replacen("gpu_layers: 0", "gpu_layers: 2", 1).replacen("gpu_layers: 0", "gpu_layers: 1", 1);
@@ -126,7 +127,7 @@ fn converted_weights_give_most_golden_tokens() {
         let flags = ["--gpu-weights", weights];
         let tokens = tokens_of(&all_on_gpu("f16"), "f16", &prompt, count, &flags);
         assert_eq!(tokens.len(), count);
-        // The texts differ after the first different token, so only the tokens before it count.
+        // After the first different token the texts diverge, so only the tokens before it are compared.
         let same = tokens.iter().zip(&wanted).take_while(|(own, wanted)| own == wanted).count();
         assert!(same >= 4, "{weights}: {same} of {count} tokens");
     }

@@ -1,4 +1,4 @@
-//! `hearth init` writes scenarios that `hearth lint` and `hearth simulate` accept, and overwrites nothing.
+//! Tests that `hearth init` writes valid scenarios and overwrites no files.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -58,7 +58,7 @@ fn wrong_flags_are_refused_before_writing() {
 }
 
 #[test]
-fn questions_are_answered_line_by_line() {
+fn prompts_read_one_answer_per_line() {
     let folder = Folder::new();
     let path = folder.at("asked.yaml");
     let mut command = hearth(&["init", &path, "--ask", "--context", "256"]);

@@ -1,6 +1,6 @@
-//! Ctrl-C ends a command in order and leaves nothing half done.
+//! Tests that Ctrl-C ends a command cleanly and leaves no incomplete files or busy workers.
 //!
-//! Not here: labs (`lab`).
+//! Not here: interrupted labs (`lab`).
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn unfinished_model_is_removed() {
 fn interrupted_sweep_keeps_its_rows() {
     let folder = Folder::new();
     let (file, table) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.at("table.csv"));
-    // Overlapping seeds are refused, so the second form runs.
+    // Overlapping seeds are refused, so another way to get many rows is used.
     let overlapping = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &table];
     assert_refused(&overlapping, &["seed"]);
     let arguments = ["sweep", &file, "--vary", "workload.prompt=4", "--repeat", "100000", "-o", &table];
@@ -64,13 +64,13 @@ fn interrupted_run_frees_its_workers() {
         let outputs = trace.passes.iter().filter(|pass| pass.output).count();
         assert!(outputs >= observed.tokens.len(), "{outputs} passes for {} tokens", observed.tokens.len());
     }
-    // The worker takes the next head at once.
+    // The worker accepts the next head immediately.
     let observed = Head::run(&plan, 4, &[]);
     assert_eq!(observed.tokens.len(), 4, "{}", observed.text);
 }
 
 #[test]
-fn interrupted_head_exits_with_a_silent_ring() {
+fn interrupted_head_exits_although_a_worker_is_silent() {
     let folder = Folder::new();
     let worker = Worker::start(&model("q4_k"));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);

@@ -1,21 +1,21 @@
-//! `--json` prints the keys that docs/reference/json.md promises.
+//! Tests that `--json` prints the keys that docs/reference/json.md documents.
 
 use std::fs;
 
 use serde_json::Value;
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{Worker, json, model, shipped, succeed};
+use crate::processes::{Worker, json, model, scenario_path, succeed};
 use crate::repository::root;
 
-/// The rows of the document: a command and its keys.
+/// Returns the rows of the document: commands and their keys.
 fn documented() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string(root().join("docs/reference/json.md")).expect("the document");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `hearth ")?.split_once("` | "));
     rows.map(|(command, keys)| (command.to_owned(), expand(keys))).collect()
 }
 
-/// The keys in backquotes; `a.{b,c}` is `a.b` and `a.c`.
+/// Returns the keys in backquotes; `a.{b,c}` stands for `a.b` and `a.c`.
 fn expand(keys: &str) -> Vec<String> {
     let marked = keys.split('`').skip(1).step_by(2);
     let several = marked.flat_map(|key| match key.strip_suffix('}').and_then(|key| key.split_once('{')) {
@@ -25,7 +25,7 @@ fn expand(keys: &str) -> Vec<String> {
     several.collect()
 }
 
-/// Returns whether a document has a key; `[]` is each element of a list that is not empty.
+/// Returns whether a value has a key; `[]` stands for every element of a non-empty list.
 fn has(value: &Value, key: &str) -> bool {
     if key.is_empty() {
         return true;
@@ -49,7 +49,8 @@ fn is_refused(row: &Value) -> bool {
 #[test]
 fn every_documented_key_is_printed() {
     let folder = Folder::new();
-    let (home, toy) = (shipped("home/llama-70b-on-four"), folder.write("toy.yaml", scenario(TWO_DEVICES)));
+    let home = scenario_path("home/llama-70b-on-four");
+    let toy = folder.write("toy.yaml", scenario(TWO_DEVICES));
     let worker = Worker::start(&model("q4_k"));
     let plan = folder.write_plan(&[2, 2], &[&worker.address], 64);
     let [trace, first, tiny, report] =

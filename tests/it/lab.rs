@@ -1,4 +1,4 @@
-//! The lab runs a scenario on this machine and leaves nothing behind.
+//! Tests that the lab runs a scenario on this machine and cleans up after itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::folder::{Folder, scenario};
 use crate::processes::{Process, becomes_true, hearth, list, model, outputs, parse, signal};
 
-/// Writes a scenario of two measured devices; `limits` as YAML for each.
+/// Writes a scenario of two measured devices; `limits` is YAML that is added to the limits of both.
 fn write_scenario(folder: &Folder, limits: &str) -> String {
     let devices = ["a", "b"]
         .map(|name| format!("  - {{name: {name}, profile: measured, limits: {{threads: 1{limits}}}}}"))
@@ -56,7 +56,7 @@ fn two_devices_without_limits() {
     check(&Folder::new(), "");
 }
 
-/// The folder of memory groups. Returns nothing if this process may not create groups.
+/// Returns the folder of memory control groups; `None` if this process may not create groups.
 pub fn groups(test: &str) -> Option<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let groups = root.join(if root.join("memory").exists() { "memory" } else { "" });
@@ -69,7 +69,7 @@ pub fn groups(test: &str) -> Option<PathBuf> {
     Some(groups)
 }
 
-/// Starts a lab that takes a while. Also returns the prefix of the names of its files and groups.
+/// Starts a slow lab. Also returns the prefix of the names of its files and control groups.
 fn start_slow_lab(folder: &Folder) -> (Child, String) {
     let file = write_scenario(folder, ", memory: 40 MiB, disk_read: 10 MB/s");
     let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &folder.at("")])
@@ -81,6 +81,7 @@ fn start_slow_lab(folder: &Folder) -> (Child, String) {
     (lab, prefix)
 }
 
+/// Returns the control groups whose names begin with a prefix.
 fn groups_of(groups: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(groups).expect("groups").flatten();
     let named =
@@ -101,7 +102,7 @@ fn interrupted_lab_leaves_nothing_behind() {
     assert!(!folder.has(&prefix), "copies are left behind");
 }
 
-/// The processes in the groups of a lab, with their command lines.
+/// Returns the processes in the groups of a lab, with their command lines.
 fn processes(groups: &Path, prefix: &str) -> Vec<(u32, String)> {
     let lists = groups_of(groups, prefix)
         .filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok())
@@ -122,10 +123,10 @@ fn killed_lab_is_cleaned_up_by_the_next() {
     let Some(groups) = groups("killed_lab_is_cleaned_up_by_the_next") else { return };
     let folder = Folder::on_disk();
     let (mut first, prefix) = start_slow_lab(&folder);
-    let of_verb = |verb: &str| processes(&groups, &prefix).into_iter().find(|(_, line)| line.contains(verb));
-    let is_executing = becomes_true(Duration::from_mins(1), || of_verb(" execute ").is_some());
-    // A stopped worker cannot notice the end of the lab.
-    let worker = of_verb(" worker ").map(|(process, _)| process).filter(|_| is_executing);
+    let find = |verb: &str| processes(&groups, &prefix).into_iter().find(|(_, line)| line.contains(verb));
+    let is_executing = becomes_true(Duration::from_mins(1), || find(" execute ").is_some());
+    // A stopped worker cannot detect the end of the lab.
+    let worker = find(" worker ").map(|(process, _)| process).filter(|_| is_executing);
     if let Some(worker) = worker {
         signal(worker, "STOP");
     }
@@ -134,9 +135,9 @@ fn killed_lab_is_cleaned_up_by_the_next() {
     let worker = worker.expect("the lab was executing");
     let others = || processes(&groups, &prefix).into_iter().filter(|(process, _)| *process != worker).count();
     let ended = becomes_true(Duration::from_secs(10), || others() == 0);
-    assert!(ended, "devices outlive their lab: {:?}", processes(&groups, &prefix));
+    assert!(ended, "processes outlive their lab: {:?}", processes(&groups, &prefix));
     assert!(is_alive(worker) && folder.has(&prefix), "there is something to clean up");
-    // The next lab needs no groups itself.
+    // The next lab cleans up, although it has no groups.
     check(&folder, "");
     assert!(becomes_true(Duration::from_secs(5), || !is_alive(worker)), "the worker is left behind");
     assert!(!folder.has(&prefix), "copies are left behind");
@@ -146,7 +147,7 @@ fn killed_lab_is_cleaned_up_by_the_next() {
 #[test]
 fn stopped_worker_is_killed_by_the_next_lab() {
     let folder = Folder::new();
-    // The id of a process that has ended stands for a lab that was killed.
+    // Uses the id of an exited process as that of a killed lab.
     let mut ended = std::process::Command::new("true").spawn().expect("a program that ends");
     ended.wait().expect("it ends");
     let copy = folder.path().join(format!("hearth-lab-{}", ended.id())).join("1/model.gguf");

@@ -1,7 +1,7 @@
-//! A suite of labs runs small scenarios with emulated links, a weak processor, drafts, and a device that leaves.
+//! Tests of lab suites on small scenarios with emulated links, a weak processor, drafts, and a device that leaves.
 //!
-//! The scenarios are those of `scenarios/lab/ci`. Not here: the accuracy of the predictions, which needs a quiet
-//! machine (`hearth lab --suite scenarios/lab`).
+//! The scenarios are in `scenarios/lab/ci`. Not here: the accuracy of the predictions, which needs an idle machine
+//! (`hearth lab --suite scenarios/lab`).
 
 use std::fs;
 
@@ -14,14 +14,14 @@ use crate::lab::groups;
 use crate::processes::{assert_refused, list, parse, run, texts};
 use crate::repository::root;
 
-/// Runs a suite with its results in a folder. Returns them, standard error and the exit code.
+/// Runs a suite that writes to the subfolder `out`. Returns the results, standard error and the exit code.
 fn suite(scenarios: &str, folder: &Folder, out: &str) -> (Value, String, Option<i32>) {
     let arguments =
         ["lab", "--suite", scenarios, "--scratch", &folder.at(""), "-o", &folder.at(out), "--json"];
     let output = run(&arguments);
     let [stdout, stderr] =
         [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it).into_owned());
-    // 3 if an error is above its limit, as on a busy machine.
+    // The exit code is 3 if an error exceeds its limit, which happens on a busy machine.
     assert!([Some(0), Some(3)].contains(&output.status.code()), "{stderr}");
     (parse(&stdout), stderr, output.status.code())
 }
@@ -41,7 +41,7 @@ fn interrupted_suite_continues() {
         for kind in ["predicted", "measured"] {
             assert!(run[kind]["tpot_ms"].as_f64().expect("a time") > 0.0, "{case}");
             let network = run[kind]["terms"]["network"].as_f64().expect("a term");
-            // Two messages a token, of 3 ms each.
+            // Two messages per token of 3 ms each.
             assert!(case["name"] != "ci-links" || network >= 6.0, "{case}");
         }
         assert!(run["prediction"].as_str().is_some_and(|hash| hash.starts_with("sha256:")), "{case}");
@@ -54,7 +54,7 @@ fn interrupted_suite_continues() {
     assert!(folder.read("out/runs/ci-dies/measured.trace").contains("\"event\""), "the trace has its events");
     // Finished scenarios are not run again.
     let (again, stderr, _) = suite(&scenarios, &folder, "out");
-    assert_eq!(stderr.matches("is done already").count(), 4, "{stderr}");
+    assert_eq!(stderr.matches("is already done").count(), 4, "{stderr}");
     let predictions = |result: &Value| {
         let cases = list(&result["cases"]).iter();
         cases.map(|case| case["runs"][0]["prediction"].to_string()).collect::<Vec<_>>()
@@ -88,7 +88,7 @@ fn invalid_suite_is_refused() {
 }
 
 #[test]
-fn suite_covers_all_axes() {
+fn suite_varies_memory_and_number_of_devices() {
     let entries = fs::read_dir(root().join("scenarios/lab")).expect("the folder").flatten();
     let files = entries.map(|entry| entry.path());
     let (mut all, mut short_of_memory, mut of_three) = (0, 0, 0);

@@ -1,11 +1,11 @@
-//! `hearth lint` finds the errors that a run would end with, and exits with the right code.
+//! Tests that `hearth lint` finds the errors that a run would end with, and its exit codes.
 
 use serde_json::Value;
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
 use crate::processes::{assert_refused, error, json_with_code, outputs, succeed, texts};
 
-/// The findings, after ending with this code.
+/// Runs `hearth lint`, checks the exit code, and returns the findings.
 fn lint(arguments: &[&str], code: i32) -> Value {
     json_with_code(&[&["lint"], arguments].concat(), code)
 }
@@ -42,7 +42,7 @@ fn finding_has_code_place_and_hint() {
 fn memory_errors_predict_runs_out_of_memory() {
     let folder = Folder::new();
     let (mut fitting, mut failing) = (0, 0);
-    // Planners refuse what does not fit, so the plans are made for more memory and then changed.
+    // Planners refuse plans that do not fit, so the plans are made for more memory and then changed.
     let ample = scenario(TWO_DEVICES);
     let ample_file = folder.write("ample.yaml", &ample);
     for context in [512, 8192, 65_536, 262_144, 1_048_576] {
@@ -82,7 +82,7 @@ fn plan_of_another_model_is_a_finding() {
     assert!(findings[0]["what"].as_str().is_some_and(|what| what.contains("set `rounds: 1`")), "{findings}");
     let other = folder.write("other.yaml", scenario(TWO_DEVICES).replace("llama-8b", "1b"));
     assert_eq!(codes(&lint(&[&other, "--plan", &plan], 3)), ["other-model", "other-scenario"]);
-    // A file that is missing or not a plan is refused as by other verbs.
+    // A missing file, or one that is not a plan, is refused as by other commands.
     assert_refused(&["lint", &file, "--plan", &file], &["this is not a plan/1 document"]);
     error(&["lint", &file, "--plan", "nowhere.yaml"], 2);
 }

@@ -1,4 +1,4 @@
-//! Tests across crates, and of the program as its users see it.
+//! Integration tests across crates, and tests of the program through its command line.
 
 #![allow(clippy::disallowed_methods)] // many tests measure time
 

@@ -1,30 +1,35 @@
-//! A network namespace with which a test takes a real link down.
+//! A network namespace in which tests can take a real link down.
 //!
-//! A pair of virtual Ethernet devices (`ip netns`, `ip link`; the package iproute2) connects it. A link that is down
-//! carries nothing and reports nothing, like a router without power. Needs root; otherwise the test is skipped.
+//! A pair of virtual Ethernet devices (`ip netns`, `ip link` of the package iproute2) connects it with the host. A
+//! link that is down drops all packets silently, like a router without power. This needs root; otherwise tests are
+//! skipped.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A namespace with one link to here.
+/// A network namespace with one link to the host.
 pub struct Namespace {
     pub name: String,
-    /// The address of this side.
+    /// The address of the host on the link.
     pub here: String,
+    /// The address of the namespace on the link.
     pub inside: String,
+    /// The name of the device of the host.
     link: String,
 }
 
+/// An end of the link.
 #[derive(Debug, Clone, Copy)]
 pub enum End {
+    /// In the namespace.
     Inside,
-    /// This side's.
+    /// On the host.
     Here,
 }
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Runs `ip`; an error has its standard error.
+/// Runs `ip`; the error contains its standard error.
 fn ip(arguments: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("no `ip`: {error}"))?;
     if output.status.success() {
@@ -35,14 +40,14 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Namespace {
-    /// Creates a namespace, or prints why the test is skipped.
+    /// Creates a namespace, or prints the reason why the test is skipped.
     pub fn for_test(test: &str) -> Option<Namespace> {
         Namespace::new().map_err(|why| eprintln!("SKIPPED {test}: {why}")).ok()
     }
 
     fn new() -> Result<Namespace, String> {
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
-        // Four addresses each of the network for measurements (RFC 2544): 2^15 such nets, by process and count.
+        // The network for benchmarks (RFC 2544) has 2^15 subnets of four addresses, selected by process id and count.
         let net = (process.wrapping_mul(64).wrapping_add(count) % (1 << 15)) * 4;
         let address =
             |host: u32| format!("198.{}.{}.{}", 18 + (net >> 16), (net >> 8) & 255, (net & 255) + host);
@@ -80,7 +85,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // The link first: a namespace exists as long as a process in it.
+        // The link must be deleted explicitly, because a namespace exists as long as a process in it.
         let _ = ip(&["link", "del", &self.link]);
         let _ = ip(&["netns", "del", &self.name]);
     }

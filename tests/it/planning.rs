@@ -1,4 +1,4 @@
-//! `hearth plan`: comparison of strategies, search, and limits of devices.
+//! Tests of `hearth plan`: comparison of strategies, search, and limits of devices.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,16 @@ use hearth_halda::registry::NAMES;
 use serde_json::Value;
 
 use crate::folder::{Folder, scenario};
-use crate::processes::{assert_refused, json, list, outputs, parse, shipped, succeed, texts};
+use crate::processes::{assert_refused, json, list, outputs, parse, scenario_path, succeed, texts};
 
-/// Writes a scenario of two desktops, of which the second may have limits.
+/// Writes a scenario of two desktops; `limits` is YAML for the second, `more` is appended to the scenario.
 fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
     let devices = format!("  - {{name: a, profile: d2}}\n  - {{name: b, profile: d3{limits}}}");
     let text = scenario(&devices).replace("generate: 4", "generate: 12");
     folder.write("scenario.yaml", text + more)
 }
 
+/// Returns the window of each device of a plan.
 fn windows(plan: &Value) -> BTreeMap<&str, u64> {
     let window = |device: &'_ Value| device["window"].as_u64().expect("a window");
     texts(&plan["devices"], "name").into_iter().zip(list(&plan["devices"]).iter().map(window)).collect()
@@ -32,7 +33,7 @@ fn comparison_simulates_every_plan() {
         assert!(row["predicted"]["tpot_ms"].is_number() && row["refused"].is_null());
         assert_eq!(row["best"], time(row) == Some(fastest), "{}", row["strategy"]);
     }
-    // The same plan and as many tokens give the same number in the other command.
+    // `hearth simulate` with the same plan and number of tokens gives the same time.
     let tokens = rows[0]["simulated"]["tokens"].to_string();
     let simulated = json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens]);
     let exact = list(&rows).iter().find(|row| row["strategy"] == "exact").expect("a row");
@@ -41,7 +42,7 @@ fn comparison_simulates_every_plan() {
 
 #[test]
 fn comparison_has_a_plan_or_a_reason_for_every_strategy() {
-    let rows = json(&["plan", &shipped("home/llama-70b-on-four"), "--compare"]);
+    let rows = json(&["plan", &scenario_path("home/llama-70b-on-four"), "--compare"]);
     let names = texts(&rows, "strategy");
     let expected: Vec<&str> =
         NAMES.into_iter().filter(|name| !["manual", "exhaustive"].contains(name)).collect();
@@ -54,13 +55,13 @@ fn comparison_has_a_plan_or_a_reason_for_every_strategy() {
     }
     let row = list(&rows).iter().find(|row| row["strategy"] == "mem-total").expect("a row");
     let windows: Vec<u64> = list(&row["devices"]).iter().filter_map(|it| it["window"].as_u64()).collect();
-    // 11 and 8 GiB on GPUs, 8 and 8 GiB of RAM: 80 layers by 35 are 25.14, 43.43, 61.71, 80 summed up.
+    // 11 and 8 GiB on GPUs, 8 and 8 GiB of RAM: 80 layers * (11, 19, 27, 35) / 35 = 25.14, 43.43, 61.71, 80.
     assert_eq!(windows, [25, 18, 19, 18]);
 }
 
 #[test]
 fn head_of_the_scenario_is_the_head_of_every_plan() {
-    let text = std::fs::read_to_string(shipped("home/llama-70b-on-four")).expect("the scenario");
+    let text = std::fs::read_to_string(scenario_path("home/llama-70b-on-four")).expect("the scenario");
     let swapped = text
         .replace("profile: d3, head: true", "profile: d3")
         .replace("{name: mac, profile: d1}", "{name: mac, profile: d1, head: true}");
@@ -123,14 +124,14 @@ fn refine_keeps_given_rounds() {
 }
 
 #[test]
-fn planners_know_absolute_limits_only() {
+fn planners_use_only_absolute_limits() {
     let folder = Folder::new();
     let plan = |limits: &str| json(&["plan", &two_desktops(&folder, limits, ""), "--strategy", "mem"]);
     let (free, limited) = (plan(""), plan(", limits: {memory: 1 GiB}"));
-    assert!(windows(&limited)["b"] < windows(&free)["b"], "{limited} beside {free}");
+    assert!(windows(&limited)["b"] < windows(&free)["b"], "{limited} and {free}");
     assert_eq!(windows(&plan(", limits: {memory_share: 50 %}")), windows(&free));
 
-    // Planning in one command and simulating in another gives the same as simulating alone.
+    // Planning and simulating in two commands gives the same result as simulating in one.
     let file = two_desktops(&folder, ", limits: {memory: 4 GiB}", "");
     let plan = folder.at("plan.yaml");
     succeed(&["plan", &file, "--output", &plan]);
@@ -149,14 +150,15 @@ fn wrong_search_flags_are_refused() {
     }
 }
 
-/// A plan is the fastest by a model, and its simulation may differ from that by this factor.
+/// Maximum ratio of the simulated time of a plan, which is the fastest only by the model of the planner, to the best
+/// time.
 const TOLERANCE: f64 = 1.03;
 
-/// A scenario is planned and simulated over a range of disk rates. If the simulator had a limit that the planner does
-/// not know, a faster disk would give its device more weights than it can read.
+/// Plans and simulates scenarios over a range of disk rates. If the simulator had a limit that the planner does not
+/// know, a device with a faster disk would get more weights than it can read.
 #[test]
 fn faster_disk_never_makes_a_new_plan_slower() {
-    let home = shipped("home/llama-70b-on-four");
+    let home = scenario_path("home/llama-70b-on-four");
     let all = ["desktop", "laptop", "mac", "phone"];
     let managed = ["--residency", "managed"];
     let full_laptop = [&managed[..], &["--vary", "devices.laptop.memory.available=3GiB"]].concat();

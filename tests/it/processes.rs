@@ -1,4 +1,4 @@
-//! The program under test, its workers and heads, and the test models.
+//! Runs the program under test, its workers and heads, and finds test data.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -12,22 +12,22 @@ use serde_json::Value;
 use crate::namespace::Namespace;
 use crate::repository::root;
 
-/// The prompt of a [`Head`].
+/// Prompt of a [`Head`].
 pub const PROMPT: &str = "The Lord is my";
 
-/// The program under test: this build's, or the one that `HEARTH_PROGRAM` names, as a release build for long trials.
+/// Returns the path of the program under test: that of this build, or `HEARTH_PROGRAM` if it is set.
 pub fn program() -> String {
     std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
 }
 
-/// The program under test, without the key of the user who runs the tests.
+/// Returns a command of the program under test, without the keys in the environment of the user.
 pub fn hearth<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY").env_remove("HEARTH_TOKEN");
     command
 }
 
-/// Runs the program to its end.
+/// Runs the program until it exits.
 pub fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     hearth(arguments).output().expect("the program starts")
 }
@@ -41,44 +41,44 @@ pub fn finish(command: &mut Command, code: i32) -> (String, String) {
     (stdout, stderr)
 }
 
-/// Standard output and standard error after ending with this code.
+/// Runs the program, checks its exit code, and returns standard output and standard error.
 pub fn outputs<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> (String, String) {
     finish(&mut hearth(arguments), code)
 }
 
-/// Standard output after success.
+/// Runs the program, checks that it succeeds, and returns standard output.
 pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     outputs(arguments, 0).0
 }
 
-/// The document that `--json` prints, after ending with this code and with nothing on standard error.
+/// Runs the program with `--json`, checks the exit code and that standard error is empty, and returns the output.
 pub fn json_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Value {
     let (stdout, stderr) = finish(hearth(arguments).arg("--json"), code);
     assert!(stderr.is_empty(), "{stderr}");
     parse(&stdout)
 }
 
-/// The document that `--json` prints, after success and with nothing on standard error.
+/// Runs the program with `--json`, checks that it succeeds and that standard error is empty, and returns the output.
 pub fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
     json_with_code(arguments, 0)
 }
 
-/// Parses the only JSON document of an output.
+/// Parses an output that is one JSON document.
 pub fn parse(stdout: &str) -> Value {
     serde_json::from_str(stdout).unwrap_or_else(|error| panic!("{error}: {stdout}"))
 }
 
-/// The elements of a list in JSON.
+/// Returns the elements of a JSON list.
 pub fn list(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap_or_else(|| panic!("not a list: {value}"))
 }
 
-/// A text of every element of a list in JSON, where it has one.
+/// Returns the string value of `key` in every element of a JSON list that has one.
 pub fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
     list(value).iter().filter_map(|element| element[key].as_str()).collect()
 }
 
-/// Standard error after failing with this code.
+/// Runs the program, checks that it fails with this exit code, and returns standard error.
 pub fn error<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
     let text = outputs(arguments, code).1;
     assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
@@ -86,7 +86,7 @@ pub fn error<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
     text
 }
 
-/// Checks that the program refuses its input with a message that has all these parts.
+/// Checks that the program refuses its input (exit code 2) with a message that has all the given parts.
 pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
     let text = error(arguments, 2);
     for part in parts {
@@ -95,26 +95,28 @@ pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
     }
 }
 
-/// A file of the repository's test data.
-pub fn data(name: &str) -> PathBuf {
+/// Returns the path of a file in `tests/data`.
+pub fn test_data(name: &str) -> PathBuf {
     root().join("tests/data").join(name)
 }
 
-/// A shipped scenario, such as `home/phone-leaves`.
-pub fn shipped(name: &str) -> String {
+/// Returns the path of a scenario in `scenarios`, such as `home/phone-leaves`.
+pub fn scenario_path(name: &str) -> String {
     root().join(format!("scenarios/{name}.yaml")).display().to_string()
 }
 
-/// A trained model by its weight format.
+/// Returns the path of the trained test model in a weight format.
 pub fn model(format: &str) -> String {
-    data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
+    test_data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
 }
 
+/// Sends a signal to a process.
 pub fn signal(process: u32, name: &str) {
     let sent = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
     assert!(sent.is_ok_and(|status| status.success()), "{name} {process}");
 }
 
+/// Returns whether a condition becomes true within a time limit.
 pub fn becomes_true(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -126,7 +128,7 @@ pub fn becomes_true(timeout: Duration, mut condition: impl FnMut() -> bool) -> b
     }
 }
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 pub struct Process(pub Child);
 
 impl Process {
@@ -146,7 +148,7 @@ impl Drop for Process {
     }
 }
 
-/// A worker process at a free port.
+/// A worker process that listens at a free port.
 pub struct Worker {
     process: Process,
     pub address: String,
@@ -157,12 +159,12 @@ impl Worker {
         Self::with(&["--listen", "127.0.0.1:0", "--model", model])
     }
 
-    /// Starts a worker of one thread with these flags.
+    /// Starts a worker with one thread and the given flags.
     pub fn with(flags: &[&str]) -> Worker {
         Self::spawn(hearth(&["worker", "--threads", "1"]).args(flags))
     }
 
-    /// Starts a worker with flags in a network namespace.
+    /// Starts a worker with the given flags in a network namespace.
     pub fn inside(namespace: &Namespace, flags: &[&str]) -> Worker {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &namespace.name, &program(), "worker", "--threads", "1"]).args(flags);
@@ -184,33 +186,34 @@ impl Worker {
         signal(self.id(), name);
     }
 
-    /// Kills it without warning.
+    /// Kills the worker with SIGKILL.
     pub fn kill(&mut self) {
         self.process.0.kill().expect("it runs");
         self.process.0.wait().expect("it ends");
     }
 }
 
-/// The arguments that execute a plan with one thread.
+/// Returns the arguments that execute a plan with one thread.
 pub fn execute(plan: &str, model: &str, more: &[&str]) -> Vec<String> {
     let words = ["execute", plan, "--model", model, "--threads", "1", "--ignore-end"];
     words.iter().chain(more).map(|&word| word.to_owned()).collect()
 }
 
-/// What a head printed.
+/// The output of a head.
 #[derive(Debug, Default)]
 pub struct Observation {
     pub tokens: Vec<u32>,
-    /// The longest time between two tokens.
+    /// Maximum time between two tokens.
     pub max_gap: Duration,
-    /// It did not end.
+    /// Whether the head was killed because it printed no token for too long.
     pub timed_out: bool,
-    /// Its other lines on standard output, and standard error.
+    /// The other lines of standard output, and standard error.
     pub text: String,
+    /// The exit code.
     pub code: Option<i32>,
 }
 
-/// A head of the model of q4_k whose tokens are observed as they are printed.
+/// A head with the q4_k test model, whose tokens are recorded when they are printed.
 pub struct Head {
     process: Child,
     lines: mpsc::Receiver<(Instant, String)>,
@@ -219,7 +222,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Starts a plan for a number of tokens after [`PROMPT`].
+    /// Starts a head that generates `tokens` tokens after [`PROMPT`].
     pub fn start(plan: &str, tokens: usize, more: &[&str]) -> Head {
         let flags = ["--prompt", PROMPT, "--tokens", &tokens.to_string(), "--json", "--mark-tokens"];
         let mut command = hearth(&execute(plan, &model("q4_k"), &[&flags[..], more].concat()));
@@ -235,11 +238,12 @@ impl Head {
         Head { process, lines, last_token: None, observed: Observation::default() }
     }
 
+    /// Runs a head until it exits.
     pub fn run(plan: &str, tokens: usize, more: &[&str]) -> Observation {
         Head::start(plan, tokens, more).finish()
     }
 
-    /// Waits until this many tokens are printed, or the head has exited.
+    /// Waits until `count` tokens are printed or the head has exited.
     pub fn wait_for_tokens(&mut self, count: usize) {
         while self.observed.tokens.len() < count {
             match self.lines.recv_timeout(Duration::from_mins(1)) {
@@ -268,7 +272,7 @@ impl Head {
         signal(self.process.id(), name);
     }
 
-    /// Waits for its end.
+    /// Waits until the head exits.
     pub fn finish(mut self) -> Observation {
         self.wait_for_tokens(usize::MAX);
         let output = self.process.wait_with_output().expect("the head ends");
@@ -278,7 +282,8 @@ impl Head {
     }
 }
 
-/// A plan of these windows for the trained model in a weight format; the first device is the head.
+/// Returns a plan with these windows for the test model in a weight format. The first device is the head, the others
+/// are workers at `addresses`.
 pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
     use std::fmt::Write;
     let model = hearth_ring::LocalModel::open(Path::new(&model(format))).expect("a test model");
@@ -290,13 +295,13 @@ pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> 
         model.profile.digest,
         model.profile.shape_digest()
     );
-    for (place, window) in windows.iter().enumerate() {
-        let role = if place == 0 { "head" } else { "worker" };
+    for (index, window) in windows.iter().enumerate() {
+        let role = if index == 0 { "head" } else { "worker" };
         let address =
-            place.checked_sub(1).map_or(String::new(), |at| format!("address: '{}', ", addresses[at]));
+            index.checked_sub(1).map_or(String::new(), |at| format!("address: '{}', ", addresses[at]));
         let _ = writeln!(
             text,
-            "- {{name: d{place}, {address}role: {role}, window: {window}, gpu_layers: 0, residency: {{policy: os}}}}"
+            "- {{name: d{index}, {address}role: {role}, window: {window}, gpu_layers: 0, residency: {{policy: os}}}}"
         );
     }
     text

@@ -1,20 +1,24 @@
-//! A TCP proxy with which a test breaks the link between two processes.
+//! A TCP proxy that can break the connections between two processes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// A proxy in front of one target address.
 pub struct Proxy {
     pub address: String,
     state: Arc<State>,
 }
 
 struct State {
+    /// Whether all bytes are dropped.
     drops: AtomicBool,
-    /// Bytes that came from the target, and the number after which all connections break.
-    carried: AtomicU64,
+    /// Bytes received from the target.
+    received: AtomicU64,
+    /// Received bytes after which all connections are closed.
     limit: u64,
+    /// All connections to clients and to the target.
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -23,13 +27,13 @@ impl Proxy {
         Self::with_limit(target, u64::MAX)
     }
 
-    /// A proxy that closes its connections after this many bytes from the target.
+    /// Creates a proxy that closes all connections after `limit` bytes from the target.
     pub fn with_limit(target: &str, limit: u64) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound").to_string();
         let state = Arc::new(State {
             drops: AtomicBool::new(false),
-            carried: AtomicU64::new(0),
+            received: AtomicU64::new(0),
             limit,
             open: Mutex::default(),
         });
@@ -52,15 +56,15 @@ impl Proxy {
         self.state.disconnect();
     }
 
-    /// Returns the bytes that have come from the target.
-    pub fn carried(&self) -> u64 {
-        self.state.carried.load(Ordering::SeqCst)
+    /// Returns the number of bytes received from the target.
+    pub fn received(&self) -> u64 {
+        self.state.received.load(Ordering::SeqCst)
     }
 }
 
 impl State {
     fn connect(self: &Arc<Self>, target: &str, near: TcpStream) {
-        // What is dropped is neither answered nor refused.
+        // If bytes are dropped, new connections are neither refused nor forwarded.
         let drops = self.drops.load(Ordering::SeqCst);
         let far = if drops { None } else { TcpStream::connect(target).ok() };
         let clone = |stream: &TcpStream| stream.try_clone().expect("a socket");
@@ -76,14 +80,14 @@ impl State {
         for (from, to, counts) in [(clone(&near), clone(&far), false), (far, near, true)] {
             let shared = self.clone();
             let _ = from.set_nodelay(true);
-            std::thread::spawn(move || shared.carry(from, to, counts));
+            std::thread::spawn(move || shared.forward(from, to, counts));
         }
     }
 
-    fn carry(&self, mut from: TcpStream, mut to: TcpStream, counts: bool) {
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream, counts: bool) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            if counts && self.carried.fetch_add(count as u64, Ordering::SeqCst) >= self.limit {
+            if counts && self.received.fetch_add(count as u64, Ordering::SeqCst) >= self.limit {
                 self.disconnect();
             }
             if !self.drops.load(Ordering::SeqCst) && to.write_all(&buffer[..count]).is_err() {

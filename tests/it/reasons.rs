@@ -1,15 +1,15 @@
-//! Errors and notes say why there is no plan, no time or no file, and how to fix it.
+//! Tests that errors and notes explain why there is no plan, time or file, and how to fix it.
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{assert_refused, error, outputs, shipped, succeed};
+use crate::processes::{assert_refused, error, outputs, scenario_path, succeed};
 
 #[test]
 fn every_refusal_has_a_hint() {
     let folder = Folder::new();
     let file = folder.write("s.yaml", scenario(TWO_DEVICES));
-    // Keys and values of so many tokens fit no laptop.
+    // The KV cache of so many tokens does not fit into a laptop.
     let large = folder.write("large.yaml", scenario(TWO_DEVICES).replace("512", "4000000"));
-    let four = shipped("home/llama-70b-on-four");
+    let four = scenario_path("home/llama-70b-on-four");
     let cases: [(&str, &[&str], &str); 5] = [
         (&file, &["--rounds", "5"], "--rounds"),
         (&file, &["--windows", "0,32"], "head"),
@@ -25,8 +25,8 @@ fn every_refusal_has_a_hint() {
 }
 
 #[test]
-fn run_without_times_says_why() {
-    let (text, _) = outputs(&["simulate", &shipped("home/llama-70b-on-four"), "--strategy", "exo"], 3);
+fn run_without_times_explains_why() {
+    let (text, _) = outputs(&["simulate", &scenario_path("home/llama-70b-on-four"), "--strategy", "exo"], 3);
     let first = text.lines().find(|line| line.starts_with("out of memory")).expect("an outcome");
     assert!(first.contains("needs") && first.contains("no times") && !first.contains(" - "), "{first}");
 }
@@ -38,8 +38,8 @@ fn ignored_memory_and_disagreement_are_noted() {
     let text = succeed(&["simulate", &file]);
     assert!(!text.contains("memory ignored") && !text.contains("note: the planner expected"), "{text}");
     assert!(succeed(&["simulate", &file, "--ignore-memory"]).contains("memory ignored"));
-    // The paper's model counts arithmetic and reading one after the other, and no page cache that evicts by age.
-    let text = succeed(&["simulate", &shipped("home/llama-70b-on-four"), "--strategy", "exact"]);
+    // The model of the paper does not overlap computing and reading, and has no page cache that evicts by age.
+    let text = succeed(&["simulate", &scenario_path("home/llama-70b-on-four"), "--strategy", "exact"]);
     assert!(text.contains("note: the planner expected"), "{text}");
 }
 
@@ -51,7 +51,7 @@ fn missing_folder_is_not_created() {
     error(&["simulate", &file, "--trace", &folder.at("missing/run.trace")], 2);
     error(&["reproduce", "-o", &folder.at("missing/report")], 2);
     assert!(!folder.has("missing"));
-    // A folder for several files is created in one that exists.
+    // A folder for several files is created in an existing folder.
     let trace = folder.at("run.trace");
     succeed(&["simulate", &file, "--trace", &trace]);
     succeed(&["report", &trace, "-o", &folder.at("report")]);

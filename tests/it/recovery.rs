@@ -1,7 +1,7 @@
-//! A ring of processes survives the loss of a worker with the tokens of an undisturbed run.
+//! Tests that a ring of processes recovers from the loss of a worker and generates the same tokens.
 //!
 //! Each trial injects one fault at a random token. `HEARTH_RECOVERIES` is the number of trials of the ignored test,
-//! `HEARTH_RECOVERY` the first of them.
+//! `HEARTH_RECOVERY` is the seed of the first trial.
 //!
 //! Not here: which devices are in the ring afterwards (`rejoining`).
 
@@ -21,25 +21,29 @@ use crate::rejoining::suspend_worker;
 /// A fault of a worker or of its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
+    /// The worker is killed.
     Killed,
+    /// The worker is stopped with SIGSTOP.
     Stopped,
-    /// Its messages are lost.
+    /// All messages of the worker are dropped.
     Dropped,
-    /// Its connections are closed.
+    /// The connections of the worker are closed.
     Disconnected,
-    /// Its link is taken down.
+    /// The link of the worker is taken down.
     Unplugged,
-    /// Stopped, and resumed while the run continues.
+    /// The worker is stopped, and resumed while the run continues.
     Suspended,
 }
 
 const FAULTS: [Fault; 6] =
     [Fault::Killed, Fault::Stopped, Fault::Dropped, Fault::Disconnected, Fault::Unplugged, Fault::Suspended];
 
+/// Number of tokens of a trial.
 const TOKENS: usize = 160;
+/// Time for which a worker is suspended.
 const SUSPENSION: Duration = Duration::from_secs(10);
 
-/// Injects a fault into a ring of four at a random token. Returns nothing if it is impossible on this machine.
+/// Injects a fault into a ring of four devices at a random token. Returns `None` if this machine does not support it.
 fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let victim = random.next_u32() as usize % 3;
@@ -72,14 +76,14 @@ fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
     Some(observed)
 }
 
-/// Takes down the link to a worker in a network namespace.
+/// Runs a trial in which the link to a worker in a network namespace is taken down.
 fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<Observation> {
     let namespace = Namespace::for_test("unplug")?;
     let (folder, q4_k) = (Folder::new(), model("q4_k"));
     let key = folder.write_key("ring.key", "a phrase for tests of links");
     let flags = ["--model", &q4_k, "--key", &key];
-    let worker = |place: usize| {
-        if place == victim {
+    let worker = |index: usize| {
+        if index == victim {
             return Worker::inside(&namespace, &flags);
         }
         Worker::with(&[&flags[..], &["--listen", &format!("{}:0", namespace.here)]].concat())
@@ -93,14 +97,14 @@ fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<O
     Some(head.finish())
 }
 
-/// The tokens of one process.
+/// Returns the tokens that a single process generates.
 pub fn undisturbed(count: usize) -> Vec<u32> {
     let observed = Head::run(&Folder::new().write_plan(&[8], &[], 512), count, &[]);
     assert_eq!(observed.tokens.len(), count, "{}", observed.text);
     observed.tokens
 }
 
-/// Runs trials with the faults in turn.
+/// Runs trials that cycle through the faults, and checks that no token is wrong, lost or duplicated.
 fn trials(count: u64, first: u64, faults: &[Fault]) {
     let expected = undisturbed(TOKENS);
     let (mut wrong, mut lost, mut doubled, mut timeouts) = (0, 0, 0, 0);
@@ -136,7 +140,7 @@ fn trials(count: u64, first: u64, faults: &[Fault]) {
 
 #[test]
 fn ring_recovers_with_the_same_tokens() {
-    // `rejoining` tests the suspension, which takes ten seconds here.
+    // The suspension, which would take ten seconds, is tested in `rejoining`.
     trials(5, 0, &FAULTS[..5]);
 }
 
@@ -180,7 +184,7 @@ fn failed_run_keeps_its_tokens() {
     worker.kill();
     let observed = head.finish();
     let progress = format!("after token {} of 400", observed.tokens.len());
-    for part in ["worker `d1` is gone", "does not plan again", &progress] {
+    for part in ["lost the connection to `d1`", "does not plan again", &progress] {
         assert!(observed.text.contains(part), "no `{part}`: {}", observed.text);
     }
     let trace = folder.read_trace("run.trace");
@@ -235,7 +239,7 @@ fn scenario_planner_replans_during_a_run() {
     folder.write_plan(&[5, 1, 2], &[&first.address, &second.address], 512);
     let text = folder.read("plan.yaml").replace("kv_cache: f32", "kv_cache: f16");
     let plan = folder.write("plan.yaml", &text);
-    // The strategy gives each device the same.
+    // The strategy `even` assigns the same number of layers to each device.
     let devices = ["d0", "d1", "d2"].map(|name| format!("  - {{name: {name}, profile: d4}}")).join("\n");
     let even = scenario(&devices).replace("llama-8b", "tiny") + "planner: {strategy: even}\n";
     let even = folder.write("scenario.yaml", even);
@@ -248,7 +252,7 @@ fn scenario_planner_replans_during_a_run() {
     assert_eq!(trace.outcome, Outcome::Ok);
     let replanned =
         trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan");
-    // Spreading in proportion would have left most layers on the head.
+    // The default, distribution in proportion, would have assigned most layers to the head.
     assert!(replanned.what.starts_with("d0 4, d1 4; "), "{}", replanned.what);
     assert!(folder.read("run.plan-1.yaml").contains("strategy: even"));
     let alone: Vec<&str> = text.lines().filter(|line| !line.contains("worker")).collect();

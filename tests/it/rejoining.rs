@@ -1,6 +1,6 @@
-//! A device that returns is in the ring again at the next request, and keeps the layers that it fetched.
+//! Tests that a device that returns rejoins the ring at the next request, and keeps the layers that it has fetched.
 //!
-//! The head is this process, so that it can have several requests; workers are processes.
+//! The head runs in this process, so that it can handle several requests; workers are separate processes.
 
 use std::io;
 use std::path::Path;
@@ -26,15 +26,15 @@ use crate::processes::{Observation, PROMPT, Worker, model, plan, signal};
 use crate::proxy::Proxy;
 use crate::recovery::undisturbed;
 
-/// The head of a ring, for several requests.
+/// A head that handles several requests.
 struct Session<T: Transport> {
     runtime: Runtime,
     ring: Ring<T>,
     prompt: Vec<u32>,
 }
 
-/// A plan of these windows whose workers are at these addresses.
-fn planned(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
+/// Returns a plan with these windows, whose workers are at these addresses.
+fn parsed_plan(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
     Plan::from_yaml(&plan(format, windows, addresses, 512)).expect("a plan")
 }
 
@@ -49,7 +49,7 @@ impl<T: Transport> Session<T> {
         Ok(Session { runtime, ring, prompt })
     }
 
-    /// Generates tokens, with a pause before each. Calls `on_token` with the number of tokens after each.
+    /// Generates `count` tokens, with a pause before each token. Calls `on_token` with the number of tokens so far.
     fn request(
         &mut self,
         count: usize,
@@ -90,7 +90,7 @@ impl<T: Transport> Session<T> {
         (observed, generated.map(|generated| generated.trace))
     }
 
-    /// Generates a few tokens without pauses.
+    /// Generates `count` tokens without pauses.
     fn short_request(&mut self, count: usize) -> (Observation, Option<Trace>) {
         self.request(count, Duration::ZERO, |_| {})
     }
@@ -100,50 +100,50 @@ impl<T: Transport> Session<T> {
     }
 }
 
-/// The devices that computed layers, by name.
+/// Returns the names of the devices that computed layers.
 fn members(trace: &Trace) -> Vec<String> {
-    let computes = |place: usize| {
-        trace.records.iter().any(|it| it.kind == Kind::Compute && usize::from(it.device) == place)
+    let computes = |index: usize| {
+        trace.records.iter().any(|it| it.kind == Kind::Compute && usize::from(it.device) == index)
     };
     let named = trace.header.devices.iter().enumerate();
-    named.filter(|(place, _)| computes(*place)).map(|(_, device)| device.name.clone()).collect()
+    named.filter(|(index, _)| computes(*index)).map(|(_, device)| device.name.clone()).collect()
 }
 
-/// The devices that were lost during a request.
-fn lost(trace: &Trace) -> Vec<&str> {
+/// Returns the names of the devices that were lost during a request.
+fn lost_devices(trace: &Trace) -> Vec<&str> {
     let silent = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Silent);
     silent.filter_map(|it| it.device.as_deref()).collect()
 }
 
-/// Stops a worker at a token and resumes it while the run continues. Returns the run, and whether the worker was lost
-/// only once and was in the ring of the next request, with the right tokens.
-pub fn suspend_worker(victim: usize, at: usize, lasts: Duration, expected: &[u32]) -> (Observation, bool) {
+/// Stops a worker at a token and resumes it after `duration`, while the run continues. Returns the run, and whether
+/// the worker was lost only once and rejoined the ring at the next request, which gave the expected tokens.
+pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[u32]) -> (Observation, bool) {
     let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
     let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
-    let plan = planned("q4_k", &[1, 2, 1, 2], &addresses);
+    let plan = parsed_plan("q4_k", &[1, 2, 1, 2], &addresses);
     let mut session = Session::connect(&TcpTransport, "q4_k", plan).expect("a ring");
-    // So slow that the worker is resumed before the end, wherever in the run it was stopped.
-    let pause = (lasts + Duration::from_secs(4)) / (expected.len() - at) as u32;
+    // The pause is long enough that the worker is resumed before the end of the run.
+    let pause = (duration + Duration::from_secs(4)) / (expected.len() - at) as u32;
     let process = workers[victim].id();
     let (observed, trace) = session.request(expected.len(), pause, move |count| {
         if count == at {
             signal(process, "STOP");
             std::thread::spawn(move || {
-                std::thread::sleep(lasts);
+                std::thread::sleep(duration);
                 signal(process, "CONT");
             });
         }
     });
     let name = format!("d{}", victim + 1);
-    let lost_once = trace.is_some_and(|trace| lost(&trace) == [name.as_str()]);
+    let lost_once = trace.is_some_and(|trace| lost_devices(&trace) == [name.as_str()]);
     let (again, trace) = session.short_request(8);
     let rejoined = trace.is_some_and(|trace| members(&trace).contains(&name));
     println!("lost once: {lost_once}, rejoined: {rejoined}");
     (observed, lost_once && rejoined && again.tokens == expected[..8])
 }
 
-/// Makes a request during which `fail` runs, then one after `restore`: `d2` is lost in the first and back in the
-/// second.
+/// Makes a request during which `fail` is called, and another one after `restore`. Checks that `d2` is lost during
+/// the first request and is in the ring of the second.
 fn check_rejoining<T: Transport>(
     session: &mut Session<T>,
     fail: impl FnOnce() + Send + 'static,
@@ -162,7 +162,7 @@ fn check_rejoining<T: Transport>(
     });
     assert_eq!(during.tokens, expected, "{}", during.text);
     let trace = trace.expect("a trace");
-    assert_eq!(lost(&trace), ["d2"]);
+    assert_eq!(lost_devices(&trace), ["d2"]);
     let without =
         trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan");
     assert!(without.what.starts_with("d0 ") && !without.what.contains("d2"), "{}", without.what);
@@ -171,14 +171,14 @@ fn check_rejoining<T: Transport>(
     assert_eq!(after.tokens, expected[..8], "{}", after.text);
     let trace = trace.expect("a trace");
     assert_eq!(members(&trace), all);
-    assert_eq!(trace.run_events, [], "it was there from the beginning");
+    assert_eq!(trace.run_events, [], "d2 is in the ring from the beginning");
 }
 
 #[test]
 fn restarted_worker_rejoins_at_the_next_request() {
     let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
     let (process, address) = (second.id(), second.address.clone());
-    let plan = planned("q4_k", &[2, 1, 1], &[&first.address, &address]);
+    let plan = parsed_plan("q4_k", &[2, 1, 1], &[&first.address, &address]);
     let mut session = Session::connect(&TcpTransport, "q4_k", plan).expect("a ring");
     let mut again = None;
     check_rejoining(
@@ -210,7 +210,7 @@ fn reconnected_worker_rejoins_at_the_next_request() {
     let flags = ["--model", &q4_k, "--key", &key];
     let near = Worker::with(&[&flags[..], &["--listen", &format!("{}:0", namespace.here)]].concat());
     let far = Worker::inside(&namespace, &flags);
-    let plan = planned("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
+    let plan = parsed_plan("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
     let transport = EncryptedTransport::new(
         TcpTransport,
         Key::from_file_or_env(Some(Path::new(&key))).expect("a key").expect("ours"),
@@ -223,16 +223,17 @@ fn reconnected_worker_rejoins_at_the_next_request() {
         move || link.set(End::Inside, false),
         || {
             namespace.set(End::Inside, true);
-            // The neighbour table is rebuilt after a link was down, and the worker has to lose its head.
+            // Waits until the neighbour table is rebuilt and the worker has noticed the loss of its head.
             std::thread::sleep(Duration::from_secs(3));
         },
     );
     session.close();
 }
 
-/// A network whose listeners are behind a proxy.
+/// A transport whose listeners are behind a proxy.
 #[derive(Clone, Default)]
-struct Proxied {
+struct ProxiedTransport {
+    /// Bytes after which the proxy closes all connections.
     limit: u64,
     proxy: Arc<Mutex<Option<Proxy>>>,
 }
@@ -242,7 +243,7 @@ struct ProxiedListener {
     address: String,
 }
 
-impl Transport for Proxied {
+impl Transport for ProxiedTransport {
     type Stream = TcpStream;
     type Listener = ProxiedListener;
 
@@ -271,11 +272,12 @@ impl Listener for ProxiedListener {
     }
 }
 
-/// Bytes of a chunk, and of its hash in a manifest.
+/// Size of a chunk in bytes.
 const CHUNK: usize = 1 << 20;
+/// Size of the hash of a chunk in a manifest, in bytes.
 const HASH: usize = 32;
 
-/// Counts the chunks of a model in a folder, and checks each against its source.
+/// Counts the chunks of a model that are present in a folder, and checks each against the source.
 fn count_chunks(cache: &Folder, source: &[u8]) -> usize {
     let Some(name) = cache.names().pop() else { return 0 };
     let model = cache.path().join(name);
@@ -285,7 +287,7 @@ fn count_chunks(cache: &Folder, source: &[u8]) -> usize {
     let present: Vec<usize> = entries.map(|(index, _)| index).collect();
     for &index in &present {
         let range = index * CHUNK..source.len().min((index + 1) * CHUNK);
-        assert!(file[range.clone()] == source[range], "chunk {index} is not the source's");
+        assert!(file[range.clone()] == source[range], "chunk {index} differs from the source");
     }
     present.len()
 }
@@ -295,25 +297,27 @@ fn interrupted_fetch_resumes() {
     let cache = Folder::new();
     let worker = Worker::with(&["--listen", "127.0.0.1:0", "--fetch", &cache.at("")]);
     let source = std::fs::read(model("f16")).expect("a test model");
-    let plan = planned("f16", &[2, 6], &[&worker.address]);
+    let plan = parsed_plan("f16", &[2, 6], &[&worker.address]);
     let mut before = 0;
-    // The connection breaks in the third and in the sixth MiB, then not at all.
+    // The connection breaks in the third MiB, then in the sixth, then not at all.
     for limit in [5 << 19, 11 << 19, u64::MAX] {
-        let transport = Proxied { limit, ..Proxied::default() };
+        let transport = ProxiedTransport { limit, ..ProxiedTransport::default() };
         let session = Session::connect(&transport, "f16", plan.clone());
-        let carried = transport.proxy.lock().expect("no panic").as_ref().expect("the head listens").carried();
+        let proxy = transport.proxy.lock().expect("no panic");
+        let received = proxy.as_ref().expect("the head listens").received();
+        drop(proxy);
         let chunks = count_chunks(&cache, &source);
-        println!("{carried} bytes came through, {chunks} chunks are present");
-        // The data connections and the frames' headers are less than half a chunk.
+        println!("{received} bytes received, {chunks} chunks present");
+        // All other bytes, such as the headers of frames, are less than half a chunk.
         let sent = (chunks - before) as u64 * CHUNK as u64;
         if limit < u64::MAX {
             let error = session.err().expect("the connection broke").to_string();
             assert!(error.contains("`d1`"), "{error}");
-            assert!(chunks > before && sent <= carried, "{chunks} chunks after {before}");
+            assert!(chunks > before && sent <= received, "{chunks} chunks after {before}");
         } else {
             let mut session = session.expect("a ring");
-            assert!(chunks > before && carried < sent + CHUNK as u64 / 2, "{carried} bytes for {sent}");
-            let alone = Session::connect(&TcpTransport, "f16", planned("f16", &[8], &[]));
+            assert!(chunks > before && received < sent + CHUNK as u64 / 2, "{received} bytes for {sent}");
+            let alone = Session::connect(&TcpTransport, "f16", parsed_plan("f16", &[8], &[]));
             let alone = alone.expect("one device").short_request(8).0;
             assert_eq!(session.short_request(8).0.tokens, alone.tokens);
         }

@@ -1,4 +1,4 @@
-//! A relay passes messages on, from the scenario to the simulated run.
+//! Tests of relays: devices without layers that forward messages between devices that cannot connect to each other.
 
 use hearth_profiles::Document;
 use hearth_schema::plan::Role;
@@ -7,9 +7,9 @@ use hearth_schema::trace::{Kind, Outcome};
 use crate::folder::{Folder, scenario};
 use crate::processes::{assert_refused, succeed};
 
-/// The desktop cannot connect to the laptop, as with address translation. The phone, which is too slow for a layer, can
-/// reach both.
-fn relayed() -> String {
+/// Returns a scenario in which the desktop cannot connect to the laptop, as with address translation. The phone,
+/// which is too slow to compute a layer, can connect to both.
+fn scenario_with_relay() -> String {
     let devices = [("desktop", "d3"), ("phone", "d4"), ("laptop", "d2")];
     let devices =
         devices.map(|(name, profile)| format!("  - {{name: {name}, profile: {profile}}}")).join("\n");
@@ -20,7 +20,7 @@ fn relayed() -> String {
 #[test]
 fn relay_forwards_every_message() {
     let folder = Folder::new();
-    let (file, planned) = (folder.write("s.yaml", relayed()), folder.at("plan.yaml"));
+    let (file, planned) = (folder.write("s.yaml", scenario_with_relay()), folder.at("plan.yaml"));
     succeed(&["plan", &file, "--output", &planned]);
     let plan = folder.read_plan("plan.yaml");
     let ring: Vec<(&str, Role)> = plan.devices.iter().map(|it| (it.name.as_str(), it.role)).collect();
@@ -37,7 +37,7 @@ fn relay_forwards_every_message() {
     assert_eq!(peers(1), vec![Some(2); trace.passes.len()]);
     assert!(peers(0).iter().all(|peer| *peer == Some(1)));
 
-    // The free order finds the same ring: there is no other path from the desktop to the laptop.
+    // `--order best` finds the same ring, because there is no other path from the desktop to the laptop.
     succeed(&["plan", &file, "--order", "best", "--output", &planned]);
     let free = folder.read_plan("plan.yaml");
     assert_eq!(free.planner.options, ["drop=true", "order=best"]);
@@ -54,12 +54,12 @@ fn relay_forwards_every_message() {
 fn contradictory_links_are_refused() {
     let folder = Folder::new();
     for (entry, complaint) in [
-        ("{devices: [desktop, phone]}", "says nothing: give `link` or `unreachable`"),
+        ("{devices: [desktop, phone]}", "has no effect: give `link` or `unreachable`"),
         ("{devices: [desktop, desktop], unreachable: both}", "names one device twice"),
         ("{devices: [desktop, tower], unreachable: both}", "names `tower`, which is not a device here"),
         ("{devices: [desktop, phone], unreachable: backward}", "unknown variant `backward`"),
     ] {
-        let text = relayed().replace("{devices: [desktop, laptop], unreachable: forward}", entry);
+        let text = scenario_with_relay().replace("{devices: [desktop, laptop], unreachable: forward}", entry);
         assert_refused(&["plan", &folder.write("s.yaml", text)], &[complaint]);
     }
 }

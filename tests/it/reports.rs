@@ -1,12 +1,12 @@
-//! `hearth report` adds published numbers and sweeps to traces, and refuses wrong input.
+//! Tests of `hearth report` with published numbers and sweeps, and with invalid input.
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, shipped, succeed};
+use crate::processes::{assert_refused, scenario_path, succeed};
 
 #[test]
 fn report_has_published_numbers_and_a_sweep() {
     let folder = Folder::new();
-    let (scenario, trace) = (shipped("paper/llama-8b-on-d1-d4"), folder.at("a.trace"));
+    let (scenario, trace) = (scenario_path("paper/llama-8b-on-d1-d4"), folder.at("a.trace"));
     let (table, out) = (folder.at("k.csv"), folder.at("report"));
     succeed(&["simulate", &scenario, "--tokens", "3", "--strategy", "single", "--trace", &trace]);
     let rounds = ["--vary", "planner.rounds=1,2,4", "--tokens", "2", "--strategy", "exact", "-o", &table];
@@ -27,7 +27,7 @@ fn report_has_published_numbers_and_a_sweep() {
 fn wrong_report_input_is_refused() {
     let folder = Folder::new();
     let (trace, out) = (folder.at("a.trace"), folder.at("report"));
-    succeed(&["simulate", &shipped("paper/fig-6-a"), "--tokens", "2", "--trace", &trace]);
+    succeed(&["simulate", &scenario_path("paper/fig-6-a"), "--tokens", "2", "--trace", &trace]);
     for (flags, part) in [
         (["--published", "prima-table-5"], "no document of published numbers is called `prima-table-5`"),
         (["--published", "prima-table-4"], "has no row for scenario `fig-6-a`"),

@@ -1,25 +1,27 @@
-//! The text files of the project.
+//! Lists the text files of the repository, for tests that check all of them.
 //!
-//! Those that git tracks. In a copy without git (a source archive) the folders are walked instead, without
-//! build outputs and hidden folders; the rules then also see files that nobody has added yet.
+//! These are the files that git tracks. In a copy without git (a source archive) all folders are walked instead,
+//! except build outputs and hidden folders, so untracked files are included.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// A text file of the repository.
 pub struct TextFile {
-    /// Relative to the root, with forward slashes.
+    /// The path relative to the root, with forward slashes.
     pub path: String,
     pub text: String,
 }
 
 impl TextFile {
-    /// The part after the last dot, or nothing.
+    /// Returns the file name extension, or an empty text.
     pub fn extension(&self) -> &str {
         Path::new(&self.path).extension().and_then(|extension| extension.to_str()).unwrap_or_default()
     }
 
-    /// Whether it is data that others wrote or a program generated: bytes are kept as they came.
+    /// Returns whether the file is test data, a lock file or otherwise generated, so that its formatting is not
+    /// checked.
     pub fn is_data(&self) -> bool {
         self.path.split('/').any(|part| matches!(part, "data" | "golden" | "snapshots" | "fixtures"))
             || self.extension() == "proptest-regressions"
@@ -27,11 +29,12 @@ impl TextFile {
     }
 }
 
+/// Returns the root of the repository.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every tracked text file, in the order of their paths. Files that are not UTF-8 are left out.
+/// Returns all text files, sorted by path. Files that are not UTF-8 are left out.
 pub fn text_files() -> Vec<TextFile> {
     let mut paths = tracked().unwrap_or_else(|| {
         let mut found = Vec::new();
@@ -44,16 +47,16 @@ pub fn text_files() -> Vec<TextFile> {
         (!text.contains('\0')).then_some(TextFile { path, text })
     };
     let files: Vec<TextFile> = paths.into_iter().filter_map(read).collect();
-    assert!(files.iter().any(|file| file.path == "Cargo.toml"), "the root is not where the project is");
+    assert!(files.iter().any(|file| file.path == "Cargo.toml"), "the root of the repository was not found");
     files
 }
 
-/// Every tracked Rust file.
+/// Returns all Rust files.
 pub fn rust_files() -> Vec<TextFile> {
     text_files().into_iter().filter(|file| file.extension() == "rs").collect()
 }
 
-/// What git tracks, or nothing where git or its folder is missing.
+/// Returns the paths that git tracks; `None` if git or the `.git` folder is missing.
 fn tracked() -> Option<Vec<String>> {
     if !root().join(".git").exists() {
         return None;
@@ -64,6 +67,7 @@ fn tracked() -> Option<Vec<String>> {
     (output.status.success() && !paths.is_empty()).then_some(paths)
 }
 
+/// Adds the paths of all files in a folder and its subfolders, each with a prefix.
 fn walk(folder: &Path, prefix: &str, found: &mut Vec<String>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

@@ -1,15 +1,15 @@
-//! A device with managed residency reads only what it must, and yields memory to other programs.
+//! Tests that a device with managed residency reads only what it does not keep, and yields memory to other programs.
 //!
-//! A synthetic model of 64 MiB runs inside the limits of a control group, with memory for about three quarters of the
-//! weights that a token touches. The tests check tokens and bytes read, not times, so that a busy machine does not
-//! matter.
+//! A synthetic model of 64 MiB runs within the limits of a control group, with memory for about three quarters of the
+//! weights that a token uses. The tests check tokens and bytes read, not times, so they do not depend on the load of
+//! the machine.
 
 use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_lab::limited::HOG;
+use hearth_lab::limited::MEMORY_HOG_FLAG;
 use hearth_lab::{CommandUsage, DeviceLimits, LimitedCommand, MemoryHog};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Trace;
@@ -21,37 +21,37 @@ use crate::folder::{Folder, scenario};
 use crate::lab::groups;
 use crate::processes::{execute, list, outputs, parse, succeed};
 
-/// Of the 64 MiB of the model a token touches 57. The process takes 9 MiB for itself, and the stream buffer 2.
+/// Memory limit. A token uses 57 of the 64 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
 const MEMORY: Bytes = Bytes::mib(54);
-/// Half of that.
+/// Memory of the hog: half of the limit.
 const HOG_MEMORY: Bytes = Bytes::mib(27);
-/// What is streamed takes a token some 50 ms.
+/// Read rate of the disk, at which the streamed weights of a token take about 50 ms.
 const DISK: BytesPerSecond = BytesPerSecond(300e6);
-/// Enough to go on for some seconds after the hog has gone.
+/// Number of tokens, so that the run continues for some seconds after the hog has exited.
 const TOKENS: &str = "100";
-/// Tokens until everything is kept again that fits: the kept set grows in four steps.
+/// Number of tokens until the kept set has its full size again; it grows in four steps.
 const SETTLING: usize = 12;
 
-/// The groups of a process's limited runs are named after the process, so one runs at a time.
-static LIMITED: Mutex<()> = Mutex::new(());
+/// Serialises limited runs, because their control groups are named after the process.
+static LIMITED_RUN: Mutex<()> = Mutex::new(());
 
-/// The program of a hog: this binary runs only this test, with the arguments of a hog.
+/// The program of the hog: the test binary is started with only this test and the arguments of a hog.
 #[test]
 fn memory_hog() {
     let arguments: Vec<String> = std::env::args().collect();
-    if let Some(at) = arguments.iter().position(|word| word == HOG) {
-        assert!(MemoryHog::run_if_asked(&arguments[at..]));
+    if let Some(at) = arguments.iter().position(|word| word == MEMORY_HOG_FLAG) {
+        assert!(MemoryHog::run_if_requested(&arguments[at..]));
     }
 }
 
-/// Writes a script that starts [`memory_hog`] with the arguments that the lab gives it.
+/// Writes a script that starts [`memory_hog`] with the arguments that the lab passes, and returns its path.
 fn hog_program(folder: &Folder) -> String {
     let own = std::env::current_exe().expect("a path").display().to_string();
     let line = format!("exec '{own}' --exact residency::memory_hog -- \"$@\" > /dev/null");
     folder.write_script("hog.sh", &line)
 }
 
-/// Writes a model.
+/// Writes a synthetic model and returns its path.
 fn synthesize(folder: &Folder) -> String {
     let model = folder.at("model.gguf");
     succeed(&["synth", "--preset", "120m", "--quant", "q4_k_m", "--output", &model]);
@@ -67,7 +67,7 @@ fn write_scenario(folder: &Folder, devices: &str, more: &str) -> String {
     folder.write("scenario.yaml", fast + more)
 }
 
-/// The arguments that run a plan of one managed device.
+/// Writes a plan of one managed device and returns the arguments that execute it.
 fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     let scenario = write_scenario(folder, "  - {name: a, profile: d3}", "");
     let [plan, model, trace] = ["plan.yaml", "model.gguf", "run.trace"].map(|name| folder.at(name));
@@ -76,12 +76,12 @@ fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     execute(&plan, &model, &["--prompt-tokens", "4", "--tokens", tokens, "--json", "--trace", &trace])
 }
 
-/// Runs a command within limits, beside a hog.
-fn limited(folder: &Folder, hog: MemoryHog, deadline: Duration, arguments: &[String]) -> CommandUsage {
+/// Runs a command within limits, together with a hog.
+fn run_limited(folder: &Folder, hog: MemoryHog, deadline: Duration, arguments: &[String]) -> CommandUsage {
     let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
-    let limited =
+    let command =
         LimitedCommand { limits, files: vec![folder.path().join("model.gguf")], hog: Some(hog), deadline };
-    limited.run(Path::new(env!("CARGO_BIN_EXE_hearth")), arguments, true).expect("control groups can be made")
+    command.run(Path::new(env!("CARGO_BIN_EXE_hearth")), arguments, true).expect("control groups can be made")
 }
 
 fn read_trace(folder: &Folder, name: &str) -> Trace {
@@ -90,24 +90,25 @@ fn read_trace(folder: &Folder, name: &str) -> Trace {
     trace
 }
 
+/// Returns the readings of a counter of a device.
 fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
     let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, counter));
     own.map(|reading| reading.value).collect()
 }
 
-/// The last reading of a counter of a device after each pass.
+/// Returns the last reading of a counter of a device after each pass.
 fn after_each_pass(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
     let of = |counter| trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter));
     let last = |pass| of(counter).rfind(|reading| reading.pass <= pass).map_or(0, |reading| reading.value);
     of(Counter::BytesRead).map(|reading| last(reading.pass)).collect()
 }
 
-/// Bytes that a device read for each pass after the first.
-fn read(trace: &Trace, device: u16) -> Vec<u64> {
+/// Returns the bytes that a device read during each pass after the first.
+fn bytes_read(trace: &Trace, device: u16) -> Vec<u64> {
     readings(trace, device, Counter::BytesRead).windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// Bytes of the weights that a device uses for a token.
+/// Returns the bytes of the weights that a device uses for a token.
 fn share(trace: &Trace, device: u16) -> u64 {
     let own = trace.records.iter().filter(|it| (it.device, it.pass) == (device, 1));
     own.filter(|it| matches!(it.kind, Kind::Compute | Kind::Output)).map(|it| it.bytes).sum()
@@ -131,32 +132,33 @@ fn managed_device_yields_memory_and_recovers() {
     let hog = MemoryHog {
         program: hog_program(&folder).into(),
         memory: HOG_MEMORY,
-        after: Duration::from_secs(2),
-        hold: Duration::from_secs(3),
+        delay: Duration::from_secs(2),
+        duration: Duration::from_secs(3),
     };
-    let guard = LIMITED.lock().unwrap_or_else(PoisonError::into_inner);
-    let usage = limited(&folder, hog, Duration::from_mins(5), &arguments);
+    let guard = LIMITED_RUN.lock().unwrap_or_else(PoisonError::into_inner);
+    let usage = run_limited(&folder, hog, Duration::from_mins(5), &arguments);
     drop(guard);
     assert!(usage.status.is_some_and(|status| status.success()) && usage.oom_kills == 0, "{usage:?}");
     assert_eq!(parse(&usage.output)["token_ids"], parse(&unlimited)["token_ids"]);
 
     let trace = read_trace(&folder, "run.trace");
-    let (read, held) = (read(&trace, 0), after_each_pass(&trace, 0, Counter::Unreclaimable));
-    // The hog's memory is charged to the same group.
-    let beside_hog: Vec<bool> = held[1..].iter().map(|&bytes| bytes > held[0] + HOG_MEMORY.0 / 2).collect();
-    let first = beside_hog.iter().position(|&it| it).expect("tokens beside the hog");
-    let gone = beside_hog.iter().rposition(|&it| it).expect("tokens beside the hog") + 1;
-    let phases = (read.get(2..first), &read[first..gone], read.get(gone + SETTLING..));
-    let (Some(before), beside, Some(after)) = phases else { panic!("{read:?}: {first}, {gone}") };
-    let (share, counts) = (share(&trace, 0), (before.len(), beside.len(), after.len()));
+    let (read, unreclaimable) = (bytes_read(&trace, 0), after_each_pass(&trace, 0, Counter::Unreclaimable));
+    // The memory of the hog is charged to the same group.
+    let with_hog: Vec<bool> =
+        unreclaimable[1..].iter().map(|&bytes| bytes > unreclaimable[0] + HOG_MEMORY.0 / 2).collect();
+    let start = with_hog.iter().position(|&it| it).expect("tokens with the hog");
+    let end = with_hog.iter().rposition(|&it| it).expect("tokens with the hog") + 1;
+    let phases = (read.get(2..start), &read[start..end], read.get(end + SETTLING..));
+    let (Some(before), during, Some(after)) = phases else { panic!("{read:?}: {start}, {end}") };
+    let (share, counts) = (share(&trace, 0), (before.len(), during.len(), after.len()));
     assert!(counts.0 > 2 && counts.1 > 2 && counts.2 > 9, "{counts:?}");
-    let (before, beside, after) = (median(before), median(beside), median(after));
+    let (before, during, after) = (median(before), median(during), median(after));
     println!(
-        "read a token: {before} bytes before, {beside} beside the hog, {after} after, of {share}; {counts:?} tokens"
+        "read per token: {before} bytes before, {during} during, {after} after the hog, of {share}; {counts:?} tokens"
     );
-    assert!(before > 0 && before < share * 2 / 5, "it keeps most of its share");
-    assert!(beside > before * 3 / 2, "it gives memory up");
-    assert!(after < before * 13 / 10, "it comes back");
+    assert!(before > 0 && before < share * 2 / 5, "the device keeps most of its weights");
+    assert!(during > before * 3 / 2, "the device yields memory");
+    assert!(after < before * 13 / 10, "the device keeps the same weights again");
 }
 
 #[test]
@@ -167,19 +169,19 @@ fn killed_managed_run_leaves_nothing_behind() {
     let arguments = execution(&folder, "200");
     let program = hog_program(&folder).into();
     let hog =
-        MemoryHog { program, memory: Bytes::mib(8), after: Duration::ZERO, hold: Duration::from_mins(5) };
+        MemoryHog { program, memory: Bytes::mib(8), delay: Duration::ZERO, duration: Duration::from_mins(5) };
     let before = folder.names().len();
     let own = format!("hearth-lab-{}-", std::process::id());
     let left = |folder: &Path| {
         let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.filter(|name| name.to_str().is_some_and(|name| name.starts_with(&own))).count()
     };
-    let guard = LIMITED.lock().unwrap_or_else(PoisonError::into_inner);
-    let usage = limited(&folder, hog, Duration::from_millis(1500), &arguments);
-    // A group with a process in it cannot be removed: none is left if its group is gone.
+    let guard = LIMITED_RUN.lock().unwrap_or_else(PoisonError::into_inner);
+    let usage = run_limited(&folder, hog, Duration::from_millis(1500), &arguments);
+    // A group with a process cannot be removed, so if no group is left, no process is left either.
     let left: usize = [groups, "/sys/fs/cgroup/blkio".into()].iter().map(|folder| left(folder)).sum();
     drop(guard);
-    assert!(usage.status.is_none(), "its deadline did not end it: {usage:?}");
+    assert!(usage.status.is_none(), "the run was not ended by its deadline: {usage:?}");
     assert_eq!((left, folder.names().len()), (0, before), "groups or files are left behind");
 }
 
@@ -208,16 +210,16 @@ fn lab_runs_managed_devices() {
             let share = share(&trace, device);
             let ahead = trace.records.iter().filter(|it| it.device == device && it.kind == Kind::Prefetch);
             let ahead: u64 = ahead.map(|record| record.bytes).sum();
-            // The first tokens load what is kept.
-            let read = median(&read(&trace, device)[1..]);
-            println!("{name}, device {device}: {read} bytes a token of {share}, {ahead} read ahead");
+            // The first tokens load the weights that are kept.
+            let read = median(&bytes_read(&trace, device)[1..]);
+            println!("{name}, device {device}: {read} bytes per token of {share}, {ahead} read ahead");
             assert!(ahead > 0, "{name}: device {device} reads ahead");
             assert!(read < share * 3 / 4, "{name}: device {device}: {read} of {share}");
             streamed += read;
             let resident = readings(&trace, device, Counter::Resident);
             assert!(resident.iter().all(|&bytes| bytes > 0 && bytes <= share), "{name}: {resident:?}");
             let refaults = readings(&trace, device, Counter::Refaults);
-            assert_eq!(refaults.is_empty(), name == "predicted.trace", "only the kernel counts them");
+            assert_eq!(refaults.is_empty(), name == "predicted.trace", "only the kernel counts refaults");
         }
         assert!(streamed > 0, "{name}: the larger shares do not fit");
     }

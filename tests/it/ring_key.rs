@@ -1,4 +1,4 @@
-//! A key keeps other programs out of the ring and lets its devices in.
+//! Tests that a ring with a key accepts only devices with the same key.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn ring_needs_the_same_key() {
 
     let start = Instant::now();
     assert_refused(&command(&[]), &["`d1`", "give both ends the same --key"]);
-    assert_refused(&command(&["--key", &other]), &["`d1`", "no key or another one"]);
+    assert_refused(&command(&["--key", &other]), &["`d1`", "no key or a different key"]);
     assert!(start.elapsed() < Duration::from_secs(6), "both took {:?}", start.elapsed());
 
     let mut with_file = hearth(&command(&["--key", &key, "--json"]));
@@ -43,7 +43,7 @@ fn worker_without_the_key_is_refused() {
 }
 
 #[test]
-fn worker_with_a_key_may_listen_everywhere() {
+fn worker_with_a_key_may_listen_at_all_addresses() {
     let folder = Folder::new();
     let key = folder.write_key("ring.key", KEY);
     let worker = Worker::with(&["--listen", "0.0.0.0:0", "--model", &model("q4_k"), "--key", &key]);

@@ -1,16 +1,16 @@
-//! docs/reference/scenarios.md names every key of a scenario and of a device, and a wrong value gets an example.
+//! Tests that docs/reference/scenarios.md is complete, and that errors about wrong values have an example.
 
 use std::fs;
 
 use hearth_profiles::device::soc::{
-    Bus, Graphs, Profiled, Shape, Soc, SocGpu, SocNpu, SocOptions, SocPower, SyncCosts,
+    Bus, Graphs, MatmulProfile, MeasuredMatmul, Soc, SocGpu, SocNpu, SocOptions, SocPower, SyncCosts,
 };
 use hearth_profiles::device::{Cpu, Disk, Gpu, Memory, Quota, Reclaim, Transfer};
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::link::wifi::{Delay, Stall, Tcp, Wifi, WifiChannel};
 use hearth_profiles::{Device, Document, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::events::{Event, Load, Swap, Taken};
+use hearth_schema::events::{Event, Load, MemoryLoad, Swap};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{
     DeviceEntry, Limits, Links, ModelRef, NamedLink, PlannerOptions, Speculation, Workload,
@@ -19,12 +19,12 @@ use serde::de::DeserializeOwned;
 
 use crate::repository::root;
 
-/// The keys of several types.
+/// Returns the keys of several types.
 macro_rules! keys_of {
     ($($kind:ty),* $(,)?) => { [$(keys::<$kind>()),*] };
 }
 
-/// The keys of a type: an unknown key is refused with a list of the known ones.
+/// Returns the keys of a type, taken from the error about an unknown key.
 fn keys<T: DeserializeOwned>() -> Vec<String> {
     let Err(error) = serde_yaml::from_str::<T>("{no-such-key: 1}") else { panic!("it knows every key") };
     let text = error.to_string();
@@ -37,9 +37,9 @@ fn scenario_reference_names_every_key() {
     let text = fs::read_to_string(root().join("docs/reference/scenarios.md")).expect("the reference");
     let all = keys_of! {
         Scenario, ModelRef, DeviceEntry, Limits, Links, NamedLink, PlannerOptions, Workload, Speculation,
-        ResidencyOptions, Event, Load, Taken, Swap, Wifi, WifiChannel, Delay, Stall, Tcp, Device, Cpu,
+        ResidencyOptions, Event, Load, MemoryLoad, Swap, Wifi, WifiChannel, Delay, Stall, Tcp, Device, Cpu,
         Quota, Gpu, Memory, Reclaim, Disk, Transfer, Soc, SocGpu, SocNpu, Bus, SyncCosts, Graphs,
-        SocPower, SocOptions, Profiled, Shape, PeerLink, Link, Sourced<Seconds>
+        SocPower, SocOptions, MatmulProfile, MeasuredMatmul, PeerLink, Link, Sourced<Seconds>
     };
     for keys in all {
         assert!(!keys.is_empty());
@@ -51,7 +51,7 @@ fn scenario_reference_names_every_key() {
 }
 
 #[test]
-fn wrong_value_gets_an_example() {
+fn error_for_a_wrong_value_has_an_example() {
     let good = "schema: scenario/1\nname: x\nmodel: {profile: llama-8b}\ncontext: 64\n\
                 workload: {prompt: 1, generate: 1}\ndevices: [{name: a, profile: d3}]\nlinks:\n  default:\n    \
                 latency: {value: 2 ms, source: test}\n    bandwidth: {value: 400 Mbit/s, source: test}\n";

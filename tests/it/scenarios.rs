@@ -1,13 +1,13 @@
-//! Every scenario of published devices can be planned and simulated.
+//! Tests that all scenarios with published device profiles can be planned and simulated.
 //!
-//! Not here: `scenarios/lab` and some of `scenarios/home`, which measure this machine or need its limits.
+//! Not here: `scenarios/lab` and some of `scenarios/home`, which measure this machine.
 
 use std::path::Path;
 
-use crate::processes::{json, list, shipped, succeed};
+use crate::processes::{json, list, scenario_path, succeed};
 use crate::repository::{TextFile, root, text_files};
 
-/// The scenarios in a folder of `scenarios`, without the documents that they refer to.
+/// Returns the scenarios in a subfolder of `scenarios`, without the documents that they refer to.
 fn scenarios_of(folder: &str) -> Vec<TextFile> {
     let prefix = format!("scenarios/{folder}/");
     let is_scenario = |file: &TextFile| {
@@ -35,12 +35,12 @@ fn every_scenario_of_the_paper_has_a_plan_that_uses_its_head() {
 #[test]
 fn mac_stalls_delay_tokens_without_a_finding() {
     let mean = |name: &str| {
-        let path = shipped(name);
+        let path = scenario_path(name);
         let findings = succeed(&["lint", &path, "--json"]);
         assert!(!findings.contains("-link"), "{name}: {findings}");
         json(&["simulate", &path])["tpot_ms"]["mean"].as_f64().expect("tokens")
     };
-    // The same delays, so that the difference is the stalls'.
+    // Both scenarios have the same delays, so the difference is caused by the stalls.
     let (wifi, stalls) = (mean("home/llama-70b-on-wifi"), mean("home/llama-70b-on-wifi-stalls"));
     assert!(stalls > wifi + 0.5 && stalls < wifi + 10.0, "{wifi} and {stalls} ms");
 }

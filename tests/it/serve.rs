@@ -1,4 +1,4 @@
-//! `hearth serve` gives each of several clients the text of a single one, and rejects wrong requests.
+//! Tests of `hearth serve`: concurrent requests get the same text as a single one, and invalid requests are rejected.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -7,27 +7,27 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::chat::with_template;
+use crate::chat::write_with_template;
 use crate::folder::Folder;
 use crate::processes::{Process, Worker, assert_refused, becomes_true, hearth, json, list, model, parse};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A server over workers of the trained model.
+/// A server and its workers, with the trained test model.
 struct Server {
     _process: Process,
     address: String,
     workers: Vec<Worker>,
-    /// With the plan and the model.
+    /// The folder of the plan and the model.
     _folder: Folder,
 }
 
 impl Server {
-    /// Starts a server and its workers.
+    /// Starts a server with the given number of workers and additional flags.
     fn start(workers: usize, more: &[&str]) -> Server {
         let folder = Folder::new();
         let chat_model = folder.at("chat.gguf");
-        with_template(Path::new(&chat_model));
+        write_with_template(Path::new(&chat_model));
         let workers: Vec<Worker> = (0..workers).map(|_| Worker::start(&chat_model)).collect();
         let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
         let windows = [&[8][..], &[4, 4], &[3, 3, 2]][workers.len()];
@@ -39,10 +39,11 @@ impl Server {
         Server { _process: process, address, workers, _folder: folder }
     }
 
+    /// Sends a request and returns the connection.
     fn open(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
-        // A request that is too long gets its response before all of it is sent.
+        // The server may respond to a request that is too long before it is sent completely.
         let _ = stream.write_all(request.as_bytes());
         stream
     }
@@ -54,7 +55,7 @@ impl Server {
         response
     }
 
-    /// Returns the status and the body of a response.
+    /// Sends a request and returns the status and the body of the response.
     fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
         let response = self.send(&with_headers(method, path, headers, body));
         let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
@@ -71,7 +72,7 @@ impl Server {
         self.request("GET", path, "", "")
     }
 
-    /// The events of a streamed response, without the last.
+    /// Returns the events of a streamed response, without the final `[DONE]`.
     fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
         body["stream"] = true.into();
         let (_, body) = self.request("POST", path, "", &body.to_string());
@@ -80,14 +81,14 @@ impl Server {
         events.into_iter().map(parse).collect()
     }
 
-    /// The greedy text after a prompt.
+    /// Returns the text that is generated greedily after a prompt.
     fn text(&self, prompt: &str, tokens: u32) -> String {
         let (status, response) = self.post("/v1/completions", &greedy(prompt, tokens));
         assert_eq!(status, 200, "{response}");
         response["choices"][0]["text"].as_str().expect("a text").to_owned()
     }
 
-    /// A metric without labels.
+    /// Returns the value of a metric without labels.
     fn metric(&self, name: &str) -> u64 {
         let text = self.get("/metrics").1;
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("hearth_{name} ")));
@@ -95,6 +96,7 @@ impl Server {
     }
 }
 
+/// Returns the text of an HTTP request.
 fn with_headers(method: &str, path: &str, headers: &str, body: &str) -> String {
     let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
     let length = body.len();
@@ -103,11 +105,12 @@ fn with_headers(method: &str, path: &str, headers: &str, body: &str) -> String {
     )
 }
 
+/// Returns the body of a greedy completion request.
 fn greedy(prompt: &str, tokens: u32) -> Value {
     json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0})
 }
 
-/// The text that `hearth execute` gives for a prompt in one process.
+/// Returns the text that `hearth execute` generates for a prompt in one process.
 fn alone(prompt: &str, tokens: u32) -> String {
     let folder = Folder::new();
     let (plan, model, tokens) = (folder.write_plan(&[8], &[], 256), model("q4_k"), tokens.to_string());
@@ -121,7 +124,7 @@ const PROMPTS: [&str; 4] = ["And Jesus said unto them,", "In the beginning", "Th
 fn concurrent_requests_get_the_text_of_a_single_one() {
     let server = Server::start(2, &["--sequences", "3"]);
     let expected: Vec<String> = PROMPTS.iter().map(|prompt| alone(prompt, 24)).collect();
-    // Eight at the same time over three slots.
+    // Eight concurrent requests share three slots.
     std::thread::scope(|scope| {
         let server = &server;
         let threads: Vec<_> =
@@ -130,7 +133,7 @@ fn concurrent_requests_get_the_text_of_a_single_one() {
             assert_eq!(text.join().expect("no panic"), expected[it % 4]);
         }
     });
-    // A streamed response has the same text, and its usage last.
+    // A streamed response has the same text; its last event has the usage.
     let mut body = greedy(PROMPTS[0], 24);
     body["stream_options"] = json!({"include_usage": true});
     let events = server.stream("/v1/completions", body);
@@ -176,7 +179,7 @@ fn shared_prefix_is_reused_from_the_cache() {
         {"role": "user", "content": "And whence?"}]);
     let second = chat(&turns);
     assert!(cached(&second) >= first["usage"]["prompt_tokens"].as_u64().expect("a number"), "{second}");
-    // Without the cache the text is the same.
+    // The text is the same as without the cache.
     let fresh = Server::start(0, &[]);
     let body = json!({"messages": turns, "max_tokens": 12, "temperature": 0});
     assert_eq!(fresh.post("/v1/chat/completions", &body).1["choices"], second["choices"]);
@@ -199,7 +202,7 @@ fn disconnected_client_frees_its_slot() {
     assert_eq!(server.metric("requests_active"), 1);
     drop(lines);
     let has_ended = becomes_true(Duration::from_secs(10), || server.metric("requests_active") == 0);
-    assert!(has_ended, "it is still active after ten seconds");
+    assert!(has_ended, "the request is still active after ten seconds");
     assert_eq!(server.metric("requests_cancelled_total"), 1);
     // The only slot is free.
     assert_eq!(server.text(PROMPTS[1], 8), alone(PROMPTS[1], 8));
@@ -257,7 +260,7 @@ fn token_and_host_header_are_checked() {
         200
     );
     assert_eq!((server.get("/health").0, server.get("/").0), (200, 200));
-    // DNS rebinding: the name of another site has the address of this server.
+    // DNS rebinding: another site uses a host name that resolves to the address of this server.
     let open = Server::start(0, &[]);
     let response = open.send("GET /v1/models HTTP/1.0\r\nHost: evil.example:80\r\n\r\n");
     assert!(response.starts_with("HTTP/1.0 403") && response.contains("wrong_host"), "{response}");
@@ -275,7 +278,7 @@ fn invalid_requests_get_an_error_that_says_why() {
         ("/v1/completions", json!({"prompt": "a", "temperature": -1}), 400, "temperature"),
         ("/v1/completions", json!({"prompt": "a", "n": 3}), 400, "`n` is not supported"),
         ("/v1/completions", json!({"prompt": {"a": 1}}), 422, "invalid_request"),
-        ("/v1/chat/completions", json!({"messages": []}), 400, "there is no message"),
+        ("/v1/chat/completions", json!({"messages": []}), 400, "there are no messages"),
         ("/v1/chat/completions", json!({"messages": "hello"}), 422, "invalid_request"),
         ("/v1/embeddings", json!({"input": "a"}), 404, "unknown_url"),
     ];
@@ -287,7 +290,7 @@ fn invalid_requests_get_an_error_that_says_why() {
     assert_eq!(server.request("POST", "/v1/completions", "", "{\"prompt\": ").0, 400);
     let (status, body) = server.get("/v1/chat/completions");
     assert!(status == 405 && body.contains("method_not_allowed"), "{status} {body}");
-    // The body is above the limit.
+    // The body exceeds the limit.
     let head = "POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     let long = format!("{head}Content-Length: 5000000\r\n\r\n{}", "x".repeat(4_300_000));
     let response = server.send(&long);

@@ -1,18 +1,18 @@
-//! Errors and notes about phones: unsupported strategies, and runs that need `--warm`.
+//! Tests of errors and notes about phones: unsupported strategies, and runs without `--warm`.
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, error, shipped, succeed};
+use crate::processes::{assert_refused, error, scenario_path, succeed};
 
 #[test]
 fn unsupported_soc_options_are_refused() {
-    let text = std::fs::read_to_string(shipped("soc/llama-8b-256-tensor")).expect("a shipped scenario");
+    let text = std::fs::read_to_string(scenario_path("soc/llama-8b-256-tensor")).expect("a shipped scenario");
     let device = "profile: snapdragon-8-gen-3, soc: {strategy: hetero-tensor}";
     assert!(text.contains(device), "{text}");
     let (folder, phone) = (Folder::new(), "snapdragon-8-gen-3");
     let no_npu = "has no NPU that computes in FP16: choose `gpu-only` or `best`";
     for (profile, soc, what) in [
         ("nvidia-orin", "{strategy: npu-only}", no_npu),
-        ("nvidia-orin", "{strategy: hetero-tensor}", "asks for `hetero-tensor`"),
+        ("nvidia-orin", "{strategy: hetero-tensor}", "has strategy `hetero-tensor`"),
         ("d3", "{strategy: gpu-only}", "its profile `d3` has no SoC"),
         (phone, "{strategy: chunked, chunk: 0}", "has a chunk of 0 tokens"),
         (phone, "{strategy: chunked, chunk: 4000000000}", "has a chunk of 4000000000 tokens"),
@@ -31,13 +31,13 @@ fn unsupported_soc_options_are_refused() {
 
 #[test]
 fn soc_strategy_is_not_a_planner_strategy() {
-    let arguments = ["simulate", &shipped("soc/llama-8b-256-tensor"), "--strategy", "hetero-tensor"];
+    let arguments = ["simulate", &scenario_path("soc/llama-8b-256-tensor"), "--strategy", "hetero-tensor"];
     assert_refused(&arguments, &["soc: {strategy: hetero-tensor}"]);
 }
 
 #[test]
 fn cold_soc_suggests_warm() {
-    let path = shipped("soc/llama-8b-256-tensor");
+    let path = scenario_path("soc/llama-8b-256-tensor");
     let (cold, warm) = (succeed(&["simulate", &path]), succeed(&["simulate", &path, "--warm"]));
     assert!(cold.contains("Add --warm") && !cold.contains("GPU and NPU, `"), "{cold}");
     assert!(!warm.contains("Add --warm") && warm.contains("GPU and NPU, `hetero-tensor`"), "{warm}");

@@ -1,4 +1,4 @@
-//! Every row of a sweep is what `hearth simulate` prints, and the shards merge to the whole.
+//! Tests that rows of a sweep equal the results of `hearth simulate`, and that merged shards equal the whole sweep.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use crate::folder::{Folder, TWO_DEVICES, scenario};
 use crate::processes::{assert_refused, error, json, list, succeed, texts};
 use crate::repository::root;
 
-/// Writes a scenario of two devices with documents of their own; the memory of `d3` can be given.
+/// Writes a scenario and the documents of its two devices; `available` is the available memory of `d3`.
 fn write_scenario(folder: &Folder, available: &str) -> String {
     for name in ["d2", "d3"] {
         let path = root().join(format!("profiles/devices/{name}.yaml"));
@@ -50,7 +50,7 @@ fn row_equals_simulating_the_changed_document() {
         times.push(row["tpot_ms"].to_string());
     }
     times.dedup();
-    assert_eq!(times.len(), 4, "both fields matter: {times:?}");
+    assert_eq!(times.len(), 4, "both fields change the time: {times:?}");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn shards_merge_byte_for_byte() {
 }
 
 #[test]
-fn failed_point_says_why_in_its_row() {
+fn row_of_a_failed_point_has_the_reason() {
     let folder = Folder::new();
     let (file, plan) = (write_scenario(&folder, "9.7 GiB"), folder.at("plan.yaml"));
     succeed(&["plan", &file, "-o", &plan]);
@@ -141,7 +141,7 @@ fn wrong_fields_and_values_are_refused() {
         (&["devices.b.memory.available=2GiB", same], "are the same field"),
         (&["links.default.latency=1ms", "links.default=2"], "links.default"),
         (&["seed=1..400/400", "context=128..600/400"], "160000 rows"),
-        (&["seed=1", "context=512", "workload.prompt=4"], "3 fields vary"),
+        (&["seed=1", "context=512", "workload.prompt=4"], "3 fields are varied"),
         (&["seed=1", "seed=2"], "are the same field"),
     ];
     let single = cases.iter().map(|(vary, part)| (std::slice::from_ref(vary), *part));

@@ -1,13 +1,14 @@
-//! The plans of other systems can be made, simulated and linted, and are not executed.
+//! Tests that plans of other systems can be made, simulated and linted, but not executed.
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, execute, json, json_with_code, list, model, outputs, shipped, succeed, texts,
+    assert_refused, execute, json, json_with_code, list, model, outputs, scenario_path, succeed, texts,
 };
 
+/// Writes the plan of another system and returns its path.
 fn write_plan(folder: &Folder, strategy: &str) -> String {
     let path = folder.at("plan.yaml");
-    succeed(&["plan", &shipped("paper/llama-8b-on-d1-d4"), "--strategy", strategy, "-o", &path]);
+    succeed(&["plan", &scenario_path("paper/llama-8b-on-d1-d4"), "--strategy", strategy, "-o", &path]);
     path
 }
 
@@ -15,7 +16,7 @@ fn write_plan(folder: &Folder, strategy: &str) -> String {
 fn plan_of_another_system_is_not_executed() {
     let folder = Folder::new();
     for strategy in ["dllama", "exo"] {
-        let (scenario, plan) = (shipped("paper/llama-8b-on-d1-d4"), write_plan(&folder, strategy));
+        let (scenario, plan) = (scenario_path("paper/llama-8b-on-d1-d4"), write_plan(&folder, strategy));
         let from_file = json(&["simulate", &scenario, "--plan", &plan]);
         assert_eq!(from_file, json(&["simulate", &scenario, "--strategy", strategy]), "{strategy}");
         assert_eq!(from_file["outcome"], "ok");
@@ -29,7 +30,7 @@ fn plan_of_another_system_is_not_executed() {
 #[test]
 fn run_and_lint_agree_on_memory() {
     for strategy in ["dllama", "exo"] {
-        let scenario = shipped("paper/llama-70b-on-d1-d4");
+        let scenario = scenario_path("paper/llama-70b-on-d1-d4");
         let flags = [scenario.as_str(), "--strategy", strategy];
         let (text, _) = outputs(&[&["simulate"], &flags[..]].concat(), 3);
         assert!(text.contains("out of memory") && text.contains("d3 needs"), "{text}");
@@ -59,13 +60,13 @@ fn hostile_plan_is_refused() {
     ] {
         assert!(sound.contains(from), "{from}");
         folder.write("plan.yaml", sound.replacen(from, to, 1));
-        assert_refused(&["simulate", &shipped("paper/llama-8b-on-d1-d4"), "--plan", &plan], &[reason]);
+        assert_refused(&["simulate", &scenario_path("paper/llama-8b-on-d1-d4"), "--plan", &plan], &[reason]);
     }
 }
 
 #[test]
 fn flags_of_other_systems_are_checked() {
-    let scenario = shipped("paper/llama-8b-on-d1-d4");
+    let scenario = scenario_path("paper/llama-8b-on-d1-d4");
     let cases: [(&[&str], &[&str]); 3] = [
         (&["--weights-as", "q4_0"], &["--weights-as is for the plans of other systems"]),
         (&["--strategy", "airinfer"], &["needs the time of one all-reduce"]),

@@ -1,13 +1,13 @@
-//! House rules that neither rustfmt nor clippy checks: the size of files, their first line, and references.
+//! Tests of rules that rustfmt and clippy do not check, such as the size of files and their first line.
 //!
-//! Length of functions, printing in libraries and unfinished code are lints (`Cargo.toml`, `clippy.toml`).
+//! Lints check the length of functions, printing in libraries and unfinished code (`Cargo.toml`, `clippy.toml`).
 
 use crate::repository::{rust_files, text_files};
 
-/// The most lines of a Rust file.
+/// Maximum number of lines of a Rust file.
 const MAX_FILE_LINES: usize = 600;
 
-/// Fails with every place, so that one run shows them all.
+/// Fails with a list of all places that violate a rule.
 fn assert_none(rule: &str, places: &[String]) {
     assert!(places.is_empty(), "{rule} ({} places)\n  {}", places.len(), places.join("\n  "));
 }
@@ -19,7 +19,7 @@ fn files_are_at_most_600_lines() {
         .filter(|(lines, _)| *lines > MAX_FILE_LINES)
         .map(|(lines, path)| format!("{path}: {lines} lines"))
         .collect();
-    assert_none("split a file that holds more than one concept", &long);
+    assert_none("split files with more than one concept", &long);
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn files_begin_with_one_line_of_documentation() {
         first.strip_prefix("//! ").is_none_or(|rest| rest.trim().is_empty())
     });
     assert_none(
-        "begin the file with `//!` and what it holds",
+        "begin the file with `//!` and a description",
         &found.map(|file| file.path).collect::<Vec<_>>(),
     );
 }
@@ -39,7 +39,7 @@ fn files_are_not_named_utils() {
     let empty = ["util", "utils", "helpers", "common", "misc"];
     let is_empty = |path: &str| path.trim_end_matches(".rs").split('/').any(|part| empty.contains(&part));
     let found = rust_files().into_iter().map(|file| file.path).filter(|path| is_empty(path));
-    assert_none("name a file by its concept", &found.collect::<Vec<_>>());
+    assert_none("name files by their concept", &found.collect::<Vec<_>>());
 }
 
 #[test]
@@ -62,10 +62,10 @@ fn text_has_no_tabs_and_no_trailing_white_space() {
 }
 
 #[test]
-fn no_file_names_a_folder_of_one_machine() {
+fn no_file_has_an_absolute_path() {
     let folders =
         [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Use", "rs/")];
-    // The same letters after another folder or host are not an absolute path.
+    // If the letters follow another folder or a host, the path is not absolute.
     let names = |line: &str, folder: &str| {
         line.match_indices(folder).any(|(at, _)| {
             !line[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))

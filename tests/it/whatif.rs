@@ -1,13 +1,13 @@
-//! `hearth whatif` ranks its variants by what `hearth simulate` prints for each.
+//! Tests that `hearth whatif` ranks variants by their simulated times.
 
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, json, list, shipped, succeed};
+use crate::processes::{assert_refused, json, list, scenario_path, succeed};
 
 #[test]
 fn variants_are_ranked_by_saved_time() {
-    let home = shipped("home/llama-70b-on-wifi");
+    let home = scenario_path("home/llama-70b-on-wifi");
     let all = json(&["whatif", &home, "--tokens", "3"]);
     let base = all["base"]["tpot_ms"].as_f64().expect("a time");
     let simulated = json(&["simulate", &home, "--tokens", "3"]);
@@ -21,25 +21,25 @@ fn variants_are_ranked_by_saved_time() {
         let (time, saved) = (variant["tpot_ms"].as_f64().unwrap(), variant["saved_ms"].as_f64().unwrap());
         assert!((base - time - saved).abs() < 1e-9, "{variant}");
     }
-    // The desktop holds most of the model: without it nothing is as fast.
+    // The desktop has most of the layers, so its removal is the worst variant.
     let last = variants.last().expect("variants");
     assert_eq!((last["kind"].as_str(), last["device"].as_str()), (Some("without"), Some("desktop")));
-    // A smaller format is read faster.
+    // A smaller weight format is read faster.
     assert!(variants.iter().any(|it| it["kind"] == "quant" && it["saved_ms"].as_f64() > Some(0.0)));
 }
 
 #[test]
 fn number_of_threads_changes_nothing() {
-    let home = shipped("home/llama-70b-on-wifi");
+    let home = scenario_path("home/llama-70b-on-wifi");
     let with = |jobs: &str| succeed(&["whatif", &home, "--tokens", "2", "--jobs", jobs]);
     assert_eq!(with("1"), with("3"));
 }
 
 #[test]
 fn refused_variants_have_a_reason() {
-    let (folder, home) = (Folder::new(), shipped("home/llama-70b-on-wifi"));
+    let (folder, home) = (Folder::new(), scenario_path("home/llama-70b-on-wifi"));
     let text = std::fs::read_to_string(&home).expect("the scenario");
-    // Manual windows are for a ring of four.
+    // The manual windows are for four devices.
     let path = folder
         .write("manual.yaml", format!("{text}planner: {{strategy: manual, windows: [40, 20, 16, 4]}}\n"));
     let all = json(&["whatif", &path, "--tokens", "2"]);
@@ -50,6 +50,6 @@ fn refused_variants_have_a_reason() {
         assert!(variant["outcome"].as_str().is_some_and(|why| why.len() > 10), "{variant}");
     }
     let text = succeed(&["whatif", &path, "--tokens", "2"]);
-    assert!(text.starts_with("as it is: ") && text.contains("without mac"), "{text}");
+    assert!(text.starts_with("unchanged: ") && text.contains("without mac"), "{text}");
     assert_refused(&["whatif", &home, "--strategy", "refine"], &["ends after a time"]);
 }

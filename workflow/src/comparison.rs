@@ -1,6 +1,7 @@
-//! Compares the plans of all strategies for one scenario, each simulated for a few tokens.
+//! Compares the plans of all strategies for one scenario by simulating each for a few tokens.
 //!
-//! Left out are `exhaustive`, which takes too long beyond toys, and `manual` without windows.
+//! Two strategies are omitted: `exhaustive`, which takes too long for all but tiny problems, and `manual` without
+//! windows.
 
 use hearth_core::Cluster;
 use hearth_halda::registry::NAMES;
@@ -11,15 +12,15 @@ use crate::planning::{self, REFINE};
 use crate::score::{PlanScore, score};
 use crate::{Budget, LoadedScenario};
 
-/// What one strategy made of the scenario.
+/// The plan of one strategy and its score.
 #[derive(Debug)]
 pub struct StrategyResult {
     pub strategy: &'static str,
     pub plan: Option<Plan>,
     pub score: Option<PlanScore>,
-    /// Whether no other plan is faster in the simulator.
+    /// Whether no other plan is faster in the simulation.
     pub best: bool,
-    /// Why there is no plan, or no simulation of it.
+    /// Reason why there is no plan or no score.
     pub refused: Option<String>,
 }
 
@@ -59,6 +60,7 @@ fn result(
     result
 }
 
+/// Sets `best` of the fastest results.
 fn mark_best(results: &mut [StrategyResult]) {
     let time = |result: &StrategyResult| result.score.and_then(|score| score.tpot_ms);
     let best = results.iter().filter_map(time).min_by(f64::total_cmp);

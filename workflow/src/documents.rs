@@ -1,6 +1,6 @@
 //! Reads plans, traces, tables and other documents, and writes the files of a run.
 //!
-//! Not here: scenarios, whose references are resolved too ([`crate::LoadedScenario`]), and how a file is written
+//! Not here: scenarios, whose references must be resolved ([`crate::LoadedScenario`]), and how a file is written
 //! ([`crate::files`]).
 
 use std::fs;
@@ -12,14 +12,14 @@ use hearth_profiles::{Document, DocumentError};
 use hearth_schema::{Plan, Trace};
 
 use crate::Error;
-use crate::files::{can_write, read_at_most, real, write, write_by};
+use crate::files::{canonical_path, check_outputs, read_at_most, write, write_by};
 
-/// The largest table of a sweep that is read.
-/// source: computed, a kilobyte for each of the most rows, rounded up
+/// Maximum size in bytes of the table of a sweep.
+/// source: computed, about a kilobyte for each row, rounded up
 const MAX_TABLE_BYTES: u64 = 128 << 20;
 
-/// The number of later plans that are checked not to overwrite an input.
-/// source: assumed, more than a home has devices
+/// Number of later plan files of a run that must not be an input.
+/// source: assumed, more than the number of devices in a home
 const MAX_LATER_PLANS: usize = 64;
 
 /// Reads a text file within the size limit of documents.
@@ -44,8 +44,8 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     read(path)
 }
 
-/// Reads a plan that may contradict itself. A plan of the right form with wrong content is the inner error: a finding
-/// of `lint`, not a failure to read.
+/// Reads a plan that may have invalid values. They are the inner error, because `lint` reports them as a finding; the
+/// outer error is that of a file that is not a plan.
 pub fn read_unchecked_plan(path: &Path) -> Result<Result<Plan, DocumentError>, Error> {
     match Plan::from_yaml(&read_text(path)?) {
         Err(error @ DocumentError::Invalid { .. }) => Ok(Err(error)),
@@ -53,24 +53,25 @@ pub fn read_unchecked_plan(path: &Path) -> Result<Result<Plan, DocumentError>, E
     }
 }
 
-/// Fails if a run's trace, or a plan written with it, would overwrite an input.
-pub fn can_write_run<'p>(
+/// Checks that the trace of a run and the plans that are written with it would not overwrite an input.
+pub fn check_run_outputs<'p>(
     trace: Option<&'p PathBuf>,
     inputs: impl IntoIterator<Item = &'p PathBuf>,
 ) -> Result<(), Error> {
     let Some(trace) = trace else { return Ok(()) };
     let inputs: Vec<&PathBuf> = inputs.into_iter().collect();
-    can_write([trace], inputs.iter().copied())?;
-    let later: Vec<PathBuf> = (1..=MAX_LATER_PLANS).map(|number| real(&later_plan(trace, number))).collect();
-    match inputs.into_iter().find(|input| later.contains(&real(input))) {
+    check_outputs([trace], inputs.iter().copied())?;
+    let later: Vec<PathBuf> =
+        (1..=MAX_LATER_PLANS).map(|number| canonical_path(&later_plan(trace, number))).collect();
+    match inputs.into_iter().find(|input| later.contains(&canonical_path(input))) {
         Some(input) => Err(Error::invalid("a plan made during the run would overwrite this file")
             .at(input.display())
-            .hint("give the trace another name than that of the run which this plan is from")),
+            .hint("give the trace another name: this plan belongs to a run whose trace has the same name")),
         None => Ok(()),
     }
 }
 
-/// Writes a run's trace, and beside it the plans that followed the first.
+/// Writes the trace of a run, and into the same folder the plans after the first.
 pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error> {
     write_by(path, |path| {
         let mut out = BufWriter::new(fs::File::create(path)?);
@@ -82,7 +83,8 @@ pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error
     Ok(())
 }
 
-/// The path of the `number`th plan after a run's first: `run.plan-1.yaml` beside `run.trace`.
+/// Returns the path of a later plan of a run: plan 1 after the first one is `run.plan-1.yaml` for the trace
+/// `run.trace`.
 fn later_plan(trace: &Path, number: usize) -> PathBuf {
     let stem = if trace.extension().is_some_and(|kind| kind == "trace") {
         trace.with_extension("")

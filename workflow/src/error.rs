@@ -5,12 +5,12 @@ use std::path::Path;
 
 use hearth_profiles::DocumentError;
 
-/// Whose fault an error is.
+/// Whether the input or the run caused an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The input cannot be used: an argument, a document or a model.
+    /// The input is invalid: an argument, a document or a model.
     Invalid,
-    /// Something failed while running.
+    /// An operation failed.
     Failed,
 }
 
@@ -24,23 +24,23 @@ pub struct Error {
 }
 
 impl Error {
-    /// Something failed while running.
+    /// Creates the error of a failed operation.
     pub fn failed(what: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Failed, what: what.to_string(), place: None, hint: None }
     }
 
-    /// The input cannot be used.
+    /// Creates the error for an invalid input.
     pub fn invalid(what: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Invalid, ..Self::failed(what) }
     }
 
-    /// A document that cannot be used, with its place in the file.
+    /// Creates the error for an invalid document, with the line and column in the file.
     pub fn document(path: &Path, error: &DocumentError) -> Self {
         let position = error.location().map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
         Self::invalid(error.what()).at(format!("{}{position}", path.display()))
     }
 
-    /// A file that cannot be read or written; `action` is a verb, such as `open`.
+    /// Creates the error for a file that cannot be read or written; `action` is a verb, such as `open`.
     pub fn file(path: &Path, action: &str, error: &std::io::Error) -> Self {
         let hint = match error.kind() {
             std::io::ErrorKind::NotFound => "check the path",
@@ -51,14 +51,14 @@ impl Error {
         Self::invalid(format!("cannot {action} the file: {error}")).at(path.display()).hint(hint)
     }
 
-    /// Adds the place: a file, a line, a flag.
+    /// Sets the place of the error: a file, a line, or a flag.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.place = Some(place.to_string());
         self
     }
 
-    /// Adds how to fix it.
+    /// Sets the hint, which says how to fix the error.
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
@@ -69,12 +69,12 @@ impl Error {
         self.kind
     }
 
-    /// What is wrong, in one line.
+    /// Returns the message on one line.
     pub fn what(&self) -> String {
         self.what.replace('\n', " ")
     }
 
-    /// The message as it was given, which may have several lines.
+    /// Returns the message, which may have several lines.
     pub fn text(&self) -> &str {
         &self.what
     }
@@ -83,7 +83,7 @@ impl Error {
         self.place.as_deref()
     }
 
-    /// A hint for a fix, if known.
+    /// Returns the hint, which says how to fix the error.
     pub fn fix(&self) -> Option<&str> {
         self.hint.as_deref()
     }

@@ -1,8 +1,8 @@
-//! Plans and simulates a cluster, and reduces the result to the few numbers by which many runs are compared.
+//! Plans and simulates a cluster, and returns the few metrics by which many runs are compared.
 //!
-//! The rows of a sweep and the variants of `hearth whatif` are made here in the same way as the answer of `hearth
-//! simulate`: the same planner or a given plan, the scenario's limits and events, the same simulator. An error is an
-//! outcome, and everything known before it is kept: a run that ends out of memory had a plan.
+//! The rows of a sweep and the variants of `hearth whatif` are evaluated here in the same way as the run of `hearth
+//! simulate`: with the same planner or a given plan, the limits and events of the scenario, and the same simulator.
+//! An error is an outcome, and the results before it are kept: a run that ends out of memory has a plan.
 
 use hearth_core::metrics::Metrics;
 use hearth_core::{Cluster, metrics};
@@ -15,8 +15,8 @@ use serde::Serialize;
 use crate::simulation::{MemoryOptions, simulate_with};
 use crate::{Budget, Error, ErrorKind, LoadedScenario, MidRunPlanner, limits, planning};
 
-/// Runs a plan in the simulator as its scenario says: within its limits, while its events happen, planning again when a
-/// device is lost.
+/// Runs a plan in the simulator with the limits and the events of its scenario. When a device is lost, a new plan is
+/// made.
 pub fn run_scenario(loaded: &LoadedScenario, mut cluster: Cluster, plan: &Plan) -> Result<Run, Error> {
     let scenario = &loaded.scenario;
     limits::restrict_memory(scenario, &mut cluster, plan, Bytes::ZERO);
@@ -25,29 +25,29 @@ pub fn run_scenario(loaded: &LoadedScenario, mut cluster: Cluster, plan: &Plan) 
     simulate_with(&cluster, plan, scenario, MemoryOptions::default(), &disturbances)
 }
 
-/// The result of planning and simulating; what is not known is absent.
+/// The result of planning and simulating. Unknown values are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Evaluation {
     pub strategy: Option<String>,
     pub rounds: Option<u32>,
-    /// Each device and its window in ring order, GPU layers in brackets.
+    /// The devices with their window sizes in ring order, and the number of GPU layers in brackets.
     pub windows: Option<String>,
-    /// Mean time of a token after the first.
+    /// Mean time of the tokens after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
-    /// Time to the first token.
+    /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
     /// Tokens after the first, per second.
     pub tokens_per_s: Option<f64>,
-    /// What all devices read from disk for a token after the first.
+    /// Bytes that all devices together read from disk for a token after the first.
     pub bytes_read_per_token: Option<f64>,
-    /// The largest share of a device's memory that cannot be reclaimed.
+    /// Maximum over the devices of the memory pressure: unreclaimable bytes divided by total memory.
     pub memory_pressure: Option<f64>,
-    /// `ok`, or what went wrong.
+    /// `ok`, or a description of the error.
     pub outcome: String,
 }
 
 impl Evaluation {
-    /// Evaluates a cluster: plans it, unless a plan is given, and simulates the plan.
+    /// Evaluates a cluster: makes a plan, unless one is given, and simulates it.
     pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given: Option<&Plan>) -> Self {
         limits::bound_memory(&loaded.scenario, &mut cluster);
         let made = given.map_or_else(
@@ -73,17 +73,17 @@ impl Evaluation {
         }
     }
 
-    /// The result where the input was refused before planning.
+    /// Returns the result for an input that is refused before planning.
     pub fn refused(why: &str) -> Self {
         Self::default().ended(&format!("refused: {why}"))
     }
 
-    /// Sets the outcome, which is a cell of a table and so has one line.
+    /// Sets the outcome, on one line because it is a cell of a table.
     fn ended(self, outcome: &str) -> Self {
         Self { outcome: outcome.replace('\n', " "), ..self }
     }
 
-    /// Adds the numbers of a run that ended well.
+    /// Sets the outcome, and the metrics if the run succeeded.
     fn with_metrics(self, metrics: &Metrics) -> Self {
         let ended = self.ended(metrics.outcome.word());
         if metrics.outcome != Outcome::Ok {
@@ -99,7 +99,7 @@ impl Evaluation {
         }
     }
 
-    /// Returns whether the run ended well.
+    /// Returns whether the run succeeded.
     pub fn is_ok(&self) -> bool {
         self.outcome == Outcome::Ok.word()
     }

@@ -1,7 +1,7 @@
-//! Bounded reading and atomic writing of files.
+//! Reads files of limited size and writes files atomically.
 //!
-//! A file is written as a whole or not at all. Whether it can be written is checked before long work is done for it:
-//! the folder exists, no input is overwritten, and no two results go into one file.
+//! A file is written as a whole or not at all. Before long work, a command checks that its outputs can be written:
+//! the folders exist, no input is overwritten, and no two outputs are the same file.
 //!
 //! Not here: the content of a file ([`crate::documents`]).
 
@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Reads a text file of at most `max` bytes, whatever its metadata says: a pipe has no length.
+/// Reads a text file of at most `max` bytes. The limit also applies to pipes, whose size is unknown.
 pub fn read_at_most(path: &Path, max: u64) -> Result<String, Error> {
-    text_of(fs::File::open(path).map_err(|error| Error::file(path, "open", &error))?, path, max)
+    read_text_from(fs::File::open(path).map_err(|error| Error::file(path, "open", &error))?, path, max)
 }
 
-/// Reads text of at most `max` bytes from an open file; `path` is its name.
-pub fn text_of(from: impl Read, path: &Path, max: u64) -> Result<String, Error> {
+/// Reads text of at most `max` bytes from an open file. `path` is used in errors.
+pub fn read_text_from(from: impl Read, path: &Path, max: u64) -> Result<String, Error> {
     let mut bytes = Vec::new();
     from.take(max + 1).read_to_end(&mut bytes).map_err(|error| Error::file(path, "read", &error))?;
-    // A text may begin with these letters too, but not with a control character after them.
+    // A text can begin with these letters, too, but not with a control character after them.
     if bytes.starts_with(b"GGUF") && bytes.get(4).is_some_and(|byte| *byte < b'\t') {
         return Err(Error::invalid(
             "this is a model file; a text file is expected here, such as a scenario or a plan",
@@ -39,13 +39,13 @@ pub fn text_of(from: impl Read, path: &Path, max: u64) -> Result<String, Error> 
     })
 }
 
-/// The parent folder, if the path names one.
+/// Returns the parent folder, `None` if the path has none.
 fn folder_of(path: &Path) -> Option<&Path> {
     path.parent().filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// Refuses a file whose folder does not exist: a mistyped folder is not created.
-pub fn in_a_folder(path: &Path) -> Result<(), Error> {
+/// Checks that the folder of a file exists. It is not created, because its name may be mistyped.
+pub fn check_folder(path: &Path) -> Result<(), Error> {
     match folder_of(path).filter(|folder| !folder.is_dir()) {
         Some(missing) => Err(Error::invalid(format!("the folder `{}` does not exist", missing.display()))
             .at(path.display())
@@ -54,81 +54,81 @@ pub fn in_a_folder(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Refuses outputs that cannot be written, that are inputs, or that are the same file.
-pub fn can_write<'p>(
+/// Checks that outputs can be written, are not inputs, and are different files.
+pub fn check_outputs<'p>(
     outputs: impl IntoIterator<Item = &'p PathBuf>,
     inputs: impl IntoIterator<Item = &'p PathBuf>,
 ) -> Result<(), Error> {
     let mut taken: Vec<(PathBuf, &str)> = inputs
         .into_iter()
-        .map(|input| (real(input), "this file is an input and would be overwritten"))
+        .map(|input| (canonical_path(input), "this file is an input and would be overwritten"))
         .collect();
     for output in outputs {
-        let Some(beside) = beside(output)? else { continue };
-        let place = real(output);
-        if let Some((_, why)) = taken.iter().find(|(other, _)| *other == place) {
+        let Some(temporary) = temporary_path(output)? else { continue };
+        let path = canonical_path(output);
+        if let Some((_, why)) = taken.iter().find(|(other, _)| *other == path) {
             return Err(Error::invalid(*why).at(output.display()).hint("write to another file"));
         }
-        let tried = fs::write(&beside, []).and_then(|()| fs::remove_file(&beside));
+        let tried = fs::write(&temporary, []).and_then(|()| fs::remove_file(&temporary));
         tried.map_err(|error| Error::file(output, "write", &error))?;
-        taken.push((place, "two results would be written to this file"));
+        taken.push((path, "two results would be written to this file"));
     }
     Ok(())
 }
 
-/// The canonical path of a file, whether or not it exists.
-pub fn real(path: &Path) -> PathBuf {
+/// Returns the canonical path of a file, which need not exist.
+pub fn canonical_path(path: &Path) -> PathBuf {
     let folder = folder_of(path).unwrap_or(Path::new("."));
     let made = || Some(fs::canonicalize(folder).ok()?.join(path.file_name()?));
     fs::canonicalize(path).ok().or_else(made).unwrap_or_else(|| path.to_path_buf())
 }
 
-/// Writes a file atomically: a reader sees the old one or the new one. A pipe or a device is written to directly.
+/// Writes a file atomically, so that readers see the old or the new content. A pipe or a device is written directly.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write_by(path, |path| fs::write(path, bytes))
 }
 
-/// Like `write`, with a function that writes the file at the path that it is given.
+/// Does the same as `write` with a function that writes the content to the file at a given path.
 pub fn write_by(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
-    let Some(beside) = beside(path)? else {
-        in_a_folder(path)?;
+    let Some(temporary) = temporary_path(path)? else {
+        check_folder(path)?;
         return fill(path).map_err(|error| Error::file(path, "write", &error));
     };
-    fill(&beside).and_then(|()| fs::rename(&beside, real(path))).map_err(|error| {
-        let _ = fs::remove_file(&beside);
+    fill(&temporary).and_then(|()| fs::rename(&temporary, canonical_path(path))).map_err(|error| {
+        let _ = fs::remove_file(&temporary);
         Error::file(path, "write", &error)
     })
 }
 
-/// Returns the path of the temporary file beside `path`, `None` if `path` is not a regular file.
-fn beside(path: &Path) -> Result<Option<PathBuf>, Error> {
-    let there = fs::metadata(path);
-    if there.as_ref().is_ok_and(fs::Metadata::is_dir) {
+/// Returns the path of a temporary file in the folder of `path`, `None` if `path` exists and is not a regular file.
+fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
+    let metadata = fs::metadata(path);
+    if metadata.as_ref().is_ok_and(fs::Metadata::is_dir) {
         return Err(Error::invalid("this is a folder").at(path.display()).hint("name a file in it"));
     }
-    if there.is_ok_and(|there| !there.is_file()) {
+    if metadata.is_ok_and(|metadata| !metadata.is_file()) {
         return Ok(None);
     }
-    let target = real(path);
+    let target = canonical_path(path);
     let Some(name) = target.file_name() else {
         return Err(Error::invalid("this path does not name a file")
             .at(path.display())
             .hint("check the path"));
     };
-    in_a_folder(path)?;
+    check_folder(path)?;
     let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
     Ok(Some(target.with_file_name(name)))
 }
 
-/// Creates a folder inside an existing one.
-pub fn make_folder(folder: &Path) -> Result<(), Error> {
-    in_a_folder(folder)?;
+/// Creates a folder inside an existing one. The folder may exist already.
+pub fn create_folder(folder: &Path) -> Result<(), Error> {
+    check_folder(folder)?;
     fs::create_dir_all(folder).map_err(|error| Error::file(folder, "create", &error))
 }
 
-/// Writes a file into a folder, which is created if needed; `name` may have folders in it.
-pub fn write_in(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> Result<(), Error> {
-    make_folder(folder)?;
+/// Writes a file into a folder. `name` may contain folders; missing folders are created.
+pub fn write_in_folder(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> Result<(), Error> {
+    create_folder(folder)?;
     let path = folder.join(name);
     let own = path.parent().unwrap_or(folder);
     fs::create_dir_all(own).map_err(|error| Error::file(own, "create", &error))?;

@@ -1,6 +1,6 @@
-//! Writes a first scenario: the text of a commented document from a few answers.
+//! Generates the text of a first scenario, a document with comments, from a few choices of the user.
 //!
-//! Not here: the questions, which the front end asks.
+//! Not here: the questions to the user, which are in the front end.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,48 +9,50 @@ use hearth_schema::address::host_and_port;
 
 use crate::Error;
 
-/// How devices are connected.
+/// The network that connects the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
-    /// The Wi-Fi of a home.
+    /// Home Wi-Fi.
     Wifi,
+    /// Cables of 1 Gbit/s.
     Cable,
 }
 
+/// A device of a new scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewDevice {
     pub name: String,
-    /// A shipped device, the path of a document, or `measured`.
+    /// Name of a shipped device, path of a device document, or `measured`.
     pub profile: String,
-    /// The address of its worker.
+    /// Address of the worker on the device.
     pub address: Option<String>,
     /// Whether the profile is a placeholder until the device is measured.
     pub placeholder: bool,
 }
 
-/// The content of a first scenario.
+/// The content of a new scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewScenario {
     pub name: String,
-    /// A shipped model or a path.
+    /// Name of a shipped model, or the path of a document or a GGUF file.
     pub model: String,
-    /// The head first.
+    /// The devices, with the head first.
     pub devices: Vec<NewDevice>,
     pub network: Network,
-    /// Positions of the key-value cache.
+    /// Context length: number of positions in the KV cache.
     pub context: u32,
 }
 
-/// Tokens of the prompt and generated tokens. source: assumed, a short question and its answer
+/// Number of prompt tokens and of generated tokens. source: assumed, a short question and its answer
 const WORKLOAD: [u32; 2] = [32, 64];
 
 impl NewDevice {
-    /// Reads `NAME=PROFILE[@HOST:PORT]`.
+    /// Parses `NAME=PROFILE[@HOST:PORT]`.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::invalid(format!("`{text}` is not a device"))
                 .at("--device")
-                .hint("write NAME=PROFILE, as `laptop=d2`, or `laptop=d2@192.168.1.7:9001`")
+                .hint("write NAME=PROFILE, for example `laptop=d2`, or with an address `laptop=d2@192.168.1.7:9001`")
         };
         let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
         let (profile, address) = match rest.rsplit_once('@') {
@@ -58,8 +60,8 @@ impl NewDevice {
             None => (rest, None),
         };
         let address = address.map(|at| at.trim().to_owned());
-        let nowhere = address.as_deref().is_some_and(|at| host_and_port(at).is_none());
-        if name.trim().is_empty() || profile.trim().is_empty() || nowhere {
+        let bad_address = address.as_deref().is_some_and(|at| host_and_port(at).is_none());
+        if name.trim().is_empty() || profile.trim().is_empty() || bad_address {
             return Err(wrong());
         }
         let (name, profile) = (name.trim().to_owned(), profile.trim().to_owned());
@@ -68,27 +70,27 @@ impl NewDevice {
 }
 
 impl NewScenario {
-    /// The text of the document.
+    /// Returns the text of the document.
     pub fn yaml(&self) -> String {
         let names: Vec<&str> = self.devices.iter().map(|device| device.name.as_str()).collect();
         let [prompt, generate] = WORKLOAD;
-        // A shorter context is filled by half.
+        // In a shorter context each has at most half of the positions.
         let (prompt, generate) =
             (prompt.min(self.context / 2), generate.min(self.context - self.context / 2));
-        let model = if is_file(&self.model) { "file" } else { "profile" };
+        let model = if is_gguf_path(&self.model) { "file" } else { "profile" };
         let mut text = format!("# {} on {}.\n", one_line(&self.model), one_line(&names.join(", ")));
         let _ = write!(
             text,
             "#\n# Check it with `hearth lint`, simulate it with `hearth simulate`; docs/reference/scenarios.md has every key.\n\
              schema: scenario/1\n\
              name: {}\n\
-             # Of all random draws: the same seed gives the same run.\n\
+             # Seed of all random numbers: the same seed gives the same run.\n\
              seed: 1\n\
              model: {{{model}: {}}}\n\
-             # Positions of the key-value cache: prompt and answer together.\n\
+             # Context length: positions in the KV cache, for prompt and answer together.\n\
              context: {}\n\
              workload: {{prompt: {prompt}, generate: {generate}}}\n\
-             # The first is the head: it takes the prompt and returns the answer.\n\
+             # The first device is the head, which receives the prompt and returns the answer.\n\
              devices:\n",
             quoted(&self.name),
             quoted(&self.model),
@@ -100,7 +102,7 @@ impl NewScenario {
             if device.placeholder {
                 let _ = writeln!(
                     text,
-                    "  # A placeholder: run `hearth profile --name NAME -o FILE.yaml` on the device, and write FILE.yaml here."
+                    "  # This profile is a placeholder: run `hearth profile --name NAME -o FILE.yaml` on the device, and write FILE.yaml here."
                 );
             }
             let (name, profile) = (quoted(&device.name), quoted(&device.profile));
@@ -130,12 +132,12 @@ fn links(network: Network) -> &'static str {
     }
 }
 
-/// Returns whether a model is named by a GGUF file.
-pub fn is_file(model: &str) -> bool {
+/// Returns whether a model is given by the path of a GGUF file.
+pub fn is_gguf_path(model: &str) -> bool {
     Path::new(model).extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
 }
 
-/// A text as a YAML scalar: plain where that is unambiguous, else quoted as JSON.
+/// Returns a text as a YAML scalar: plain if that is unambiguous, else quoted as in JSON.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     let begins = text.chars().next().is_some_and(|c| c.is_ascii_alphabetic());
@@ -150,7 +152,7 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// A text on one line, for a comment.
+/// Replaces control characters by spaces, so that a comment has one line.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -162,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    fn answers(names: &[&str]) -> NewScenario {
+    fn scenario(names: &[&str]) -> NewScenario {
         let device = |name: &&str| NewDevice::parse(&format!("{name}=d2@10.0.0.7:9001")).expect("a device");
         NewScenario {
             name: "first".into(),
@@ -176,7 +178,7 @@ mod tests {
     #[test]
     fn names_round_trip() {
         let odd = ["laptop", "no", "a: b", "#1", "tab\tlet", "\"quoted\"", "3", "line\nbreak", "ümlaut {x}"];
-        let text = answers(&odd).yaml();
+        let text = scenario(&odd).yaml();
         let scenario = Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let names: Vec<&str> = scenario.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, odd);
@@ -188,11 +190,11 @@ mod tests {
     fn every_network_and_the_smallest_context_are_valid() {
         for network in [Network::Wifi, Network::Cable] {
             for context in [2, 3, 40, 4096] {
-                let text = NewScenario { network, context, ..answers(&["laptop"]) }.yaml();
+                let text = NewScenario { network, context, ..scenario(&["laptop"]) }.yaml();
                 Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
             }
         }
-        let text = NewScenario { model: "models/a b.GGUF".into(), ..answers(&["laptop"]) }.yaml();
+        let text = NewScenario { model: "models/a b.GGUF".into(), ..scenario(&["laptop"]) }.yaml();
         assert_eq!(Scenario::from_yaml(&text).expect("valid").model.file.as_deref(), Some("models/a b.GGUF"));
     }
 

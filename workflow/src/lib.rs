@@ -1,12 +1,11 @@
 //! The workflow library: loads scenarios, plans them, simulates the plans and evaluates the results.
 //!
-//! Every front end (the command line, the server, bindings) calls this crate. It never prints: long work reports to a
+//! All front ends (command line, server, bindings) call this crate. It never prints: long work reports to a
 //! [`Progress`], and errors are [`Error`] values with a message, a place and a hint.
 //!
-//! A scenario is read once ([`LoadedScenario`]), changed by what the user overrides ([`Overrides`]), and resolved into
-//! a
-//! [`Cluster`](hearth_core::Cluster) whose devices have the scenario's limits ([`limits`]). From there [`planning`] makes a
-//! plan and [`simulation`] runs it.
+//! A scenario is read once ([`LoadedScenario`]), changed by the options of the user ([`Overrides`]), and resolved
+//! into a [`Cluster`](hearth_core::Cluster) whose devices have the limits of the scenario ([`limits`]). Then
+//! [`planning`] makes a plan, and [`simulation`] runs it.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -39,4 +38,4 @@ pub use overrides::Overrides;
 pub use planning::Budget;
 pub use progress::{Progress, Silent};
 pub use replanner::MidRunPlanner;
-pub use scenario::{FilesOnly, LoadedScenario, Resolver, model_exists, read_model_profile};
+pub use scenario::{FilesOnly, LoadedScenario, Resolver, check_model_exists, read_model_profile};

@@ -1,11 +1,14 @@
-//! Applies a scenario's limits to its devices.
+//! Applies the limits of a scenario to its devices.
 //!
-//! A disk limit is a throttle on the device, a limit of its processor a quota. A memory limit replaces its memory, and
-//! planners know it. A limit given as a share leaves that share of the weights that a plan gives the device, beside
-//! everything else that its process holds, so that it can only be applied to a plan that exists: planners see the
-//! device's own memory then. The lab sets the same limits on real processes, so that they mean the same in `simulate`
-//! and `lab`. `threads` and `affinity` are for measuring and running; their effect is in the measured profile of the
-//! device. What a process holds beside its cache, buffers and weights is subtracted from a limit.
+//! - A disk limit sets the throttle of the disk, and a CPU limit the quota of the processor.
+//! - A memory limit in bytes replaces the memory of the device, also for planners.
+//! - A memory limit as a share leaves memory for that share of the weights that the plan assigns to the device, and
+//!   for everything else in its process. It is computed from a plan, so planners use the device's own memory.
+//! - `threads` and `affinity` apply to measurements and runs; the measured profile of the device contains their
+//!   effect.
+//!
+//! The memory of a process besides its KV cache, buffers and weights is subtracted from a limit. The lab sets the
+//! same limits on real processes, so that they mean the same in `simulate` and `lab`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::{DeviceMemory, draft, process_bytes};
@@ -14,7 +17,7 @@ use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::scenario::{Limits, Scenario};
 
-/// Applies the limits of disk and processor. The devices are in the scenario's order.
+/// Applies the disk and CPU limits. The members of the cluster must be in the order of the scenario.
 pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
     let set = "set: the scenario's limit";
     for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
@@ -29,7 +32,8 @@ pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
     }
 }
 
-/// Applies the absolute memory limits, which planners know. The devices are in the scenario's order.
+/// Applies the memory limits in bytes, before planning. The members of the cluster must be in the order of the
+/// scenario.
 pub fn bound_memory(scenario: &Scenario, cluster: &mut Cluster) {
     for (index, entry) in scenario.devices.iter().enumerate() {
         if let Some(limit) = entry.limits.as_ref().and_then(|limits| limits.memory) {
@@ -39,7 +43,7 @@ pub fn bound_memory(scenario: &Scenario, cluster: &mut Cluster) {
     }
 }
 
-/// The memory that the limits leave the device at an index of the plan, if they limit it.
+/// Returns the memory limit of the device at index `place` of the plan, `None` if it has none.
 pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> Option<Bytes> {
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
@@ -51,7 +55,7 @@ pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> 
     })
 }
 
-/// Applies all memory limits to the plan's devices, less `idle`, what an idle process holds.
+/// Applies all memory limits to the devices of a plan. `idle` is the memory of an idle process, which is subtracted.
 pub fn restrict_memory(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
     for place in 0..plan.devices.len() {
         let entry = scenario.devices.iter().position(|entry| entry.name == plan.devices[place].name);
@@ -63,11 +67,11 @@ pub fn restrict_memory(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, 
     }
 }
 
-/// Replaces a device's memory by a limit, less what its process holds of it.
+/// Replaces the memory of a device by a limit, of which its process needs `process` bytes.
 fn set_memory(memory: &mut Memory, limit: Bytes, process: Bytes) {
     memory.total = Sourced::new(limit, "set: the scenario's limit");
     memory.available =
         Sourced::new(limit.saturating_sub(process), "set: the scenario's limit less what a process holds");
-    // Inside the limit, other programs' memory cannot be gained by swapping it out.
+    // Swapping out other programs frees no memory within the limit.
     (memory.can_swap, memory.swap_available) = (None, None);
 }

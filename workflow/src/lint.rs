@@ -1,4 +1,4 @@
-//! Checks a scenario and a plan for it, and lists what is wrong or doubtful.
+//! Checks a scenario and a plan, and lists errors and warnings.
 //!
 //! Not here: the rules (`hearth_halda::lint`).
 
@@ -11,23 +11,23 @@ use hearth_profiles::Bytes;
 use crate::documents::read_unchecked_plan;
 use crate::{Budget, Error, ErrorKind, LoadedScenario, limits, planning};
 
-/// The findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with the
-/// scenario's options. `model` replaces the scenario's own.
+/// Returns the findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with
+/// the options of the scenario. `model` is a file that replaces the model of the scenario.
 pub fn findings(
     loaded: &LoadedScenario,
     plan: Option<&Path>,
     model: Option<&Path>,
     budget: Budget,
 ) -> Result<Vec<Finding>, Error> {
-    let mut cluster = loaded.cluster_with_all_memory(model)?;
+    let mut cluster = loaded.cluster_without_memory_limits(model)?;
     let mut found = lint::scenario(&loaded.scenario, &cluster);
     limits::bound_memory(&loaded.scenario, &mut cluster);
-    found.extend(of_plan(plan, loaded, cluster, budget)?);
+    found.extend(plan_findings(plan, loaded, cluster, budget)?);
     found.sort_by_key(|finding| finding.severity);
     Ok(found)
 }
 
-fn of_plan(
+fn plan_findings(
     plan: Option<&Path>,
     loaded: &LoadedScenario,
     mut cluster: Cluster,
@@ -37,7 +37,7 @@ fn of_plan(
         Some(path) => match read_unchecked_plan(path)? {
             Ok(plan) => plan,
             Err(error) => {
-                let (place, fix) = (path.display().to_string(), "correct the plan, or plan again");
+                let (place, fix) = (path.display().to_string(), "correct the plan, or make a new plan");
                 return Ok(vec![Finding::error("plan-invalid", place, error.what(), fix)]);
             }
         },
@@ -53,6 +53,6 @@ fn of_plan(
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let slow_disk = loaded.scenario.planner.slow_disk;
     let mut found = lint::plan(&plan, &loaded.origin, &cluster, slow_disk);
-    found.extend(lint::late(&loaded.scenario, &plan));
+    found.extend(lint::events_after_end(&loaded.scenario, &plan));
     Ok(found)
 }

@@ -1,4 +1,4 @@
-//! User overrides of a scenario's planner and residency options.
+//! Options of the user that override the planner and residency options of a scenario.
 
 use hearth_halda::systems::NAMES;
 use hearth_profiles::{Bytes, Document, Format, Seconds};
@@ -8,24 +8,25 @@ use hearth_schema::scenario::{PlannerOptions, RingOrder};
 use crate::planning::DEFAULT_STRATEGY;
 use crate::{Error, LoadedScenario};
 
-/// Options that replace those of a scenario. What is absent or false leaves the scenario's.
+/// Options that replace those of a scenario. Where they are `None` or false, those of the scenario remain.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     pub strategy: Option<String>,
-    /// Rounds around the ring for one token.
+    /// Number of rounds around the ring for one token.
     pub rounds: Option<u32>,
-    /// Layers of each device's window in ring order; the strategy is `manual` then, unless one is named.
+    /// Window size of each device in ring order, in layers. The strategy is then `manual`, unless another is given.
     pub windows: Option<Vec<u32>>,
     /// The number of GPU layers of each window.
     pub gpu_layers: Option<Vec<u32>>,
-    /// Whether every device gets a layer.
+    /// Whether every device must have at least one layer.
     pub keep_all: bool,
     /// Whether the planner chooses the head.
     pub best_head: bool,
+    /// How the planner orders the ring.
     pub order: Option<RingOrder>,
-    /// The residency policy of every device.
+    /// The residency policy of all devices.
     pub residency: Option<Residency>,
-    /// The stream buffer of every managed device.
+    /// The size of the stream buffer of all devices with managed residency.
     pub stream_buffer: Option<Bytes>,
     /// The weight format of `tpi-llm`, `hepti`, `galaxy` and `airinfer`.
     pub weights_as: Option<Format>,
@@ -34,7 +35,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Puts the options into a scenario.
+    /// Applies the options to a scenario.
     pub fn apply(&self, loaded: &mut LoadedScenario) -> Result<(), Error> {
         let scenario = &mut loaded.scenario;
         self.check(&scenario.planner)?;
@@ -48,7 +49,7 @@ impl Overrides {
         let mut given =
             scenario.devices.iter().filter_map(|device| device.residency).chain(scenario.residency);
         if self.stream_buffer.is_some() && !given.any(|options| options.policy == Residency::Managed) {
-            return Err(Error::invalid("--stream-buffer: no device's residency is `managed`")
+            return Err(Error::invalid("--stream-buffer: no device has `managed` residency")
                 .hint("add `--residency managed`"));
         }
         scenario.validate().map_err(Error::invalid)?;
@@ -56,12 +57,12 @@ impl Overrides {
         Ok(())
     }
 
-    /// Refuses options that would have no effect.
+    /// Checks that all options have an effect.
     fn check(&self, scenario: &PlannerOptions) -> Result<(), Error> {
         let named = self.strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
         if let (Some(name), true) = (named, self.windows.is_some()) {
             return Err(Error::invalid(format!("--windows: strategy `{name}` chooses its own windows"))
-                .hint("leave one of the two out, or use `manual` or `refine`"));
+                .hint("remove one of the two, or use strategy `manual` or `refine`"));
         }
         let windows = self.windows.is_some() || scenario.windows.is_some();
         let strategy = self.strategy.as_deref().or(scenario.strategy.as_deref()).unwrap_or(DEFAULT_STRATEGY);
@@ -89,7 +90,7 @@ impl Overrides {
 
     fn planner(&self, scenario: &PlannerOptions) -> PlannerOptions {
         let Overrides { strategy, rounds, windows, gpu_layers, .. } = self.clone();
-        // Windows by hand are the `manual` strategy, whatever the scenario names.
+        // With explicit windows the strategy is `manual`, even if the scenario names another one.
         let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
         PlannerOptions {
             strategy: strategy.or_else(|| scenario.strategy.clone()),

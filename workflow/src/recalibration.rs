@@ -1,13 +1,13 @@
-//! Corrects a device's profile by a run that was measured.
+//! Corrects the profile of a device with the trace of a measured run.
 //!
-//! A profile is measured in seconds; a run of hours shows how fast a device stays. Given the trace of a run and that of
-//! its prediction, made with the device's profile, the processor time of the device's passes of one token is compared
-//! with the predicted one. The ratio of the medians is applied to every rate that such a pass depends on, and the
-//! sources say so.
+//! A profile is measured within seconds, but in a run of hours a device may be slower. The inputs are the trace of a
+//! run and the trace of its simulation with the profile. The measured CPU time of the device's passes of one token is
+//! compared with the simulated one. The ratio of the medians is applied to all rates on which such a pass depends,
+//! and the sources say so.
 //!
-//! Rates that only prompts use (`matmul`) stay as they are, and so do disk, memory and links, whose waits depend on
-//! other devices too. A prediction of the same run with the recalibrated profile proves nothing; one of another run
-//! does.
+//! Rates that only prefill uses (`matmul`) do not change, and neither do disk, memory and links, because waiting for
+//! them depends on other devices, too. The recalibrated profile must be validated with another run: for the same run,
+//! its prediction is correct by construction.
 //!
 //! Not here: measuring (`hearth_runtime::profile`).
 
@@ -21,47 +21,52 @@ use hearth_schema::trace::{Kind, Origin, Resource};
 
 use crate::Error;
 
-/// The fewest passes that have a meaningful median.
+/// Minimum number of passes for a meaningful median.
 /// source: assumed
 const MIN_PASSES: usize = 3;
 
-/// Returns the device with rates that explain the measured run, and the ratio of measured to predicted processor time.
-pub fn recalibrated(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<(Device, f64), Error> {
+/// Returns the device with corrected rates, and the ratio of measured to predicted CPU time.
+pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<(Device, f64), Error> {
     let factor = factor(&device.name, predicted, measured)?;
     let plan = &measured.header.plan;
-    let said = |source: &str| {
+    let new_source = |source: &str| {
         format!(
             "measured: a run of plan {plan} took {factor:.3} times the processor time predicted with this: {source}"
         )
     };
     let cpu = &mut device.cpu;
     let rates = cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut()).chain(&mut cpu.attention);
-    rates.for_each(|rate| put(rate, said, |rate| rate.0 /= factor));
+    rates.for_each(|rate| update(rate, new_source, |rate| rate.0 /= factor));
     let transfers = [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth];
     for rate in transfers {
-        put(rate, said, |rate| rate.0 /= factor);
+        update(rate, new_source, |rate| rate.0 /= factor);
     }
     let overheads = [&mut cpu.layer_overhead, &mut cpu.window_overhead, &mut cpu.token_overhead];
     let times = overheads.into_iter().flatten().chain([&mut cpu.kv_copy.latency]);
-    times.for_each(|time| put(time, said, |time| time.0 *= factor));
+    times.for_each(|time| update(time, new_source, |time| time.0 *= factor));
     device.validate().map_err(Error::invalid)?;
     Ok((device, factor))
 }
 
-/// Returns whether a prediction was made with this device as it is. Limits of a scenario change a device.
-pub fn is_of(device: &Device, predicted: &Trace) -> bool {
+/// Returns whether a prediction was made with exactly this device profile, which limits of a scenario change.
+pub fn is_prediction_of(device: &Device, predicted: &Trace) -> bool {
     let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
     let profile = own.and_then(|traced| traced.profile.as_ref());
     profile.is_none_or(|profile| *profile == hearth_schema::digest::of(&device.to_yaml()))
 }
 
-fn put<T: Rounded + Copy>(number: &mut Sourced<T>, said: impl Fn(&str) -> String, change: impl Fn(&mut T)) {
+/// Changes a value and its source.
+fn update<T: Rounded + Copy>(
+    number: &mut Sourced<T>,
+    new_source: impl Fn(&str) -> String,
+    change: impl Fn(&mut T),
+) {
     change(&mut number.value);
     number.value = number.value.rounded();
-    number.source = said(&number.source);
+    number.source = new_source(&number.source);
 }
 
-/// The ratio of measured to predicted processor time of a pass of one token.
+/// Returns the ratio of measured to predicted CPU time of a pass of one token.
 fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error> {
     for (trace, origin, flag) in
         [(predicted, Origin::Simulated, "--predicted"), (measured, Origin::Measured, "--from-trace")]
@@ -71,7 +76,7 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
             let (wanted, is) = (name(origin), name(trace.header.origin));
             let hint = "`hearth simulate --trace` writes the predicted trace, `hearth execute --trace` the measured one";
             return Err(
-                Error::invalid(format!("`{flag}` needs a {wanted} trace, and this one was {is}")).hint(hint)
+                Error::invalid(format!("`{flag}` needs a {wanted} trace, but this one is {is}")).hint(hint)
             );
         }
     }
@@ -86,7 +91,8 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
     if let (Some(simulated), Some(real)) = (first(predicted), first(measured))
         && simulated != real
     {
-        let what = format!("the prompt of the run has {real} tokens, that of the prediction {simulated}");
+        let what =
+            format!("the prompt of the run has {real} tokens, but that of the prediction has {simulated}");
         return Err(Error::invalid(what)
             .hint(format!("write `workload: {{prompt: {real}, ..}}` in the scenario and simulate again")));
     }
@@ -104,12 +110,12 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
     }
 }
 
-/// Whether a pass is of one token without drafts.
+/// Returns whether a pass has one token and no drafts.
 fn is_decoding(pass: &Pass) -> bool {
     pass.tokens == 1 && pass.drafted == 0
 }
 
-/// The median processor time of a device in passes of one token, in nanoseconds.
+/// Returns the median CPU time of a device in passes of one token, in nanoseconds.
 fn median_time(name: &str, trace: &Trace) -> Option<f64> {
     let place = trace.header.devices.iter().position(|device| device.name == name)?;
     let mut passes: BTreeMap<u32, u64> =
@@ -145,7 +151,7 @@ links: {default: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, 
 planner: {strategy: manual, windows: [8, 8]}
 ";
 
-    /// Simulates the scenario with its second device changed; also returns that device.
+    /// Simulates the scenario with `change` applied to the second device, and returns the trace and that device.
     fn run(change: impl Fn(Device) -> Device) -> (Trace, Device) {
         let loaded = LoadedScenario::parse(SCENARIO, Path::new("n.yaml"), &FilesOnly).expect("a scenario");
         let cluster = loaded.cluster(None).expect("a cluster");
@@ -175,9 +181,9 @@ planner: {strategy: manual, windows: [8, 8]}
             device
         };
         let measured = as_measured(run(slower).0);
-        let (found, factor) = recalibrated(device, &predicted, &measured).expect("a device");
+        let (found, factor) = recalibrate(device, &predicted, &measured).expect("a device");
         assert!(factor > 1.1, "{factor}");
-        assert_eq!(found.cpu.matmul, run(|device| device).1.cpu.matmul, "prompts are left alone");
+        assert_eq!(found.cpu.matmul, run(|device| device).1.cpu.matmul, "prefill does not change");
         let source = &found.cpu.read_bandwidth.source;
         assert!(source.starts_with("measured: a run of plan sha256:"), "{source}");
         let (again, _) = run(|_| found.clone());
@@ -191,7 +197,7 @@ planner: {strategy: manual, windows: [8, 8]}
     fn traces_that_do_not_match_are_refused() {
         let (predicted, device) = run(|device| device);
         let refused = |device: Device, predicted: &Trace, measured: &Trace| {
-            recalibrated(device, predicted, measured).expect_err("traces that do not match").what()
+            recalibrate(device, predicted, measured).expect_err("traces that do not match").what()
         };
         let measured = as_measured(predicted.clone());
         assert!(refused(device.clone(), &predicted, &predicted).contains("--from-trace"));
@@ -203,7 +209,8 @@ planner: {strategy: manual, windows: [8, 8]}
         other.passes.iter_mut().for_each(|pass| pass.first_position += 1);
         assert!(refused(device.clone(), &predicted, &other).contains("the prompt of the run has"));
         assert!(
-            is_of(&device, &predicted) && !is_of(&Device { about: "x".into(), ..device.clone() }, &predicted)
+            is_prediction_of(&device, &predicted)
+                && !is_prediction_of(&Device { about: "x".into(), ..device.clone() }, &predicted)
         );
         assert!(refused(Device { name: "c".into(), ..device }, &predicted, &measured).contains("device `c`"));
     }

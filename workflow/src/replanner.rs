@@ -1,8 +1,8 @@
-//! Plans again during a run, when a ring has lost a device.
+//! Makes a new plan during a run, after a ring has lost a device.
 //!
-//! The planner of the first plan plans for the devices that are left, with the same options. Some options cannot be
-//! kept: the head stays where the tokens are; `refine` becomes the default strategy, because a ring that stands still
-//! cannot wait for a search; and windows by hand fit one ring only.
+//! The planner of the first plan makes a plan for the remaining devices with the same options, with three exceptions.
+//! The head does not change, because it has the tokens. `refine` is replaced by the default strategy, because the
+//! ring waits for the plan. And so is `manual`, because its windows fit only the first ring.
 
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -26,7 +26,7 @@ impl<L: Borrow<LoadedScenario>> MidRunPlanner<L> {
     pub fn new(loaded: L) -> Self {
         let mut options = loaded.borrow().scenario.planner.clone();
         options.best_head = false;
-        if matches!(planning::strategy(&options), planning::REFINE | "manual") {
+        if matches!(planning::strategy_name(&options), planning::REFINE | "manual") {
             (options.strategy, options.rounds) = (None, None);
             (options.windows, options.gpu_layers) = (None, None);
         }
@@ -35,8 +35,8 @@ impl<L: Borrow<LoadedScenario>> MidRunPlanner<L> {
 }
 
 impl<L: Borrow<LoadedScenario> + Debug> Replanner for MidRunPlanner<L> {
-    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
-        planning::make(self.loaded.borrow(), there, &self.options, Budget::NONE)
+    fn replan(&self, remaining: &Cluster) -> Result<Plan, NoPlan> {
+        planning::make(self.loaded.borrow(), remaining, &self.options, Budget::NONE)
             .map_err(|error| NoPlan { reason: error.what() })
     }
 }

@@ -1,8 +1,8 @@
 //! Simulates published experiments, one table cell at a time.
 //!
-//! A `published/1` document names scenarios and systems. Every cell with a published number is planned and simulated as
-//! the document says, or predicted by two numbers of a GPU ([`crate::roofline`]). A cell that cannot be planned or run
-//! is a result too.
+//! A `published/1` document names scenarios (rows) and systems (columns). Every cell with a published number is
+//! planned and simulated, or predicted from the compute rate and the memory bandwidth of a GPU ([`crate::roofline`]).
+//! That a cell cannot be planned or run is a result, too.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
-use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
+use hearth_reports::published::results::{CellResult, Footprint, Results, Simulated};
 use hearth_reports::published::{Published, System};
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Plan, Trace};
@@ -20,19 +20,20 @@ use crate::scenario::Resolver;
 use crate::simulation::{self, MemoryOptions};
 use crate::{Budget, Error, LoadedScenario, Progress, Silent, limits, planning, roofline, uncertainty};
 
-/// The budget of a system that is planned with `refine`: by count, so that the result is the same on every machine.
+/// Budget of a system that is planned with `refine`. Only the number of plans is limited, so that the result is the
+/// same on every machine.
 const BUDGET: Budget<'static> = Budget { seconds: u64::MAX, evaluations: Some(500), progress: &Silent };
 
 /// The results of a document, and the cells that could not be simulated.
 #[derive(Debug)]
 pub struct Reproduction {
     pub results: Results,
-    /// The label of the row, the name of the system, and why there is no time.
+    /// Label of the row, name of the system, and the reason why there is no time.
     pub refused: Vec<(String, String, Error)>,
 }
 
-/// Simulates every cell of a document whose scenarios are relative to `folder`. With `draws` above 0 all parameters are
-/// drawn that many times to tell the spread of each time.
+/// Simulates all cells of a document. The paths of its scenarios are relative to `folder`. If `draws` is above 0, the
+/// spread of each time is estimated from so many random draws of the parameters.
 pub fn reproduce(
     published: &Published,
     folder: &Path,
@@ -48,23 +49,24 @@ pub fn reproduce(
         progress.report(&what, done as u64, runs.len() as u64);
         let cell = match (&entry.scenario, &entry.roofline, &system_entry.gpu) {
             (Some(scenario), ..) => {
-                cell(&loaded(&folder.join(scenario), system_entry, resolver)?, published.warm, draws)
+                simulate_cell(&load(&folder.join(scenario), system_entry, resolver)?, published.warm, draws)
             }
-            (None, Some(pass), Some(gpu)) => Ok(roofline::predicted(folder, pass, gpu)?),
-            // The document's own validation has refused such a row.
-            _ => Err(Error::failed(format!("`{}` has neither a scenario nor a GPU's numbers", entry.label))),
+            (None, Some(pass), Some(gpu)) => Ok(roofline::predict(folder, pass, gpu)?),
+            // The validation of the document refuses such a row.
+            _ => Err(Error::failed(format!("`{}` has neither a scenario nor a GPU", entry.label))),
         };
         let cell = cell.unwrap_or_else(|error| {
             let why = error.what();
             refused.push((entry.label.clone(), system_entry.name.clone(), error));
-            Cell::Refused { refused: why }
+            CellResult::Refused { refused: why }
         });
         results.insert((row, system), cell);
     }
     Ok(Reproduction { results, refused })
 }
 
-fn loaded(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result<LoadedScenario, Error> {
+/// Loads a scenario with the options of a system.
+fn load(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result<LoadedScenario, Error> {
     let mut loaded = LoadedScenario::read(path, resolver)?;
     if let Some(planner) = &system.planner {
         loaded.scenario.planner = planner.clone();
@@ -79,7 +81,8 @@ fn loaded(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Resu
     Ok(loaded)
 }
 
-fn cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Cell, Error> {
+/// Plans and simulates one cell.
+fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<CellResult, Error> {
     let mut cluster = loaded.cluster(None)?;
     let plan = planning::make(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
@@ -91,7 +94,7 @@ fn cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Cell, Error
         let none = Disturbances::default();
         Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &none, draws)?)
     };
-    Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
+    Ok(CellResult::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
 }
 
 fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
@@ -102,7 +105,7 @@ fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
         outcome: trace.outcome,
         tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
         ttft_ms: metrics.ttft_ms,
-        energy_j: simulation::soc_numbers(cluster, plan, trace).and_then(|numbers| numbers.prefill_energy_j),
+        energy_j: simulation::soc_metrics(cluster, plan, trace).and_then(|metrics| metrics.prefill_energy_j),
         pressure,
         footprint: footprint(plan, cluster),
         plan: summary(plan),
@@ -116,7 +119,7 @@ fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
     }
 }
 
-/// The memory that each processor of the plan's devices needs and has.
+/// Returns the needed and the available memory of each processor of the plan's devices.
 fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     let mut footprint = Vec::new();
     for (place, planned) in plan.devices.iter().enumerate() {
@@ -134,7 +137,7 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     footprint
 }
 
-/// Layers by device, those on the GPU in brackets.
+/// Returns the number of layers of each device, with those on the GPU in brackets, and the number of rounds.
 fn summary(plan: &Plan) -> String {
     let layers = |place: usize| plan.windows(place).iter().map(|window| window.len() as u32).sum::<u32>();
     let on_gpu =

@@ -1,14 +1,14 @@
-//! Predicts published speeds of a GPU from two numbers, compute rate and memory bandwidth.
+//! Predicts published speeds of a GPU from its compute rate and its memory bandwidth.
 //!
-//! The row of a `published/1` document names a model and how its weights are stored; the system is a GPU.
-//! `hearth_sim::mobile_gpu` predicts both speeds, which become the times of a simulated run. All tokens after the
-//! prompt are computed at the middle of their positions.
+//! The row of a `published/1` document names a model and the quantisation of its weights; the system is a GPU.
+//! `hearth_sim::mobile_gpu` predicts the speeds of prefill and decode, which are reported as the times of a simulated
+//! run. All generated tokens are computed at the mean of their positions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use hearth_profiles::model::ModelDocument;
-use hearth_reports::published::results::{Result as Cell, Simulated};
+use hearth_reports::published::results::{CellResult, Simulated};
 use hearth_reports::published::speeds::{GpuPeaks, GpuRun, Quantisation};
 use hearth_schema::trace::Outcome;
 use hearth_sim::mobile_gpu::{MobileGpu, Weights};
@@ -16,8 +16,8 @@ use hearth_sim::mobile_gpu::{MobileGpu, Weights};
 use crate::Error;
 use crate::documents::read;
 
-/// The times of a pass, with the model's document in `folder`.
-pub fn predicted(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<Cell, Error> {
+/// Predicts the times of a run. The path of the model document is relative to `folder`.
+pub fn predict(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<CellResult, Error> {
     let document: ModelDocument = read(&folder.join(&pass.model))?;
     let shape = document.shape();
     let GpuPeaks { compute, bandwidth } = gpu;
@@ -27,7 +27,7 @@ pub fn predicted(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<Cell, E
         Quantisation::Mixed => (Weights::Mixed, "8/4/4"),
     };
     let position = pass.prompt + pass.generate / 2;
-    Ok(Cell::Ran(Simulated {
+    Ok(CellResult::Ran(Simulated {
         outcome: Outcome::Ok,
         tpot_ms: Some(1e3 / own.decode(&shape, weights, position)),
         ttft_ms: Some(1e3 * f64::from(pass.prompt) / own.prefill(&shape, weights, pass.prompt)),

@@ -1,7 +1,7 @@
-//! A scenario with its references resolved: devices, models and links become a cluster.
+//! Loads a scenario and resolves its references to devices and models into a cluster.
 //!
-//! A device or a model is named by a shipped name, by the path of its document (relative to the scenario's folder), or,
-//! for a device, such as `measured`.
+//! A device or a model is given by the name of a shipped one or by the path of a document, relative to the folder of
+//! the scenario. A model can also be a GGUF file, and a device can be `measured` when the scenario is loaded.
 
 use std::fmt::Debug;
 use std::fs;
@@ -19,16 +19,16 @@ use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use crate::documents::{read, read_text};
 use crate::{Error, limits};
 
-/// Resolves the references of a scenario that need more than documents: this machine's speed and model files.
+/// Resolves references of a scenario that are not documents: measured devices and model files.
 pub trait Resolver: Debug + Send + Sync {
-    /// Measures this machine for a device whose profile is `measured`.
+    /// Measures this machine for a device with the profile `measured`.
     fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error>;
 
-    /// Reads the shape and the sizes of a GGUF file.
+    /// Reads the profile of a model from a GGUF file.
     fn model(&self, path: &Path) -> Result<ModelProfile, Error>;
 }
 
-/// Reads model files by their headers, and measures nothing.
+/// Reads the headers of model files; refuses measured devices.
 #[derive(Debug, Clone, Copy)]
 pub struct FilesOnly;
 
@@ -43,21 +43,21 @@ impl Resolver for FilesOnly {
     }
 }
 
-/// Reads the shape and the sizes of a GGUF file from its header.
+/// Reads the profile of a model from the header of a GGUF file.
 pub fn read_model_profile(path: &Path) -> Result<ModelProfile, Error> {
-    model_exists(path)?;
+    check_model_exists(path)?;
     let invalid = |error: &dyn std::fmt::Display| Error::invalid(error).at(path.display());
     let model = GgufModel::open(path).map_err(|error| invalid(&error))?;
     ModelProfile::from_gguf(&model).map_err(|error| invalid(&error))
 }
 
-/// Refuses the path of a model that is not there, with a hint for names that are not paths.
-pub fn model_exists(path: &Path) -> Result<(), Error> {
+/// Checks that a model file exists. The hint of the error explains names of shipped models, which are not paths.
+pub fn check_model_exists(path: &Path) -> Result<(), Error> {
     let Err(error) = fs::metadata(path) else { return Ok(()) };
     let name = path.to_str().filter(|name| shipped_names().any(|it| it == *name));
     let hint = match name {
         Some(name) => format!(
-            "give a file; to use the shape `{name}` without a file, write `model: {{profile: {name}}}` in a scenario"
+            "use the path of a file; to use the shape `{name}` without a file, write `model: {{profile: {name}}}` in a scenario"
         ),
         None => "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`"
             .to_owned(),
@@ -65,21 +65,23 @@ pub fn model_exists(path: &Path) -> Result<(), Error> {
     Err(Error::file(path, "open", &error).hint(hint))
 }
 
+/// A scenario that was read from a file.
 #[derive(Debug)]
 pub struct LoadedScenario {
     pub scenario: Scenario,
-    /// Its name and digest.
+    /// Name and digest of the scenario.
     pub origin: Origin,
-    /// The first line of the document's comment, which says what it is for.
+    /// The question that the scenario answers: the first line of the document's comment.
     pub question: String,
     /// Old keys that the document uses.
     pub deprecations: Vec<Deprecation>,
-    /// Its file; the document's paths are relative to its folder.
+    /// Path of the file. Paths in the document are relative to its folder.
     path: PathBuf,
     resolver: &'static dyn Resolver,
 }
 
 impl LoadedScenario {
+    /// Reads a scenario from a file.
     pub fn read(path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
         let text = read_text(path)?;
         let loaded = Self::parse(&text, path, resolver)?;
@@ -96,7 +98,7 @@ impl LoadedScenario {
         Ok(Self { scenario, origin, question, deprecations: Vec::new(), path, resolver })
     }
 
-    /// Sets how many tokens are generated, within the context.
+    /// Sets the number of generated tokens. Fails if they do not fit in the context.
     pub fn set_tokens(&mut self, tokens: u32) -> Result<(), Error> {
         self.scenario.workload.generate = tokens;
         self.scenario.validate().map_err(Error::invalid)
@@ -106,12 +108,12 @@ impl LoadedScenario {
         &self.path
     }
 
-    /// Resolves a path of the document.
+    /// Resolves a path in the document.
     fn path_of(&self, named: impl AsRef<Path>) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(named)
     }
 
-    /// The files that the scenario is read from: its own first, then those that it names.
+    /// Returns the files that are read for the scenario: first its own, then those that it refers to.
     pub fn files(&self) -> Vec<PathBuf> {
         let scenario = &self.scenario;
         let model = scenario.model.profile.as_deref();
@@ -125,34 +127,35 @@ impl LoadedScenario {
             .collect()
     }
 
-    /// The model's file, if the scenario names one.
+    /// Returns the path of the model file, if the scenario names one.
     pub fn model_file(&self) -> Option<PathBuf> {
         self.scenario.model.file.as_ref().map(|file| self.path_of(file))
     }
 
-    /// The draft model's file, if the scenario names one.
+    /// Returns the path of the draft model's file, if the scenario names one.
     pub fn draft_file(&self) -> Option<PathBuf> {
         let draft = &self.scenario.workload.speculation.as_ref()?.draft;
         draft.file.as_ref().map(|file| self.path_of(file))
     }
 
-    /// The cluster with every reference resolved, within the scenario's absolute limits. `model` replaces the
-    /// scenario's own.
+    /// Returns the cluster with all references resolved and all limits applied that do not depend on a plan. `model`
+    /// is a file that replaces the model of the scenario.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Error> {
-        let mut cluster = self.cluster_with_all_memory(model)?;
+        let mut cluster = self.cluster_without_memory_limits(model)?;
         limits::bound_memory(&self.scenario, &mut cluster);
         Ok(cluster)
     }
 
-    /// The cluster as if the scenario had no memory limits.
-    pub fn cluster_with_all_memory(&self, model: Option<&Path>) -> Result<Cluster, Error> {
-        // A missing model is an error before ten seconds of measuring.
+    /// Returns the same as [`Self::cluster`], but without memory limits.
+    pub fn cluster_without_memory_limits(&self, model: Option<&Path>) -> Result<Cluster, Error> {
+        // The model is read first, so that a missing model is reported before the measurements.
         let model = self.model_profile(model)?;
         let devices = self.devices(|_, entry| self.device(entry))?;
         self.assemble(devices, model, self.draft_profile()?)
     }
 
-    /// Finds the scenario's devices by index and entry. Those of equal profile and limits are looked up once.
+    /// Returns the devices of the scenario. `find` is called with the index and the entry of a device, once for all
+    /// devices with equal profile and limits.
     pub fn devices(
         &self,
         mut find: impl FnMut(usize, &DeviceEntry) -> Result<Device, Error>,
@@ -160,11 +163,11 @@ impl LoadedScenario {
         let entries = &self.scenario.devices;
         let mut devices: Vec<Device> = Vec::new();
         for (place, entry) in entries.iter().enumerate() {
-            let twin = entries[..place]
+            let equal = entries[..place]
                 .iter()
                 .position(|other| other.profile == entry.profile && other.limits == entry.limits);
-            let mut device = match twin {
-                Some(twin) => devices[twin].clone(),
+            let mut device = match equal {
+                Some(equal) => devices[equal].clone(),
                 None => find(place, entry)?,
             };
             device.name.clone_from(&entry.name);
@@ -173,13 +176,14 @@ impl LoadedScenario {
         Ok(devices)
     }
 
-    /// The cluster of devices that were measured for this scenario within its memory limits, in its order.
-    pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
+    /// Returns the cluster of measured devices, in the order of the scenario. The devices must have the memory
+    /// limits.
+    pub fn cluster_of_measured(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
         let model = self.model_profile(model)?;
         self.assemble(devices, model, self.draft_profile()?)
     }
 
-    /// The scenario's model, or the one in a file that replaces it.
+    /// Returns the profile of the scenario's model, or of the model in `file`, which replaces it.
     pub fn model_profile(&self, file: Option<&Path>) -> Result<ModelProfile, Error> {
         match file {
             Some(path) => self.resolver.model(path),
@@ -187,12 +191,13 @@ impl LoadedScenario {
         }
     }
 
+    /// Returns the profile of the draft model, if the scenario has one.
     pub fn draft_profile(&self) -> Result<Option<ModelProfile>, Error> {
         let drafts = self.scenario.workload.speculation.as_ref();
         drafts.map(|drafts| self.model(&drafts.draft)).transpose()
     }
 
-    /// The cluster of these devices, in the scenario's order, a model and a draft model. Reads no file.
+    /// Returns the cluster of these devices, in the order of the scenario, a model and a draft model. Reads no file.
     pub fn assemble(
         &self,
         devices: Vec<Device>,
@@ -227,7 +232,7 @@ impl LoadedScenario {
         Ok(cluster)
     }
 
-    /// A copy with another scenario.
+    /// Returns a copy with another scenario.
     #[must_use]
     pub fn with(&self, scenario: Scenario) -> Self {
         let (origin, question, path) = (self.origin.clone(), self.question.clone(), self.path.clone());
@@ -239,7 +244,7 @@ impl LoadedScenario {
             let path = self.path_of(file);
             let model = self.resolver.model(&path);
             let hint = format!(
-                "`model.file` is relative to the scenario's folder: correct it, give --model, or make one of random \
+                "`model.file` is relative to the folder of the scenario: correct it, use --model, or make a model with random \
                  weights: `hearth synth --preset 1b --quant q4_k_m -o {}`",
                 path.display()
             );
@@ -254,7 +259,7 @@ impl LoadedScenario {
         document.profile().map_err(|error| Error::document(&path, &error))
     }
 
-    /// The device of an entry, read or measured.
+    /// Reads or measures the device of an entry.
     pub fn device(&self, entry: &DeviceEntry) -> Result<Device, Error> {
         let name = entry.profile.as_str();
         if name == "measured" {
@@ -267,24 +272,24 @@ impl LoadedScenario {
                 return read(&path);
             }
             return Err(Error::invalid(format!("there is no file `{}`", path.display())).at(place()).hint(
-                "a profile's path is relative to the scenario's folder; `hearth profile -o FILE` writes one",
+                "the path of a profile is relative to the folder of the scenario; `hearth profile -o FILE` writes a profile",
             ));
         }
         device::shipped(name).map_err(|unknown| Error::invalid(unknown).at(place()))
     }
 }
 
+/// Sets the SoC options of an entry in its device.
 fn with_soc_options(entry: &DeviceEntry, mut device: Device) -> Result<Device, Error> {
     let Some(options) = entry.soc else { return Ok(device) };
     let name = &entry.name;
     let Some(soc) = &mut device.soc else {
         let what =
-            format!("device `{name}` has `soc` options, and its profile `{}` has no SoC", entry.profile);
-        return Err(
-            Error::invalid(what).hint("remove `soc`, or choose a profile with one, as `snapdragon-8-gen-3`")
-        );
+            format!("device `{name}` has `soc` options, but its profile `{}` has no SoC", entry.profile);
+        return Err(Error::invalid(what)
+            .hint("remove `soc`, or choose a profile with a SoC, such as `snapdragon-8-gen-3`"));
     };
-    if let Some(why) = soc.wrong_options(&options) {
+    if let Some(why) = soc.options_error(&options) {
         return Err(Error::invalid(format!("device `{name}`: `soc` {why}"))
             .hint("see docs/reference/scenarios.md for what each strategy needs"));
     }

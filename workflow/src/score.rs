@@ -1,7 +1,8 @@
-//! The score of a plan: the time per token of a short simulated run, to rank many plans.
+//! Scores a plan by the time per token in a short simulated run, so that many plans can be compared.
 //!
-//! A few tokens are simulated after the scenario's prompt, and the mean time of those after the first counts, as in a
-//! long run. The scenario's limits apply; shares of memory follow from what the plan gives each device.
+//! The run generates a few tokens after the prompt of the scenario. The score is the mean time of the tokens after
+//! the first, which estimates that of a long run. The limits of the scenario apply; a limit as a share of the weights
+//! is computed from the layers that the plan assigns to the device.
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
@@ -11,26 +12,27 @@ use serde::Serialize;
 
 use crate::{Error, limits, simulation};
 
-/// Tokens that are generated to score a plan.
-/// source: measured, a 70B model over four devices; the mean of 7 tokens is within 2 % of that of 15, for each
-/// residency
-pub const TOKENS: u32 = 8;
+/// Number of tokens that are generated to score a plan.
+/// source: measured with a 70B model on four devices: the mean of 7 tokens is within 2 % of that of 15 with each
+/// residency policy
+pub const SCORE_TOKENS: u32 = 8;
 
-/// The result of a plan's short run.
+/// The result of the short run of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PlanScore {
-    /// Mean time of a token after the first; absent where there is none or the run ended early.
+    /// Mean time of the tokens after the first, in milliseconds; `None` if there are none or the run failed.
     pub tpot_ms: Option<f64>,
     pub outcome: Outcome,
+    /// Number of generated tokens.
     pub tokens: u32,
 }
 
-/// Simulates a plan of a scenario for a few tokens.
+/// Scores a plan of a scenario. The devices of the cluster need not have the memory limits.
 pub fn score(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<PlanScore, Error> {
     let mut cluster = cluster.clone();
     let context = plan.context;
     let workload = &mut cluster.workload;
-    workload.generate = TOKENS.min(context.saturating_sub(1)).max(1);
+    workload.generate = SCORE_TOKENS.min(context.saturating_sub(1)).max(1);
     workload.prompt = workload.prompt.min(context.saturating_sub(workload.generate)).max(1);
     let tokens = workload.generate;
     limits::restrict_memory(scenario, &mut cluster, plan, Bytes::ZERO);

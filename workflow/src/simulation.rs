@@ -1,4 +1,4 @@
-//! Runs a plan in the simulator with the options that fit the size of its model.
+//! Runs a plan in the simulator with options that depend on the size of the model.
 
 use hearth_core::Cluster;
 use hearth_core::schedule::ScheduleError;
@@ -10,28 +10,28 @@ use hearth_sim::{Disturbances, Input, Options, Run, SimError};
 
 use crate::Error;
 
-/// The page cache of a model smaller than this is simulated in fine chunks: that is still fast, and shows exactly which
-/// windows fit.
-const FINE_BELOW: Bytes = Bytes::mib(4096);
-/// The unit in which read-ahead is advised.
+/// Size of a model up to which its page cache is simulated in fine chunks, which is still fast and shows exactly
+/// which windows fit.
+const MAX_FINE_BYTES: Bytes = Bytes::mib(4096);
+/// Size of a fine chunk: the unit of read-ahead advice.
 const FINE_CHUNK: Bytes = Bytes(128 << 10);
 
-/// The state of memory at the beginning of a run, and whether its size matters.
+/// The state of memory at the beginning of a run, and whether its size is checked.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryOptions {
-    /// Whether memory is in the state that earlier tokens would have left.
+    /// Whether memory is in the state after earlier tokens. Otherwise all weights are on disk.
     pub warm: bool,
-    /// Whether a device may pin more than its memory.
+    /// Whether a device may pin more weights than fit in its memory.
     pub ignore_size: bool,
 }
 
-/// Runs a plan without events, from disk or with weights in memory already.
+/// Runs a plan without events. With `warm`, memory is in the state after earlier tokens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Error> {
     let memory = MemoryOptions { warm, ignore_size: false };
     simulate_with(cluster, plan, scenario, memory, &Disturbances::default()).map(|run| run.trace)
 }
 
-/// Runs a plan while the given events happen. The cluster's devices have the scenario's limits already.
+/// Runs a plan with run events. The devices of the cluster must have the limits of the scenario.
 pub fn simulate_with(
     cluster: &Cluster,
     plan: &Plan,
@@ -39,7 +39,8 @@ pub fn simulate_with(
     memory: MemoryOptions,
     disturbances: &Disturbances,
 ) -> Result<Run, Error> {
-    let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
+    let is_large = cluster.model.total_bytes() > MAX_FINE_BYTES;
+    let chunk = if is_large { Options::default().chunk } else { FINE_CHUNK };
     let options =
         Options { chunk, warm: memory.warm, ignore_memory: memory.ignore_size, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
@@ -52,13 +53,14 @@ pub fn simulate_with(
     Ok(run)
 }
 
+/// Returns whether the plan has a single device, which has a SoC.
 pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
     let [planned] = &plan.devices[..] else { return false };
     cluster.member(&planned.name).is_some_and(|member| member.device.soc.is_some())
 }
 
-/// The SoC numbers of a trace, if one SoC runs the whole plan.
-pub fn soc_numbers(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocMetrics> {
+/// Returns the metrics of the SoC in a trace, if one SoC runs the whole plan.
+pub fn soc_metrics(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocMetrics> {
     let [planned] = &plan.devices[..] else { return None };
     let soc = cluster.member(&planned.name)?.device.soc.as_ref()?;
     SocMetrics::of(trace, soc, soc.usual.strategy)

@@ -1,15 +1,16 @@
-//! The uncertainty of a predicted time, and the parameters that it is most sensitive to.
+//! Estimates the uncertainty of a predicted time, and the parameters to which the time is most sensitive.
 //!
-//! Every parameter of the devices and links has a source, which says how uncertain its value is: a measurement by the
-//! spread of its repeats, a published number by its rounding, an inferred one by the fit, an assumed one by much. All
-//! quantities with a unit and a source are drawn together, log-normally around their values, and the run is simulated
-//! with each draw: eight of ten runs lie between the tenth and the ninetieth percentile. A draw in which the plan does
-//! not fit has an infinite time. Then each parameter alone is moved down and up by its own uncertainty; those that move
-//! the time most are named. How much memory is built in is known, and not drawn.
+//! The source of a parameter determines its uncertainty: the spread of the repeats for a measurement, the rounding
+//! for a published number, the error of the fit for an inferred one, and a large value for an assumed one. All
+//! quantities with a unit and a source are drawn together from log-normal distributions around their values, and the
+//! run is simulated with each draw. Eight of ten runs lie between the tenth and the ninetieth percentile. If the plan
+//! does not fit, the time of a draw is infinite. Then each parameter alone is decreased and increased by its
+//! uncertainty, and those that change the time most are reported. The size of the installed memory is known and not
+//! drawn.
 //!
-//! The plan stays as it is: the result is about this plan, not about what else would have been planned.
+//! All draws use the same plan, so the result does not include the choice of another plan.
 //!
-//! Not here: what the model of a device leaves out. No draw of parameters shows that; only measured runs do.
+//! Not here: errors of the device model. Only measured runs show them.
 
 use hearth_core::{Cluster, LinkTable, metrics};
 use hearth_reports::published::results::Spread;
@@ -24,35 +25,39 @@ use serde_yaml::Value;
 use crate::Error;
 use crate::simulation::{MemoryOptions, simulate_with};
 
-/// The number of most sensitive parameters that are reported.
-const NAMED: usize = 3;
+/// Maximum number of reported parameters.
+const MAX_SENSITIVE: usize = 3;
 
-/// The random stream of the draws.
+/// Random stream of the draws.
 const STREAM: u64 = 0x0050_4152_414d_5321;
 
-/// The uncertainty of a value by its source, as a standard deviation of the logarithm. assumed: a measurement of ours
-/// repeats within 3 %; a printed number is rounded, as 0.72 to 0.7 GB/s; fits on a few rows; an order of magnitude
-/// chosen by analogy.
+/// Uncertainty of a value by the first word of its source, as the standard deviation of the logarithm. source:
+/// assumed; own measurements repeat within 3 %; inferred values are fits to a few rows; assumed values are orders of
+/// magnitude by analogy.
 const UNCERTAINTY: [(&str, f64); 5] =
     [("measured", 0.03), ("read from", 0.0), ("set", 0.0), ("inferred", 0.1), ("assumed", 0.25)];
+/// Uncertainty of a published value, as the standard deviation of the logarithm. source: assumed; published numbers
+/// are rounded, such as 0.72 to 0.7 GB/s
 const PUBLISHED: f64 = 0.03;
 
+/// A quantity with a source in a document.
 struct Parameter {
-    /// An index into [`Facts`].
+    /// Index of the document in [`ClusterDocuments`].
     owner: usize,
-    /// Its keys, from the outside in.
+    /// Path of the quantity in the document.
     keys: Vec<String>,
-    /// The standard deviation of its logarithm.
+    /// Standard deviation of the logarithm.
     sigma: f64,
 }
 
-/// The devices and the links of a cluster as documents.
-struct Facts {
+/// The devices and the links of a cluster as YAML values.
+struct ClusterDocuments {
     names: Vec<String>,
+    /// The devices in the order of the cluster, then the links.
     documents: Vec<Value>,
 }
 
-/// The spread of a plan's time per token over `draws` draws of the parameters, each with the same events.
+/// Returns the spread of the time per token of a plan over `draws` draws of the parameters, all with the same events.
 pub fn spread(
     plan: &Plan,
     cluster: &Cluster,
@@ -61,11 +66,11 @@ pub fn spread(
     disturbances: &Disturbances,
     draws: usize,
 ) -> Result<Spread, Error> {
-    let facts = Facts::of(cluster, scenario)?;
-    let parameters = facts.parameters(plan);
+    let documents = ClusterDocuments::of(cluster, scenario)?;
+    let parameters = documents.parameters(plan);
     let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
-        let moved = facts.moved(&parameters, factors, cluster)?;
-        let trace = simulate_with(&moved, plan, scenario, memory, disturbances)?.trace;
+        let scaled = documents.scaled(&parameters, factors, cluster)?;
+        let trace = simulate_with(&scaled, plan, scenario, memory, disturbances)?.trace;
         let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };
@@ -84,7 +89,7 @@ pub fn spread(
     }
     times.sort_by(f64::total_cmp);
     let failed = times.iter().filter(|time| time.is_infinite()).count();
-    let sensitive = sensitive(&facts, &parameters, &time)?;
+    let sensitive = most_sensitive(&documents, &parameters, &time)?;
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
     Ok(Spread {
         p10_ms: at(0.1).unwrap_or(f64::INFINITY),
@@ -95,33 +100,34 @@ pub fn spread(
     })
 }
 
-fn sensitive(
-    facts: &Facts,
+/// Returns the names of the most sensitive parameters and the relative change of the time.
+fn most_sensitive(
+    documents: &ClusterDocuments,
     parameters: &[Parameter],
     time: &impl Fn(&[f64]) -> Result<Option<f64>, Error>,
 ) -> Result<Vec<(String, f64)>, Error> {
     let mut factors = vec![1.0; parameters.len()];
-    let Some(usual) = time(&factors)? else { return Ok(Vec::new()) };
+    let Some(base) = time(&factors)? else { return Ok(Vec::new()) };
     let mut changes = Vec::new();
     for (index, parameter) in parameters.iter().enumerate() {
         let mut greatest = 0.0_f64;
         for direction in [-1.0, 1.0] {
             factors[index] = (direction * parameter.sigma).exp();
-            let change = time(&factors)?.map_or(f64::INFINITY, |moved| moved / usual - 1.0);
+            let change = time(&factors)?.map_or(f64::INFINITY, |changed| changed / base - 1.0);
             if change.abs() > greatest.abs() {
                 greatest = change;
             }
         }
         factors[index] = 1.0;
-        changes.push((facts.name(parameter), greatest));
+        changes.push((documents.name(parameter), greatest));
     }
     changes.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
-    changes.truncate(NAMED);
+    changes.truncate(MAX_SENSITIVE);
     changes.retain(|(_, change)| change.abs() > 1e-3);
     Ok(changes)
 }
 
-impl Facts {
+impl ClusterDocuments {
     fn of(cluster: &Cluster, scenario: &Scenario) -> Result<Self, Error> {
         let mut names: Vec<String> = cluster.members.iter().map(|member| member.name.clone()).collect();
         let devices = cluster.members.iter().map(|member| serde_yaml::to_value(&member.device));
@@ -131,13 +137,13 @@ impl Facts {
         Ok(Self { names, documents })
     }
 
-    /// Every parameter of the plan's devices and of the links.
+    /// Returns all parameters of the plan's devices and of the links.
     fn parameters(&self, plan: &Plan) -> Vec<Parameter> {
         let mut parameters = Vec::new();
         let last = self.documents.len() - 1;
         for (owner, document) in self.documents.iter().enumerate() {
             if owner == last || plan.position(&self.names[owner]).is_some() {
-                walk(document, owner, &mut Vec::new(), &mut parameters);
+                collect(document, owner, &mut Vec::new(), &mut parameters);
             }
         }
         parameters
@@ -147,31 +153,32 @@ impl Facts {
         format!("{} {}", self.names[parameter.owner], parameter.keys.join("."))
     }
 
-    fn moved(&self, parameters: &[Parameter], factors: &[f64], cluster: &Cluster) -> Result<Cluster, Error> {
+    /// Returns the cluster with each parameter multiplied by its factor.
+    fn scaled(&self, parameters: &[Parameter], factors: &[f64], cluster: &Cluster) -> Result<Cluster, Error> {
         let mut documents = self.documents.clone();
         for (parameter, &factor) in parameters.iter().zip(factors) {
             if factor.to_bits() != 1.0_f64.to_bits() {
                 multiply(&mut documents[parameter.owner], &parameter.keys, factor);
             }
         }
-        let mut moved = cluster.clone();
+        let mut scaled = cluster.clone();
         let links = documents.pop().unwrap_or_default();
-        moved.links = LinkTable::new(serde_yaml::from_value(links).map_err(Error::failed)?);
-        for (member, document) in moved.members.iter_mut().zip(documents) {
+        scaled.links = LinkTable::new(serde_yaml::from_value(links).map_err(Error::failed)?);
+        for (member, document) in scaled.members.iter_mut().zip(documents) {
             member.device = serde_yaml::from_value(document).map_err(Error::failed)?;
         }
-        Ok(moved)
+        Ok(scaled)
     }
 }
 
-/// Collects every quantity with a value and a source.
-fn walk(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Parameter>) {
+/// Collects all quantities with a unit and a source.
+fn collect(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Parameter>) {
     match value {
         Value::Mapping(map) => {
             let source = map.get("source").and_then(Value::as_str);
             if let (Some(Value::String(_)), Some(source)) = (map.get("value"), source) {
                 let spread = map.get("spread").and_then(Value::as_str);
-                // How much is built in is known: all of main memory, and what a graphics card has.
+                // The installed memory is known: main memory, and that of a graphics card.
                 let built_in = keys.ends_with(&["total".into()])
                     || keys.ends_with(&["gpu".into(), "memory_available".into()]);
                 if !built_in {
@@ -181,14 +188,14 @@ fn walk(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Par
             }
             for (key, inner) in map {
                 keys.push(key.as_str().unwrap_or_default().to_owned());
-                walk(inner, owner, keys, found);
+                collect(inner, owner, keys, found);
                 keys.pop();
             }
         }
         Value::Sequence(items) => {
             for (index, item) in items.iter().enumerate() {
                 keys.push(index.to_string());
-                walk(item, owner, keys, found);
+                collect(item, owner, keys, found);
                 keys.pop();
             }
         }
@@ -196,16 +203,16 @@ fn walk(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Par
     }
 }
 
-/// The standard deviation of the logarithm of a value with this source.
+/// Returns the standard deviation of the logarithm of a value with this source and spread.
 fn sigma(source: &str, spread: Option<&str>) -> f64 {
     let repeats = spread.and_then(|text| text.trim_end_matches('%').trim().parse::<f64>().ok());
-    // Half the distance between quartiles is 0.67 standard deviations.
+    // Half the interquartile range is 0.67 standard deviations.
     let repeats = repeats.map(|percent| percent / 100.0 / 0.67);
     let kind = UNCERTAINTY.iter().find(|(word, _)| source.starts_with(word));
     kind.map_or(PUBLISHED, |(_, sigma)| *sigma).max(repeats.unwrap_or(0.0))
 }
 
-/// Multiplies the number of a quantity, whatever its unit.
+/// Multiplies the number of the quantity at a path and keeps its unit.
 fn multiply(document: &mut Value, keys: &[String], factor: f64) {
     let mut place = document;
     for key in keys {
@@ -221,7 +228,7 @@ fn multiply(document: &mut Value, keys: &[String], factor: f64) {
         && let Some((number, unit)) = text.split_once(' ')
         && let Ok(number) = number.parse::<f64>()
     {
-        // Bytes are whole.
+        // Bytes are integers.
         *text = if unit == "B" {
             format!("{} B", (number * factor).round())
         } else {
@@ -239,7 +246,7 @@ mod tests {
         assert_eq!(sigma("assumed: as for q4_k", None), 0.25);
         assert_eq!(sigma("prima.cpp paper, Table 3", None), 0.03);
         assert_eq!(sigma("set: the scenario's limit", None), 0.0);
-        // 6.7 % between median and quartile are 10 % of standard deviation.
+        // A spread of 6.7 % is a standard deviation of 10 %.
         assert!((sigma("measured: five runs", Some("6.7 %")) - 0.1).abs() < 1e-12);
     }
 
@@ -254,7 +261,7 @@ mod tests {
         assert_eq!(document["disk"]["sequential"]["value"], Value::from("5 GB/s"));
         assert_eq!(document["size"]["value"], Value::from("4 B"));
         let mut found = Vec::new();
-        walk(&document, 0, &mut Vec::new(), &mut found);
+        collect(&document, 0, &mut Vec::new(), &mut found);
         assert_eq!(found.iter().map(|it| it.keys.join(".")).collect::<Vec<_>>(), ["disk.sequential", "size"]);
     }
 }

@@ -1,10 +1,10 @@
-//! Runs independent jobs on several threads, in order, until they are done or the caller cancels them.
+//! Runs independent jobs on several threads until all are done or the caller cancels them.
 //!
-//! Each thread takes the next job until none is left; a job under way is finished. The results are put in order, so
-//! that the number and speed of threads change nothing. They are passed to the caller now and then, so that a machine
-//! that is switched off loses little.
+//! Each thread runs the next job until none remains. After a cancellation, running jobs are completed. The results
+//! are sorted by index, so that they do not depend on the number and the speed of threads. The caller can save them
+//! at regular intervals, so that little is lost if the machine is switched off.
 
-#![allow(clippy::disallowed_methods)] // the clock says when to save; it decides nothing about the results
+#![allow(clippy::disallowed_methods)] // the clock determines when to save; results do not depend on it
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Progress};
 
-/// Results are passed on no more often than this.
-const SAVE_EVERY: Duration = Duration::from_secs(10);
+/// Minimum interval between two calls of `save`.
+const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The number of threads asked for, or one for each core.
+/// Returns the requested number of threads, or one for each core.
 pub fn threads(jobs: Option<u32>) -> usize {
     jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize)
 }
 
-/// Runs `job` for each index below `count` and returns the results with their indices, in order; fewer if it was
-/// cancelled. `save` is called with the results so far now and then, but not at the end.
+/// Runs `job` for each index below `count` and returns the results with their indices, in order. There are fewer
+/// results after a cancellation. `save` is called with the results so far at regular intervals, but not at the end.
 pub fn run<T: Send>(
     count: usize,
     threads: usize,
@@ -52,9 +52,9 @@ pub fn run<T: Send>(
         for one in receiver {
             done.push(one);
             report(done.len());
-            if saved.elapsed() >= SAVE_EVERY {
+            if saved.elapsed() >= SAVE_INTERVAL {
                 done.sort_by_key(|(index, _)| *index);
-                // An error ends the loop; without a receiver the threads end as well.
+                // An error ends the loop and drops the receiver, which ends the threads.
                 save(&done)?;
                 saved = Instant::now();
             }

@@ -1,8 +1,8 @@
-//! The memory budget of a device that maps its weights: cache and buffers, and what they leave for weights.
+//! The memory budget of a device with mapped weights: cache, buffers, and the remaining memory for weights.
 //!
-//! The key-value cache and the compute buffers cannot be reclaimed, nor can a GPU's copy of weights where its memory is
-//! main memory. The rest caches pages of the mapped file: the CPU's weights, and with Metal the GPU's too, as far as
-//! its working set goes. The equation is in [`crate::memory`].
+//! The key-value cache and the compute buffers cannot be reclaimed, nor can a GPU's copy of weights if the GPU shares
+//! main memory. The rest caches pages of the mapped file: the weights of the CPU, and with Metal also those of the
+//! GPU, up to the size of Metal's working set. The equation is in [`crate::memory`].
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
@@ -11,35 +11,35 @@ use hearth_schema::plan::Processor;
 
 use super::{MIN_WEIGHT_CACHE, kv_cache_bytes};
 
-/// The memory of one device under one plan.
+/// The memory that one device with mapped weights needs for a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// Main memory that a run can have.
+    /// Main memory that a run can use.
     pub available: Bytes,
-    /// Keys and values of the CPU's layers at full context.
+    /// Size of the key-value cache of the CPU's layers, for the whole context of all sequences.
     pub kv_cache: Bytes,
-    /// Compute buffers, and what a GPU takes of main memory.
+    /// Size of the compute buffers, and of everything that a GPU stores in main memory.
     pub buffers: Bytes,
-    /// Memory left for weights.
-    pub left: Bytes,
-    /// Whether all unreclaimable memory fits together with [`MIN_WEIGHT_CACHE`].
+    /// Main memory that remains for cached weights.
+    pub weight_cache: Bytes,
+    /// Whether the unreclaimable memory and [`MIN_WEIGHT_CACHE`] fit together.
     pub fits: bool,
-    /// Weights that are read through the mapping for a token; on the head with the output matrix.
+    /// Weights that are read through the mapping for each token, on the head including the output matrix.
     pub weights: Bytes,
-    /// The part of them that the output matrix and one embedding row take.
+    /// The part of `weights` for the output matrix and one embedding row.
     pub head_weights: Bytes,
-    /// The largest part of them that one window reads.
+    /// The part of `weights` that the largest window reads.
     pub largest_window: Bytes,
     /// GPU memory that the plan needs: weights, keys and values, buffers.
     pub gpu_needed: Bytes,
-    /// The part of it that is weights read through the file mapping.
+    /// The part of `gpu_needed` for weights that are read through the file mapping.
     pub gpu_mapped: Bytes,
-    /// The largest part of the weights that Metal keeps wired, where it does that.
+    /// Maximum number of bytes of weights that Metal keeps wired, if the GPU uses Metal.
     pub wired: Option<Bytes>,
 }
 
 impl MemoryBudget {
-    /// The budget of the device at a place of the plan.
+    /// Computes the budget of the device with index `place` in the plan.
     pub fn new(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> Self {
         let bytes =
             |layers: std::ops::Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
@@ -80,7 +80,7 @@ impl MemoryBudget {
             available,
             kv_cache,
             buffers,
-            left: available.saturating_sub(kv_cache + buffers),
+            weight_cache: available.saturating_sub(kv_cache + buffers),
             fits: kv_cache + buffers + least <= available,
             weights,
             head_weights,
@@ -91,22 +91,22 @@ impl MemoryBudget {
         }
     }
 
-    /// Main memory that the kernel cannot reclaim.
+    /// Returns the main memory that the kernel cannot reclaim.
     pub fn unreclaimable(&self) -> Bytes {
         self.kv_cache + self.buffers
     }
 
-    /// The largest part of the weights that can stay in memory.
+    /// Returns the maximum number of bytes of weights that can stay in memory.
     pub fn max_resident(&self) -> Bytes {
-        self.wired.map_or(self.left, |wired| wired.min(self.left))
+        self.wired.map_or(self.weight_cache, |wired| wired.min(self.weight_cache))
     }
 
-    /// Whether weights are read again from disk for every token.
+    /// Whether the weights exceed the memory for them, so that some are read from disk for every token.
     pub fn is_exceeded(&self) -> bool {
         self.weights > self.max_resident()
     }
 
-    /// GPU memory for contents that cannot be read again from disk.
+    /// Returns the GPU memory for data that cannot be read again from disk.
     pub fn gpu_pinned(&self) -> Bytes {
         self.gpu_needed.saturating_sub(self.gpu_mapped)
     }

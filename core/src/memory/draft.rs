@@ -1,13 +1,14 @@
-//! The draft model on the head: where it runs, and what it leaves of the head's memory.
+//! The draft model on the head: its processor and its memory.
 //!
-//! The head holds the draft whole, with keys and values for the whole context of every sequence and compute buffers of
-//! its own, as a separate process would (prima.cpp paper, appendix A.9). None of it can be taken back. On a GPU it
-//! takes GPU memory, on the CPU main memory; where both are one memory, it counts in both. The rest is the large
-//! model's: planner, `lint` and simulator use the head as its draft leaves it.
+//! The head stores the whole draft model, a key-value cache for the whole context of every sequence, and separate
+//! compute buffers, as a separate process would (prima.cpp paper, appendix A.9). None of this memory can be
+//! reclaimed. A draft model on the GPU uses GPU memory, on the CPU main memory; if both are the same memory, it
+//! counts in both. The rest is available to the large model: planner, `lint` and simulator use a device profile
+//! without the memory of the draft.
 //!
-//! Deviation: a draft on the CPU is loaded, not mapped, so that it does not compete for the page cache.
+//! Deviation: a draft model on the CPU is loaded, not mapped, so that it does not compete for the page cache.
 //!
-//! Not here: how long drafting takes, which is simulated with [`crate::compute_cost`].
+//! Not here: the time of drafting, which is simulated with [`crate::compute_cost`].
 
 use std::borrow::Cow;
 
@@ -19,47 +20,52 @@ use hearth_schema::scenario::KvFormat;
 use super::kv_cache_bytes;
 use crate::cluster::Cluster;
 
-/// Why a scenario cannot be run with a plan: they do not draft alike.
+/// The draft model or the sequences of a plan and a scenario do not match.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DraftError {
-    /// Only one of them has a draft model.
-    #[error("the plan has {planned} and the scenario's workload {requested}; plan again from this scenario")]
-    OneSided { planned: &'static str, requested: &'static str },
-    /// The plan was made for another draft.
+    /// Only one of plan and scenario has a draft model.
     #[error(
-        "the plan drafts with `{planned}` and the scenario with `{given}`; plan again from this scenario"
+        "the plan has {planned}, but the scenario's workload has {requested}; plan again from this scenario"
+    )]
+    OneSided { planned: &'static str, requested: &'static str },
+    /// The plan was made for another draft model.
+    #[error(
+        "the draft model of the plan is `{planned}`, but the scenario's is `{given}`; plan again from this scenario"
     )]
     OtherModel { planned: String, given: String },
     /// The models have different vocabularies.
     #[error(
-        "the draft `{draft}` has a vocabulary of {draft_tokens} and `{model}` one of {model_tokens}; name a draft of the same family"
+        "the draft model `{draft}` has a vocabulary of {draft_tokens} tokens, but `{model}` has {model_tokens}; name a \
+         draft model of the same family"
     )]
     Vocabulary { draft: String, draft_tokens: u32, model: String, model_tokens: u32 },
-    /// The head has no GPU of known speed for it.
+    /// The plan drafts on the GPU, but the profile of the head has no GPU speed.
     #[error(
-        "the plan drafts on the GPU of `{device}`, which has none with a known speed; set `processor: cpu` or complete \
-         the profile"
+        "the plan drafts on the GPU of `{device}`, but its profile has no GPU with a known speed; set `processor: cpu` or \
+         complete the profile"
     )]
     NoGpu { device: String },
-    /// The workload has more sequences at once than the plan has caches for.
+    /// The workload has more concurrent sequences than the plan has caches.
     #[error(
-        "the workload has {requested} sequences at once and the plan caches for {planned}; plan again from this scenario"
+        "the workload has {requested} concurrent sequences, but the plan has caches for {planned}; plan again from this \
+         scenario"
     )]
     Sequences { requested: u32, planned: u32 },
 }
 
-/// The draft model of a plan for this cluster, on the processor that the workload names, else on a GPU that holds it.
+/// Returns the draft model of a plan for this cluster, if there is one. It runs on the processor that the workload
+/// names, else on the GPU if its memory suffices, else on the CPU.
 pub fn planned(cluster: &Cluster) -> Option<PlannedDraft> {
     let draft = cluster.draft.as_ref()?;
     let requested = cluster.workload.speculation.as_ref().and_then(|speculation| speculation.processor);
     let head = cluster.members.get(cluster.head).map(|member| &member.device);
     let need = draft_bytes(draft, cluster.context, cluster.kv_cache, cluster.workload.sequences);
     let on_gpu = || head.is_some_and(|head| has_gpu(head) && less(head, need, Processor::Gpu).is_some());
-    let usual = || if on_gpu() { Processor::Gpu } else { Processor::Cpu };
-    Some(PlannedDraft { model: PlannedModel::of(draft), processor: requested.unwrap_or_else(usual) })
+    let default = || if on_gpu() { Processor::Gpu } else { Processor::Cpu };
+    Some(PlannedDraft { model: PlannedModel::of(draft), processor: requested.unwrap_or_else(default) })
 }
 
-/// Checks that a valid plan drafts as the scenario's workload does, and has caches for its sequences.
+/// Checks that a valid plan has the draft model of the scenario, and caches for its sequences.
 pub fn check(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     let (requested, planned) = (cluster.workload.sequences, plan.sequences);
     if requested > planned {
@@ -88,7 +94,7 @@ pub fn check(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     Ok(())
 }
 
-/// Checks that a draft and the large model have vocabularies of one size.
+/// Checks that the draft model and the large model have vocabularies of the same size.
 pub fn same_vocabulary(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
     let (draft_tokens, model_tokens) = (draft.shape.vocabulary, model.shape.vocabulary);
     if draft_tokens == model_tokens {
@@ -98,7 +104,8 @@ pub fn same_vocabulary(draft: &ModelProfile, model: &ModelProfile) -> Result<(),
     Err(DraftError::Vocabulary { draft, draft_tokens, model, model_tokens })
 }
 
-/// Returns the device at a place of the plan without the memory of its draft model; `None` if the draft does not fit.
+/// Returns the profile of the device with index `place` in the plan, without the memory of its draft model; `None` if
+/// the draft model does not fit.
 pub fn device_without_draft<'d>(
     plan: &Plan,
     place: usize,
@@ -114,9 +121,9 @@ pub fn device_without_draft<'d>(
     }
 }
 
-/// The cluster as its draft leaves it, for the large model alone. A head that cannot hold the draft has no GPU memory
-/// left, or too large buffers.
-pub fn cluster_beside(cluster: &Cluster) -> Cow<'_, Cluster> {
+/// Returns the cluster without its draft model and without the memory that the draft model needs on the head. If the
+/// draft model does not fit on the head, the result has no free GPU memory there, or too large compute buffers.
+pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
     let Some((draft, planned)) = cluster.draft.as_ref().zip(planned(cluster)) else {
         return Cow::Borrowed(cluster);
     };
@@ -134,7 +141,7 @@ pub fn cluster_beside(cluster: &Cluster) -> Cow<'_, Cluster> {
     Cow::Owned(cluster)
 }
 
-/// The draft's weights, keys and values.
+/// Returns the bytes of weights and key-value cache of a draft model.
 fn draft_bytes(draft: &ModelProfile, context: u32, format: KvFormat, sequences: u32) -> Bytes {
     let layers = draft.layers.len() as u32;
     draft.total_bytes() + kv_cache_bytes(&draft.shape, layers, context, format, sequences)
@@ -144,8 +151,8 @@ fn has_gpu(device: &Device) -> bool {
     device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty())
 }
 
-/// The device less what its draft needs; `None` if its GPU cannot hold that. Main memory that does not suffice shows in
-/// the account of the large model.
+/// Returns the device without `need` bytes for its draft model; `None` if they do not fit in GPU memory. Too little
+/// main memory shows up later, in the budget of the large model.
 fn less(device: &Device, need: Bytes, processor: Processor) -> Option<Device> {
     let mut device = device.clone();
     let own = device.cpu.compute_buffer.value;

@@ -1,6 +1,6 @@
-//! Memory accounting: what a plan needs of each device's memory, and what is left for weights.
+//! Memory accounting: the memory that a plan needs on each device, and the memory that remains for weights.
 //!
-//! Planner, `lint`, simulator and executor all count here:
+//! Planner, `lint`, simulator and executor all use these equations:
 //!
 //! ```text
 //! kv cache      = layers * sequences * context * (key width + value width) * element
@@ -9,16 +9,16 @@
 //! weight cache  = available - unreclaimable
 //! ```
 //!
-//! Nothing of the unreclaimable part can be evicted: the cache is reserved for the whole context of every sequence
-//! before the first token. Mapped weights may exceed the weight cache; what does not fit is read again for every token.
-//! A run whose unreclaimable part does not fit ends before it begins. Published systems that copy their weights are
-//! those of the prima.cpp paper, appendix A.8.
+//! The unreclaimable part cannot be evicted. The key-value cache is allocated for the whole context of every sequence
+//! before the first token. Mapped weights may exceed the weight cache; the excess is read from disk for every token.
+//! If the unreclaimable part does not fit, the run fails before it begins. The prima.cpp paper, appendix A.8,
+//! describes systems that copy their weights.
 //!
-//! [`draft`] subtracts what a draft model takes of the head, [`crate::conversion`] gives the size of weights in another format,
-//! and [`process_bytes`] what the executor's process holds beside all that.
+//! [`draft`] subtracts the memory of a draft model from the head. [`crate::conversion`] computes the size of weights
+//! in another format. [`process_bytes`] returns the other memory of the executor's process.
 //!
-//! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the planners' account in
-//! the symbols of the paper, for windows that no plan has yet (`hearth_halda::latency`).
+//! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the same equations in
+//! the symbols of the paper, for windows that are not part of a plan yet (`hearth_halda::latency`).
 
 mod budget;
 pub mod draft;
@@ -33,24 +33,25 @@ use hearth_schema::trace::{MemoryKind, Shortage};
 pub use budget::MemoryBudget;
 pub use pinned::{PinnedMemory, streamed_blocks};
 
-/// The least memory that weights can pass through: two read-ahead windows of 8 MiB. A device that leaves less to the
-/// system beside its share may be pushed over by what faults read around it.
+/// Minimum memory for cached weights: two read-ahead windows of 8 MiB. With less, the pages that the kernel reads
+/// around a page fault may exceed the memory limit.
 /// source: measured in the lab, 4 MiB were too little
 pub const MIN_WEIGHT_CACHE: Bytes = Bytes::mib(16);
 
-/// What an idle process holds, where it has not been measured.
+/// Memory of an idle process, if it has not been measured.
 /// source: measured in the lab, 4.0 MiB with one or two threads
 const IDLE_PROCESS: Bytes = Bytes::mib(4);
 
-/// What the head's process holds beside that: the coordinator, its tokenizer, trace and logits.
+/// Additional memory of the head's process: coordinator, tokenizer, trace and logits.
 /// source: measured in the lab, 2.9 to 4.0 MB over 14 heads of one round
 const HEAD_PROCESS: Bytes = Bytes(3_650_000);
 
-/// What each token of the vocabulary takes on the head, the only device that handles text.
+/// Memory per token of the vocabulary on the head, the only device that processes text.
 /// source: measured in the lab, 4.6 MB for 128256 tokens
 const VOCABULARY_ENTRY: Bytes = Bytes(36);
 
-/// Keys and values of `layers` layers for the whole context of every sequence, `u64::MAX` bytes if that overflows.
+/// Returns the size of the key-value cache of `layers` layers for the whole context of every sequence, `u64::MAX`
+/// bytes if it overflows.
 pub fn kv_cache_bytes(
     shape: &ModelShape,
     layers: u32,
@@ -62,38 +63,39 @@ pub fn kv_cache_bytes(
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 
-/// Memory of an executor's process without cache, buffers and weights; `idle` is its memory when it does nothing.
+/// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `idle` is the
+/// measured memory of an idle process, 0 if unknown.
 pub fn process_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
     let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocabulary) } else { Bytes::ZERO };
     idle.max(IDLE_PROCESS) + text
 }
 
-/// The memory of one device under one plan, whether it maps its weights or copies them.
+/// The memory that one device needs for a plan, with mapped or copied weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Weights that the device uses for a token, or holds.
+    /// Weights that the device reads for a token, or stores if they are copied.
     pub weights: Bytes,
-    /// Main memory that the device needs beside its weights.
+    /// Main memory that the device needs in addition to its weights.
     pub without_weights: Bytes,
-    /// Main memory that pressure cannot take back.
+    /// Main memory that the kernel cannot reclaim.
     pub unreclaimable: Bytes,
-    /// Main memory that a run can have.
+    /// Main memory that a run can use.
     pub available: Bytes,
-    /// Main memory left for weights. What exceeds it is read again, from the file or from swap.
+    /// Main memory that remains for weights. Weights beyond it are read for every token, from the file or from swap.
     pub weight_cache: Bytes,
     /// GPU memory needed.
     pub gpu_needed: Bytes,
-    /// GPU memory that a run can have.
+    /// GPU memory that a run can use.
     pub gpu_available: Bytes,
-    /// The memories that are too small for what cannot be reclaimed.
+    /// The memories that are too small for the unreclaimable part.
     pub shortages: Vec<Shortage>,
-    /// What goes to the GPU again for every token, layer by layer of the model; empty if weights are mapped.
+    /// Bytes that are uploaded to the GPU for every token, for each layer of the model; empty if weights are mapped.
     pub uploads: Vec<Bytes>,
 }
 
 impl DeviceMemory {
-    /// The memory of the device at a place of the plan, as its draft leaves it ([`draft::device_without_draft`]). With
-    /// `ignore_limits` pinned weights always fit.
+    /// Computes the memory of the device with index `place` in the plan. `device` is its profile without the memory
+    /// of a draft model ([`draft::device_without_draft`]). With `ignore_limits`, pinned weights always fit.
     pub fn new(
         plan: &Plan,
         place: usize,
@@ -123,7 +125,7 @@ impl DeviceMemory {
             without_weights: unreclaimable,
             unreclaimable,
             available: budget.available,
-            weight_cache: budget.left,
+            weight_cache: budget.weight_cache,
             gpu_needed: budget.gpu_needed,
             gpu_available,
             shortages,
@@ -133,7 +135,8 @@ impl DeviceMemory {
 
     fn pinned(place: usize, pinned: PinnedMemory, ignore_limits: bool) -> Self {
         let swapped = if ignore_limits { Bytes::ZERO } else { pinned.excess() };
-        // Without swapping, the whole layout has room, with its gaps and what other devices have.
+        // Without swapping the weight cache is unlimited, because the memory layout also has gaps and other devices'
+        // parts.
         let weight_cache =
             if swapped == Bytes::ZERO { Bytes(u64::MAX) } else { pinned.weights.saturating_sub(swapped) };
         Self {
@@ -149,7 +152,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Main memory that the device would use if it had enough.
+    /// Returns the main memory that the device would use without a limit.
     pub fn needed(&self) -> Bytes {
         self.weights + self.without_weights
     }

@@ -1,16 +1,18 @@
-//! Pinned memory: the memory of a device that copies its weights into anonymous memory, which is never evicted.
+//! Pinned memory: the memory of a device that copies its weights into anonymous memory, whose pages are never
+//! dropped.
 //!
-//! Systems that do not map the model's file do so (prima.cpp paper, appendix A.8):
+//! Systems that do not map the model file work like this (prima.cpp paper, appendix A.8):
 //!
-//! - on the CPU in the format that they compute in;
-//! - on the GPU likewise; where weights are converted there, a copy in the CPU's format stays in main memory;
-//! - the head has the embedding and the output matrix, and may have loaded the whole model to cut it into slices;
-//! - a sliding window holds the largest run of its number of blocks. The head's output matrix passes through it in blocks
-//!   no larger than a layer's largest, and a row of the embedding is read when it is needed.
+//! - on the CPU, weights are stored in the format of the computation;
+//! - on the GPU too; if they are converted there, a copy in the format of the CPU stays in main memory;
+//! - the head stores the embedding and the output matrix, and may have loaded the whole model to slice it;
+//! - with a sliding window, the memory of its largest sequence of blocks is needed. The output matrix of the head
+//!   passes through the window in blocks no larger than the largest block of a layer, and embedding rows are read on
+//!   demand.
 //!
-//! Anonymous memory beyond what a device can have is swapped, if it has swap space that nothing else is moved to;
-//! otherwise the device is out of memory. GPU layers that are converted and do not all fit are converted again for
-//! every token, from the copy in main memory; without a copy the device is out of memory.
+//! Anonymous memory beyond the available memory is swapped, if the device has free swap space; otherwise the device
+//! is out of memory. Converted GPU layers that do not fit in GPU memory are converted again for every token, from the
+//! copy in main memory; without a copy the device is out of memory.
 
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Device};
@@ -23,33 +25,34 @@ use super::{kv_cache_bytes, shortage};
 use crate::conversion::{converted, model_as};
 use crate::tensor::SlicedModel;
 
-/// What one device of a plan holds and the kernel cannot reclaim.
+/// The memory that one device with copied weights needs for a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PinnedMemory {
-    /// Weights in main memory, a GPU's copies included.
+    /// Weights in main memory, including copies of GPU weights.
     pub weights: Bytes,
-    /// The part of them that the CPU reads for each token.
+    /// The part of `weights` that the CPU reads for each token.
     pub read: Bytes,
-    /// The whole model, while its slices are cut.
+    /// The whole model, if the head loads it to slice it.
     pub loading: Bytes,
-    /// Keys and values in main memory at full context.
+    /// Key-value cache in main memory, for the whole context.
     pub kv_cache: Bytes,
     /// Compute buffers in main memory.
     pub buffers: Bytes,
     /// GPU memory in use, without weights that are converted again for every token.
     pub gpu: Bytes,
-    /// The part of the copy in main memory that goes to the GPU again for every token, layer by layer of the model.
+    /// Bytes of the copy in main memory that are uploaded to the GPU for every token, for each layer of the model.
     pub uploads: Vec<Bytes>,
-    /// Main memory that a run can have.
+    /// Main memory that a run can use.
     pub available: Bytes,
-    /// Memory of the GPU's own that a run can have.
+    /// Dedicated GPU memory that a run can use.
     pub gpu_available: Bytes,
-    /// Swap space that nothing else is moved to.
+    /// Swap space that is not needed for the memory of other programs.
     pub swap: Bytes,
 }
 
 impl PinnedMemory {
-    /// The memory of the device at a place of a plan, if it copies its weights. With `ignore_limits` everything fits.
+    /// Computes the memory of the device with index `place` in the plan, `None` if it maps its weights. With
+    /// `ignore_limits` everything fits.
     pub fn new(
         plan: &Plan,
         place: usize,
@@ -62,31 +65,31 @@ impl PinnedMemory {
         }
         let mut account = Account::new(plan, place, model, device);
         if ignore_limits {
-            account.gpu_left = Bytes(u64::MAX);
+            account.gpu_free = Bytes(u64::MAX);
         }
         match plan.kind.tensor() {
             Some(tensor) => account.slices(plan, tensor, place),
             None => account.layers(plan, place),
         }
-        Some(account.held)
+        Some(account.memory)
     }
 
-    /// Main memory that the kernel cannot reclaim.
+    /// Returns the main memory that the kernel cannot reclaim.
     pub fn main(&self) -> Bytes {
         self.weights + self.loading + self.kv_cache + self.buffers
     }
 
-    /// Main memory needed beyond what is available, which is swapped or missing.
+    /// Returns the main memory needed beyond the available memory, which is swapped or missing.
     pub fn excess(&self) -> Bytes {
         self.main().saturating_sub(self.available)
     }
 
-    /// Whether main memory, with swap, and the GPU's own hold it.
+    /// Whether main memory with swap, and dedicated GPU memory, are large enough.
     pub fn fits(&self) -> bool {
         self.excess() <= self.swap && self.gpu <= self.gpu_available
     }
 
-    /// The memories of the device at a place of its plan that are too small.
+    /// Returns the memories that are too small. `place` is the index of the device in the plan.
     pub fn shortages(&self, place: usize) -> Vec<Shortage> {
         let main = shortage(place, MemoryKind::Main, self.main(), self.available + self.swap);
         let gpu = shortage(place, MemoryKind::Gpu, self.gpu, self.gpu_available);
@@ -94,26 +97,26 @@ impl PinnedMemory {
     }
 }
 
-/// A device's memory while it is counted.
+/// Adds up the memory of a device.
 struct Account<'a> {
-    held: PinnedMemory,
+    memory: PinnedMemory,
     model: &'a ModelProfile,
     device: &'a Device,
-    /// Free GPU memory.
-    gpu_left: Bytes,
+    /// Free dedicated GPU memory.
+    gpu_free: Bytes,
 }
 
 impl<'a> Account<'a> {
     fn new(plan: &Plan, place: usize, model: &'a ModelProfile, device: &'a Device) -> Self {
-        let (memory, on_gpu) = (&device.memory, plan.devices[place].gpu_layers > 0);
+        let (main, on_gpu) = (&device.memory, plan.devices[place].gpu_layers > 0);
         let gpu = device.gpu.as_ref().filter(|_| on_gpu);
         let own_gpu = gpu.filter(|gpu| !gpu.unified_memory);
-        let given_up = memory.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
-        let swap = memory.swap_available.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
+        let swapped_out = main.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
+        let swap = main.swap_available.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
         let shared = gpu.filter(|gpu| gpu.unified_memory).map_or(Bytes::ZERO, |gpu| gpu.compute_buffer.value);
         let gpu_buffer = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.compute_buffer.value);
         let gpu_available = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
-        let held = PinnedMemory {
+        let memory = PinnedMemory {
             weights: Bytes::ZERO,
             read: Bytes::ZERO,
             loading: Bytes::ZERO,
@@ -121,19 +124,19 @@ impl<'a> Account<'a> {
             buffers: device.cpu.compute_buffer.value + shared,
             gpu: gpu_buffer,
             uploads: vec![Bytes::ZERO; model.layers.len()],
-            available: memory.obtainable(),
+            available: main.obtainable(),
             gpu_available,
-            swap: swap.saturating_sub(given_up),
+            swap: swap.saturating_sub(swapped_out),
         };
-        Self { held, model, device, gpu_left: gpu_available.saturating_sub(gpu_buffer) }
+        Self { memory, model, device, gpu_free: gpu_available.saturating_sub(gpu_buffer) }
     }
 
-    /// Whether the GPU has its own memory.
-    fn apart(&self) -> bool {
+    /// Whether the GPU has dedicated memory.
+    fn has_gpu_memory(&self) -> bool {
         self.device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory)
     }
 
-    /// Counts the whole layers of a ring.
+    /// Adds the layers and the output matrix of a device in a ring.
     fn layers(&mut self, plan: &Plan, place: usize) {
         let residency = plan.devices[place].residency;
         let cache = kv_cache_bytes(&self.model.shape, 1, plan.context, plan.kv_cache, plan.sequences);
@@ -147,28 +150,29 @@ impl<'a> Account<'a> {
                     let copy = residency.gpu_weights_as.map(|_| on_cpu);
                     self.on_gpu(layer, on_gpu, cache, copy);
                 } else {
-                    self.held.read += on_cpu;
-                    self.held.kv_cache += cache;
+                    self.memory.read += on_cpu;
+                    self.memory.kv_cache += cache;
                 }
             }
         }
         if place == 0 {
             let ends = model_as(self.model, residency.weights_as, |_| None);
-            self.held.weights += embedding(&ends);
+            self.memory.weights += embedding(&ends);
             if plan.output == Processor::Gpu {
                 let on_gpu = converted(&self.model.output, residency.format_on(true)).bytes();
                 let copy = residency.gpu_weights_as.map_or(Bytes::ZERO, |_| ends.output_bytes());
-                let (own, shared) = if self.apart() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
-                self.held.gpu += own;
-                self.held.weights += shared;
+                let (own, shared) =
+                    if self.has_gpu_memory() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
+                self.memory.gpu += own;
+                self.memory.weights += shared;
             } else {
-                self.held.read += ends.output_bytes();
+                self.memory.read += ends.output_bytes();
             }
         }
-        self.held.weights += self.held.read;
+        self.memory.weights += self.memory.read;
     }
 
-    /// Counts a slice of every layer.
+    /// Adds the slices of a device in a tensor-parallel plan.
     fn slices(&mut self, plan: &Plan, tensor: &TensorPlan, place: usize) {
         let (planned, model) = (&plan.devices[place], self.model);
         let residency = planned.residency;
@@ -181,53 +185,53 @@ impl<'a> Account<'a> {
                 self.on_gpu(layer, weights, cache, None);
             }
         } else {
-            self.held.read = sliced.layers_bytes();
-            self.held.kv_cache = cache * model.shape.layers;
+            self.memory.read = sliced.layers_bytes();
+            self.memory.kv_cache = cache * model.shape.layers;
         }
         if place == 0 {
-            self.held.read += sliced.attention.output_bytes();
+            self.memory.read += sliced.attention.output_bytes();
         }
         if residency.policy == Residency::Sliding {
-            self.held.weights = largest_window(&sliced, residency.blocks.unwrap_or(1), place == 0);
+            self.memory.weights = largest_window(&sliced, residency.blocks.unwrap_or(1), place == 0);
         } else {
             let rows = if place == 0 { embedding(&sliced.attention) } else { Bytes::ZERO };
-            self.held.weights += self.held.read + rows;
+            self.memory.weights += self.memory.read + rows;
         }
         if place == 0 && tensor.head_loads == HeadLoads::Model {
             let whole = model_as(model, residency.weights_as, |_| residency.weights_as);
             let input = converted(&model.input, tensor.embedding_as.or(residency.weights_as));
             let input = if model.shape.tied_embeddings { Bytes::ZERO } else { input.bytes() };
-            self.held.loading = whole.layers_bytes() + whole.output_bytes() + input;
+            self.memory.loading = whole.layers_bytes() + whole.output_bytes() + input;
         }
     }
 
-    /// Counts a layer on a GPU that shares main memory or has its own, where `copy` bytes in main memory may back it.
+    /// Adds a layer on the GPU. `copy` is the size of a copy in main memory, if there is one.
     fn on_gpu(&mut self, layer: u32, weights: Bytes, cache: Bytes, copy: Option<Bytes>) {
-        if !self.apart() {
-            self.held.weights += weights;
-            self.held.kv_cache += cache;
+        if !self.has_gpu_memory() {
+            self.memory.weights += weights;
+            self.memory.kv_cache += cache;
             return;
         }
-        self.held.weights += copy.unwrap_or(Bytes::ZERO);
-        self.held.gpu += cache;
-        self.gpu_left = self.gpu_left.saturating_sub(cache);
+        self.memory.weights += copy.unwrap_or(Bytes::ZERO);
+        self.memory.gpu += cache;
+        self.gpu_free = self.gpu_free.saturating_sub(cache);
         match copy {
-            Some(copy) if weights > self.gpu_left => self.held.uploads[layer as usize] = copy,
+            Some(copy) if weights > self.gpu_free => self.memory.uploads[layer as usize] = copy,
             _ => {
-                self.held.gpu += weights;
-                self.gpu_left = self.gpu_left.saturating_sub(weights);
+                self.memory.gpu += weights;
+                self.gpu_free = self.gpu_free.saturating_sub(weights);
             }
         }
     }
 }
 
-/// The head's embedding, 0 if it is tied to the output matrix.
+/// Returns the size of the embedding, 0 if it is tied to the output matrix.
 fn embedding(model: &ModelProfile) -> Bytes {
     if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_bytes() }
 }
 
-/// The blocks that a device with a sliding window loads for a token, in order. The head's output matrix is cut into
-/// blocks no larger than a layer's.
+/// Returns the sizes of the blocks that a device with a sliding window loads for a token, in order. The output matrix
+/// of the head is divided into blocks no larger than the largest block of a layer.
 pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();
@@ -242,7 +246,7 @@ pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     blocks
 }
 
-/// The bytes of the largest run of `count` consecutive blocks.
+/// Returns the size of the largest sequence of `count` consecutive blocks, which wraps around at the end.
 fn largest_window(sliced: &SlicedModel, count: u32, head: bool) -> Bytes {
     let blocks = streamed_blocks(sliced, head);
     let count = (count as usize).min(blocks.len());

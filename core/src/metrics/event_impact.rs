@@ -1,4 +1,4 @@
-//! The time of a token before, during and after an event of a trace, and the memory pressure of its device.
+//! Time per token and memory pressure before, during and after an event of a trace.
 
 use hearth_schema::run_events::RunEvent;
 use hearth_schema::trace::{Counter, Trace};
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::token_times::TokenTimes;
 
-/// Something before, during and after a run event; absent where there is no token.
+/// A metric before, during and after a run event; `None` for a phase without tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phases {
-    /// The value over tokens that were complete before the event began.
+    /// The value for tokens that were complete before the event began.
     pub before: Option<f64>,
-    /// The value over tokens that overlap the event.
+    /// The value for tokens that overlap the event.
     #[serde(alias = "beside")]
     pub during: Option<f64>,
-    /// The value over tokens that began after the event ended.
+    /// The value for tokens that began after the event ended.
     pub after: Option<f64>,
 }
 
@@ -23,14 +23,14 @@ pub struct Phases {
 pub struct EventImpact {
     /// Mean time per output token after the first, in milliseconds.
     pub tpot_ms: Phases,
-    /// The longest of these tokens, in milliseconds.
+    /// Maximum time per output token after the first, in milliseconds.
     #[serde(alias = "longest_ms")]
     pub max_ms: Phases,
-    /// The highest memory pressure of its device: what cannot be reclaimed, over the memory it has.
+    /// Maximum memory pressure of the event's device: unreclaimable bytes divided by total memory.
     pub pressure: Phases,
 }
 
-/// The times of tokens before, during and after a run event of a trace.
+/// Computes the effect of a run event on its trace.
 pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
     let (from, to) = (run_event.start, run_event.end.unwrap_or(u64::MAX));
     let mut phases = [const { Vec::new() }; 3];
@@ -83,7 +83,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Tokens that are out at these milliseconds, on one device of 1000 bytes.
+    /// A trace of one device with 1000 bytes of memory whose tokens end at these milliseconds.
     fn trace(ends: &[u64], run_event: RunEvent) -> Trace {
         let pass = |index| Pass::plain(index, index, 1, true);
         let output = |(pass, end): (u32, &u64)| Record {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_told_by_when_they_were_made() {
+    fn tokens_are_assigned_to_phases_by_their_times() {
         let game = RunEvent {
             kind: RunEventKind::Load,
             device: Some("a".into()),
@@ -144,7 +144,7 @@ mod tests {
             what: "4 threads".into(),
             plan: None,
         };
-        // Tokens of 10 ms, then 20, 20 and 10 ms of which some part is during the game, then 10 ms.
+        // Tokens of 10 ms before the game, of 20, 20 and 10 ms that overlap it, and of 10 ms after it.
         let trace = trace(&[10, 20, 40, 60, 70, 80], game.clone());
         let impact = event_impact(&trace, &game);
         let phases =

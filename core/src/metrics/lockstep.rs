@@ -1,11 +1,11 @@
 //! The terms of a token in a tensor-parallel run.
 //!
-//! A token takes one block after another, each ended by an all-reduce. On the head's clock a block lasts from the end
-//! of the one before it to the head's last step with the block's number. The work of the device that finished last is
-//! counted as its steps have it (`cpu`, `gpu`, `memory`, `demand_disk`, `queue`), as far as it lies within the block.
-//! The rest is `network`: sums on their way, and waiting for them. So the terms add up to TPOT, and slow devices show
-//! as work; `busy_ms` of the devices shows who waited. All steps are on one clock: runs of this kind are simulated
-//! only.
+//! A token goes through one block after another, and an all-reduce ends each block. On the head's clock a block lasts
+//! from the end of the previous block to the head's last step of this block. The steps of the device that finishes
+//! last are counted in the terms `cpu`, `gpu`, `memory`, `demand_disk` and `queue`, as far as they lie within the
+//! block. The rest of the block is `network`: messages in flight, and waiting for them. So the terms sum to TPOT, and
+//! a slow device shows as work; `busy_ms` of the devices shows which ones waited. All steps use one clock, because
+//! runs of this kind are only simulated.
 //!
 //! Not here: rings ([`super`]).
 
@@ -15,7 +15,7 @@ use super::token_times::DecodeStep;
 use super::{ByPass, Terms, charge, is_work, millis};
 use hearth_schema::trace::{Kind, Record};
 
-/// The terms of one token, in milliseconds.
+/// Returns the terms of one token, in milliseconds.
 pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
     let none = Vec::new();
@@ -29,7 +29,7 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
                 let end = ends.entry(record.round).or_insert(record.end);
                 *end = (*end).max(record.end);
             }
-            // The last three a SoC has when it runs alone, and slices nothing.
+            // Only a SoC that runs alone has the last three kinds; it has no slices.
             Kind::Send | Kind::Prefetch | Kind::Draft | Kind::Kernel | Kind::Synchronise | Kind::Prepare => {}
         }
         if record.kind == Kind::Embed {
@@ -45,7 +45,7 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
     }
     for (round, end) in ends {
         let block = [from, end.max(from)];
-        let last = work.get(&round).and_then(|devices| devices.iter().max_by_key(|steps| done(steps)));
+        let last = work.get(&round).and_then(|devices| devices.iter().max_by_key(|steps| end_of(steps)));
         let mut inside = 0.0;
         for record in last.into_iter().flatten() {
             inside += charge_inside(&mut terms, record, block);
@@ -58,17 +58,18 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
     terms
 }
 
-/// Whether a step is work on a block.
+/// Whether a step is computation or copying in a block.
 fn is_block(record: &Record) -> bool {
     is_work(record) && !matches!(record.kind, Kind::Embed | Kind::Output)
 }
 
-/// Returns the time at which a device was done with a block.
-fn done(steps: &[&Record]) -> u64 {
+/// Returns the time at which a device finished a block.
+fn end_of(steps: &[&Record]) -> u64 {
     steps.iter().map(|record| record.end).max().unwrap_or(0)
 }
 
-/// Adds the part of a step inside a span, in the step's proportions, and returns its length.
+/// Adds the part of a step that lies within a time span to the terms, in proportion. Returns its duration in
+/// milliseconds.
 fn charge_inside(terms: &mut Terms, record: &Record, span: [u64; 2]) -> f64 {
     let inside = record.end.min(span[1]).saturating_sub(record.start.max(span[0]));
     if inside == 0 {

@@ -1,23 +1,25 @@
-//! Metrics of a trace: times per token, their terms, and the numbers of each device.
+//! Metrics of a trace: time per token, its terms, and metrics of each device.
 //!
-//! One function computes them from a simulated or a measured trace, so neither runner reports its own speed. TPOT is
-//! over the tokens after the first of each sequence: the time between two outputs of one sequence, shared by the
-//! tokens of the later one, which are several where drafts were accepted. Its terms sum to it exactly:
+//! One function computes them from a simulated or a measured trace, so neither runner reports its own speed. TPOT
+//! covers the tokens after the first of each sequence: it is the time between two outputs of a sequence, divided by
+//! the number of tokens of the later output, which is more than one if drafts were accepted. Its terms sum to it
+//! exactly:
 //!
-//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, explicit copies, on any
-//!   device; drafting is computing on the head;
-//! - `demand_disk`: wall time of a CPU step less its CPU time, run-queue delay and copies;
-//! - `network`: from the head's `send` to its `receive`, less the time the message was with other devices by their
-//!   own clocks (there is no shared clock);
-//! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds the token, as
-//!   when it works on another sequence;
-//! - `bubble`: the rest; zero where every pass is somewhere, unless the ring lost a device and began again.
+//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, and explicit copies, on any
+//!   device; drafting is a computing step of the head;
+//! - `demand_disk`: wall time of a CPU step minus its CPU time, run-queue delay and copies;
+//! - `network`: time from the head's `send` to its `receive`, minus the time that the message spent on other devices
+//!   by their own clocks (there is no shared clock);
+//! - `queue`: ready but not running: run-queue delay, and gaps between the steps of the device that has the token,
+//!   for example while it works on another sequence;
+//! - `bubble`: the rest. It is zero unless no pass is in flight for a time, as when the ring is rebuilt after a loss.
 //!
-//! A token of a `tensor` trace is on all devices at once, see `lockstep`. `hidden_disk` is reading ahead, less the
-//! time that the computations of the same device waited meanwhile. It is not part of the sum.
+//! In a `tensor` trace all devices work on a token at the same time, see `lockstep`. `hidden_disk` is the time of
+//! read-ahead minus the time that computations of the same device waited for the disk meanwhile. It is not part of
+//! the sum.
 //!
-//! Not here: the times of tokens ([`token_times`]), the intervals of means ([`intervals`]), and the numbers of
-//! several sequences and of drafts ([`sequences`]).
+//! Not here: the times of tokens ([`token_times`]), confidence intervals of the means ([`intervals`]), and the
+//! metrics of several sequences and of speculative decoding ([`sequences`]).
 
 pub mod event_impact;
 pub mod intervals;
@@ -37,44 +39,43 @@ use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Record, Resource,
 
 /// Mean, median and 95th percentile, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
-    /// Arithmetic mean.
+pub struct LatencySummary {
     pub mean: f64,
-    /// Median.
+    /// The median.
     pub p50: f64,
-    /// 95th percentile (nearest rank).
+    /// The 95th percentile (nearest rank).
     pub p95: f64,
 }
 
-/// Where a token's time went, in milliseconds; all but `hidden_disk` sum to the mean TPOT.
+/// The terms of the time per token, in milliseconds; all but `hidden_disk` sum to the mean TPOT.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
     /// Thread CPU time in computing steps.
     pub cpu: f64,
     /// Wall time of GPU steps.
     pub gpu: f64,
-    /// Explicit copies.
+    /// Time of explicit copies.
     pub memory: f64,
     /// Waiting for the disk inside computing steps.
     pub demand_disk: f64,
-    /// Messages in flight.
+    /// Time of messages in flight.
     #[serde(alias = "air")]
     pub network: f64,
-    /// Ready but not running.
+    /// Time ready but not running.
     pub queue: f64,
-    /// Waiting for the ring.
+    /// Pipeline bubble: time in which the token is neither on a device nor in a message.
     pub bubble: f64,
-    /// Disk time hidden behind other work; not part of the sum.
+    /// Time of read-ahead that no computation waited for; not part of the sum.
     pub hidden_disk: f64,
 }
 
 impl Terms {
-    /// The sum of the terms, which is the mean TPOT, in milliseconds.
+    /// Returns the sum of the terms, which is the mean TPOT, in milliseconds.
     pub fn sum(&self) -> f64 {
         self.cpu + self.gpu + self.memory + self.demand_disk + self.network + self.queue + self.bubble
     }
 
-    /// The terms with their names, in the order of a report's rows.
+    /// Returns the terms of the sum with their names, in the order of a report's rows.
     pub fn rows(&self) -> [(&'static str, f64); 7] {
         [
             ("cpu", self.cpu),
@@ -88,80 +89,75 @@ impl Terms {
     }
 }
 
-/// What one device did for a token.
+/// Metrics of one device, averaged over the generated tokens after the first.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceMetrics {
-    /// Its name.
     pub name: String,
-    /// Unreclaimable bytes over the memory it has.
+    /// Maximum memory pressure: unreclaimable bytes divided by total memory.
     pub memory_pressure: f64,
-    /// Bytes read from disk for each generated token after the first.
+    /// Bytes read from disk per generated token after the first.
     pub bytes_read_per_token: f64,
-    /// Bytes of weights in memory at the end.
+    /// Bytes of weights in memory at the end of the run.
     pub resident_bytes: u64,
-    /// Milliseconds of each token in which it computed, disk waits included.
+    /// Milliseconds of computing steps per token, disk waits included.
     pub busy_ms: f64,
-    /// The part of them that it waited for the disk.
+    /// Milliseconds per token that computing steps waited for the disk.
     pub demand_disk_ms: f64,
-    /// Milliseconds per token spent reading ahead from disk while no computation waited for the data.
+    /// Milliseconds per token of read-ahead that no computation waited for.
     pub hidden_disk_ms: f64,
-    /// Whether the device failed and its trace was lost: its numbers are then unknown, not zero.
+    /// Whether the device failed and its trace was lost: its other metrics are then unknown, not zero.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trace_lost: bool,
 }
 
-/// A device on which a run did not fit.
+/// A device with too little memory for the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceShortage {
-    /// Its name.
+    /// The name of the device.
     pub device: String,
-    /// The kind of memory.
     pub memory: MemoryKind,
-    /// The minimum memory that the run needs.
+    /// The minimum memory that the run needs on the device.
     pub needed_bytes: u64,
-    /// The memory that is available to it.
+    /// The memory that is available to the run.
     pub available_bytes: u64,
 }
 
-/// The numbers of a run.
+/// The metrics of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
-    /// How it ended.
     pub outcome: Outcome,
-    /// Devices whose memory the run exceeds; absent unless it ended so.
+    /// Devices with too little memory, if the run ended out of memory.
     #[serde(default, alias = "short_of_memory", skip_serializing_if = "Vec::is_empty")]
     pub memory_shortages: Vec<DeviceShortage>,
-    /// Time per output token after the first; absent when none followed the first.
-    pub tpot_ms: Option<Spread>,
-    /// Time to the first token, the mean over the sequences; absent when there was none.
+    /// Time per output token after the first, in milliseconds; absent if there is only one token.
+    pub tpot_ms: Option<LatencySummary>,
+    /// Mean time to the first token of a sequence, in milliseconds; absent if there was none.
     pub ttft_ms: Option<f64>,
-    /// Output tokens after the first per second, of all sequences together.
+    /// Output tokens after the first per second, over all sequences.
     pub tokens_per_s: Option<f64>,
-    /// Where the mean token's time went.
+    /// The terms of the mean TPOT.
     pub terms_ms: Terms,
-    /// Each sequence's numbers, where there are several.
+    /// The metrics of each sequence, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<SequenceMetrics>,
-    /// What drafting brought, where there were drafts.
+    /// The metrics of speculative decoding, if tokens were drafted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<SpeculationMetrics>,
-    /// What each device did.
     pub devices: Vec<DeviceMetrics>,
-    /// The run's seed.
     pub seed: u64,
 }
 
 impl Metrics {
-    /// Bytes that all devices together read from disk for a generated token after the first; unknown if a device took
-    /// what it read with it.
+    /// Returns the bytes that all devices together read from disk per generated token after the first, `None` if the
+    /// trace of a device was lost.
     pub fn bytes_read_per_token(&self) -> Option<f64> {
         let known = |device: &DeviceMetrics| (!device.trace_lost).then_some(device.bytes_read_per_token);
-        // A sum of no terms is -0.
+        // `sum` of an empty iterator would be -0.
         self.devices.iter().map(known).try_fold(0.0, |sum, read| Some(sum + read?))
     }
 }
 
-/// Computes a trace's numbers.
+/// Computes the metrics of a trace.
 pub fn compute(trace: &Trace) -> Metrics {
     let by_pass = group(&trace.records);
     let none = Vec::new();
@@ -175,7 +171,7 @@ pub fn compute(trace: &Trace) -> Metrics {
     }
     let devices = devices(trace, &outputs);
     terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
-    let tpot = spread(&outputs.decode_steps);
+    let tpot = latency_summary(&outputs.decode_steps);
     let mean = tpot.map(|tpot| tpot.mean);
     let to_first = |begin: u64| {
         let times = outputs.first_tokens.iter().map(|first| millis(first.end.saturating_sub(begin)));
@@ -184,7 +180,7 @@ pub fn compute(trace: &Trace) -> Metrics {
     };
     Metrics {
         outcome: trace.outcome,
-        memory_shortages: short(trace),
+        memory_shortages: memory_shortages(trace),
         tpot_ms: tpot,
         ttft_ms: begin.and_then(to_first),
         tokens_per_s: mean.and_then(|mean| sequences::rate(&outputs, mean)),
@@ -196,7 +192,7 @@ pub fn compute(trace: &Trace) -> Metrics {
     }
 }
 
-/// The terms of one step, in milliseconds, as the kind of the plan has them.
+/// Returns the terms of one step, in milliseconds, by the rule for the kind of the plan.
 fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     let devices = trace.header.devices.len();
     if trace.header.kind.is_ring() {
@@ -206,8 +202,8 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// The terms of each device's steps in the mean token, in the header's order, in milliseconds: its share of `cpu`,
-/// `gpu`, `memory` and `demand_disk`, and of `queue` what it waited for a processor within its steps.
+/// Returns the terms per token of the steps of each device, in milliseconds, in the order of the header: its share of
+/// `cpu`, `gpu`, `memory` and `demand_disk`, and as `queue` the run-queue delay within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::of(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
@@ -225,7 +221,7 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     sums.iter().map(mean).collect()
 }
 
-fn short(trace: &Trace) -> Vec<DeviceShortage> {
+fn memory_shortages(trace: &Trace) -> Vec<DeviceShortage> {
     let name = |device: u16| trace.header.devices.get(usize::from(device)).map(|device| device.name.clone());
     let named = |shortage: &hearth_schema::trace::Shortage| DeviceShortage {
         device: name(shortage.device).unwrap_or_default(),
@@ -250,8 +246,8 @@ fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
 }
 
-/// The spread over tokens; those of one step share its time.
-fn spread(steps: &[DecodeStep]) -> Option<Spread> {
+/// Summarises the times of tokens; the tokens of a step share its time equally.
+fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
     let mut sorted: Vec<(f64, u64)> =
         steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))).collect();
     let count: u64 = sorted.iter().map(|(_, tokens)| tokens).sum();
@@ -264,9 +260,9 @@ fn spread(steps: &[DecodeStep]) -> Option<Spread> {
             passed += tokens;
             passed >= wanted
         });
-        found.map_or(0.0, |(pace, _)| *pace)
+        found.map_or(0.0, |(ms, _)| *ms)
     };
-    (count > 0).then(|| Spread { mean: time / count as f64, p50: rank(0.5), p95: rank(0.95) })
+    (count > 0).then(|| LatencySummary { mean: time / count as f64, p50: rank(0.5), p95: rank(0.95) })
 }
 
 fn is_work(record: &Record) -> bool {
@@ -297,7 +293,7 @@ fn charge(terms: &mut Terms, record: &Record) {
     terms.demand_disk += wall - cpu - queue - copy;
 }
 
-/// The terms of one step, in milliseconds.
+/// Returns the terms of one decode step of a ring, in milliseconds.
 fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
     let none = Vec::new();
@@ -307,24 +303,25 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
         charge(&mut terms, record);
         explained += millis(record.duration());
     }
-    // One leg for each message that left the head and came back.
+    // Each message that the head sends comes back to it after one round.
     for sent in head.iter().filter(|record| record.kind == Kind::Send) {
         let back = head
             .iter()
             .filter(|record| record.kind == Kind::Receive && record.end >= sent.start)
             .min_by_key(|record| record.end);
         let Some(back) = back else { continue };
-        let leg = millis(back.end - sent.start);
-        explained += leg;
+        let round_trip = millis(back.end - sent.start);
+        explained += round_trip;
         let mut away = 0.0;
         for device in 1..devices as u16 {
             let visit = by_pass.get(&(token.pass, device)).unwrap_or(&none);
             let visit = visit.iter().copied().filter(|record| record.round == sent.round);
             away += charge_visit(&mut terms, visit);
         }
-        terms.network += leg - away;
+        terms.network += round_trip - away;
     }
-    // Time between two tokens is the ring's: it lacked a device, or computed tokens again.
+    // After an interruption, the time before the first step of the pass is a bubble: the ring was rebuilt, or tokens
+    // were recomputed.
     let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
     let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
     terms.queue += (millis(token.duration()) - explained - lost).max(0.0);
@@ -332,7 +329,8 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
     terms
 }
 
-/// Adds the steps of one message's stay on a device to the terms. Returns the duration of the stay in milliseconds.
+/// Adds the steps of one visit of a message on a device to the terms. Returns the duration of the visit in
+/// milliseconds.
 fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) -> f64 {
     let (mut arrived, mut left, mut worked) = (None, None, 0.0);
     for record in visit {
@@ -418,18 +416,18 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
         .collect()
 }
 
-/// Whether a device was missed and left nothing behind.
+/// Whether a device was lost and the trace has neither records nor readings of it.
 fn is_lost(trace: &Trace, index: u16) -> bool {
     let name = trace.header.devices.get(usize::from(index)).map(|device| device.name.as_str());
-    let missed = |it: &RunEvent| it.kind == RunEventKind::Silent && it.device.as_deref() == name;
-    trace.run_events.iter().any(missed)
+    let went_silent = |it: &RunEvent| it.kind == RunEventKind::Silent && it.device.as_deref() == name;
+    trace.run_events.iter().any(went_silent)
         && !trace.records.iter().any(|record| record.device == index)
         && !trace.readings.iter().any(|reading| reading.device == index)
 }
 
-/// Milliseconds of reading ahead for which none of the device's own steps waited. A step's waiting is not placed
-/// within the step, so it counts against all reading at that time. `work` is in order, but steps on different
-/// processors may overlap, so that one of them can have ended before the reading began.
+/// Returns the milliseconds of read-ahead during which no step of the device waited for the disk. The trace does not
+/// say when a step waited, so its disk wait is subtracted from all read-ahead that overlaps the step. `work` is
+/// ordered by start, but steps on different processors may overlap, so a later step can end before an earlier one.
 fn hidden(ahead: &[&Record], work: &[&Record]) -> f64 {
     let mut overlapping = vec![0u64; work.len()];
     for reading in ahead {

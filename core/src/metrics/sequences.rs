@@ -1,53 +1,53 @@
-//! Metrics of each sequence of a run with several, and of speculative decoding.
+//! Metrics of each sequence in a run with several sequences, and metrics of speculative decoding.
 //!
-//! All sequences are requested when the run begins. The time to the first token of each counts from there, including
-//! the wait for earlier prompts. The overall rate is the tokens after the very first, over the time from that one to
-//! the last.
+//! All sequences are requested when the run begins. The time to the first token of each sequence is measured from the
+//! start of the run, including the wait for earlier prompts. The overall rate is the number of tokens after the first
+//! one of the run, divided by the time from that token to the last one.
 //!
-//! Drafting is part of a token's `cpu` or `gpu` term on the head. Beside the terms, the mean time per token is split
-//! in two: `draft_ms`, in which the head drafted for the pass, and `verify_ms`, the rest.
+//! Drafting is part of the `cpu` or `gpu` term of a token on the head. In addition, the mean time per token is split
+//! into `draft_ms`, the time in which the head drafted, and `verify_ms`, the rest.
 //!
-//! `acceptance` counts the drafts that were verified: those accepted, and in each pass the first rejected one. The
-//! drafts after that one say nothing about the draft model.
+//! `acceptance` is a share of the verified drafts: the accepted ones, and the first rejected one of each pass. Drafts
+//! after a rejected one say nothing about the draft model.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ByPass, DecodeStep, TokenTimes, millis};
 use hearth_schema::trace::Kind;
 
-/// The numbers of one sequence of several.
+/// The metrics of one sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequenceMetrics {
     /// The number of the sequence, from 0.
     pub sequence: u32,
     /// Milliseconds from the start of the run to its first token.
     pub ttft_ms: f64,
-    /// Its tokens after the first.
+    /// The number of tokens after the first.
     pub tokens: u64,
-    /// Mean time of these; absent if there are none.
+    /// Mean time per token after the first, in milliseconds; absent if there are none.
     pub tpot_ms: Option<f64>,
 }
 
-/// What drafting brought.
+/// The metrics of speculative decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpeculationMetrics {
-    /// Passes that had drafts.
+    /// The number of passes with drafts.
     pub steps: u64,
-    /// The mean number of tokens per decode step.
+    /// The mean number of tokens per pass with drafts.
     pub tokens_per_step: f64,
-    /// Tokens drafted.
+    /// The number of drafted tokens.
     pub drafted: u64,
     /// The number of drafted tokens that the large model accepted.
     pub accepted: u64,
     /// The share of the verified drafts that was accepted.
     pub acceptance: f64,
-    /// The part of the mean time per token spent drafting.
+    /// The part of the mean time per token spent drafting, in milliseconds.
     pub draft_ms: f64,
-    /// The rest of the mean time per token.
+    /// The rest of the mean time per token, in milliseconds.
     pub verify_ms: f64,
 }
 
-/// The metrics of each sequence if there are several.
+/// Returns the metrics of each sequence, empty if there is only one.
 pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
     let one = |first: &super::FirstToken| {
@@ -65,7 +65,7 @@ pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<Sequenc
     outputs.first_tokens.iter().map(one).collect()
 }
 
-/// Tokens per second of all sequences together; with one it is the inverse of its mean time per token.
+/// Returns the tokens per second over all sequences; for a single sequence the inverse of its mean time per token.
 pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     let ends = outputs.first_tokens.iter().map(|first| first.end);
     let from = ends.clone().min()?;
@@ -78,7 +78,7 @@ pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     (span > 0.0).then(|| tokens as f64 * (1e3 / span))
 }
 
-/// The effect of speculative decoding, `None` without drafts. `mean_ms` is the mean time per token.
+/// Returns the metrics of speculative decoding, `None` without drafts. `mean_ms` is the mean time per token.
 pub(super) fn speculation(
     outputs: &TokenTimes,
     by_pass: &ByPass<'_>,
@@ -89,7 +89,7 @@ pub(super) fn speculation(
     let steps = with_drafts().count() as u64;
     let mean_ms = mean_ms.filter(|_| steps > 0)?;
     let (drafted, accepted) = (sum(|step| step.drafted), sum(|step| step.accepted));
-    let looked_at = sum(|step| step.drafted.min(step.accepted + 1));
+    let verified = sum(|step| step.drafted.min(step.accepted + 1));
     let drafting = |step: &DecodeStep| {
         let records = by_pass.get(&(step.pass, 0)).into_iter().flatten();
         let drafts = records.filter(|record| record.kind == Kind::Draft);
@@ -102,7 +102,7 @@ pub(super) fn speculation(
         tokens_per_step: (accepted + steps) as f64 / steps as f64,
         drafted,
         accepted,
-        acceptance: accepted as f64 / looked_at as f64,
+        acceptance: accepted as f64 / verified as f64,
         draft_ms,
         verify_ms: mean_ms - draft_ms,
     })

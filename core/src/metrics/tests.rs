@@ -1,4 +1,4 @@
-//! Terms of tokens in traces that can be checked by hand.
+//! Tests of the metrics on small traces whose terms are computed by hand.
 
 use super::*;
 use hearth_schema::pass::Pass;
@@ -22,8 +22,8 @@ pub fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
     record
 }
 
-/// A prompt pass that ends at 100 ms and one decode pass around a ring of two. The worker's clock is 5
-/// seconds ahead: only durations of its steps may matter.
+/// A trace with a prompt pass that ends at 100 ms and one decode pass around a ring of two devices. The worker's
+/// clock is 5 seconds ahead, so only the durations of its steps may matter.
 pub fn trace() -> Trace {
     let device = |name: &str| TracedDevice {
         name: name.into(),
@@ -76,19 +76,19 @@ fn the_terms_sum_to_the_token_time() {
     let terms = metrics.terms_ms;
     assert_eq!(terms.cpu, 12.0 + 30.0 + 10.0);
     assert_eq!(terms.demand_disk, 8.0);
-    // The message was away 160 - 121 = 39 ms, of these with the worker 5156 - 5125 = 31 ms.
+    // The round trip takes 160 - 121 = 39 ms, of which the message spends 5156 - 5125 = 31 ms on the worker.
     assert_eq!(terms.network, 8.0);
     // 1 ms before the head began, 1 ms before the worker did.
     assert_eq!(terms.queue, 2.0);
     assert_eq!(terms.bubble, 0.0);
     assert!((terms.sum() - 70.0).abs() < 1e-9);
-    // 20 ms of reading ahead, 6 of them beside the worker's own computation, which waited for nothing.
+    // 20 ms of read-ahead; 6 ms of them overlap the worker's computation, which did not wait.
     assert_eq!(terms.hidden_disk, 20.0);
     assert_eq!(metrics.devices[1].bytes_read_per_token, 1000.0);
 }
 
 #[test]
-fn a_trace_reads_back_as_it_was_written() {
+fn trace_is_unchanged_by_writing_and_reading() {
     let trace = trace();
     let mut text = Vec::new();
     trace.write(&mut text).unwrap();
@@ -106,13 +106,13 @@ fn a_run_without_tokens_has_no_times() {
 }
 
 #[test]
-fn what_a_step_waited_for_is_not_hidden() {
-    // Of its 30 ms the worker waits for 2, or for 10; 6 of them are beside the 20 ms of reading ahead.
+fn disk_wait_is_subtracted_from_hidden_disk() {
+    // Of its 30 ms the worker waits for 2 ms, or for 10; 6 ms of the step overlap the 20 ms of read-ahead.
     for (cpu, hidden) in [(28, 18.0), (20, 14.0)] {
         let mut trace = trace();
         trace.records[5] = with_cpu(trace.records[5].clone(), cpu);
         assert_eq!(compute(&trace).devices[1].hidden_disk_ms, hidden);
-        // The same reading in two records.
+        // The same read-ahead in two records.
         let mut second = trace.records[7].clone();
         trace.records[7].end = 5153 * MS;
         second.start = 5153 * MS;
@@ -122,9 +122,9 @@ fn what_a_step_waited_for_is_not_hidden() {
 }
 
 #[test]
-fn steps_that_overlap_are_no_reason_to_panic() {
+fn overlapping_steps_do_not_panic() {
     let mut trace = trace();
-    // A long step on one processor beside a short one on another, which ends before the prefetch begins.
+    // A long step on one processor overlaps a short one on another, which ends before the prefetch begins.
     trace.records.insert(8, with_cpu(record(1, Kind::Compute, 1, 0, [5151, 5300]), 10));
     trace.records.insert(9, with_cpu(record(1, Kind::Compute, 1, 0, [5140, 5149]), 9));
     let hidden = compute(&trace).devices[1].hidden_disk_ms;
@@ -140,18 +140,18 @@ fn tokens_of_one_pass_share_its_time() {
     let accepted = |value| Reading { device: 0, counter: Counter::Accepted, pass: 1, at: 0, value };
     trace.readings.push(accepted(2));
     let metrics = compute(&trace);
-    // Two drafts and a token of the large model in 70 ms, of which one is drafting.
+    // Two accepted drafts and a token of the large model in 70 ms, of which 1 ms is drafting.
     let (tpot, drafting) = (metrics.tpot_ms.unwrap(), metrics.speculation.unwrap());
     assert!((tpot.mean - 70.0 / 3.0).abs() < 1e-9 && (tpot.p95 - 70.0 / 3.0).abs() < 1e-9);
     assert_eq!((drafting.steps, drafting.drafted, drafting.accepted), (1, 3, 2));
     assert!((drafting.tokens_per_step - 3.0).abs() < 1e-9);
-    // The third was looked at and rejected.
+    // The third draft was verified and rejected.
     assert!((drafting.acceptance - 2.0 / 3.0).abs() < 1e-9);
     assert!((drafting.draft_ms - 1.0 / 3.0).abs() < 1e-9);
     assert!((drafting.draft_ms + drafting.verify_ms - tpot.mean).abs() < 1e-9);
     assert!((metrics.terms_ms.sum() - tpot.mean).abs() < 1e-9);
-    assert!((metrics.terms_ms.cpu - 53.0 / 3.0).abs() < 1e-9, "drafting is computing");
-    // Nobody accepts more than there was.
+    assert!((metrics.terms_ms.cpu - 53.0 / 3.0).abs() < 1e-9, "drafting is CPU time");
+    // A pass cannot accept more drafts than it has.
     trace.readings.pop();
     trace.readings.push(accepted(u64::MAX));
     assert_eq!(compute(&trace).speculation.unwrap().accepted, 3);
@@ -169,20 +169,20 @@ fn each_sequence_has_its_own_times() {
     let own: Vec<_> = metrics.sequences.iter().map(|one| (one.sequence, one.ttft_ms, one.tpot_ms)).collect();
     assert_eq!(own, [(0, 100.0, Some(70.0)), (1, 130.0, Some(60.0))]);
     assert_eq!((metrics.ttft_ms, metrics.tpot_ms.map(|tpot| tpot.mean)), (Some(115.0), Some(65.0)));
-    // Three tokens after the very first, in 90 ms.
+    // Three tokens after the first one of the run, in 90 ms.
     assert!((metrics.tokens_per_s.unwrap() - 3.0 / 0.09).abs() < 1e-9);
     assert!((metrics.terms_ms.sum() - 65.0).abs() < 1e-9);
 }
 
 #[test]
-fn the_terms_of_the_devices_are_those_of_their_steps() {
+fn device_terms_are_the_sums_of_their_steps() {
     let terms = device_terms(&trace());
     assert_eq!((terms[0].cpu, terms[0].demand_disk), (12.0 + 10.0, 8.0));
     assert_eq!((terms[1].cpu, terms[1].sum()), (30.0, 30.0));
 }
 
 #[test]
-fn a_device_that_left_nothing_behind_is_unknown_and_not_idle() {
+fn device_without_a_trace_is_lost_and_not_idle() {
     let mut trace = trace();
     let silent = RunEvent {
         kind: RunEventKind::Silent,
@@ -196,7 +196,7 @@ fn a_device_that_left_nothing_behind_is_unknown_and_not_idle() {
     let before = compute(&trace);
     assert!(
         !before.devices[1].trace_lost && before.bytes_read_per_token().is_some(),
-        "it handed its trace over"
+        "the trace has its records"
     );
     trace.records.retain(|record| record.device == 0);
     trace.readings.retain(|reading| reading.device == 0);

@@ -1,7 +1,8 @@
-//! The times at which tokens left the ring, sequence by sequence, on the head's clock.
+//! The times at which the tokens of each sequence were sampled, on the head's clock.
 //!
-//! The first output of a sequence ends its prompt. Each later one is a [`DecodeStep`], from the end of the sequence's
-//! output before it to its own. A step with drafts gives one token more than were accepted.
+//! The first output of a sequence ends its prompt. Each later output is a [`DecodeStep`], which lasts from the end of
+//! the previous output of the sequence to the end of its own. A step with drafts generates one token more than it
+//! accepts.
 //!
 //! Not here: the terms of a step ([`super`]).
 
@@ -16,7 +17,6 @@ use hearth_schema::trace::{Counter, Kind, Trace};
 pub struct DecodeStep {
     /// The pass that generated the tokens.
     pub pass: u32,
-    /// Its sequence.
     pub sequence: u32,
     /// The end of the previous output of the sequence, in nanoseconds.
     pub start: u64,
@@ -26,23 +26,23 @@ pub struct DecodeStep {
     pub accepted: u32,
     /// The number of draft tokens.
     pub drafted: u32,
-    /// Whether the sequence had other passes since its previous output: abandoned ones, or ones that recomputed tokens
-    /// after a failure.
+    /// Whether the sequence had other passes since its previous output: passes that were dropped, or that recomputed
+    /// tokens after a failure.
     pub interrupted: bool,
 }
 
 impl DecodeStep {
-    /// The number of generated tokens.
+    /// Returns the number of generated tokens.
     pub fn tokens(&self) -> u32 {
         self.accepted + 1
     }
 
-    /// Its duration, in nanoseconds.
+    /// Returns the duration in nanoseconds.
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 
-    /// Milliseconds for each token.
+    /// Returns the milliseconds per token.
     pub fn ms_per_token(&self) -> f64 {
         millis(self.duration()) / f64::from(self.tokens())
     }
@@ -51,18 +51,17 @@ impl DecodeStep {
 /// The first output of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstToken {
-    /// Which sequence.
     pub sequence: u32,
-    /// The pass that gave it.
+    /// The pass that generated the token.
     pub pass: u32,
-    /// The time at which it was sampled, in nanoseconds.
+    /// The time at which the token was sampled, in nanoseconds.
     pub end: u64,
 }
 
-/// All times of a run.
+/// The token times of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenTimes {
-    /// One for each sequence that has a token, in the order of their passes.
+    /// The first token of each sequence that has one, in the order of their passes.
     pub first_tokens: Vec<FirstToken>,
     /// The decode steps, in the order of their passes.
     pub decode_steps: Vec<DecodeStep>,
@@ -82,7 +81,7 @@ impl TokenTimes {
             .map(|reading| (reading.pass, reading.value))
             .collect();
         let mut times = Self::default();
-        // For each sequence, the end of its last output, and whether a pass without one came after that.
+        // For each sequence, the end of its last output and whether a pass without an output followed.
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
         for pass in &trace.passes {
             let records = by_pass.get(&(pass.index, 0)).map_or(&[][..], Vec::as_slice);
@@ -95,10 +94,10 @@ impl TokenTimes {
             match last.insert(sequence, (end, false)) {
                 None => times.first_tokens.push(FirstToken { sequence, pass: pass.index, end }),
                 Some((start, interrupted)) => {
-                    // A trace may have any number here; a pass has at most its own drafts.
+                    // A trace file may contain any value here; a pass cannot accept more drafts than it has.
                     let drafted = pass.drafted.min(MAX_PASS_TOKENS);
-                    let stood = accepted.get(&pass.index).copied().unwrap_or(0).min(u64::from(drafted));
-                    let accepted = stood as u32;
+                    let accepted = accepted.get(&pass.index).copied().unwrap_or(0);
+                    let accepted = accepted.min(u64::from(drafted)) as u32;
                     let pass = pass.index;
                     times.decode_steps.push(DecodeStep {
                         pass,
@@ -115,14 +114,14 @@ impl TokenTimes {
         times
     }
 
-    /// Tokens of all prompts that were read to their ends.
+    /// Returns the total number of tokens of the prompts that were processed completely.
     pub fn prompts(&self, trace: &Trace) -> u64 {
         let last = |first: &FirstToken| trace.passes.iter().find(|pass| pass.index == first.pass);
         let tokens = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
         self.first_tokens.iter().filter_map(last).map(tokens).sum()
     }
 
-    /// Tokens after the first of each sequence.
+    /// Returns the number of tokens after the first of each sequence, over all sequences.
     pub fn tokens(&self) -> usize {
         self.decode_steps.iter().map(|step| step.tokens() as usize).sum()
     }

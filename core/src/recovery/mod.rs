@@ -1,21 +1,21 @@
 //! Recovery: decides what the head of a ring does when a device is lost, a connection breaks or a device returns.
 //!
-//! A pure reducer, `(state, event) -> (state, steps)`, without a clock or a socket. The executor's coordinator carries
-//! the steps out over connections, and the simulator carries the same steps out in simulated time.
+//! A pure reducer, `(state, event) -> (state, steps)`, without a clock or a socket. The executor's coordinator
+//! executes the steps over connections, and the simulator executes the same steps in simulated time.
 //!
-//! A ring is configured in two steps, so that no device sends to one that still serves an earlier ring. First every
-//! device prepares for an epoch and gives up its work. When the last one has prepared, all of them get the plan and
-//! connect. When all are ready, passes may begin. Each request and each new ring has an epoch of its own, and answers
-//! of an earlier epoch are ignored.
+//! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring. First
+//! every device prepares for an epoch and drops its work. When all have prepared, they receive the plan and connect.
+//! When all are ready, passes may begin. Each request and each new ring has an epoch, and responses of earlier epochs
+//! are ignored.
 //!
-//! When a device is lost, the head plans for the others. The lost device stays out of every plan until it is reported
-//! to be back. A cut between two devices that are both there may be one broken connection, so the same ring tries once
-//! more. If it is cut again before a token is complete, the device that could not be reached is lost. Between two
-//! tokens there are therefore at most as many epochs as devices and forgiven cuts, and no sequence of failures makes
-//! the head try for ever.
+//! When a device is lost, the head plans for the remaining devices. No plan uses the lost device until its return is
+//! reported. If the connection between two available devices breaks, the same ring is built once more, because the
+//! cause may be a single broken connection. If a connection breaks again before the next token is complete, the
+//! unreachable device is treated as lost. So the number of epochs between two tokens is bounded by the number of
+//! devices plus `FORGIVEN_CUTS`, and no sequence of failures makes the head retry forever.
 //!
-//! Not here: how a plan is found ([`Replanner`], `spread`), whether its parts fit the devices' memory (the runner
-//! answers [`Event::NoPlan`] if they do not), and which pass enters next ([`crate::schedule::Generation`]).
+//! Not here: how a plan is found ([`Replanner`], `spread`), whether its parts fit the memory of the devices (the
+//! runner reports [`Event::NoPlan`] if they do not), and which pass enters next ([`crate::schedule::Generation`]).
 
 pub mod heartbeat;
 mod replan;
@@ -30,38 +30,38 @@ use hearth_schema::plan::Plan;
 use crate::cluster::Cluster;
 pub use replan::{NoPlan, Replanner};
 
-/// Something that the head notices.
+/// An event of the ring, as the head observes it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// The first plan is to be brought up.
+    /// The ring of the first plan has to be built.
     Start,
-    /// A device fell silent, hung up or failed. For the head itself, that it is gone for good.
+    /// A device stopped responding, disconnected or failed. The loss of the head itself is permanent.
     DeviceLost {
         device: String,
-        /// The last heartbeat, in nanoseconds of the runner's clock.
+        /// The time of its last response, in nanoseconds of the runner's clock.
         since: u64,
         reason: String,
     },
-    /// No device answers the head: the head itself is cut off.
+    /// No device responds to the head, so the head itself is disconnected.
     HeadIsolated { since: u64, reason: String },
-    /// A device cannot be reached when the head looks for devices to plan with.
+    /// A device cannot be reached while the head searches for devices before planning.
     DeviceAbsent { device: String },
-    /// A device can be reached again, and may be taken in at this time.
+    /// A device can be reached again. `rejoins` says when a plan may use it.
     DeviceReturned { device: String, rejoins: Return },
     /// Two devices cannot exchange activations.
     LinkCut {
-        /// The epoch that their connection was opened for.
+        /// The epoch for which their connection was opened.
         epoch: u32,
-        /// The device that reports the cut.
+        /// The device that reports the broken connection.
         by: String,
-        /// The device that it cannot reach.
+        /// The device that the reporting device cannot reach.
         peer: String,
         since: u64,
         reason: String,
     },
-    /// There is a plan for the available devices. Answers [`Step::Plan`].
+    /// The result of [`Step::Plan`]: a plan for the available devices.
     Planned(Box<Plan>),
-    /// There is none. Answers [`Step::Plan`].
+    /// The result of [`Step::Plan`] if there is no plan.
     NoPlan { reason: String },
     /// A device has prepared for an epoch.
     Prepared { device: String, epoch: u32 },
@@ -69,46 +69,47 @@ pub enum Event {
     Ready { device: String, epoch: u32 },
     /// A token is complete.
     Token,
-    /// A request begins. If [`Recovery::must_plan`], the ring is planned first and the event is to come again.
+    /// A request begins. If [`Recovery::must_plan`], the ring is planned first and the runner must send the event
+    /// again.
     Request,
 }
 
-/// Something that the runner has to do.
+/// A step that the runner has to execute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Record that a device is missed, and close the connection to it.
-    Missed { device: String, since: u64, reason: String },
-    /// Plan for all devices but [`Recovery::is_gone`], and answer with [`Event::Planned`] or [`Event::NoPlan`].
+    /// Record the loss of a device and close the connection to it.
+    RecordLoss { device: String, since: u64, reason: String },
+    /// Find a plan without [`Recovery::unavailable`] devices and report [`Event::Planned`] or [`Event::NoPlan`].
     Plan,
-    /// Record that [`Recovery::plan`] takes over, and which loss led to it.
+    /// Record that [`Recovery::plan`] is now active. `missing` is the device whose loss led to it.
     Replanned { missing: Option<String> },
-    /// Record that there is no other plan, and why.
+    /// Record that no new plan is adopted, and why.
     NotReplanned { missing: Option<String>, reason: String },
-    /// Have all devices of the plan prepare for this epoch.
+    /// Tell all devices of the plan to prepare for this epoch.
     Prepare { epoch: u32 },
-    /// Give all devices, the head too, the plan of this epoch.
+    /// Send the plan of this epoch to all devices, including the head.
     Configure { epoch: u32 },
-    /// Have all devices, the head too, forget the previous request.
+    /// Tell all devices, including the head, to drop the state of the previous request.
     Reset {
-        /// The new request's epoch.
+        /// The epoch of the new request.
         epoch: u32,
     },
     /// Passes may begin.
     Begin { epoch: u32 },
     /// The ring cannot continue.
     GiveUp {
-        /// Why each device that is gone is, for people.
+        /// The reasons why devices are unavailable, as text for users.
         lost: String,
-        /// Why there is no plan without them.
+        /// Why there is no plan without these devices.
         reason: String,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// No plan is active, or the head searches for another.
+    /// A new plan is searched for.
     Planning {
-        /// Whether the current ring is intact and continues if no other plan is found.
+        /// Whether the current ring still works and continues if no other plan is found.
         is_intact: bool,
     },
     Preparing,
@@ -119,42 +120,42 @@ enum Phase {
     Over,
 }
 
-/// The head's view of its ring.
+/// The recovery state of a ring, as the head sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recovery {
     first: Arc<Plan>,
     plan: Arc<Plan>,
-    /// The plan's devices that have not been lost.
+    /// The devices of the plan that have not been lost.
     members: BTreeSet<String>,
     /// The devices that no plan may use, each with the reason.
-    gone: BTreeMap<String, String>,
-    /// The devices that have not answered yet.
+    unavailable: BTreeMap<String, String>,
+    /// The devices whose response is still awaited in this phase.
     awaited: BTreeSet<String>,
     epoch: u32,
     /// The epoch for which the current connections were opened.
     connected: u32,
     phase: Phase,
-    /// Cuts since the last token.
+    /// The number of broken connections since the last token.
     cuts: u32,
-    /// The device whose loss led to the plan that is looked for.
+    /// The device whose loss led to the current search for a plan.
     missing: Option<String>,
-    /// When a device that is back is to be taken in, if one is.
+    /// When to plan again with a returned device, if there is one.
     rejoins: Option<Return>,
     has_begun: bool,
 }
 
-/// Cuts between two tokens for which no device is given up.
+/// Number of broken connections between two tokens after which the same ring is built again.
 /// source: assumed, one connection may break by itself
 const FORGIVEN_CUTS: u32 = 1;
 
 impl Recovery {
-    /// A head with its first plan, which [`Event::Start`] brings up.
+    /// Creates the state for a first plan, whose ring is not built yet. [`Event::Start`] builds it.
     pub fn new(plan: Arc<Plan>) -> Self {
         Self {
             members: names(&plan),
             first: plan.clone(),
             plan,
-            gone: BTreeMap::new(),
+            unavailable: BTreeMap::new(),
             awaited: BTreeSet::new(),
             epoch: 0,
             connected: 0,
@@ -166,19 +167,19 @@ impl Recovery {
         }
     }
 
-    /// A head whose ring is up already.
+    /// Creates the state for a ring that is running already.
     pub fn running(plan: Arc<Plan>) -> Self {
         Self { epoch: 1, connected: 1, phase: Phase::Running, has_begun: true, ..Self::new(plan) }
     }
 
-    /// Takes an event and returns what to do, in order.
+    /// Handles an event and returns the steps to execute, in order.
     pub fn react(&mut self, event: Event) -> Vec<Step> {
         match event {
             Event::Start => self.prepare(),
             Event::DeviceLost { device, since, reason } => self.lose(device, since, reason),
             Event::HeadIsolated { since, reason } => self.isolated(since, reason),
             Event::DeviceAbsent { device } => {
-                self.gone.entry(device).or_insert_with(|| "it cannot be reached".into());
+                self.unavailable.entry(device).or_insert_with(|| "it cannot be reached".into());
                 vec![]
             }
             Event::DeviceReturned { device, rejoins } => self.returned(&device, rejoins),
@@ -195,62 +196,62 @@ impl Recovery {
         }
     }
 
-    /// The current plan, or the last one.
+    /// Returns the current plan, or the last one if the ring has ended.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
-    /// The plan that the ring was brought up with.
+    /// Returns the first plan of the ring.
     pub fn first_plan(&self) -> &Arc<Plan> {
         &self.first
     }
 
-    /// The current epoch.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// Whether passes may begin.
+    /// Whether the ring is configured and passes may begin.
     pub fn is_running(&self) -> bool {
         self.phase == Phase::Running
     }
 
-    /// Whether passes could ever begin. Until then a loss is a mistake in how the ring was set up.
+    /// Whether the ring has ever been running. Before that, a loss means a mistake in the setup of the ring.
     pub fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Whether the next request has to plan first.
+    /// Whether a new plan is needed before the next request.
     pub fn must_plan(&self) -> bool {
         self.phase != Phase::Running || self.rejoins.is_some()
     }
 
-    /// Whether a device may not be planned with.
-    pub fn is_gone(&self, device: &str) -> bool {
-        self.gone.contains_key(device)
+    /// Whether no plan may use the device.
+    pub fn is_unavailable(&self, device: &str) -> bool {
+        self.unavailable.contains_key(device)
     }
 
-    /// The devices that may not be planned with.
-    pub fn gone(&self) -> BTreeSet<String> {
-        self.gone.keys().cloned().collect()
+    /// Returns the devices that no plan may use.
+    pub fn unavailable(&self) -> BTreeSet<String> {
+        self.unavailable.keys().cloned().collect()
     }
 
-    /// The devices that have not answered yet.
+    /// Returns the devices whose response is still awaited.
     pub fn awaited(&self) -> &BTreeSet<String> {
         &self.awaited
     }
 
-    /// Finds a plan by spreading the layers of the devices that are gone over the others.
+    /// Finds a plan without a planner: distributes the layers of the unavailable devices over the others.
     pub fn spread_layers(&self) -> Result<Plan, NoPlan> {
-        spread::without(&self.first, &self.gone())
+        spread::without(&self.first, &self.unavailable())
     }
 
-    /// Finds a plan with a planner that knows all devices. The plan keeps what the tokens so far depend on: the size
-    /// and format of the caches, the format of activations, the draft model. It also keeps the devices' addresses.
+    /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps everything that the tokens
+    /// so far depend on: the size and format of the caches, the format of activations, and the draft model. It also
+    /// keeps the addresses of the devices.
     pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, NoPlan> {
         let head = self.head();
-        let there = cluster.members.iter().filter(|member| !self.is_gone(&member.name));
-        let members: Vec<_> = there.cloned().collect();
+        let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
+        let members: Vec<_> = available.cloned().collect();
         let Some(place) = members.iter().position(|member| member.name == head) else {
             return Err(NoPlan { reason: format!("the scenario has no device `{head}`, which is the head") });
         };
@@ -286,16 +287,20 @@ impl Recovery {
         steps
     }
 
-    /// Why the ring cannot continue with a plan.
+    /// Returns the reason why the ring cannot continue with a plan, if there is one.
     fn refusal(&self, plan: &Plan) -> Option<String> {
         let head = &plan.devices[0].name;
         if head != self.head() {
-            return Some(format!("its head would be `{head}`, and the tokens are on another device"));
+            return Some(format!(
+                "its head would be `{head}`, but the generated tokens are on `{}`",
+                self.head()
+            ));
         }
-        // Otherwise a planner that uses devices that are gone would be called forever.
-        let gone = plan.devices.iter().find(|device| self.is_gone(&device.name));
-        let gone = gone.map(|device| format!("the new plan uses `{}`, which is gone", device.name));
-        gone.or_else(|| plan.only_simulated())
+        // Without this check, a planner that uses unavailable devices would be called forever.
+        let unavailable = plan.devices.iter().find(|device| self.is_unavailable(&device.name));
+        let reason =
+            unavailable.map(|device| format!("the new plan uses `{}`, which is unavailable", device.name));
+        reason.or_else(|| plan.only_simulated())
     }
 
     fn not_planned(&mut self, reason: String) -> Vec<Step> {
@@ -310,7 +315,7 @@ impl Recovery {
     fn give_up(&mut self, missing: Option<String>, reason: String) -> Vec<Step> {
         self.phase = Phase::Over;
         self.awaited.clear();
-        let lost = self.gone.values().cloned().collect::<Vec<_>>().join(", ");
+        let lost = self.unavailable.values().cloned().collect::<Vec<_>>().join(", ");
         vec![Step::NotReplanned { missing, reason: reason.clone() }, Step::GiveUp { lost, reason }]
     }
 
@@ -324,7 +329,7 @@ impl Recovery {
         steps
     }
 
-    /// Continues once the last answer has arrived.
+    /// Continues with the next phase if no response is awaited any more.
     fn advance(&mut self) -> Vec<Step> {
         if !self.awaited.is_empty() {
             return vec![];
@@ -346,52 +351,52 @@ impl Recovery {
         self.advance()
     }
 
-    /// Whether the loss of a member ends what the ring does.
-    fn is_at_work(&self) -> bool {
+    /// Whether the loss of a member requires a new plan.
+    fn depends_on_members(&self) -> bool {
         !matches!(self.phase, Phase::Planning { is_intact: false } | Phase::Over)
     }
 
     fn lose(&mut self, device: String, since: u64, reason: String) -> Vec<Step> {
         if device == self.head() {
-            return self.give_up(Some(device), "the head is gone, and with it the tokens".into());
+            return self.give_up(Some(device), "the head is lost; it holds the generated tokens".into());
         }
-        self.gone.entry(device.clone()).or_insert_with(|| reason.clone());
+        self.unavailable.entry(device.clone()).or_insert_with(|| reason.clone());
         if !self.members.remove(&device) {
             return vec![];
         }
         self.awaited.remove(&device);
         self.missing = Some(device.clone());
-        let missed = Step::Missed { device, since, reason };
-        if !self.is_at_work() {
-            return vec![missed];
+        let loss = Step::RecordLoss { device, since, reason };
+        if !self.depends_on_members() {
+            return vec![loss];
         }
         self.phase = Phase::Planning { is_intact: false };
-        vec![missed, Step::Plan]
+        vec![loss, Step::Plan]
     }
 
     fn isolated(&mut self, since: u64, reason: String) -> Vec<Step> {
         let head = self.head().to_owned();
         let others: Vec<String> = self.members.iter().filter(|&name| *name != head).cloned().collect();
-        if others.is_empty() || !self.is_at_work() {
+        if others.is_empty() || !self.depends_on_members() {
             return vec![];
         }
         for device in others {
             self.members.remove(&device);
-            self.gone.entry(device).or_insert_with(|| reason.clone());
+            self.unavailable.entry(device).or_insert_with(|| reason.clone());
         }
         self.awaited.clear();
         self.missing = Some(head.clone());
         self.phase = Phase::Planning { is_intact: false };
-        vec![Step::Missed { device: head, since, reason }, Step::Plan]
+        vec![Step::RecordLoss { device: head, since, reason }, Step::Plan]
     }
 
     fn returned(&mut self, device: &str, rejoins: Return) -> Vec<Step> {
-        let was_gone = self.gone.remove(device).is_some();
+        let was_unavailable = self.unavailable.remove(device).is_some();
         self.missing.take_if(|missing| *missing == device);
         match rejoins {
             Return::BetweenTokens => self.rejoins = Some(rejoins),
-            // The current plan was made without it.
-            Return::NextRequest if was_gone => drop(self.rejoins.get_or_insert(rejoins)),
+            // Only a device that the current plan excludes is a reason to plan again.
+            Return::NextRequest if was_unavailable => drop(self.rejoins.get_or_insert(rejoins)),
             Return::NextRequest => {}
         }
         vec![]
@@ -452,7 +457,7 @@ fn names(plan: &Plan) -> BTreeSet<String> {
     plan.devices.iter().map(|device| device.name.clone()).collect()
 }
 
-/// Whether two plans make one ring: the same parts of the model at the same places.
+/// Whether two plans describe the same ring: the same devices in the same order with the same parts of the model.
 fn is_same_ring(one: &Plan, other: &Plan) -> bool {
     let parts = |plan: &Plan| {
         let devices = plan.devices.iter();

@@ -1,11 +1,11 @@
 //! Spreading: distributes the layers of lost devices over the others, without a planner.
 //!
-//! The layers of the devices that are gone are spread over the others in proportion to the layers that these have: a
-//! plan says how fast the devices are compared with each other, and nothing else is known. The ring has as many layers
-//! as before, so the number of rounds stays. Windows are whole layers, rounded by the largest remainder.
+//! The layers of lost devices are distributed over the others in proportion to their windows, because the windows of
+//! the plan are the only known measure of the speed of the devices. A round has as many layers as before, so the
+//! number of rounds does not change. Windows are rounded to whole layers by the largest remainder.
 //!
-//! Not here: a better plan, which a planner makes from the devices' profiles ([`super::Replanner`]), and whether the
-//! new part fits a device's memory, which the device says itself.
+//! Not here: a better plan, which a planner makes from the profiles of the devices ([`super::Replanner`]), and
+//! whether the new part fits the memory of a device, which the device checks itself.
 
 use std::collections::BTreeSet;
 
@@ -14,21 +14,26 @@ use hearth_profiles::Document;
 use super::NoPlan;
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, Processor};
 
-/// Returns the plan without these devices.
-pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {
+/// Returns the plan without the lost devices. It is an error if the head is lost.
+pub fn without(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     let head = &plan.devices[0].name;
-    if gone.contains(head) {
-        return Err(NoPlan { reason: format!("the head `{head}` is gone, and with it the tokens") });
+    if lost.contains(head) {
+        return Err(NoPlan {
+            reason: format!(
+                "the head `{head}` is lost; it holds the generated tokens, so the run cannot continue"
+            ),
+        });
     }
     let mut new = plan.clone();
-    new.devices.retain(|device| !gone.contains(&device.name));
+    new.devices.retain(|device| !lost.contains(&device.name));
     let layers = plan.ring_layers().min(plan.model.layers);
-    // The last window of a round may be larger than what is left for it.
-    let had = (0..plan.devices.len()).filter(|&place| !gone.contains(&plan.devices[place].name));
-    let windows = share_out(layers, &had.map(|place| plan.window(place, 0).len() as u32).collect::<Vec<_>>());
+    // The layers may run out in the last window of round 0, so its actual length counts.
+    let remaining = (0..plan.devices.len()).filter(|&place| !lost.contains(&plan.devices[place].name));
+    let before: Vec<u32> = remaining.map(|place| plan.window(place, 0).len() as u32).collect();
+    let windows = share_out(layers, &before);
     for (device, window) in new.devices.iter_mut().zip(windows) {
         device.window = window;
-        // What fits a GPU's memory is as it was.
+        // The GPU may have no memory for more layers than before.
         device.gpu_layers = device.gpu_layers.min(window);
         device.predicted = None;
     }
@@ -36,12 +41,12 @@ pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {
         new.output = Processor::Cpu;
     }
     new.rounds = new.model.layers.div_ceil(new.ring_layers().max(1));
-    let names: Vec<&str> = gone.iter().map(String::as_str).collect();
+    let names: Vec<&str> = lost.iter().map(String::as_str).collect();
     new.planner =
         PlannerRecord { strategy: "spread".into(), options: vec![format!("without={}", names.join(","))] };
-    new.dropped.extend(
-        gone.iter().map(|name| DroppedDevice { name: name.clone(), reason: "it was gone in mid-run".into() }),
-    );
+    let dropped =
+        |name: &String| DroppedDevice { name: name.clone(), reason: "it was lost during the run".into() };
+    new.dropped.extend(lost.iter().map(dropped));
     (new.predicted, new.explanation) = (None, vec![]);
     match new.validate() {
         Ok(()) => Ok(new),
@@ -49,7 +54,7 @@ pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     }
 }
 
-/// Shares layers out in proportion to these windows. If none of them has a layer, the head takes all.
+/// Distributes layers in proportion to these windows. If all windows are empty, the head gets all layers.
 fn share_out(layers: u32, windows: &[u32]) -> Vec<u32> {
     let before: u64 = windows.iter().map(|&window| u64::from(window)).sum();
     if before == 0 {
@@ -73,7 +78,7 @@ mod tests {
     use crate::schedule::tests::plan;
     use hearth_schema::plan::Role;
 
-    fn gone(names: &[&str]) -> BTreeSet<String> {
+    fn lost(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|&name| name.into()).collect()
     }
 
@@ -81,19 +86,19 @@ mod tests {
     fn layers_are_spread_in_proportion_to_windows() {
         let plan = plan(12, &[1, 2, 3], false);
         let names: Vec<String> = plan.devices.iter().map(|device| device.name.clone()).collect();
-        let new = without(&plan, &gone(&[&names[2]])).expect("two are left");
-        // Six layers per round in the proportion 1 : 2.
+        let new = without(&plan, &lost(&[&names[2]])).expect("two are left");
+        // Six layers per round in the ratio 1 : 2.
         assert_eq!(new.devices.iter().map(|device| device.window).collect::<Vec<_>>(), [2, 4]);
         assert_eq!((new.rounds, new.ring_layers()), (2, 6));
-        let alone = without(&plan, &gone(&[&names[1], &names[2]])).expect("the head is left");
+        let alone = without(&plan, &lost(&[&names[1], &names[2]])).expect("the head is left");
         assert_eq!((alone.devices.len(), alone.devices[0].window, alone.rounds), (1, 6, 2));
-        let error = without(&plan, &gone(&[&names[0]])).expect_err("no tokens");
+        let error = without(&plan, &lost(&[&names[0]])).expect_err("the tokens are lost");
         assert!(error.reason.contains("the head"), "{error}");
     }
 
     proptest! {
         #[test]
-        fn any_loss_but_the_heads_leaves_a_valid_plan(
+        fn loss_of_any_workers_leaves_a_valid_plan(
             windows in proptest::collection::vec(0u32..9, 1..6), layers in 1u32..40, mask in 0u32..32
         ) {
             let ring: u32 = windows.iter().sum();
@@ -106,11 +111,11 @@ mod tests {
             prop_assume!(plan.validate().is_ok());
             let lost = |place: usize| place > 0 && mask >> place & 1 == 1;
             let names = (0..windows.len()).filter(|&place| lost(place));
-            let gone: BTreeSet<String> = names.map(|place| plan.devices[place].name.clone()).collect();
-            let new = without(&plan, &gone).expect("the head is left");
+            let lost: BTreeSet<String> = names.map(|place| plan.devices[place].name.clone()).collect();
+            let new = without(&plan, &lost).expect("the head is left");
             prop_assert!(new.validate().is_ok());
             prop_assert_eq!(new.ring_layers(), ring.min(layers));
-            prop_assert!(new.devices.iter().all(|device| !gone.contains(&device.name)));
+            prop_assert!(new.devices.iter().all(|device| !lost.contains(&device.name)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the recovery: unit cases, and properties over random sequences of events.
+//! Tests of the recovery: single cases, and properties for random sequences of events.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ fn devices(count: usize) -> BTreeSet<String> {
     (0..count).map(name).collect()
 }
 
-/// A plan for these devices, each with one layer, of a ring with as many rounds as it takes.
+/// A plan of 8 layers for these devices, each with a window of one layer.
 fn plan_for(names: &BTreeSet<String>) -> Plan {
     let mut plan = plan(8, &vec![1; names.len().max(1)], false);
     for (device, name) in plan.devices.iter_mut().zip(names) {
@@ -32,8 +32,8 @@ fn lost(index: usize) -> Event {
     Event::DeviceLost { device: name(index), since: 7, reason: "it hung up".into() }
 }
 
-fn missed(index: usize) -> Step {
-    Step::Missed { device: name(index), since: 7, reason: "it hung up".into() }
+fn loss(index: usize) -> Step {
+    Step::RecordLoss { device: name(index), since: 7, reason: "it hung up".into() }
 }
 
 fn cut(epoch: u32, by: usize, peer: usize) -> Event {
@@ -52,12 +52,12 @@ fn replanned(missing: usize) -> Step {
     Step::Replanned { missing: Some(name(missing)) }
 }
 
-/// A head that has not brought up its ring of `count` devices yet.
+/// The state before a ring of `count` devices is built.
 fn new(count: usize) -> Recovery {
     Recovery::new(Arc::new(plan_for(&devices(count))))
 }
 
-/// A head whose ring of `count` devices runs.
+/// The state of a running ring of `count` devices.
 fn running(count: usize) -> Recovery {
     let mut head = new(count);
     assert_eq!(head.react(Event::Start).first(), Some(&Step::Prepare { epoch: 1 }));
@@ -65,8 +65,8 @@ fn running(count: usize) -> Recovery {
         head.react(prepared(index, 1));
     }
     assert!(!head.has_begun());
-    let answers = (0..count).map(|index| head.react(ready(index, 1)));
-    assert_eq!(answers.last(), Some(vec![Step::Begin { epoch: 1 }]));
+    let responses = (0..count).map(|index| head.react(ready(index, 1)));
+    assert_eq!(responses.last(), Some(vec![Step::Begin { epoch: 1 }]));
     assert!(head.has_begun());
     assert_eq!(head, Recovery::running(head.plan.clone()));
     head
@@ -77,22 +77,22 @@ fn no_device_is_configured_before_all_are_prepared() {
     let mut head = new(3);
     assert_eq!(head.react(Event::Start), [Step::Prepare { epoch: 1 }]);
     assert_eq!(head.react(prepared(1, 1)), []);
-    assert_eq!(head.react(prepared(1, 1)), [], "once is enough");
+    assert_eq!(head.react(prepared(1, 1)), [], "a duplicate response");
     assert_eq!(head.react(prepared(2, 1)), [Step::Configure { epoch: 1 }]);
 }
 
 #[test]
-fn lost_device_is_planned_without() {
+fn lost_device_is_excluded_from_the_next_plan() {
     let mut head = running(3);
-    assert_eq!(head.react(lost(2)), [missed(2), Step::Plan]);
-    assert_eq!(head.react(lost(2)), [], "it is known");
+    assert_eq!(head.react(lost(2)), [loss(2), Step::Plan]);
+    assert_eq!(head.react(lost(2)), [], "the loss is known");
     assert_eq!(head.react(planned(2)), [replanned(2), Step::Prepare { epoch: 2 }]);
-    assert_eq!(head.react(ready(1, 1)), [], "a late answer");
-    assert_eq!(head.react(lost(1)), [missed(1), Step::Plan]);
+    assert_eq!(head.react(ready(1, 1)), [], "a late response");
+    assert_eq!(head.react(lost(1)), [loss(1), Step::Plan]);
     assert_eq!(
         head.react(planned(1)),
         [replanned(1), Step::Prepare { epoch: 3 }, Step::Configure { epoch: 3 }],
-        "alone it need not wait"
+        "a single device waits for no other"
     );
     assert_eq!(head.react(ready(0, 3)), [Step::Begin { epoch: 3 }]);
 }
@@ -101,23 +101,23 @@ fn lost_device_is_planned_without() {
 fn one_cut_is_forgiven_and_the_next_loses_the_unreachable_device() {
     let mut head = running(3);
     assert_eq!(head.react(cut(1, 1, 2)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 2 }]);
-    assert_eq!(head.react(cut(1, 1, 2)), [], "the other end says so too");
+    assert_eq!(head.react(cut(1, 1, 2)), [], "the other end reports the same cut");
     for index in 1..3 {
         head.react(prepared(index, 2));
     }
-    assert_eq!(head.react(cut(2, 1, 2)), [missed(2), Step::Plan]);
-    assert_eq!(head.gone(), BTreeSet::from([name(2)]));
+    assert_eq!(head.react(cut(2, 1, 2)), [loss(2), Step::Plan]);
+    assert_eq!(head.unavailable(), BTreeSet::from([name(2)]));
     let mut head = running(3);
     head.react(cut(1, 2, 0));
     for index in 1..3 {
         head.react(prepared(index, 2));
     }
     head.react(cut(2, 2, 0));
-    assert_eq!(head.gone(), BTreeSet::from([name(2)]), "the head cannot leave");
+    assert_eq!(head.unavailable(), BTreeSet::from([name(2)]), "the head is never treated as lost");
 }
 
 #[test]
-fn request_takes_returned_device_in() {
+fn returned_device_is_used_by_the_next_request() {
     let mut head = running(2);
     assert_eq!(head.react(Event::Request), [Step::Reset { epoch: 2 }]);
     head.react(lost(1));
@@ -143,29 +143,29 @@ fn device_may_rejoin_between_tokens() {
         head.react(ready(index, 2));
     }
     head.react(Event::DeviceReturned { device: name(2), rejoins: Return::BetweenTokens });
-    assert_eq!((head.is_running(), head.gone()), (true, BTreeSet::new()));
+    assert_eq!((head.is_running(), head.unavailable()), (true, BTreeSet::new()));
     let mut same = head.clone();
     assert_eq!(head.react(Event::Token), [Step::Plan]);
     assert_eq!(head.react(planned(3)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
-    // The current ring continues if the planner does without the device, or has no plan with it.
+    // The current ring continues if the new plan does not use the device, or if available is no plan.
     assert_eq!(same.react(Event::Token), [Step::Plan]);
     let mut none = same.clone();
     assert_eq!((same.react(planned(2)), same.is_running()), (vec![], true));
     let reason = "too little memory".to_owned();
     let recorded = [Step::NotReplanned { missing: None, reason: reason.clone() }];
     assert_eq!((none.react(Event::NoPlan { reason }), none.is_running()), (recorded.into(), true));
-    assert_eq!(none.react(Event::Token), [], "it is tried once");
+    assert_eq!(none.react(Event::Token), [], "there is no second attempt");
 }
 
 #[test]
-fn head_that_is_lost_ends_the_ring_and_one_that_is_isolated_goes_on_alone() {
+fn lost_head_ends_the_ring_and_isolated_head_continues_alone() {
     let mut head = running(3);
     let mut alone = head.clone();
     let steps = head.react(lost(0));
     assert!(matches!(&steps[..], [Step::NotReplanned { .. }, Step::GiveUp { .. }]), "{steps:?}");
     let steps = alone.react(Event::HeadIsolated { since: 7, reason: "it hung up".into() });
-    assert_eq!(steps, [missed(0), Step::Plan]);
-    assert_eq!(alone.gone(), BTreeSet::from([name(1), name(2)]));
+    assert_eq!(steps, [loss(0), Step::Plan]);
+    assert_eq!(alone.unavailable(), BTreeSet::from([name(1), name(2)]));
     assert_eq!(alone.react(planned(1)).len(), 3);
 }
 
@@ -173,7 +173,7 @@ fn head_that_is_lost_ends_the_ring_and_one_that_is_isolated_goes_on_alone() {
 fn unusable_plans_are_refused() {
     let other_head = BTreeSet::from(["d1".to_owned()]);
     for (plan, complaint) in
-        [(plan_for(&devices(3)), "uses `d2`, which is gone"), (plan_for(&other_head), "would be `d1`")]
+        [(plan_for(&devices(3)), "uses `d2`, which is unavailable"), (plan_for(&other_head), "would be `d1`")]
     {
         let mut head = running(3);
         head.react(lost(2));
@@ -183,14 +183,14 @@ fn unusable_plans_are_refused() {
     }
 }
 
-/// What may happen to a head with up to five devices.
+/// A random event of a ring with up to five devices: its kind, two devices, and the age of its epoch.
 fn event() -> impl Strategy<Value = (u8, usize, usize, u32)> {
     (0u8..8, 0usize..5, 0usize..5, 0u32..3)
 }
 
 proptest! {
     #[test]
-    fn it_begins_only_with_all_who_are_there_and_never_tries_for_ever(
+    fn epochs_begin_with_all_available_devices_and_retries_are_bounded(
         count in 1usize..6, events in proptest::collection::vec(event(), 0..200)
     ) {
         let mut head = new(count);
@@ -202,8 +202,8 @@ proptest! {
             while let Some(step) = queue.pop_front() {
                 match step {
                     Step::Plan => {
-                        let there = devices(count).difference(&head.gone()).cloned().collect();
-                        queue = head.react(Event::Planned(Box::new(plan_for(&there)))).into();
+                        let available = devices(count).difference(&head.unavailable()).cloned().collect();
+                        queue = head.react(Event::Planned(Box::new(plan_for(&available)))).into();
                     }
                     Step::Prepare { epoch } => {
                         prop_assert!(epoch > last, "epochs go up");
@@ -221,14 +221,14 @@ proptest! {
                     Step::Begin { epoch } => {
                         prop_assert_eq!(epoch, last);
                         prop_assert_eq!(&ready, &head.members);
-                        prop_assert!(head.members.is_disjoint(&head.gone()));
+                        prop_assert!(head.members.is_disjoint(&head.unavailable()));
                     }
-                    Step::Missed { device, .. } => prop_assert!(head.is_gone(&device)),
+                    Step::RecordLoss { device, .. } => prop_assert!(head.is_unavailable(&device)),
                     Step::Replanned { .. } => prop_assert_eq!(&names(&head.plan), &head.members),
-                    Step::NotReplanned { .. } | Step::GiveUp { .. } => prop_assert!(false, "there is always the head"),
+                    Step::NotReplanned { .. } | Step::GiveUp { .. } => prop_assert!(false, "the head remains"),
                 }
             }
-            // One for each loss, and one for the cut that is forgiven.
+            // One epoch for each loss, and one for the forgiven cut.
             prop_assert!(since_token <= count + 1, "{since_token} epochs without a token");
             let (one, other) = (one % count, other % count);
             let epoch = head.epoch().saturating_sub(back);
@@ -243,20 +243,20 @@ proptest! {
                 7 if head.is_running() => { since_token = 0; Event::Request }
                 _ => continue,
             };
-            let answers = match &event {
+            let responses = match &event {
                 Event::Prepared { .. } if awaits && head.phase == Phase::Preparing => Some(&mut prepared),
                 Event::Ready { .. } if awaits && head.phase != Phase::Preparing => Some(&mut ready),
                 _ => None,
             };
-            if let Some(answers) = answers {
-                answers.insert(name(one));
+            if let Some(responses) = responses {
+                responses.insert(name(one));
             }
             steps = head.react(event);
         }
     }
 
-    /// The simulator answers for all devices at once, and asks all of them before it plans. The executor's devices
-    /// answer one by one and in any order, late answers between them. Both decide the same.
+    /// In the simulator all devices respond at once and are checked before planning. In the executor they respond one
+    /// by one in any order, mixed with late responses. Both lead to the same decisions.
     #[test]
     fn simulator_and_executor_decide_the_same(
         count in 2usize..6,
@@ -267,22 +267,22 @@ proptest! {
         let mut decided = [(); 2].map(|()| Vec::new());
         for (is_simulated, decided) in [true, false].into_iter().zip(&mut decided) {
             let mut head = Recovery::running(Arc::new(plan_for(&devices(count))));
-            let mut there = devices(count);
+            let mut available = devices(count);
             let mut asked = 0u32;
             for &(kind, one) in &incidents {
                 let one = name(one % count.max(2)).clone();
                 if one == "d0" { continue; }
                 let event = match kind {
                     0 | 1 => {
-                        there.remove(&one);
+                        available.remove(&one);
                         Event::DeviceLost { device: one, since: 0, reason: "silent".into() }
                     }
                     2 => {
-                        there.insert(one.clone());
+                        available.insert(one.clone());
                         Event::DeviceReturned { device: one, rejoins: Return::BetweenTokens }
                     }
                     3 => {
-                        there.insert(one.clone());
+                        available.insert(one.clone());
                         Event::DeviceReturned { device: one, rejoins: Return::NextRequest }
                     }
                     _ => Event::Token,
@@ -295,19 +295,20 @@ proptest! {
                         let by = order as usize % members.len();
                         members.rotate_left(by);
                     }
-                    let answers = match &step {
+                    let responses = match &step {
                         Step::Prepare { .. } => members.iter().map(|&at| prepared(at, epoch)).collect(),
                         Step::Configure { .. } => members.iter().map(|&at| ready(at, epoch)).collect(),
                         Step::Plan => {
                             if is_simulated {
-                                let absent = devices(count).difference(&there).cloned().collect::<Vec<_>>();
+                                let absent: Vec<_> = devices(count).difference(&available).cloned().collect();
                                 for device in absent {
                                     head.react(Event::DeviceAbsent { device });
                                 }
                             }
                             asked += 1;
                             vec![if plans >> (asked % 32) & 1 == 1 {
-                                Event::Planned(Box::new(plan_for(&devices(count).difference(&head.gone()).cloned().collect())))
+                                let usable = devices(count).difference(&head.unavailable()).cloned().collect();
+                                Event::Planned(Box::new(plan_for(&usable)))
                             } else {
                                 Event::NoPlan { reason: "no plan".into() }
                             }]
@@ -315,12 +316,12 @@ proptest! {
                         _ => vec![],
                     };
                     decided.push(step);
-                    for answer in answers {
+                    for response in responses {
                         if !is_simulated {
-                            // A late answer of an earlier epoch.
+                            // A late response of an earlier epoch.
                             prop_assert_eq!(head.react(ready(0, epoch.saturating_sub(1))), []);
                         }
-                        queue.extend(head.react(answer));
+                        queue.extend(head.react(response));
                     }
                 }
             }

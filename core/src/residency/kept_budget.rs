@@ -1,58 +1,58 @@
-//! Kept budget: the size of the kept set while other programs take memory and give it back.
+//! Kept budget: the size of the kept set while other programs allocate and free memory.
 //!
-//! Kept weights are ordinary page cache, which the system evicts without notice. A set that no longer fits is worse
-//! than none, because a cyclic scan of it evicts every page before its next use. So the budget follows the memory
-//! that is left: at the end of each token it gets the bytes of the kept set that were found missing, and the system's
-//! own number if there is one. It shrinks at once and grows back in steps. Each step must last before the next is
-//! taken, and a step that did not last makes the next wait longer.
+//! Kept weights are ordinary page cache, which the operating system evicts without notice. A kept set that no longer
+//! fits is worse than none, because a cyclic scan of it evicts every page before its next use. So the budget follows
+//! the available memory: after each token it receives the bytes of the kept set that were missing, and the available
+//! page cache if the system reports it. It shrinks at once and grows back in steps. The next step is taken only after
+//! a number of tokens without loss, and each loss doubles this number.
 
-/// The steps in which a kept set grows from nothing to all of it.
+/// Number of steps in which the budget grows from zero to its maximum.
 /// source: assumed
-const STEPS: u64 = 4;
+const GROWTH_STEPS: u64 = 4;
 
-/// Less than this share of the kept set is not pressure: single pages are evicted now and then.
+/// A loss of less than 1/64 of the kept set is ignored, because single pages are evicted occasionally.
 /// source: assumed
-const NOISE: u64 = 64;
+const NOISE_DIVISOR: u64 = 64;
 
-/// The longest time between two attempts to grow, in tokens.
+/// Maximum number of tokens between two attempts to grow.
 /// source: assumed
 const MAX_WAIT: u32 = 64;
 
-/// The bytes that a device keeps.
+/// The number of bytes that a device keeps in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptBudget {
-    most: u64,
+    max: u64,
     now: u64,
-    /// Tokens that a step must last before the next.
+    /// Number of tokens without loss that must pass before the next growth step.
     wait: u32,
-    /// Tokens that it has lasted.
+    /// Number of tokens without loss since the last change.
     lasted: u32,
-    /// Whether the last step grew the kept set and nothing was evicted since.
+    /// Whether the last change was a growth step and nothing was lost since.
     grown: bool,
-    /// Whether the budget has just shrunk: pieces that are missing now were evicted before that.
+    /// Whether the budget has just shrunk, so that pieces missing now were evicted before that.
     settling: bool,
 }
 
 impl KeptBudget {
-    /// A budget of `most` bytes while memory has room for them.
-    pub fn new(most: u64) -> Self {
-        Self { most, now: most, wait: 1, lasted: 0, grown: false, settling: false }
+    /// Creates a budget of at most `max` bytes, which starts at this maximum.
+    pub fn new(max: u64) -> Self {
+        Self { max, now: max, wait: 1, lasted: 0, grown: false, settling: false }
     }
 
-    /// The bytes kept now.
+    /// Returns the current budget in bytes.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// Ends a token. `lost` bytes of the kept set had been evicted, and memory holds `room` bytes of kept weights, if
-    /// that is known. Returns whether the budget has changed.
-    pub fn after_token(&mut self, lost: u64, room: Option<u64>) -> bool {
+    /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted, `limit`
+    /// the number of bytes that can be kept, if the system reports it. Returns whether the budget has changed.
+    pub fn after_token(&mut self, lost: u64, limit: Option<u64>) -> bool {
         let before = self.now;
-        let ceiling = self.most.min(room.unwrap_or(self.most));
-        let pressed = lost > self.now / NOISE;
+        let ceiling = self.max.min(limit.unwrap_or(self.max));
+        let pressed = lost > self.now / NOISE_DIVISOR;
         let fall = self.now.saturating_sub(ceiling);
-        // Pages found missing after the room has shrunk are the same loss, reported twice.
-        let is_reported = fall > self.now / NOISE;
+        // Pages found missing after the limit has fallen are the same loss, reported twice.
+        let is_reported = fall > self.now / NOISE_DIVISOR;
         if std::mem::replace(&mut self.settling, is_reported) {
             self.now -= fall;
         } else if pressed {
@@ -63,7 +63,7 @@ impl KeptBudget {
             self.now -= fall;
             self.lasted = self.lasted.saturating_add(1);
             if self.lasted >= self.wait && self.now < ceiling {
-                self.now = ceiling.min(self.now + (self.most / STEPS).max(1));
+                self.now = ceiling.min(self.now + (self.max / GROWTH_STEPS).max(1));
                 if self.grown {
                     self.wait = (self.wait / 2).max(1);
                 }
@@ -80,9 +80,9 @@ mod tests {
 
     use super::*;
 
-    /// A page cache that evicts the least recently used pages: a scan of more than `room` loses everything.
-    fn lost(kept: u64, room: u64) -> u64 {
-        if kept > room { kept } else { 0 }
+    /// The loss in a page cache with LRU eviction: a cyclic scan of more than `limit` bytes loses all of them.
+    fn lost(kept: u64, limit: u64) -> u64 {
+        if kept > limit { kept } else { 0 }
     }
 
     #[test]
@@ -92,39 +92,39 @@ mod tests {
         assert!(budget.after_token(600, Some(400)));
         assert!(
             !budget.after_token(400, Some(400)),
-            "what was left had been taken as well, and is read again"
+            "the rest was evicted by the same scan and is read again"
         );
         assert_eq!(budget.now(), 400);
-        assert!(!budget.after_token(0, Some(400)), "nothing to grow into");
+        assert!(!budget.after_token(0, Some(400)), "no memory to grow");
         let tokens = (1..).take_while(|_| {
             budget.after_token(0, Some(2000));
             budget.now() < 1000
         });
-        assert!(tokens.count() < 6, "a few tokens after the memory is back, everything is kept again");
+        assert!(tokens.count() < 6, "everything is kept again a few tokens after the memory is free");
     }
 
     #[test]
-    fn announced_loss_counts_once() {
+    fn reported_loss_counts_once() {
         let mut budget = KeptBudget::new(1000);
-        assert!(budget.after_token(0, Some(600)), "less memory, before anything is missing");
-        assert!(!budget.after_token(900, Some(600)), "a scan of what no longer fitted took the rest");
+        assert!(budget.after_token(0, Some(600)), "the limit falls before anything is missing");
+        assert!(!budget.after_token(900, Some(600)), "the pieces that no longer fit evicted the rest");
         assert_eq!(budget.now(), 600);
-        assert!(budget.after_token(300, Some(600)), "but what is lost now does not fit");
+        assert!(budget.after_token(300, Some(600)), "a loss at the reduced size shrinks it again");
         let mut budget = KeptBudget::new(1000);
-        for room in [900, 700, 500] {
-            assert!(budget.after_token(0, Some(room)), "less and less");
+        for limit in [900, 700, 500] {
+            assert!(budget.after_token(0, Some(limit)), "the limit falls");
         }
-        assert!(!budget.after_token(400, Some(500)), "and each fall is told before it is found");
+        assert!(!budget.after_token(400, Some(500)), "the loss follows from the reported fall");
     }
 
     #[test]
-    fn budget_is_found_without_a_reading_of_memory() {
+    fn budget_adapts_without_a_reported_limit() {
         let mut budget = KeptBudget::new(1000);
         for _ in 0..12 {
             budget.after_token(lost(budget.now(), 300), None);
         }
         assert!(budget.now() <= 300);
-        // It tries to grow now and then; on the whole it stays where nothing is lost.
+        // It sometimes tries to grow, but for most tokens nothing is lost.
         let losses = (0..200).filter(|_| {
             let lost = lost(budget.now(), 300);
             budget.after_token(lost, None);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn single_evicted_pages_are_no_pressure() {
+    fn single_evicted_pages_are_ignored() {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.after_token(10, Some(5000)));
     }
@@ -146,14 +146,14 @@ mod tests {
     proptest! {
         #[test]
         fn budget_never_exceeds_memory(
-            most in 0u64..1000,
+            max in 0u64..1000,
             tokens in prop::collection::vec((0u64..2000, prop::option::of(0u64..2000)), 0..60),
         ) {
-            let mut budget = KeptBudget::new(most);
-            for (lost, room) in tokens {
+            let mut budget = KeptBudget::new(max);
+            for (lost, limit) in tokens {
                 let before = budget.now();
-                let changed = budget.after_token(lost, room);
-                prop_assert!(budget.now() <= most.min(room.unwrap_or(most)));
+                let changed = budget.after_token(lost, limit);
+                prop_assert!(budget.now() <= max.min(limit.unwrap_or(max)));
                 prop_assert_eq!(changed, budget.now() != before);
             }
         }

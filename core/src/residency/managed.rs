@@ -1,21 +1,21 @@
-//! Managed residency: decides which piece of a share is read, awaited and evicted next.
+//! Managed residency: decides which piece of a device's weights is read, awaited or evicted next.
 //!
-//! The share of a device is cut into pieces. Some are kept in memory; the others stream through a buffer of bounded
-//! size, are read ahead of their use and evicted after it. One helper thread works through the requested parts in
-//! order. For each piece it
+//! The share of a device (its weights for a token) is divided into pieces. Some are kept in memory. The others stream
+//! through a buffer of bounded size: they are read before their use and evicted after it. One helper thread processes
+//! the requested parts in order. For each piece it
 //!
 //! 1. starts a read without waiting for it, if the piece is not in memory ([`Step::Read`]). A piece that is not kept
-//!    needs room in the buffer. Reads of up to [`READ_DEPTH`] are in flight at once, which keeps a disk busy;
-//! 2. evicts what has been used, when it cannot start a read ([`Step::Evict`]);
-//! 3. waits for the oldest read, when there is nothing to evict ([`Step::Await`]);
-//! 4. confirms that the piece is in memory ([`Step::Confirm`]), in the order of use. From then on the computation
-//!    can use it.
+//!    needs free space in the buffer. Reads of up to [`READ_DEPTH`] are in flight at the same time to keep the disk
+//!    busy;
+//! 2. evicts used pieces if it cannot start a read ([`Step::Evict`]);
+//! 3. waits for the oldest read if there is nothing to evict ([`Step::Await`]);
+//! 4. confirms that the piece is in memory ([`Step::Confirm`]), in the order of use. Then the computation can use it.
 //!
-//! Kept pieces are ordinary page cache: the system can evict them. After each pass the kept set follows the memory that
-//! is left ([`KeptBudget`]).
+//! Kept pieces are ordinary page cache, so the system can evict them. After each pass the kept set is adapted to the
+//! available memory ([`KeptBudget`]).
 //!
-//! [`ManagedResidency`] is a pure state machine. The simulator and the executor report [`Event`]s and carry out its
-//! [`Step`]s; they differ in how long a step takes, never in what is done.
+//! [`ManagedResidency`] is a pure state machine. Simulator and executor report [`Event`]s and execute its [`Step`]s.
+//! They differ in how long a step takes, but not in what is done.
 //!
 //! Not here: when a part is requested, used and released ([`crate::schedule`]).
 
@@ -27,95 +27,92 @@ use hearth_schema::residency::ResidencyOptions;
 
 use super::{KeptBudget, Share, kept_bytes, stream_bytes};
 
-/// Bytes of pieces whose reads are in flight at once, before the helper waits for the first: several keep a disk
-/// busy, more only fill its queue.
-/// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB
+/// Maximum number of bytes in flight before the helper waits for the oldest read.
+/// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB, and more only fills the queue of the disk
 const READ_DEPTH: Bytes = Bytes::mib(4);
 
-/// The number of a piece.
+/// The index of a piece in the weights of the device.
 pub type PieceId = u32;
 
-/// Where a request for a part came from.
+/// The pass, round and layers for which a part is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadOrigin {
-    /// The pass, by index.
+    /// The index of the pass.
     pub pass: u32,
-    /// The round.
     pub round: u32,
-    /// The layers of the part; none for the output head.
+    /// First layer and end of the part; `None` for the output matrix.
     pub layers: Option<[u32; 2]>,
 }
 
-/// A part to be read ahead, computed or released.
+/// A part to prefetch or to compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartRequest {
-    /// Its pieces, in the order of use.
+    /// The pieces of the part, in the order of use.
     pub pieces: Range<PieceId>,
-    /// Where the request came from.
     pub origin: ReadOrigin,
 }
 
-/// What happens to a managed share.
+/// An event of a device with managed residency.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A part will be needed after those that were requested before.
+    /// A part will be used after the parts that were requested before.
     Requested(PartRequest),
-    /// The device computes for a pass, by index.
+    /// The device begins to compute the pass with this index.
     PassBegun(u32),
-    /// A part is computed from now on. Parts that were requested before it are dropped.
+    /// The computation of a part begins. Parts that were requested before it are dropped.
     PartBegun(PartRequest),
     /// The computation has used all pieces of its part before this one.
     Used(PieceId),
-    /// The computation found a piece missing that had been confirmed.
+    /// The computation found that a confirmed piece is missing.
     Faulted(PieceId),
-    /// The part has been computed.
+    /// The computation of the part has ended.
     PartEnded,
-    /// The request to the model is over: nothing of what was requested is needed.
+    /// The generation has ended: all requested parts are dropped.
     Reset,
-    /// The process is about to use more or less memory.
+    /// The memory use of the process is about to change.
     MemoryChanged,
     /// The outcome of [`Step::Measure`].
     Measured {
-        /// Bytes of page cache that the kernel can use before it evicts the device's share, if known.
+        /// Bytes of page cache that the kernel can use before it evicts the share, if known.
         page_cache: Option<u64>,
         /// Bytes of the kept set that the system reports as evicted.
         evicted: u64,
     },
     /// The outcome of [`Step::Read`].
     Read(PieceId, ReadOutcome),
-    /// A read has ended.
+    /// A read of this piece is complete.
     Arrived(PieceId),
-    /// The outcome of [`Step::Confirm`]; a piece that is not there is being read again.
+    /// The outcome of [`Step::Confirm`]: whether the piece is in memory. If it is not, it is being read again.
     Confirmed(PieceId, bool),
 }
 
-/// What became of the attempt to read a piece.
+/// The outcome of [`Step::Read`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOutcome {
-    /// All of it is in memory.
+    /// The whole piece is in memory.
     InMemory,
-    /// The read of these missing bytes has started.
+    /// This number of bytes was missing, and their read has started.
     Started(u64),
-    /// These bytes are missing, and the system does not read them now.
+    /// This number of bytes is missing, and the system does not read them now.
     Dropped(u64),
-    /// Nothing has changed; the system needs time to find memory.
+    /// No read was started, because the system has no free memory now. The step must be repeated.
     Retry,
 }
 
 /// The next step of the helper thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Measure the memory; answer with [`Event::Measured`].
+    /// Measure the available memory and report [`Event::Measured`].
     Measure,
-    /// Start to read a piece if it is not in memory; answer with [`Event::Read`].
+    /// Start to read a piece if it is not in memory and report [`Event::Read`].
     Read(PieceId, ReadOrigin),
-    /// Check that a piece which was read, or found in memory, is still in memory; answer with [`Event::Confirmed`].
+    /// Check whether a piece that was read or found in memory is still there, and report [`Event::Confirmed`].
     Confirm(PieceId, ReadOrigin),
     /// Remove a piece from memory.
     Evict(PieceId),
-    /// Wait for a read in flight; answer with [`Event::Arrived`].
+    /// Wait for the read of a piece and report [`Event::Arrived`].
     Await(PieceId),
-    /// Sleep until an event brings something to do.
+    /// Sleep until [`ManagedResidency::react`] returns true.
     Idle,
 }
 
@@ -138,7 +135,7 @@ impl Part {
         Self { pieces: request.pieces, origin: request.origin, requested: start, ready: start, used: start }
     }
 
-    /// Lets the helper process all of it again.
+    /// Makes the helper process all pieces again.
     fn restart(&mut self) {
         let start = self.pieces.start;
         (self.requested, self.ready, self.used) = (start, start, start);
@@ -149,13 +146,13 @@ impl Part {
 struct Piece {
     bytes: u64,
     kept: bool,
-    /// Whether it was loaded since it is kept: if it is missing nevertheless, the system has evicted it.
+    /// Whether it was loaded while it is kept. If it is missing later, the system has evicted it.
     loaded: bool,
     /// Whether it occupies part of the stream buffer.
     buffered: bool,
 }
 
-/// The state of a device's managed share.
+/// The state of managed residency on one device.
 #[derive(Debug, Clone)]
 pub struct ManagedResidency {
     options: ResidencyOptions,
@@ -165,21 +162,21 @@ pub struct ManagedResidency {
     order: Vec<PieceId>,
     pieces: Vec<Piece>,
     budget: KeptBudget,
-    /// Bytes that the buffer may hold.
+    /// Capacity of the stream buffer in bytes.
     capacity: u64,
-    /// Bytes in the buffer.
+    /// Bytes in the stream buffer.
     buffered: u64,
     /// Requested parts, in the order of use.
     parts: VecDeque<Part>,
     /// Whether the first part is being computed.
     computing: bool,
-    /// Pieces whose reads are in flight, in the order in which they were started.
-    under_way: VecDeque<PieceId>,
-    /// Pieces to be evicted, none of them kept.
+    /// Pieces whose reads are in flight, in the order of their start.
+    in_flight: VecDeque<PieceId>,
+    /// Pieces to evict; none of them is kept.
     evictable: VecDeque<PieceId>,
-    /// The last pass that was begun.
+    /// The last pass that has begun.
     pass: Option<u32>,
-    /// Bytes of the kept set that were missing since memory was last measured.
+    /// Bytes of the kept set that were found missing since the last measurement of memory.
     lost: u64,
     /// Whether memory has been measured at least once.
     measured: bool,
@@ -187,8 +184,9 @@ pub struct ManagedResidency {
 }
 
 impl ManagedResidency {
-    /// A share of which nothing is kept before memory has been measured. `visits` are the pieces of the share in the
-    /// order of use, those together that are used without a pause; `bytes` are the sizes of all pieces, by number.
+    /// Creates the state for a share of which nothing is kept until memory has been measured. `visits` lists the
+    /// pieces of each visit in the order of use; the device may be idle only between visits. `bytes` has the size of
+    /// each piece by its index.
     pub fn new(visits: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, processors: u32) -> Self {
         let sizes: Vec<Vec<u64>> =
             visits.iter().map(|visit| visit.iter().map(|&piece| bytes[piece as usize]).collect()).collect();
@@ -205,7 +203,7 @@ impl ManagedResidency {
             buffered: 0,
             parts: VecDeque::new(),
             computing: false,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             evictable: VecDeque::new(),
             pass: None,
             lost: 0,
@@ -214,42 +212,42 @@ impl ManagedResidency {
         }
     }
 
-    /// Bytes of the share.
+    /// Returns the size of the share in bytes.
     pub fn share_bytes(&self) -> u64 {
         self.share.total()
     }
 
-    /// Bytes in the stream buffer.
+    /// Returns the number of bytes in the stream buffer.
     pub fn buffered_bytes(&self) -> u64 {
         self.buffered
     }
 
-    /// The kept pieces, in the order of use.
+    /// Returns the kept pieces, in the order of use.
     pub fn kept(&self) -> impl Iterator<Item = PieceId> {
         self.order.iter().copied().filter(|&piece| self.is_kept(piece))
     }
 
-    /// Whether a piece is kept.
     pub fn is_kept(&self, piece: PieceId) -> bool {
         self.piece(piece).kept
     }
 
     /// Whether a piece is being read.
     pub fn is_in_flight(&self, piece: PieceId) -> bool {
-        self.under_way.contains(&piece)
+        self.in_flight.contains(&piece)
     }
 
-    /// Whether [`Step::Measure`] comes next.
+    /// Whether the next step is [`Step::Measure`].
     pub fn is_measure_due(&self) -> bool {
         self.measure_due || (!self.measured && !self.parts.is_empty())
     }
 
-    /// The first piece of the part being computed that the computation cannot use yet; none while nothing is computed.
+    /// Returns the first piece of the current part that the computation cannot use yet, `None` if nothing is
+    /// computed.
     pub fn ready_until(&self) -> Option<PieceId> {
         self.parts.front().filter(|_| self.computing).map(|part| part.ready)
     }
 
-    /// Takes an event. Returns whether it may have given an idle helper something to do.
+    /// Handles an event. Returns whether an idle helper has to be woken.
     pub fn react(&mut self, event: Event) -> bool {
         match event {
             Event::Requested(request) => self.parts.push_back(Part::new(request)),
@@ -281,7 +279,7 @@ impl ManagedResidency {
             Event::MemoryChanged => self.measure_due = true,
             Event::Measured { page_cache, evicted } => self.follow_memory(page_cache, evicted),
             Event::Read(piece, outcome) => self.read(piece, outcome),
-            Event::Arrived(piece) => self.under_way.retain(|&other| other != piece),
+            Event::Arrived(piece) => self.in_flight.retain(|&other| other != piece),
             Event::Confirmed(piece, true) => {
                 if let Some(part) = self.parts.iter_mut().find(|part| awaits(part, piece)) {
                     part.ready += 1;
@@ -289,12 +287,13 @@ impl ManagedResidency {
                     piece.loaded = piece.kept;
                 }
             }
-            Event::Confirmed(piece, false) => self.under_way.push_back(piece),
+            Event::Confirmed(piece, false) => self.in_flight.push_back(piece),
         }
         true
     }
 
-    /// The next step of the helper thread. Ask again after it has been carried out and its outcome been reported.
+    /// Returns the next step of the helper thread. The helper must execute it and report its outcome before the next
+    /// call.
     pub fn next_step(&mut self) -> Step {
         if self.is_measure_due() {
             return Step::Measure;
@@ -303,10 +302,10 @@ impl ManagedResidency {
             if let Some(step) = self.next_confirmed() {
                 return step;
             }
-            // As long as something can be read the disk comes first: evicting can wait.
+            // Reads have priority over evictions, to keep the disk busy.
             match self.next_read() {
                 NextRead::Start(piece, origin) => return Step::Read(piece, origin),
-                NextRead::StillThere => {}
+                NextRead::InMemory => {}
                 NextRead::None => break,
             }
         }
@@ -316,15 +315,14 @@ impl ManagedResidency {
             self.leave_buffer(piece);
             return Step::Evict(piece);
         }
-        self.under_way.front().map_or(Step::Idle, |&piece| Step::Await(piece))
+        self.in_flight.front().map_or(Step::Idle, |&piece| Step::Await(piece))
     }
 
-    /// The piece after the confirmed ones, if it is not in flight.
+    /// Returns the step that confirms the first unconfirmed piece, `None` if it is in flight or not processed yet.
     fn next_confirmed(&self) -> Option<Step> {
         for part in &self.parts {
             if part.ready < part.requested {
-                let under_way = self.is_in_flight(part.ready);
-                return (!under_way).then_some(Step::Confirm(part.ready, part.origin));
+                return (!self.is_in_flight(part.ready)).then_some(Step::Confirm(part.ready, part.origin));
             }
             if part.requested < part.pieces.end {
                 return None;
@@ -339,19 +337,19 @@ impl ManagedResidency {
         };
         let (id, origin) = (self.parts[at].requested, self.parts[at].origin);
         let piece = *self.piece(id);
-        // What has been used and not been evicted yet is needed again, and stays.
+        // A used piece that has not been evicted yet is needed again and stays in memory.
         if !piece.kept
             && let Some(used) = self.evictable.iter().position(|&used| used == id)
         {
             self.evictable.remove(used);
             self.enter_buffer(id);
             self.parts[at].requested += 1;
-            return NextRead::StillThere;
+            return NextRead::InMemory;
         }
-        // An unused piece in the buffer is used before it is needed a second time.
-        let overfull = self.buffered > 0 && self.buffered + piece.bytes > self.capacity;
-        let under_way: u64 = self.under_way.iter().map(|&other| self.piece(other).bytes).sum();
-        if (!piece.kept && (piece.buffered || overfull)) || under_way >= READ_DEPTH.0 {
+        // A piece that is still in the buffer for an earlier use is not read again before that use.
+        let is_full = self.buffered > 0 && self.buffered + piece.bytes > self.capacity;
+        let in_flight: u64 = self.in_flight.iter().map(|&other| self.piece(other).bytes).sum();
+        if (!piece.kept && (piece.buffered || is_full)) || in_flight >= READ_DEPTH.0 {
             return NextRead::None;
         }
         self.parts[at].requested += 1;
@@ -365,13 +363,13 @@ impl ManagedResidency {
         let missing = match outcome {
             ReadOutcome::InMemory => return,
             ReadOutcome::Started(missing) => {
-                self.under_way.push_back(piece);
+                self.in_flight.push_back(piece);
                 missing
             }
             ReadOutcome::Dropped(missing) => missing,
             ReadOutcome::Retry => {
-                let asked = |part: &&mut Part| part.pieces.contains(&piece) && part.requested == piece + 1;
-                if let Some(part) = self.parts.iter_mut().rev().find(asked) {
+                let is_last = |part: &&mut Part| part.pieces.contains(&piece) && part.requested == piece + 1;
+                if let Some(part) = self.parts.iter_mut().rev().find(is_last) {
                     part.requested = piece;
                 }
                 if !self.is_kept(piece) {
@@ -388,7 +386,7 @@ impl ManagedResidency {
         if let Some(earlier) = requested {
             (0..earlier).for_each(|_| self.drop_first());
         } else {
-            // What was expected sooner was expected wrongly. It must not hold the buffer.
+            // The part was not requested. Pieces of the parts that were must not occupy the buffer until then.
             for at in 0..self.parts.len() {
                 self.abandon(at);
                 self.parts[at].restart();
@@ -401,34 +399,34 @@ impl ManagedResidency {
     fn used(&mut self, until: PieceId) -> bool {
         let Some(part) = self.parts.front_mut().filter(|_| self.computing) else { return false };
         let pieces = part.used..until;
-        // A computation that waited in vain overtakes the helper.
+        // The computation may overtake the helper.
         part.used = part.used.max(until);
         (part.ready, part.requested) = (part.ready.max(part.used), part.requested.max(part.used));
-        let (queued, held) = (self.evictable.len(), self.buffered);
+        let (evictable, buffered) = (self.evictable.len(), self.buffered);
         for piece in pieces {
             if self.piece(piece).kept {
-                // It came through the buffer, and is to be kept now.
+                // It was read through the buffer before it became a kept piece.
                 self.leave_buffer(piece);
             } else {
                 self.evictable.push_back(piece);
             }
         }
-        self.evictable.len() > queued || (held > 0 && self.buffered == 0)
+        self.evictable.len() > evictable || (buffered > 0 && self.buffered == 0)
     }
 
-    /// Forgets the first part.
+    /// Drops the first part.
     fn drop_first(&mut self) {
         self.abandon(0);
         self.parts.pop_front();
     }
 
-    /// What was read for a part and has not been used is evicted, unless it is kept.
+    /// Marks the pieces that were read for a part but not used for eviction, unless they are kept.
     fn abandon(&mut self, part: usize) {
         let unused = self.parts[part].used..self.parts[part].requested;
         self.evictable.extend(unused.filter(|&piece| !self.pieces[piece as usize].kept));
     }
 
-    /// Chooses the kept set and the size of the buffer again.
+    /// Adapts the kept set and the size of the buffer to the measured memory.
     fn follow_memory(&mut self, page_cache: Option<u64>, evicted: u64) {
         let (share, processors, options) = (self.share.total(), self.processors, self.options);
         if let Some(bytes) = page_cache {
@@ -444,7 +442,7 @@ impl ManagedResidency {
 
     fn choose_kept(&mut self) {
         let kept = self.share.kept(self.budget.now());
-        // What the computation has still to use is evicted after that.
+        // Pieces that the computation still has to use are evicted after their use.
         let parts = &self.parts;
         let awaited = |piece| parts.iter().any(|part| (part.used..part.requested).contains(&piece));
         for (&id, kept) in self.order.iter().zip(kept) {
@@ -487,7 +485,7 @@ impl ManagedResidency {
     }
 }
 
-/// Whether a piece is the next of a part to be confirmed.
+/// Whether a piece is the next one of a part to confirm.
 fn awaits(part: &Part, piece: PieceId) -> bool {
     part.ready == piece && part.ready < part.requested
 }
@@ -495,9 +493,9 @@ fn awaits(part: &Part, piece: PieceId) -> bool {
 /// What can be read next.
 enum NextRead {
     Start(PieceId, ReadOrigin),
-    /// The next piece has not left memory since its last use.
-    StillThere,
-    /// Nothing, or there is no room for it.
+    /// The next piece has not been evicted since its last use.
+    InMemory,
+    /// No piece is requested, or the buffer or the read queue is full.
     None,
 }
 

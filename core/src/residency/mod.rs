@@ -1,8 +1,8 @@
 //! Managed residency: keeps a set of weight pieces in memory and streams the others.
 //!
-//! [`ManagedResidency`] is the state machine that the simulator and the executor both interpret. [`Share`] ranks the
-//! pieces of a device, [`KeptBudget`] says how many bytes of them are kept as memory comes and goes, and the
-//! functions here how many bytes fit at all.
+//! [`ManagedResidency`] is the state machine that simulator and executor both interpret. [`Share`] ranks the pieces
+//! of a device for eviction. [`KeptBudget`] adapts the number of kept bytes to the available memory. The functions
+//! here compute how many bytes fit at most.
 
 mod kept_budget;
 mod managed;
@@ -14,42 +14,44 @@ pub use kept_budget::KeptBudget;
 pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
 pub use share::Share;
 
-/// The bytes of a share that can be kept where page cache has `room` before the share is touched.
+/// Returns the number of bytes of a share that can be kept, if `available` bytes of page cache are free before any
+/// page of the share is read.
 ///
-/// That is the room less the kernel's memory for the share, a margin, and the stream buffer, unless all of the share is
-/// kept and nothing streams. Measured: with less than 1 MiB left below the limit of a memory control group a
-/// kept set is lost, with more nothing is.
-pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
-    let most = options.max_kept(share);
-    let left = left(room, share, processors);
-    let buffer = stream_bytes(room, share, processors, options);
-    if left.min(most) >= share { share } else { left.saturating_sub(buffer).min(most) }
+/// These are the available bytes minus the kernel's memory for the share, a margin and the stream buffer. If the
+/// whole share can be kept, no buffer is needed. Measured: if less than 1 MiB remains free below the limit of a
+/// memory control group, the kept set is evicted; with more, nothing is.
+pub fn kept_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
+    let max = options.max_kept(share);
+    let budget = weight_budget(available, share, processors);
+    let buffer = stream_bytes(available, share, processors, options);
+    if budget.min(max) >= share { share } else { budget.saturating_sub(buffer).min(max) }
 }
 
-/// The size of the stream buffer: the options', but at most half of the rest. A buffer that does not fit would be
-/// evicted before it is used.
-pub fn stream_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
-    options.buffer().0.min(left(room, share, processors) / 2)
+/// Returns the size of the stream buffer in bytes: the configured size, but at most half of the weight budget. Pieces
+/// in a buffer that does not fit would be evicted before their use.
+pub fn stream_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
+    options.buffer().0.min(weight_budget(available, share, processors) / 2)
 }
 
-/// Whether a share stays in a page cache of `room` bytes: the kernel's own memory and the margin must fit as well.
-pub fn fits(room: u64, share: u64, processors: u32) -> bool {
-    share <= left(room, share, processors)
+/// Whether a share stays in a page cache of `available` bytes, together with the kernel's memory for it and the
+/// margin.
+pub fn fits(available: u64, share: u64, processors: u32) -> bool {
+    share <= weight_budget(available, share, processors)
 }
 
-/// The part of the room for weights.
-fn left(room: u64, share: u64, processors: u32) -> u64 {
-    room.saturating_sub(kernel_bytes(share) + margin(processors))
+/// Returns the part of the available page cache that weights can use.
+fn weight_budget(available: u64, share: u64, processors: u32) -> u64 {
+    available.saturating_sub(kernel_bytes(share) + margin(processors))
 }
 
-/// The kernel's memory for a share whose pages have all been touched: an entry of the page table for each page, and a
-/// node of the page cache's tree for every 64. It stays when a page is evicted.
+/// Returns the kernel's memory for a share whose pages have all been read, in bytes: a page table entry for each
+/// page, and a node of the page cache's tree for every 64 pages. It is not freed when a page is evicted.
 /// source: computed, 8 bytes for 4096 and 576 for 262144; 0.32 % to 0.43 % were measured
 pub fn kernel_bytes(share: u64) -> u64 {
     share / 4096 * 8 + share / (64 * 4096) * 576
 }
 
-/// The bytes left free below a limit: the measured minimum, and a stock of charges a processor
+/// Returns the bytes that must stay free below a limit: the measured minimum, and a batch of charges per processor
 /// (`MEMCG_CHARGE_BATCH` of mm/memcontrol.c, 64 pages).
 fn margin(processors: u32) -> u64 {
     (1 << 20) + u64::from(processors) * (256 << 10)
@@ -63,17 +65,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_leaves_room_for_the_buffer_and_the_kernel() {
+    fn kept_set_leaves_memory_for_the_buffer_and_the_kernel() {
         let (options, share) = (ResidencyOptions::of(Residency::Managed), 200 << 20);
-        // Page tables and tree nodes of the share, and 1 MiB with another for four processors.
+        // 8 MiB buffer, a margin of 1 MiB plus 1 MiB for four processors, and 870400 bytes of the kernel.
         assert_eq!(kept_bytes(128 << 20, share, 4, &options), ((128 - 8 - 2) << 20) - 870_400);
         let large = ResidencyOptions { stream_buffer: Some(Bytes(1 << 40)), ..options };
-        let left = kept_bytes(128 << 20, share, 4, &options) + (8 << 20);
-        assert_eq!(stream_bytes(128 << 20, share, 4, &large), left / 2, "a buffer that does not fit shrinks");
-        assert_eq!(kept_bytes(128 << 20, share, 4, &large), left - left / 2);
+        let budget = kept_bytes(128 << 20, share, 4, &options) + (8 << 20);
+        assert_eq!(stream_bytes(128 << 20, share, 4, &large), budget / 2, "a large buffer shrinks");
+        assert_eq!(kept_bytes(128 << 20, share, 4, &large), budget - budget / 2);
         assert_eq!(kept_bytes(2 << 20, share, 4, &options), 0);
         assert_eq!(kept_bytes(1 << 30, share, 4, &options), share);
-        assert_eq!(kept_bytes(share + (3 << 20), share, 4, &options), share, "all of it needs no buffer");
+        assert_eq!(kept_bytes(share + (3 << 20), share, 4, &options), share, "no buffer is needed");
         assert_eq!(kept_bytes(share, share, 4, &options), share - ((8 + 2) << 20) - 870_400);
         let less = ResidencyOptions { kept: Some(Bytes::mib(64)), ..options };
         assert_eq!(kept_bytes(128 << 20, share, 4, &less), 64 << 20);

@@ -1,28 +1,30 @@
-//! Share: the order in which pieces of a device's share are evicted when not all of them fit.
+//! Share: the order in which the pieces of a device's weights are evicted if not all of them fit.
 //!
-//! The share is a list of visits (the work between two idle times of the device), each a list of pieces in the order
-//! of use. For a cyclic scan any kept set reads the same bytes; it matters *when* the rest is read. A buffer is
-//! filled while the device is idle, so every visit should miss equally much. A disk should never wait while the
-//! device computes, so the missing pieces of a visit should lie evenly over it.
+//! A share is a list of visits (the work between two idle times of the device), and a visit is a list of pieces in
+//! the order of use. With a cyclic scan, all kept sets of a size need the same number of bytes from disk; they differ
+//! in *when* the others are read. The buffer is filled while the device is idle, so every visit should miss the same
+//! number of bytes. The disk should not be idle while the device computes, so the missing pieces should be spread
+//! evenly over a visit.
 //!
-//! Pieces are therefore ranked once, in the order of eviction: the visit that misses least is next, and within a
-//! visit the places follow the van der Corput sequence, which is even for every length. The kept sets of two budgets
-//! are nested, so that a budget can change while the device runs: shrinking only evicts, growing only adds.
+//! Pieces are therefore ranked once, in the order of eviction: the next piece belongs to the visit that misses the
+//! fewest bytes, and the positions within a visit follow the van der Corput sequence, each prefix of which is evenly
+//! spread. The kept sets of two budgets are nested, so a budget can change while the device runs: shrinking only
+//! evicts pieces, growing only adds some.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A device's pieces, ranked.
+/// The pieces of a device's share, ranked for eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// Bytes of each piece, in the order of use.
+    /// The size of each piece in bytes, in the order of use.
     bytes: Vec<u64>,
-    /// Pieces in the order of eviction.
+    /// The pieces in the order of eviction, as indices into `bytes`.
     evicted: Vec<usize>,
 }
 
 impl Share {
-    /// Ranks pieces, given in bytes: visit by visit, in the order of use.
+    /// Ranks pieces. `visits` has the sizes in bytes of the pieces of each visit, in the order of use.
     pub fn new(visits: &[Vec<u64>]) -> Self {
         let bytes: Vec<u64> = visits.iter().flatten().copied().collect();
         let mut first = 0;
@@ -34,7 +36,7 @@ impl Share {
                 ranked.into_iter()
             })
             .collect();
-        // Visits by the bytes that they miss, the least first.
+        // Visits by the number of bytes that they miss, the smallest first.
         let mut visits: BinaryHeap<_> = (0..ranked.len()).map(|visit| Reverse((0, visit))).collect();
         let mut evicted = Vec::with_capacity(bytes.len());
         while let Some(Reverse((missing, visit))) = visits.pop() {
@@ -46,31 +48,31 @@ impl Share {
         Self { bytes, evicted }
     }
 
-    /// Bytes of all pieces.
+    /// Returns the size of all pieces in bytes.
     pub fn total(&self) -> u64 {
         self.bytes.iter().sum()
     }
 
-    /// Whether each piece is kept within `budget` bytes: as many as fit.
+    /// Returns for each piece, in the order of use, whether it is kept if `budget` bytes fit.
     pub fn kept(&self, budget: u64) -> Vec<bool> {
         let mut kept = vec![true; self.bytes.len()];
-        let mut held = self.total();
+        let mut kept_bytes = self.total();
         for &piece in &self.evicted {
-            if held <= budget {
+            if kept_bytes <= budget {
                 break;
             }
             kept[piece] = false;
-            held -= self.bytes[piece];
+            kept_bytes -= self.bytes[piece];
         }
         kept
     }
 }
 
-/// `0..count` in the order of the van der Corput sequence of base 2.
+/// Returns `0..count` in the order of the van der Corput sequence of base 2, from the end.
 fn spread(count: usize) -> Vec<usize> {
     let bits = usize::BITS - count.saturating_sub(1).leading_zeros();
     let reversed = |at: usize| if bits == 0 { 0 } else { at.reverse_bits() >> (usize::BITS - bits) };
-    // From the end: what a visit needs first has had the least time to be read.
+    // From the end, because the first pieces of a visit have the least time to be read.
     (0..1usize << bits).map(reversed).filter(|&at| at < count).map(|at| count - 1 - at).collect()
 }
 
@@ -92,8 +94,8 @@ mod tests {
     }
 
     #[test]
-    fn every_visit_misses_equally_much_and_evenly() {
-        // A head with an output matrix: the visit that begins with it is larger, and misses no more.
+    fn every_visit_misses_the_same_bytes_evenly_spread() {
+        // The visit of a head that begins with the output matrix is larger, but misses no more than the others.
         let visits = [vec![1; 96], vec![1; 32], vec![1; 32], vec![1; 32]];
         let share = Share::new(&visits);
         assert_eq!(missing(&share, &visits, 192 - 64), [16; 4]);
@@ -103,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn small_visits_are_evicted_whole_before_large_ones_are_touched_further() {
+    fn small_visit_is_evicted_completely_if_visits_cannot_miss_equally() {
         let visits = [vec![1; 100], vec![1; 10]];
         assert_eq!(missing(&Share::new(&visits), &visits, 40), [60, 10]);
     }
 
     #[test]
-    fn a_share_without_pieces_keeps_nothing() {
+    fn empty_share_keeps_nothing() {
         assert!(Share::new(&[]).kept(5).is_empty());
         assert!(Share::new(&[vec![], vec![]]).kept(0).is_empty());
     }
@@ -122,14 +124,14 @@ mod tests {
             more in 0u64..2000,
         ) {
             let share = Share::new(&visits);
-            let held = |kept: &[bool]| -> u64 {
+            let kept_bytes = |kept: &[bool]| -> u64 {
                 share.bytes.iter().zip(kept).filter(|(_, kept)| **kept).map(|(bytes, _)| bytes).sum()
             };
             let (few, many) = (share.kept(small), share.kept(small + more));
-            prop_assert!(held(&few) <= small && held(&many) <= small + more);
+            prop_assert!(kept_bytes(&few) <= small && kept_bytes(&many) <= small + more);
             prop_assert!(few.iter().zip(&many).all(|(few, many)| !few || *many), "nested");
-            // No room for the largest piece is left unused.
-            prop_assert!(held(&few) == share.total() || held(&few) + 100 > small);
+            // The unused part of the budget is smaller than the largest piece.
+            prop_assert!(kept_bytes(&few) == share.total() || kept_bytes(&few) + 100 > small);
         }
     }
 }

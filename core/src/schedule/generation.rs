@@ -1,28 +1,28 @@
-//! Generation: decides which tokens enter the ring next.
+//! Generation: decides which pass enters the ring next.
 //!
-//! A pure reducer that both runners use. It has two events: the head is free ([`Generation::begin`]), and the tokens
-//! of a pass are complete ([`Generation::output`]).
+//! A pure reducer that simulator and executor both use. It has two events: the head is free ([`Generation::begin`]),
+//! and the output of a pass is complete ([`Generation::output`]).
 //!
-//! Prompts go first, one sequence after the other, in batches that enter one after another as soon as the head is
-//! free. So devices work at once: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After
-//! its prompt every sequence has one pass in flight at a time, and sequences enter in the order in which their last
-//! tokens came out.
+//! Prompts enter first, one sequence after the other, in batches. A batch enters as soon as the head is free, so
+//! devices work in parallel: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After its
+//! prompt every sequence has at most one pass in flight. Sequences enter in the order in which their last tokens were
+//! sampled.
 //!
-//! With a draft model a pass holds the last token and the drafts after it. The large model accepts drafts up to the
-//! first that it would not have chosen, and adds one token of its own: its correction of that draft, or the token
-//! after the last one. Rejected drafts are rolled back: the next pass begins behind the last accepted token. With
-//! acceptance `a` and `n` drafts, a pass gives `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023,
-//! Eq. 1). Drafts never exceed the tokens wanted.
+//! With a draft model a pass contains the last token and the drafted tokens after it. The large model accepts the
+//! drafts before the first one that it would not have sampled, and adds one token of its own: the replacement of that
+//! draft, or the token after the last draft. Rejected drafts are rolled back, and the next pass begins after the last
+//! accepted token. With acceptance `a` and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)` tokens on average
+//! (Leviathan et al., 2023, Eq. 1). No more tokens are drafted than the sequence can still generate.
 //!
-//! In a server each sequence is a slot whose caches outlive a request ([`Generation::vacant`],
-//! [`Generation::enter`]). A request that begins with the same tokens as the slot's last one enters behind their
-//! common prefix, and a request that nobody waits for is cancelled ([`Generation::give_up`]).
+//! In a server each sequence is a slot whose cache is kept between requests ([`Generation::vacant`],
+//! [`Generation::enter`]). A request reuses the cached prefix that it has in common with the previous request of the
+//! slot. A request whose client has disconnected is cancelled ([`Generation::cancel`]).
 //!
-//! When the ring is replaced in the middle of a run ([`Generation::restart`]), unfinished passes are dropped, and each
-//! sequence that wants more tokens enters again with all its tokens so far as its prompt.
+//! When the ring changes during a run ([`Generation::restart`]), passes in flight are dropped, and each unfinished
+//! sequence enters again with its prompt and all tokens so far as the new prompt.
 //!
-//! Not here: which drafts are accepted, which the executor computes and the simulator draws, and the steps of a pass
-//! on a device ([`super::Schedule`]).
+//! Not here: which drafts are accepted, which the executor computes and the simulator draws at random, and the steps
+//! of a pass on a device ([`super::Schedule`]).
 
 use std::collections::VecDeque;
 
@@ -35,30 +35,30 @@ pub struct Generation {
     micro_batch: u32,
     drafts: u32,
     sequences: Vec<Sequence>,
-    /// Sequences whose prompts have not entered yet, in the order in which they will.
+    /// Sequences whose prompts have not entered completely, in the order of entry.
     entering: VecDeque<u32>,
-    /// Sequences that want another token and whose last one is complete, in the order of their tokens.
+    /// Unfinished sequences whose last token is complete, in the order of these tokens.
     ready: VecDeque<u32>,
-    /// Sequences that have all their tokens.
+    /// The number of finished sequences.
     finished: u32,
-    /// Passes begun.
+    /// The number of passes begun, which is the index of the next pass.
     begun: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sequence {
-    /// Tokens of the request's prompt.
+    /// The number of tokens in the prompt of the request.
     requested: u32,
-    /// Tokens to generate.
+    /// The number of tokens to generate.
     wanted: u32,
-    /// Tokens to process as a prompt; after a change of the ring this includes the tokens generated so far.
+    /// The number of tokens to process as a prompt; after a restart this includes the tokens generated so far.
     prompt: u32,
-    /// Whether any token has entered.
+    /// Whether any token of the request has entered.
     begun: bool,
-    /// The position at which its next pass begins.
+    /// The position at which the next pass begins: the number of tokens whose keys and values are cached.
     position: u32,
     generated: u32,
-    /// The pass whose output the sequence waits for.
+    /// The pass in flight whose output the sequence waits for.
     awaited: Option<Pass>,
 }
 
@@ -72,24 +72,25 @@ impl Sequence {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerationError {
     /// No sequence waits for this pass.
-    #[error("pass {pass} gave a token that no sequence waits for")]
+    #[error("pass {pass} has an output that no sequence waits for")]
     NotAwaited { pass: u32 },
-    /// More drafts accepted than there were.
-    #[error("pass {pass} had {drafted} drafted tokens, and {accepted} were accepted")]
+    /// More drafts were accepted than the pass has.
+    #[error("pass {pass} has {drafted} drafted tokens, but {accepted} were accepted")]
     TooManyAccepted { pass: u32, drafted: u32, accepted: u32 },
     /// The slot of a request is in use, or does not exist.
-    #[error("no request can enter as sequence {sequence}: the slot is in use or does not exist")]
+    #[error("a request cannot enter slot {sequence}: the slot is in use or does not exist")]
     NotVacant { sequence: u32 },
 }
 
 impl Generation {
-    /// A generation before its first pass. The workload must be valid.
+    /// Creates the generation of a valid workload, before its first pass.
     pub fn new(workload: &Workload) -> Self {
         let prompts = vec![workload.prompt; workload.sequences as usize];
         Self::of_prompts(&prompts, workload.generate, workload.micro_batch, workload.drafts())
     }
 
-    /// A generation for prompts of these lengths, each at least 1, that generate `wanted` tokens each.
+    /// Creates a generation with a sequence for each of these prompt lengths, which must be at least 1. Each sequence
+    /// generates `wanted` tokens.
     pub fn of_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
         let sequence = |&requested: &u32| Sequence {
             requested,
@@ -111,7 +112,7 @@ impl Generation {
         }
     }
 
-    /// A server's generation: slots for `sequences`, all of them vacant.
+    /// Creates the generation of a server with `sequences` vacant slots.
     pub fn vacant(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
         let vacant = Sequence {
             requested: 0,
@@ -127,19 +128,19 @@ impl Generation {
         Self { sequences, finished, ..Self::of_prompts(&[], 0, micro_batch, drafts) }
     }
 
-    /// Enters a request of `prompt` tokens, at least 1, into a vacant slot, to generate `wanted` tokens, at least 1.
-    /// The keys and values of its first `held` tokens are still cached from the slot's last request, so these tokens
-    /// are not computed; the last token of the prompt always is. Returns the number of tokens that are not computed.
+    /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least
+    /// 1). The slot's cache still has the keys and values of its first `cached` tokens, so these are not computed
+    /// again, except the last token of the prompt. Returns the number of tokens that are not computed.
     pub fn enter(
         &mut self,
         sequence: u32,
         prompt: u32,
-        held: u32,
+        cached: u32,
         wanted: u32,
     ) -> Result<u32, GenerationError> {
         let vacant = self.sequences.get_mut(sequence as usize).filter(|it| it.is_over());
         let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
-        let position = held.min(slot.position).min(prompt.saturating_sub(1));
+        let position = cached.min(slot.position).min(prompt.saturating_sub(1));
         *slot = Sequence {
             requested: prompt,
             wanted,
@@ -154,19 +155,19 @@ impl Generation {
         Ok(position)
     }
 
-    /// Whether a request can enter this slot.
+    /// Whether a request can enter the slot `sequence`.
     pub fn is_vacant(&self, sequence: u32) -> bool {
         self.sequences.get(sequence as usize).is_some_and(Sequence::is_over)
     }
 
-    /// The number of tokens of a sequence whose keys and values are cached.
-    pub fn held(&self, sequence: u32) -> u32 {
+    /// Returns the number of tokens of a sequence whose keys and values are cached.
+    pub fn cached_tokens(&self, sequence: u32) -> u32 {
         self.sequences.get(sequence as usize).map_or(0, |sequence| sequence.position)
     }
 
-    /// Cancels a sequence, because its text has ended or its client has disconnected. If one of its tokens is in
-    /// flight, the sequence ends with that token, otherwise at once.
-    pub fn give_up(&mut self, sequence: u32) {
+    /// Ends a sequence before it has all its tokens, because of a stop token or a disconnected client. If a pass with
+    /// an output is in flight, the sequence ends with that pass, otherwise at once.
+    pub fn cancel(&mut self, sequence: u32) {
         let Some(slot) = self.sequences.get_mut(sequence as usize).filter(|it| !it.is_over()) else { return };
         if slot.awaited.is_some() {
             slot.wanted = slot.generated + 1;
@@ -178,18 +179,18 @@ impl Generation {
         self.ready.retain(|&ready| ready != sequence);
     }
 
-    /// Returns the pass that the head, which is free, begins now, if one can enter.
+    /// Returns the next pass, `None` if none can enter now. Must be called only while the head is free.
     pub fn begin(&mut self) -> Option<Pass> {
         let pass = self.prompt_pass().or_else(|| self.token_pass())?;
         self.begun += 1;
         Some(pass)
     }
 
-    /// Takes the output of a pass with the number of its drafts that were accepted. Returns the number of tokens. On an
-    /// error nothing has changed.
+    /// Handles the output of a pass of which `accepted` drafts were accepted. Returns the number of generated tokens.
+    /// On an error the state is unchanged.
     pub fn output(&mut self, pass: u32, accepted: u32) -> Result<u32, GenerationError> {
-        let waits = |sequence: &Sequence| sequence.awaited.is_some_and(|awaited| awaited.index == pass);
-        let Some(index) = self.sequences.iter().position(waits) else {
+        let awaits_it = |sequence: &Sequence| sequence.awaited.is_some_and(|awaited| awaited.index == pass);
+        let Some(index) = self.sequences.iter().position(awaits_it) else {
             return Err(GenerationError::NotAwaited { pass });
         };
         let sequence = &mut self.sequences[index];
@@ -198,7 +199,7 @@ impl Generation {
             return Err(GenerationError::TooManyAccepted { pass, drafted, accepted });
         }
         sequence.awaited = None;
-        // Rejected drafts are rolled back; the token that corrects the first takes its place.
+        // Rejected drafts are rolled back; the token of the large model replaces the first of them.
         sequence.position -= drafted - accepted;
         sequence.generated += accepted + 1;
         if sequence.is_over() {
@@ -209,8 +210,8 @@ impl Generation {
         Ok(accepted + 1)
     }
 
-    /// Restarts after a change of the ring: drops passes in flight, and recomputes keys and values. Returns the number
-    /// of tokens that are computed again.
+    /// Restarts after a change of the ring: drops the passes in flight and empties the caches. Returns the number of
+    /// tokens that must be computed again.
     pub fn restart(&mut self) -> u32 {
         self.ready.clear();
         self.entering.clear();
@@ -228,17 +229,17 @@ impl Generation {
         tokens
     }
 
-    /// The index of the next pass.
+    /// Returns the index of the next pass.
     pub fn next_pass(&self) -> u32 {
         self.begun
     }
 
-    /// Whether all tokens are complete.
+    /// Whether all sequences are finished.
     pub fn is_over(&self) -> bool {
         self.finished as usize == self.sequences.len()
     }
 
-    /// The next batch of the prompt that is entering, or the first of the next one.
+    /// Returns the next batch of the first prompt that has not entered completely.
     fn prompt_pass(&mut self) -> Option<Pass> {
         let number = *self.entering.front()?;
         let sequence = self.sequences.get_mut(number as usize)?;
@@ -255,7 +256,7 @@ impl Generation {
         Some(pass)
     }
 
-    /// The last token of the next ready sequence, with its drafts.
+    /// Returns the pass with the last token of the next ready sequence and its drafts.
     fn token_pass(&mut self) -> Option<Pass> {
         let number = self.ready.pop_front()?;
         let sequence = self.sequences.get_mut(number as usize)?;
@@ -272,12 +273,8 @@ impl Generation {
     }
 }
 
-/// The passes of a workload if no draft is ever accepted: the prompt in batches, then one pass for each
-/// generated token but the last, which nothing follows.
-///
-/// # Panics
-///
-/// Never: a pass that has just begun is waited for.
+/// Returns the passes of a workload if no draft is ever accepted: the batches of the prompt, then one pass for each
+/// generated token except the last.
 pub fn passes(workload: &Workload) -> Vec<Pass> {
     let mut generation = Generation::new(workload);
     let mut passes = Vec::new();

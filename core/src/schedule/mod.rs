@@ -1,22 +1,21 @@
-//! The schedule: the steps in which a device carries out its part of a plan.
+//! The schedule: the steps in which a device executes its part of a plan.
 //!
-//! Simulator and executor both interpret this one expansion of a plan. They can differ in how long a step takes,
-//! never in what is done, so every gap between a simulated and a real run points at a resource model. It is a pure
-//! reducer per device, `(state, event) -> (state, steps)`, and needs only what that device can see: its plan and the
-//! messages that reach it.
+//! Simulator and executor both interpret this schedule. They can differ in how long a step takes, but not in what is
+//! done, so a gap between a simulated and a real run points at the model of a resource. The schedule of a device is a
+//! pure reducer, `(state, event) -> (state, steps)`. It uses only the plan and the messages that the device receives.
 //!
 //! One token goes around the ring `rounds` times (prima.cpp paper, section 3.1 and Fig. 1). In each visit a device
-//! computes its window, sends the activations on, releases the window if the plan says so, and then reads its next
-//! window ahead (Fig. 4). A device with managed residency begins to read ahead before it computes: its buffer bounds
-//! how far it runs ahead, and evictions make room. A partial last round skips devices without layers, but not relays.
-//! The head embeds before the first round and outputs after the last.
+//! computes its window, sends the activations to the next device, releases the window if the plan says so, and then
+//! prefetches its next window (Fig. 4). A device with managed residency starts to prefetch before it computes: the
+//! size of its buffer limits the prefetch, and evictions free space in it. A partial last round skips devices without
+//! layers, but not relays. The head embeds before the first round and computes the output after the last.
 //!
-//! Several passes may be under way, of one sequence or of several; they keep their order on every device. With a
-//! draft model the head drafts before a pass that has drafts, and lets the draft model read a batch of the prompt
-//! after it has sent that batch. If a pass begins before the end of the positions that a device holds of its
-//! sequence, the drafts in between were rejected, and the device rolls them back first.
+//! Several passes of one or more sequences may be in flight; they keep their order on every device. With a draft
+//! model the head drafts before it embeds a pass with drafts. It runs the draft model on a batch of the prompt after
+//! it has sent that batch. If a pass begins at a position that a device has already cached, the drafts from that
+//! position on were rejected, and the device rolls them back first.
 //!
-//! Not here: which pass enters when ([`Generation`]), and how a step is carried out.
+//! Not here: which pass enters the ring next ([`Generation`]), and how a step is executed.
 
 mod generation;
 mod reconfigure;
@@ -32,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 pub use generation::{Generation, GenerationError, passes};
 
-/// Weights that are read as one part.
+/// A part of the model's weights that is prefetched and released as a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelPart {
@@ -44,47 +43,47 @@ pub enum ModelPart {
 /// A step of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Remove the keys and values of a sequence from a position on: the drafts there were rejected.
+    /// Remove the keys and values of a sequence from a position on, because the drafts there were rejected.
     Rollback {
         sequence: u32,
-        /// The first position removed.
+        /// The first position to remove.
         position: u32,
     },
-    /// Let the draft model read the tokens that it has not seen, up to the end of the pass or to its drafts, and draft.
-    /// Head only.
+    /// Run the draft model on the tokens of the pass that it has not processed, then draft the drafted tokens of the
+    /// pass. Head only.
     Draft { pass: Pass },
     /// Look up the embedding rows of the tokens. Head only.
     Embed { pass: Pass },
-    /// Run the activations through layers.
+    /// Compute these layers.
     Compute { pass: Pass, round: u32, layers: Range<u32>, processor: Processor },
-    /// Turn the activations of the last position, and of those before its drafts, into logits and sample. Head only.
+    /// Compute the logits of the last position and of the positions before each drafted token, and sample. Head only.
     Output {
         pass: Pass,
-        /// Where the output matrix lies and is multiplied with.
+        /// The processor that stores the output matrix and multiplies with it.
         processor: Processor,
     },
-    /// Hand the activations on.
+    /// Send the activations to the next device.
     Send {
         pass: Pass,
         /// The round of the sender.
         round: u32,
-        /// The next round of the receiver; `rounds` if the head is to compute the output.
+        /// The round that the receiver begins; `rounds` if the receiver is the head and computes the output.
         next_round: u32,
-        /// The receiver's place in the ring.
+        /// The receiver's index in the plan.
         to: usize,
     },
-    /// Begin to read a part ahead of its turn, while the device continues.
+    /// Start to prefetch a part in the background.
     Prefetch { part: ModelPart, pass: Pass, round: u32 },
-    /// Release a used part; under managed residency, the pieces of it that are not kept.
+    /// Release a part after its use; under managed residency, its pieces that are not kept.
     Release { part: ModelPart, pass: Pass, round: u32 },
 }
 
 /// An event of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Tokens enter the ring. Head only.
+    /// A pass enters the ring. Head only.
     Begin(Pass),
-    /// Activations arrived.
+    /// Activations have arrived from another device.
     Arrived {
         pass: Pass,
         /// The round to begin.
@@ -93,98 +92,100 @@ pub enum Event {
     /// The ring changes to another plan.
     Replanned {
         plan: Arc<Plan>,
-        /// The first pass of the plan; earlier ones are dropped.
+        /// The first pass with the new plan; earlier passes are dropped.
         first_pass: u32,
     },
 }
 
-/// Why an event is refused: the device has a faulty or hostile neighbour.
+/// Why a schedule refuses an event. The cause is a faulty or hostile device in the ring.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// Only the head begins passes.
+    /// A worker was told to begin a pass.
     #[error("`{device}` cannot begin pass {pass}: only the head begins passes")]
     NotTheHead { device: String, pass: u32 },
-    /// The round does not follow from what came before.
-    #[error("`{device}` got pass {pass} for round {got}, and expects {expected}")]
+    /// The pass is not expected for this round.
+    #[error("`{device}` received pass {pass} for round {got}, but expects {expected}")]
     UnexpectedRound { device: String, pass: u32, got: u32, expected: String },
-    /// Another pass than the one that began under this index.
-    #[error("`{device}` got pass {pass} with other tokens than before")]
+    /// A pass with the same index as a pass in flight, but other contents.
+    #[error("`{device}` received pass {pass} with other tokens than in an earlier round")]
     ChangedPass { device: String, pass: u32 },
     /// A message of a pass that was dropped when the ring changed.
-    #[error("`{device}` got pass {pass} of an earlier plan; since the last one passes begin at {since}")]
-    GivenUp { device: String, pass: u32, since: u32 },
-    /// A plan that cannot follow the current one.
+    #[error("`{device}` received pass {pass} of an earlier plan; the current plan begins at pass {since}")]
+    DroppedPass { device: String, pass: u32, since: u32 },
+    /// A plan that cannot replace the current one.
     #[error("`{device}` cannot adopt the new plan: {what}")]
-    OtherPlan { device: String, what: String },
+    IncompatiblePlan { device: String, what: String },
     /// The plan has no cache for the sequence.
     #[error(
-        "pass {pass} is of sequence {sequence}, and the plan has a cache for {sequences}, counted from 0"
+        "pass {pass} is of sequence {sequence}, counted from 0, but the plan has caches for {sequences} sequences"
     )]
     UnknownSequence { pass: u32, sequence: u32, sequences: u32 },
-    /// Drafts without a token before them, without an output, or without a draft model.
+    /// A pass with drafts that has no token before them, no output, or no draft model.
     #[error("pass {pass} has {tokens} tokens of which {drafted} are drafted: {why}")]
     BadDrafts { pass: u32, tokens: u32, drafted: u32, why: &'static str },
-    /// Keys and values are missing between what the device holds and where the pass begins.
-    #[error("`{device}` got pass {pass} from position {first}, and holds {held} positions of its sequence")]
-    Gap { device: String, pass: u32, first: u32, held: u32 },
-    /// A batch that is empty, too large or past the context.
+    /// The pass begins after the last cached position, so keys and values are missing.
+    #[error(
+        "`{device}` received pass {pass} from position {first}, but has cached {cached} positions of its sequence"
+    )]
+    Gap { device: String, pass: u32, first: u32, cached: u32 },
+    /// A pass that is empty, too large or beyond the context.
     #[error(
         "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS}, within the context of {context}"
     )]
     BadPass { pass: u32, tokens: u32, first: u32, context: u32 },
 }
 
-/// The state of a device: its passes in flight, and the messages that it expects next.
+/// The schedule of one device: its passes in flight and the messages that it expects next.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     plan: Arc<Plan>,
     device: usize,
-    /// Rounds in which this device is visited, in order.
+    /// The rounds in which a pass visits this device, in ascending order.
     visits: Vec<u32>,
-    /// Each pass in flight as it began here, and the index into `visits` that comes next.
-    under_way: BTreeMap<u32, (Pass, usize)>,
-    /// For each sequence, the number of positions whose keys and values are cached or being computed here. Positions
-    /// from before a device first saw the sequence are not checked.
-    held: BTreeMap<u32, u32>,
-    /// The part that was read ahead last and has not been used.
+    /// The passes in flight by index, each with the index into `visits` of its next visit.
+    in_flight: BTreeMap<u32, (Pass, usize)>,
+    /// For each sequence, the number of positions whose keys and values are cached or being computed here. Sequences
+    /// that the device has not seen are missing and not checked.
+    cached: BTreeMap<u32, u32>,
+    /// The part that was prefetched last and has not been used yet.
     expected: Option<ModelPart>,
     /// The first pass of the current plan.
     first_pass: u32,
 }
 
 impl Schedule {
-    /// The state of a device before anything has happened. The plan must be valid and have that device.
+    /// Creates the schedule of the device with this index in a valid plan.
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
         let visits = (0..plan.rounds).filter(|&round| is_visited(&plan, device, round)).collect();
-        let (under_way, held) = (BTreeMap::new(), BTreeMap::new());
-        Self { plan, device, visits, under_way, held, expected: None, first_pass: 0 }
+        let (in_flight, cached) = (BTreeMap::new(), BTreeMap::new());
+        Self { plan, device, visits, in_flight, cached, expected: None, first_pass: 0 }
     }
 
-    /// The plan carried out.
+    /// Returns the current plan.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
-    /// The device's place in the ring.
+    /// Returns the device's index in the plan.
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Whether this device still expects something of a pass.
+    /// Whether this device has begun a pass and not finished it.
     pub fn is_in_flight(&self, pass: u32) -> bool {
-        self.under_way.contains_key(&pass)
+        self.in_flight.contains_key(&pass)
     }
 
-    /// The places that this device sends to.
+    /// Returns the indices of the devices that this device sends to, in ascending order.
     pub fn receivers(&self) -> Vec<usize> {
-        let mut places: Vec<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();
-        places.sort_unstable();
-        places.dedup();
-        places.retain(|&place| place != self.device);
-        places
+        let mut receivers: Vec<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();
+        receivers.sort_unstable();
+        receivers.dedup();
+        receivers.retain(|&receiver| receiver != self.device);
+        receivers
     }
 
-    /// Takes an event and returns the steps that follow, in order. On an error nothing has changed.
+    /// Handles an event and returns the steps to execute, in order. On an error the state is unchanged.
     pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
         let mut steps = Vec::new();
         match *event {
@@ -194,15 +195,15 @@ impl Schedule {
                     return Err(ScheduleError::NotTheHead { device: self.name(), pass: pass.index });
                 }
                 self.check(pass)?;
-                if self.under_way.contains_key(&pass.index) {
+                if self.in_flight.contains_key(&pass.index) {
                     return Err(self.unexpected(pass, 0));
                 }
-                self.hold(pass, &mut steps)?;
+                self.extend_cache(pass, &mut steps)?;
                 if pass.drafted > 0 {
                     steps.push(Step::Draft { pass });
                 }
                 steps.push(Step::Embed { pass });
-                self.under_way.insert(pass.index, (pass, 0));
+                self.in_flight.insert(pass.index, (pass, 0));
                 self.visit(pass, 0, &mut steps);
                 if self.plan.draft.is_some() && pass.drafted == 0 && (pass.tokens > 1 || !pass.output) {
                     steps.push(Step::Draft { pass });
@@ -210,7 +211,7 @@ impl Schedule {
             }
             Event::Arrived { pass, round } => {
                 self.check(pass)?;
-                let next = self.under_way.get(&pass.index).copied();
+                let next = self.in_flight.get(&pass.index).copied();
                 let expected = match next {
                     Some((begun, _)) if begun != pass => {
                         return Err(ScheduleError::ChangedPass { device: self.name(), pass: pass.index });
@@ -226,9 +227,9 @@ impl Schedule {
                     self.finish(pass, &mut steps);
                 } else {
                     if next.is_none() {
-                        self.hold(pass, &mut steps)?;
+                        self.extend_cache(pass, &mut steps)?;
                     }
-                    self.under_way.entry(pass.index).or_insert((pass, 0));
+                    self.in_flight.entry(pass.index).or_insert((pass, 0));
                     self.visit(pass, round, &mut steps);
                 }
             }
@@ -236,23 +237,25 @@ impl Schedule {
         Ok(steps)
     }
 
-    /// Checks that the positions of a new pass follow those held of its sequence, and rolls later ones back.
-    fn hold(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
+    /// Adds the positions of a new pass to the cache. Rolls back cached positions that the pass recomputes; a gap
+    /// before the pass is an error.
+    fn extend_cache(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
         let Pass { sequence, first_position, tokens, .. } = pass;
-        if let Some(&held) = self.held.get(&sequence) {
-            if first_position > held {
+        if let Some(&cached) = self.cached.get(&sequence) {
+            if first_position > cached {
                 let device = self.name();
-                return Err(ScheduleError::Gap { device, pass: pass.index, first: first_position, held });
+                return Err(ScheduleError::Gap { device, pass: pass.index, first: first_position, cached });
             }
-            if first_position < held {
+            if first_position < cached {
                 steps.push(Step::Rollback { sequence, position: first_position });
             }
         }
-        self.held.insert(sequence, first_position + tokens);
+        self.cached.insert(sequence, first_position + tokens);
         Ok(())
     }
 
-    /// Adds the steps of this round's window, and all that follow without another device.
+    /// Adds the steps of this round's window, and of later rounds as long as no other device has to compute in
+    /// between.
     fn visit(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let mut round = round;
         loop {
@@ -269,7 +272,7 @@ impl Schedule {
                     steps.push(Step::Compute { pass, round, layers, processor });
                 }
             }
-            let (_, visit) = self.under_way.get_mut(&pass.index).expect("a pass under way");
+            let (_, visit) = self.in_flight.get_mut(&pass.index).expect("a pass in flight");
             *visit += 1;
             let last = *visit == self.visits.len();
             let (to, next_round) = self.hop(round);
@@ -277,11 +280,11 @@ impl Schedule {
                 steps.push(Step::Send { pass, round, next_round, to });
                 self.after_window(window, pass, round, steps);
                 if last && self.device != 0 {
-                    self.under_way.remove(&pass.index);
+                    self.in_flight.remove(&pass.index);
                 }
                 return;
             }
-            // No other device has layers in between.
+            // No other device is visited before the next round.
             self.after_window(window, pass, round, steps);
             if next_round == self.plan.rounds {
                 self.finish(pass, steps);
@@ -291,9 +294,9 @@ impl Schedule {
         }
     }
 
-    /// Adds the steps of the output, after which the head's first window is next.
+    /// Adds the steps of the output. The head's first window is used after it.
     fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
-        self.under_way.remove(&pass.index);
+        self.in_flight.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
         if pass.output {
             self.expect(ModelPart::Output, pass, round, steps);
@@ -310,7 +313,7 @@ impl Schedule {
         }
     }
 
-    /// Adds the steps after a window has been computed and its activations sent.
+    /// Adds the steps that follow after a window has been computed and its activations have been sent.
     fn after_window(&mut self, window: Range<u32>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         if !window.is_empty() {
             self.release(ModelPart::Layers(window), pass, round, steps);
@@ -320,8 +323,8 @@ impl Schedule {
         }
     }
 
-    /// Prefetches the part after the window of a round: the next window; at the end, the output matrix on the head and
-    /// the first window on a worker.
+    /// Prefetches the part that is used after the window of a round: the next window, or after the last one the
+    /// output matrix on the head and the first window on a worker.
     fn prefetch_after(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let following = (round + 1..self.plan.rounds)
             .map(|later| self.plan.window(self.device, later))
@@ -344,7 +347,7 @@ impl Schedule {
         }
     }
 
-    /// Marks a part as used. Under managed residency it is requested, unless it was the expected one.
+    /// Marks a part as used. Under managed residency the part is prefetched now if it was not before.
     fn expect(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
         if self.expected.as_ref() != Some(&part) && self.manages() {
@@ -364,7 +367,8 @@ impl Schedule {
         self.plan.devices[self.device].residency.policy == Residency::Managed
     }
 
-    /// The place that gets the activations after this device's window of a round, and the round that it begins.
+    /// Returns the index of the device that receives the activations after this device's window of a round, and the
+    /// round that it begins.
     fn hop(&self, round: u32) -> (usize, u32) {
         (self.device + 1..self.plan.devices.len())
             .find(|&place| is_visited(&self.plan, place, round))
@@ -374,7 +378,7 @@ impl Schedule {
     fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
         if pass.index < self.first_pass {
             let (device, since) = (self.name(), self.first_pass);
-            return Err(ScheduleError::GivenUp { device, pass: pass.index, since });
+            return Err(ScheduleError::DroppedPass { device, pass: pass.index, since });
         }
         let end = u64::from(pass.first_position) + u64::from(pass.tokens);
         if pass.tokens == 0 || pass.tokens > MAX_PASS_TOKENS || end > u64::from(self.plan.context) {
@@ -401,7 +405,7 @@ impl Schedule {
     }
 
     fn unexpected(&self, pass: Pass, got: u32) -> ScheduleError {
-        let expected = match self.under_way.get(&pass.index) {
+        let expected = match self.in_flight.get(&pass.index) {
             Some(&(_, visit)) => {
                 format!("round {}", self.visits.get(visit).copied().unwrap_or(self.plan.rounds))
             }
@@ -416,12 +420,13 @@ impl Schedule {
     }
 }
 
-/// Whether a device takes part in a round: it has layers there, is the head, or is a relay.
+/// Whether a pass visits a device in a round: the device has layers there, is the head, or is a relay.
 fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
     device == 0 || plan.devices[device].role == Role::Relay || !plan.window(device, round).is_empty()
 }
 
-/// The rest of a part that the CPU computes from the mapped file, without layers in GPU memory.
+/// Returns the layers or the output matrix of a part that the CPU reads from the mapped file, `None` if the GPU has
+/// all of the part.
 fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     let gpu_layers = plan.devices[device].gpu_layers;
     match part {
@@ -431,8 +436,9 @@ fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     }
 }
 
-/// The parts that a device's CPU reads for a token, in the order of use. The device is idle between two lists and never
-/// within one. A head outputs a token and begins the next one at once, so its output precedes its first window.
+/// Returns the parts that a device's CPU reads for a token, in the order of use. Each list is one visit: the device
+/// is idle between two lists and never within one. A head begins the next token directly after the output, so the
+/// output matrix precedes its first window.
 pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
     let schedule = Schedule::new(Arc::new(plan.clone()), device);
     let output = (device == 0).then_some(ModelPart::Output).and_then(|part| on_cpu(plan, device, part));

@@ -1,10 +1,10 @@
 //! Reconfiguration: a device switches to a new plan during a run.
 //!
-//! The plan comes as the payload of an event. The device drops its unfinished passes, refuses messages of earlier
-//! passes from then on, and begins the next passes with empty keys and values. The event has no steps: the device waits
-//! for the first message of the new ring, and its runner has given it the weights of its new part.
+//! The event carries the plan. The device drops its passes in flight, refuses messages of earlier passes from then
+//! on, and begins the next passes with an empty cache. The event results in no steps: the device waits for the first
+//! message of the new ring. The runner has to load the weights of the device's new part.
 //!
-//! Not here: when the ring is planned again, and with which plan ([`crate::recovery`]).
+//! Not here: when a new plan is made, and which ([`crate::recovery`]).
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use super::{Schedule, ScheduleError};
 use hearth_schema::plan::Plan;
 
 impl Schedule {
-    /// Takes up a plan for the passes from `first_pass` on. On an error nothing has changed.
+    /// Switches to a plan for the passes from `first_pass` on. On an error the state is unchanged.
     pub(super) fn reconfigure(&mut self, plan: &Arc<Plan>, first_pass: u32) -> Result<(), ScheduleError> {
-        let refuse = |what: String| Err(ScheduleError::OtherPlan { device: self.name(), what });
+        let refuse = |what: String| Err(ScheduleError::IncompatiblePlan { device: self.name(), what });
         if let Err(error) = plan.validate() {
             return refuse(error.what());
         }
         let (old, new) = (&self.plan, plan.as_ref());
         let Some(place) = new.position(&self.name()) else {
-            return refuse("the device has no part in it".into());
+            return refuse("the new plan does not use the device".into());
         };
         if new.devices[0].name != old.devices[0].name {
             return refuse(format!(
-                "its head would be `{}`, and the tokens are on another device",
-                new.devices[0].name
+                "its head would be `{}`, but the generated tokens are on `{}`",
+                new.devices[0].name, old.devices[0].name
             ));
         }
         let same_model =
@@ -36,13 +36,13 @@ impl Schedule {
             return refuse("it is for another model, context or key-value format".into());
         }
         if new.activations != old.activations {
-            return refuse("its activations travel in another format, which changes their bits".into());
+            return refuse("it sends activations in another format, which would change the results".into());
         }
         if (new.sequences, new.draft.is_some()) != (old.sequences, old.draft.is_some()) {
-            return refuse("it is for other sequences, or only one of the two has a draft model".into());
+            return refuse("it has another number of sequences, or only one plan has a draft model".into());
         }
         if first_pass < self.first_pass {
-            return refuse(format!("it is for pass {first_pass}, and a newer one is at work"));
+            return refuse(format!("it begins at pass {first_pass}, before the current plan"));
         }
         let mut reconfigured = Schedule::new(plan.clone(), place);
         reconfigured.first_pass = first_pass;
@@ -65,12 +65,12 @@ mod tests {
     fn unfinished_passes_are_dropped() {
         let (old, new) = (Arc::new(plan(8, &[2, 2, 4], false)), Arc::new(plan(8, &[5, 3], false)));
         let mut worker = Schedule::new(old, 1);
-        worker.react(&Event::Arrived { pass: pass(3), round: 0 }).expect("its turn");
+        worker.react(&Event::Arrived { pass: pass(3), round: 0 }).expect("the first round");
         let replanned = Event::Replanned { plan: new, first_pass: 4 };
         assert_eq!(worker.react(&replanned), Ok(vec![]));
         let late = worker.react(&Event::Arrived { pass: pass(3), round: 0 });
-        assert!(matches!(late, Err(ScheduleError::GivenUp { pass: 3, since: 4, .. })), "{late:?}");
-        let steps = worker.react(&Event::Arrived { pass: pass(4), round: 0 }).expect("the new ring's");
+        assert!(matches!(late, Err(ScheduleError::DroppedPass { pass: 3, since: 4, .. })), "{late:?}");
+        let steps = worker.react(&Event::Arrived { pass: pass(4), round: 0 }).expect("the first new pass");
         assert!(matches!(&steps[0], Step::Compute { layers, .. } if *layers == (5..8)), "{steps:?}");
         assert!(matches!(steps[1], Step::Send { to: 0, next_round: 1, .. }), "{steps:?}");
     }
@@ -87,14 +87,14 @@ mod tests {
         several.sequences = 2;
         let before = last.clone();
         for (plan, complaint) in [
-            (plan(8, &[5, 3], false), "no part"),
+            (plan(8, &[5, 3], false), "does not use the device"),
             (other_model, "another model"),
-            (other_head, "the tokens are on another device"),
+            (other_head, "the generated tokens are on `d0`"),
             (broken, "rounds"),
-            (several, "other sequences"),
+            (several, "another number of sequences"),
         ] {
             let refused = last.react(&Event::Replanned { plan: Arc::new(plan), first_pass: 1 });
-            let text = refused.expect_err("cannot follow").to_string();
+            let text = refused.expect_err("incompatible").to_string();
             assert!(text.contains(complaint), "{text}");
             assert_eq!(last, before);
         }

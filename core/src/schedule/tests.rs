@@ -1,4 +1,4 @@
-//! Steps of plans, as in the paper's figures and the rules of the ring.
+//! Tests of the schedule: the steps of the paper's figures, refused events, and properties of all plans.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedDraft, Planned
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Workload};
 
-/// A valid plan of these windows, without prefetch unless asked for.
+/// A valid plan with these windows.
 pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
     let device = |(index, &window): (usize, &u32)| PlannedDevice {
         name: format!("d{index}"),
@@ -43,24 +43,24 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
     }
 }
 
-/// Carries one pass around the ring, message by message; returns each device's steps in the order in
-/// which they happen.
+/// Runs one pass around the ring, message by message. Returns the steps of all devices, each with the device's index,
+/// in the order of execution.
 pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
     let shared = Arc::new(plan.clone());
     let mut ring: Vec<Schedule> =
         (0..plan.devices.len()).map(|device| Schedule::new(shared.clone(), device)).collect();
-    let mut done = Vec::new();
+    let mut steps = Vec::new();
     let mut next = Some((0, Event::Begin(pass)));
     while let Some((device, event)) = next.take() {
-        for step in ring[device].react(&event).expect("a step the schedule itself asked for") {
+        for step in ring[device].react(&event).expect("the event follows from a step") {
             if let Step::Send { pass, next_round, to, .. } = step {
                 next = Some((to, Event::Arrived { pass, round: next_round }));
             }
-            done.push((device, step));
+            steps.push((device, step));
         }
     }
-    assert!(ring.iter().all(|schedule| schedule.under_way.is_empty()), "nothing may be left over");
-    done
+    assert!(ring.iter().all(|schedule| schedule.in_flight.is_empty()), "the pass is finished everywhere");
+    steps
 }
 
 const DECODE: Pass = Pass::plain(3, 9, 1, true);
@@ -88,7 +88,7 @@ fn figure_one_visits_six_devices_three_times() {
 }
 
 #[test]
-fn a_partial_last_round_passes_idle_devices_by() {
+fn partial_last_round_skips_devices_without_layers() {
     // 8 layers, windows 2, 2, 1: rounds of 5 and 3 (2 + 1); the third device has nothing in the second.
     let plan = plan(8, &[2, 2, 1], false);
     assert_eq!(plan.rounds, 2);
@@ -105,7 +105,7 @@ fn a_partial_last_round_passes_idle_devices_by() {
 }
 
 #[test]
-fn the_next_window_is_read_ahead_of_its_turn() {
+fn next_window_is_prefetched() {
     let steps = run(&plan(8, &[2, 2], true), DECODE);
     let parts = |of: usize| -> Vec<ModelPart> {
         steps
@@ -124,13 +124,13 @@ fn steps_of(plan: &Plan, device: usize) -> Vec<Step> {
     run(plan, DECODE).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
 }
 
-/// One letter a step: Draft, Embed, Compute, Output, Send, Prefetch, Release.
+/// The first letters of the steps: Draft, Embed, Compute, Output, Send, Prefetch, Release.
 fn letters(steps: &[Step]) -> String {
     steps.iter().map(|step| format!("{step:?}").remove(0)).collect()
 }
 
 #[test]
-fn a_window_is_given_up_behind_the_computation() {
+fn window_is_released_after_its_computation() {
     let mut plan = plan(8, &[2, 2], true);
     plan.devices.iter_mut().for_each(|device| device.residency.release = true);
     assert_eq!(letters(&steps_of(&plan, 0)), "ECSRPCSRPORP");
@@ -140,7 +140,7 @@ fn a_window_is_given_up_behind_the_computation() {
 }
 
 #[test]
-fn a_device_that_manages_its_residency_reads_ahead_while_it_computes() {
+fn managed_device_prefetches_before_it_computes() {
     let mut plan = plan(8, &[2, 2], true);
     plan.devices.iter_mut().for_each(|device| device.residency = ResidencyOptions::of(Residency::Managed));
     assert_eq!(letters(&steps_of(&plan, 0)), "EPPCSRPCSRPOR");
@@ -148,22 +148,22 @@ fn a_device_that_manages_its_residency_reads_ahead_while_it_computes() {
 }
 
 #[test]
-fn nothing_is_asked_for_that_does_not_come_next() {
-    // A head without layers passes the token on four times before it outputs.
+fn only_the_next_part_is_prefetched() {
+    // A head without layers sends the token four times before it computes the output.
     let mut without_layers = plan(8, &[0, 2], true);
     without_layers.devices[0].residency = ResidencyOptions::of(Residency::Managed);
     assert_eq!(letters(&steps_of(&without_layers, 0)), "EPSSSSOR");
-    // A pass without output goes straight on to the next one.
+    // After a pass without output, the head prefetches its first window for the next pass.
     let ring = plan(8, &[2, 2], true);
-    let silent = Pass { output: false, ..DECODE };
-    let asked: Vec<_> = run(&ring, silent)
+    let without_output = Pass { output: false, ..DECODE };
+    let prefetched: Vec<_> = run(&ring, without_output)
         .into_iter()
         .filter_map(|(device, step)| match step {
             Step::Prefetch { part, .. } if device == 0 => Some(part),
             _ => None,
         })
         .collect();
-    assert_eq!(asked, [ModelPart::Layers(4..6), ModelPart::Layers(0..2)]);
+    assert_eq!(prefetched, [ModelPart::Layers(4..6), ModelPart::Layers(0..2)]);
 }
 
 #[test]
@@ -172,9 +172,9 @@ fn visits_end_where_a_device_becomes_idle() {
     let ring = plan(8, &[2, 2], true);
     assert_eq!(visits(&ring, 0), [vec![ModelPart::Output, layers(0..2)], vec![layers(4..6)]]);
     assert_eq!(visits(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
-    // Alone, a device is never idle.
+    // A single device is never idle.
     assert_eq!(visits(&plan(8, &[3], true), 0).len(), 1);
-    // In a last round without the others, the head goes straight on to the output and the next token.
+    // If only the head has layers in the last round, it continues with the output and the next token without idling.
     let partial = plan(6, &[2, 2], true);
     assert_eq!(visits(&partial, 0), [vec![layers(4..6), ModelPart::Output, layers(0..2)]]);
     // A relay and layers on a GPU read nothing.
@@ -184,14 +184,14 @@ fn visits_end_where_a_device_becomes_idle() {
 }
 
 #[test]
-fn a_device_alone_needs_no_messages() {
+fn single_device_sends_no_messages() {
     let steps = run(&plan(8, &[3], false), DECODE);
     assert!(steps.iter().all(|(_, step)| !matches!(step, Step::Send { .. })));
     assert_eq!(steps.iter().filter(|(_, step)| matches!(step, Step::Compute { .. })).count(), 3);
 }
 
 #[test]
-fn a_relay_passes_on_and_computes_nothing() {
+fn relay_forwards_and_computes_nothing() {
     let steps = run(&plan(4, &[1, 0, 1], true), DECODE);
     assert!(steps.iter().any(|(device, step)| *device == 1 && matches!(step, Step::Send { to: 2, .. })));
     assert!(
@@ -202,11 +202,11 @@ fn a_relay_passes_on_and_computes_nothing() {
 }
 
 #[test]
-fn a_message_out_of_turn_is_refused_and_changes_nothing() {
+fn unexpected_message_is_refused_and_changes_nothing() {
     let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
     let before = worker.clone();
-    let late = worker.react(&Event::Arrived { pass: DECODE, round: 1 });
-    assert!(matches!(late, Err(ScheduleError::UnexpectedRound { got: 1, .. })));
+    let early = worker.react(&Event::Arrived { pass: DECODE, round: 1 });
+    assert!(matches!(early, Err(ScheduleError::UnexpectedRound { got: 1, .. })));
     assert!(matches!(worker.react(&Event::Begin(DECODE)), Err(ScheduleError::NotTheHead { .. })));
     let huge = Pass { tokens: u32::MAX, first_position: u32::MAX, ..DECODE };
     let refused = worker.react(&Event::Arrived { pass: huge, round: 0 });
@@ -215,7 +215,7 @@ fn a_message_out_of_turn_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_pass_that_changes_on_its_way_is_refused_and_changes_nothing() {
+fn changed_pass_is_refused_and_changes_nothing() {
     let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
     worker.react(&Event::Arrived { pass: DECODE, round: 0 }).expect("its first round");
     let before = worker.clone();
@@ -240,11 +240,11 @@ fn drafting() -> Plan {
 }
 
 #[test]
-fn a_head_drafts_before_a_pass_and_reads_the_prompt_behind_it() {
+fn head_drafts_before_a_pass_and_runs_the_draft_model_on_a_prompt_after_sending_it() {
     let plan = drafting();
     assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 0, 8, true))), "ECSDO");
     assert_eq!(letters(&run_steps(&plan, 0, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "DECSO");
-    // A token without drafts is the last one.
+    // The last token of a request has no drafts.
     assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 8, 1, true))), "ECSO");
     assert_eq!(letters(&run_steps(&plan, 1, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "CS");
 }
@@ -254,14 +254,14 @@ fn run_steps(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
 }
 
 #[test]
-fn rejected_drafts_are_forgotten_on_every_device() {
+fn rejected_drafts_are_rolled_back_on_every_device() {
     let plan = Arc::new(drafting());
     let verify = |index, first_position| Pass { drafted: 3, ..Pass::plain(index, first_position, 4, true) };
     for device in [0, 1] {
         let mut schedule = Schedule::new(plan.clone(), device);
         let event = |pass| if device == 0 { Event::Begin(pass) } else { Event::Arrived { pass, round: 0 } };
         schedule.react(&event(Pass::plain(0, 0, 8, true))).expect("the prompt");
-        // All stand, two of three are rejected, all stand.
+        // All drafts are accepted, then one of three, then all.
         for (index, first, rolled) in [(1, 8, None), (2, 12, None), (3, 14, Some(14)), (4, 18, None)] {
             let steps = schedule.react(&event(verify(index, first))).expect("in order");
             let found = steps.iter().find_map(|step| match step {
@@ -272,8 +272,8 @@ fn rejected_drafts_are_forgotten_on_every_device() {
         }
         let before = schedule.clone();
         let gap = schedule.react(&event(verify(5, 30)));
-        assert!(matches!(gap, Err(ScheduleError::Gap { first: 30, held: 22, .. })), "{gap:?}");
-        // Another sequence has positions of its own, and there is no third.
+        assert!(matches!(gap, Err(ScheduleError::Gap { first: 30, cached: 22, .. })), "{gap:?}");
+        // The plan has caches for two sequences, each with its own positions.
         let refused = schedule.react(&event(Pass { sequence: 2, ..verify(5, 22) }));
         assert!(matches!(refused, Err(ScheduleError::UnknownSequence { sequence: 2, sequences: 2, .. })));
         assert_eq!(schedule, before);
@@ -282,7 +282,7 @@ fn rejected_drafts_are_forgotten_on_every_device() {
 }
 
 #[test]
-fn drafts_that_nothing_can_come_of_are_refused() {
+fn invalid_drafts_are_refused() {
     let with = |drafted, pass| Pass { drafted, ..pass };
     let (plain, drafts) = (Arc::new(plan(8, &[4, 4], false)), Arc::new(drafting()));
     for (plan, pass) in [
@@ -299,9 +299,9 @@ fn drafts_that_nothing_can_come_of_are_refused() {
 }
 
 #[test]
-fn a_workload_is_a_prompt_and_then_single_tokens() {
-    let made = passes(&Workload::plain(600, 3));
-    let shape: Vec<_> = made.iter().map(|pass| (pass.first_position, pass.tokens, pass.output)).collect();
+fn workload_is_a_prompt_and_then_single_tokens() {
+    let passes = passes(&Workload::plain(600, 3));
+    let shape: Vec<_> = passes.iter().map(|pass| (pass.first_position, pass.tokens, pass.output)).collect();
     assert_eq!(shape, [(0, 512, false), (512, 88, true), (600, 1, true), (601, 1, true)]);
 }
 
@@ -327,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn any_event_is_taken_or_refused(
+    fn no_event_panics(
         device in 0usize..3,
         events in proptest::collection::vec((any::<bool>(), 0u32..4, 0u32..5, any::<u32>(), any::<u32>()), 0..30),
     ) {

@@ -1,33 +1,33 @@
 //! The time that a SoC's GPU needs for a matrix multiplication.
 //!
-//! HeteroLLM paper, section 3.1: its speed is the same for every shape, bound by arithmetic or by the bus,
+//! HeteroLLM paper, section 3.1: the speed is the same for every shape, bound by arithmetic or by memory bandwidth.
 //!
 //! ```text
 //! T = max(2 S i o / F_g, (weights + 2 S (i + o)) / B_g) + t_async
 //! ```
 //!
-//! with activations of two bytes and the cost of submitting a kernel behind another. An empty queue is part of
-//! waiting ([`super::sync`]).
+//! Activations have two bytes, and `t_async` is the time to submit a kernel to a queue that is not empty. The cost of
+//! an empty queue is part of synchronisation ([`super::sync`]).
 
 use hearth_profiles::device::Soc;
 
 use super::matmul::Matmul;
 
-/// Bytes of an activation in FP16.
-const ACTIVATION: f64 = 2.0;
+/// Bytes per element of an activation in FP16.
+const ACTIVATION_BYTES: f64 = 2.0;
 
-/// A GPU that computes with weights of some number of bits.
+/// The GPU of a SoC, for weights of a fixed width.
 #[derive(Debug, Clone, Copy)]
 pub struct Gpu {
     speed: f64,
     bandwidth: f64,
     submission: f64,
-    /// Bytes of a weight.
+    /// Bytes per weight.
     pub weight: f64,
 }
 
 impl Gpu {
-    /// The GPU of a SoC for weights of `bits`.
+    /// Creates the model of a SoC's GPU for weights of `weight_bits` bits.
     pub fn new(soc: &Soc, weight_bits: f64) -> Self {
         Self {
             speed: soc.gpu.matmul.value.0,
@@ -37,33 +37,33 @@ impl Gpu {
         }
     }
 
-    /// Seconds for a product with `tokens`; 0 for an empty one.
-    pub fn product(&self, matmul: Matmul, tokens: u64) -> f64 {
+    /// Returns the seconds for a matmul with `tokens` tokens; 0 for an empty one.
+    pub fn matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
         if matmul.outputs == 0 || tokens == 0 {
             return 0.0;
         }
         let (tokens, sides) = (tokens as f64, matmul.inputs as f64 + matmul.outputs as f64);
-        let bytes = self.weight * matmul.weights() + ACTIVATION * tokens * sides;
+        let bytes = self.weight * matmul.weights() + ACTIVATION_BYTES * tokens * sides;
         self.kernel(2.0 * tokens * matmul.weights(), bytes)
     }
 
-    /// Seconds for a kernel.
+    /// Returns the seconds for a kernel with this arithmetic and these bytes of memory traffic.
     pub fn kernel(&self, flops: f64, bytes: f64) -> f64 {
         (flops / self.speed).max(bytes / self.bandwidth) + self.submission
     }
 
-    /// Seconds for a product in decoding: what its arithmetic or its weights take. The published closed form counts no
-    /// submission there, as the queue never runs empty.
+    /// Returns the seconds for a matmul in decoding: the longer of its arithmetic and reading its weights. The
+    /// published closed form does not count the submission, because the queue never runs empty.
     pub fn streamed(&self, matmul: Matmul, tokens: u64) -> f64 {
         (2.0 * tokens as f64 * matmul.weights() / self.speed).max(self.read(self.weight * matmul.weights()))
     }
 
-    /// Seconds per weight when `tokens` tokens are decoded at once.
+    /// Returns the seconds per weight for a batch of `tokens` decoded tokens.
     pub fn seconds_per_weight(&self, tokens: u64) -> f64 {
         (2.0 * tokens as f64 / self.speed).max(self.weight / self.bandwidth)
     }
 
-    /// Seconds for bytes over the bus, alone.
+    /// Returns the seconds to read bytes over the bus while no other processor uses it.
     pub fn read(&self, bytes: f64) -> f64 {
         bytes / self.bandwidth
     }

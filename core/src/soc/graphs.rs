@@ -1,28 +1,29 @@
-//! NPU graphs: the numbers of tokens that an NPU can compute, and covers of a prompt by them.
+//! NPU graphs: the batch sizes that have a compiled graph, and sets of graphs that cover a prompt.
 //!
-//! HeteroLLM paper, sections 4.1.1 and 5.2.2. A graph is for one number of tokens and is made ahead, in sizes of
-//! powers of two. A prompt is padded to the next size, covered by several, or gets graphs of its own while it waits.
+//! HeteroLLM paper, sections 4.1.1 and 5.2.2. A graph is compiled ahead of time for a fixed number of tokens, in
+//! sizes of powers of two. A prompt is padded to the next size, is covered by several graphs, or waits until graphs
+//! for its own length are built.
 //!
-//! Not here: which cover is the cheapest, which depends on the products ([`super::solver`], [`super::prefill`]).
+//! Not here: which cover is the fastest, which depends on the matmuls ([`super::solver`], [`super::prefill`]).
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::Graphs;
 
-/// Graphs one after another, at most, beside those of full size. source: HeteroLLM paper, section 4.1.1, whose covers
-/// have two; the cost of loading more is not published
+/// Maximum number of graphs that cover a prompt, without chunks of the largest size.
+/// source: HeteroLLM paper, section 4.1.1, whose covers have two; the cost of loading more is not published
 pub const MAX_PROMPT_CHUNKS: usize = 4;
 
-/// Sizes of graphs that are ready.
+/// The sizes of the compiled graphs, in tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sizes {
-    /// Ascending, at least one.
+pub struct GraphSizes {
+    /// The sizes in ascending order, at least one.
     sizes: Vec<u64>,
-    /// Every multiset of one to four sizes, in order, largest first.
+    /// Every multiset of one to four sizes, each in descending order.
     sets: Vec<Vec<u64>>,
 }
 
-impl Sizes {
-    /// Creates the sizes of a valid document.
+impl GraphSizes {
+    /// Creates the sizes of a valid profile.
     pub fn new(graphs: &Graphs) -> Self {
         let sizes: Vec<u64> = graphs.sizes.value.iter().map(|&size| u64::from(size)).collect();
         let mut sets: Vec<Vec<u64>> = Vec::new();
@@ -41,7 +42,6 @@ impl Sizes {
         Self { sizes, sets }
     }
 
-    /// The largest.
     pub fn largest(&self) -> u64 {
         self.sizes.last().copied().unwrap_or(1).max(1)
     }
@@ -51,39 +51,40 @@ impl Sizes {
         &self.sizes
     }
 
-    /// Whether there is a graph for exactly `tokens`.
-    pub fn has(&self, tokens: u64) -> bool {
+    /// Whether there is a graph for exactly `tokens` tokens.
+    pub fn contains(&self, tokens: u64) -> bool {
         self.sizes.binary_search(&tokens).is_ok()
     }
 
-    /// The smallest graph for at least `tokens`, or the largest graph.
+    /// Returns the smallest size of at least `tokens`, or the largest size if there is none.
     pub fn padded(&self, tokens: u64) -> u64 {
         self.sizes.iter().copied().find(|&size| size >= tokens).unwrap_or(self.largest())
     }
 
-    /// Minimal sets of graphs that hold `tokens`.
+    /// Returns the minimal sets of graphs whose sizes sum to at least `tokens`.
     pub fn covers(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| {
-            let held: u64 = set.iter().sum();
-            held >= tokens && set.iter().all(|size| held - size < tokens)
+            let sum: u64 = set.iter().sum();
+            sum >= tokens && set.iter().all(|size| sum - size < tokens)
         })
     }
 
-    /// Sets of graphs that hold fewer than `tokens`.
+    /// Returns the sets of graphs whose sizes sum to fewer than `tokens`.
     pub fn smaller_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| set.iter().sum::<u64>() < tokens)
     }
 
-    /// A prompt in pieces that a graph could hold: full ones and a last one.
-    pub fn pieces(&self, tokens: u64, largest: u64) -> Vec<u64> {
+    /// Splits a prompt into chunks of at most `largest` tokens; only the last one may be shorter. Returns their
+    /// lengths.
+    pub fn chunks(&self, tokens: u64, largest: u64) -> Vec<u64> {
         let largest = largest.clamp(1, self.largest());
         let full = vec![largest; (tokens / largest) as usize];
         full.into_iter().chain(Some(tokens % largest).filter(|&rest| rest > 0)).collect()
     }
 }
 
-/// Seconds for making a layer's four graphs for `tokens` at run time. Below the length that was measured it falls on,
-/// to no less than nothing.
+/// Returns the time to build the four graphs of a layer for `tokens` tokens at run time: linear in the tokens through
+/// the measured length, and never negative.
 pub fn preparation(graphs: &Graphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.prepared_for.value);
     Seconds((graphs.preparation.value.0 + graphs.each_token.value.0 * further).max(0.0))
@@ -98,18 +99,18 @@ mod tests {
     #[test]
     fn prompts_are_padded_and_covered_as_in_the_paper() {
         let soc = shipped("snapdragon-8-gen-3").unwrap().soc.unwrap();
-        let sizes = Sizes::new(&soc.graphs);
+        let sizes = GraphSizes::new(&soc.graphs);
         assert_eq!((sizes.padded(300), sizes.padded(525), sizes.padded(1)), (512, 1024, 32));
         let covers: Vec<&[u64]> = sizes.covers(525).collect();
         assert!(covers.contains(&[512, 32].as_slice()) && covers.contains(&[1024].as_slice()));
-        assert!(!covers.contains(&[512, 32, 32].as_slice()), "one of them is superfluous");
-        // 6 + 21 + 56 + 126 sets of one to four.
+        assert!(!covers.contains(&[512, 32, 32].as_slice()), "not minimal");
+        // 6 + 21 + 56 + 126 sets with one to four of the six sizes.
         assert_eq!(sizes.sets.len(), 209);
-        assert_eq!(sizes.pieces(2100, 1024), [1024, 1024, 52]);
+        assert_eq!(sizes.chunks(2100, 1024), [1024, 1024, 52]);
     }
 
     #[test]
-    fn making_graphs_takes_what_the_paper_prints() {
+    fn graph_preparation_takes_the_published_time() {
         let soc = shipped("snapdragon-8-gen-3").unwrap().soc.unwrap();
         assert_eq!(preparation(&soc.graphs, 135), Seconds(0.4084));
         assert!((preparation(&soc.graphs, 1000).0 - 2.050).abs() < 1e-3);

@@ -1,27 +1,27 @@
 //! The matrix multiplications of a layer.
 //!
-//! `Y[S, o] = X[S, i] W[i, o]`, seven times: the projections of queries, keys, values and of attention's output, and
-//! the three of the feed-forward block. Products that read the same activations can share a wait for them
+//! `Y[S, o] = X[S, i] W[i, o]`, seven times: the projections of queries, keys, values and the attention output, and
+//! the three matrices of the feed-forward block. Matmuls that read the same activations can share one synchronisation
 //! ([`Group`]).
 
 use hearth_profiles::model::{ModelProfile, ModelShape};
 
-/// Below this mean, in bits, a model's weights are taken for W4A16, as the paper runs them: Q4_K_M has 4.9, Q5_K 5.5.
-const FOUR_BIT_CLASS: f64 = 5.5;
+/// A model with fewer mean bits per weight is treated as W4A16, as in the paper: Q4_K_M has 4.9, Q5_K 5.5.
+const FOUR_BIT_LIMIT: f64 = 5.5;
 
-/// A matrix of weights.
+/// The shape of a matmul with a weight matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Matmul {
-    /// i, its rows: numbers of an activation.
+    /// Width of the input activations, i: the rows of the weight matrix.
     pub inputs: u64,
-    /// o, its columns: numbers of a result.
+    /// Width of the output, o: the columns of the weight matrix.
     pub outputs: u64,
 }
 
-/// Products that read the same activations.
+/// Matmuls that read the same activations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// One after another.
+    /// The matmuls in the order of execution.
     pub matmuls: Vec<Matmul>,
 }
 
@@ -31,14 +31,14 @@ impl Matmul {
         self.inputs as f64 * self.outputs as f64
     }
 
-    /// The same multiplication with another number of outputs.
+    /// Returns the same matmul with another number of outputs.
     #[must_use]
     pub fn with_outputs(self, outputs: u64) -> Self {
         Self { outputs, ..self }
     }
 }
 
-/// The groups of a layer in the order of computing: queries, keys and values; attention's output; gate and up; down.
+/// Returns the matmul groups of a layer in the order of execution: Q, K and V; attention output; gate and up; down.
 pub fn groups(shape: &ModelShape) -> [Group; 4] {
     let (width, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let matmul = |inputs, outputs| Matmul { inputs, outputs };
@@ -52,22 +52,22 @@ pub fn groups(shape: &ModelShape) -> [Group; 4] {
     ]
 }
 
-/// Weights of a layer's products.
+/// Returns the number of weights in the matrices of a layer.
 pub fn layer_weights(shape: &ModelShape) -> f64 {
     groups(shape).iter().flat_map(|group| &group.matmuls).map(|matmul| matmul.weights()).sum()
 }
 
-/// The output matrix.
+/// Returns the output matrix multiplication.
 pub fn head(shape: &ModelShape) -> Matmul {
     Matmul { inputs: u64::from(shape.embedding), outputs: u64::from(shape.vocabulary) }
 }
 
-/// Bits that the GPU reads of a weight, where it reads `four` of one of about four bits. Deviation: a model with wider
-/// weights, which the paper has none of, is read as wide as it is.
-pub fn weight_bits(model: &ModelProfile, four: f64) -> f64 {
+/// Returns the bits per weight that the GPU reads: `four_bit_class` for a model of about four bits per weight.
+/// Deviation: wider weights, which the paper does not have, are read at their own width.
+pub fn weight_bits(model: &ModelProfile, four_bit_class: f64) -> f64 {
     let weights = layer_weights(&model.shape) * f64::from(model.shape.layers.0);
     let own = model.layers_bytes().as_f64() * 8.0 / weights.max(1.0);
-    if own < FOUR_BIT_CLASS { four } else { own }
+    if own < FOUR_BIT_LIMIT { four_bit_class } else { own }
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama_8b_has_seven_products_of_218_million_weights() {
+    fn llama_8b_has_seven_matmuls_of_218_million_weights() {
         let shape = shipped("llama-8b").unwrap().shape;
         // 2 * 4096^2 + 2 * 4096 * 1024 + 3 * 4096 * 14336.
         assert_eq!(layer_weights(&shape), 218_103_808.0);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_of_about_four_bits_are_four_and_wider_ones_are_themselves() {
+    fn four_bit_class_applies_to_weights_of_about_four_bits() {
         let model = shipped("llama-8b").unwrap();
         assert_eq!(weight_bits(&model, 4.0), 4.0);
         let wide = ModelProfile::from_shape("wide", model.shape.clone(), "f16".parse().unwrap()).unwrap();

@@ -1,8 +1,8 @@
-//! Metrics of a trace of a SoC that ran alone.
+//! Metrics of a trace of a single device with a SoC.
 //!
-//! Speeds, the energy of the prompt, the time for making graphs, the CPU's waiting, and the longest time for which
-//! the GPU's queue was held without a gap. The frame of a game waits until the queue lets it in, so the longest hold
-//! matters, not the share of the GPU (HeteroLLM paper, section 5.5).
+//! Speeds, energy of prefill, the time to build graphs, the synchronisation costs, and the longest time for which the
+//! GPU's queue is busy without a gap. A game can draw a frame only in a gap of the queue, so the longest busy time
+//! matters, not the GPU utilisation (HeteroLLM paper, section 5.5).
 //!
 //! Not here: times per token and their terms ([`crate::metrics`]).
 
@@ -12,57 +12,61 @@ use serde::Serialize;
 
 use hearth_schema::trace::{Kind, Resource, Trace};
 
-/// A frame of a game that is drawn sixty times a second.
-pub const FRAME: Seconds = Seconds(1.0 / 60.0);
+/// The frame time of a game at 60 frames per second.
+pub const FRAME_TIME: Seconds = Seconds(1.0 / 60.0);
 
-/// The numbers.
+/// The metrics of a run on a SoC.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SocMetrics {
     /// The requested strategy.
     pub strategy: &'static str,
-    /// Tokens of the prompts over the time until the first token, without the time for making graphs.
+    /// Prompt tokens per second of prefill, without the time to build graphs.
     pub prefill_tokens_per_s: Option<f64>,
-    /// The same with it.
+    /// Prompt tokens per second of prefill, including the time to build graphs.
     pub prefill_with_preparation_tokens_per_s: Option<f64>,
-    /// Generated tokens after the first over their time.
+    /// Generated tokens after the first per second of decoding.
     pub decode_tokens_per_s: Option<f64>,
-    /// Seconds for making graphs at run time.
+    /// Time to build graphs at run time, in seconds.
     pub graph_preparation_s: f64,
-    /// Power while the prompt is read, in watts, where it is known.
+    /// Power during prefill, in watts, if the profile has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_power_w: Option<f64>,
-    /// Energy of the prompt, in joules: that power over that time. None is known for generating.
+    /// Energy of prefill, in joules: power times duration. The power during decoding is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_energy_j: Option<f64>,
-    /// The GPU's queue while the prompt is read.
-    pub prefill_queue: Queue,
-    /// The same while tokens are generated.
-    pub decode_queue: Queue,
-    /// How processors waited for one another.
-    pub waiting: Waiting,
+    /// Occupancy of the GPU's queue during prefill.
+    pub prefill_queue: QueueOccupancy,
+    /// Occupancy of the GPU's queue during decoding.
+    pub decode_queue: QueueOccupancy,
+    /// Costs of synchronising GPU and NPU.
+    #[serde(rename = "waiting")]
+    pub sync_overhead: SyncOverhead,
 }
 
-/// How the GPU's queue was held, in milliseconds.
+/// Occupancy of the GPU's queue in one phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Queue {
-    /// The longest stretch without a gap.
+pub struct QueueOccupancy {
+    /// The longest time without a gap, in milliseconds.
     pub max_ms: f64,
-    /// The longest kernel.
+    /// The duration of the longest kernel, in milliseconds.
     pub max_kernel_ms: f64,
-    /// The share of the time in which kernels ran.
+    /// The fraction of the phase in which kernels ran, from 0 to 1.
     pub busy_share: f64,
-    /// Whether a game can draw a frame in time between any two kernels.
-    pub leaves_frames: bool,
+    /// Whether every busy time without a gap is shorter than [`FRAME_TIME`], so that a game can draw each frame in
+    /// time.
+    #[serde(rename = "leaves_frames")]
+    pub frame_deadlines_met: bool,
 }
 
-/// How processors waited for one another.
+/// Costs of synchronising GPU and NPU in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Waiting {
-    /// Pairs of events.
-    pub stages: u64,
-    /// Milliseconds of synchronization events.
+pub struct SyncOverhead {
+    /// The number of intervals that end with a synchronisation.
+    #[serde(rename = "stages")]
+    pub count: u64,
+    /// Total time of the events, in milliseconds.
     pub events_ms: f64,
-    /// Milliseconds in which a CPU core polled a flag.
+    /// Total time in which a CPU core polled a flag, in milliseconds.
     pub polled_ms: f64,
 }
 
@@ -73,7 +77,7 @@ impl SocMetrics {
         let prompt =
             |pass: u32| trace.passes.get(pass as usize).is_some_and(|it| it.drafted == 0 && it.tokens > 1);
         let seconds = |span: [u64; 2]| Seconds::from_nanos(span[1].saturating_sub(span[0])).0;
-        let (read, generated) = (span(trace, &prompt), span(trace, &|pass| !prompt(pass)));
+        let (prefill, decode) = (span(trace, &prompt), span(trace, &|pass| !prompt(pass)));
         let preparation: u64 = trace
             .records
             .iter()
@@ -83,31 +87,34 @@ impl SocMetrics {
         let preparation = Seconds::from_nanos(preparation).0;
         let tokens: f64 =
             trace.passes.iter().filter(|it| prompt(it.index)).map(|it| f64::from(it.tokens)).sum();
-        let reading = read.map(seconds).filter(|time| *time > preparation);
+        let prefill_time = prefill.map(seconds).filter(|time| *time > preparation);
         let power = soc.power.as_ref().map(|power| power.of(strategy).0);
         Some(Self {
             strategy: strategy.name(),
-            prefill_tokens_per_s: reading.map(|time| tokens / (time - preparation)),
-            prefill_with_preparation_tokens_per_s: reading.map(|time| tokens / time),
+            prefill_tokens_per_s: prefill_time.map(|time| tokens / (time - preparation)),
+            prefill_with_preparation_tokens_per_s: prefill_time.map(|time| tokens / time),
             decode_tokens_per_s: crate::metrics::compute(trace).tokens_per_s,
             graph_preparation_s: preparation,
             prefill_power_w: power,
-            prefill_energy_j: power.zip(reading).map(|(power, time)| power * time),
-            prefill_queue: read.map_or_else(Queue::default, |span| queue(trace, &prompt, seconds(span))),
-            decode_queue: generated
-                .map_or_else(Queue::default, |span| queue(trace, &|pass| !prompt(pass), seconds(span))),
-            waiting: waiting(trace),
+            prefill_energy_j: power.zip(prefill_time).map(|(power, time)| power * time),
+            prefill_queue: prefill
+                .map_or_else(QueueOccupancy::default, |span| queue_occupancy(trace, &prompt, seconds(span))),
+            decode_queue: decode.map_or_else(QueueOccupancy::default, |span| {
+                queue_occupancy(trace, &|pass| !prompt(pass), seconds(span))
+            }),
+            sync_overhead: sync_overhead(trace),
         })
     }
 }
 
-/// Returns the time from the first to the last record of the selected passes.
+/// Returns the start of the first and the end of the last record of the selected passes, in nanoseconds.
 fn span(trace: &Trace, of: &impl Fn(u32) -> bool) -> Option<[u64; 2]> {
     let lines = || trace.records.iter().filter(|record| of(record.pass));
     Some([lines().map(|it| it.start).min()?, lines().map(|it| it.end).max()?])
 }
 
-fn queue(trace: &Trace, of: &impl Fn(u32) -> bool, time: f64) -> Queue {
+/// Returns the occupancy of the GPU's queue in the selected passes, which last `time` seconds.
+fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool, time: f64) -> QueueOccupancy {
     let mut kernels: Vec<[u64; 2]> = trace
         .records
         .iter()
@@ -116,30 +123,30 @@ fn queue(trace: &Trace, of: &impl Fn(u32) -> bool, time: f64) -> Queue {
         .collect();
     kernels.sort_unstable();
     let (mut longest, mut kernel, mut busy) = (0, 0, 0);
-    let mut stretch: Option<[u64; 2]> = None;
+    let mut busy_span: Option<[u64; 2]> = None;
     for [start, end] in kernels {
-        let begun = stretch.filter(|stretch| stretch[1] >= start).map_or(start, |stretch| stretch[0]);
-        stretch = Some([begun, end]);
+        let begun = busy_span.filter(|span| span[1] >= start).map_or(start, |span| span[0]);
+        busy_span = Some([begun, end]);
         longest = longest.max(end - begun);
         kernel = kernel.max(end - start);
         busy += end - start;
     }
     let seconds = |nanos: u64| Seconds::from_nanos(nanos);
-    Queue {
+    QueueOccupancy {
         max_ms: seconds(longest).as_millis(),
         max_kernel_ms: seconds(kernel).as_millis(),
         busy_share: if time > 0.0 { seconds(busy).0 / time } else { 0.0 },
-        leaves_frames: seconds(longest) < FRAME,
+        frame_deadlines_met: seconds(longest) < FRAME_TIME,
     }
 }
 
-fn waiting(trace: &Trace) -> Waiting {
+fn sync_overhead(trace: &Trace) -> SyncOverhead {
     let lines = trace.records.iter().filter(|record| record.kind == Kind::Synchronise);
     let zero = (0, 0, 0);
-    let (stages, events, polled) = lines.fold(zero, |(stages, events, polled), line| {
+    let (count, events, polled) = lines.fold(zero, |(count, events, polled), line| {
         let cost = line.cost.unwrap_or_default();
-        (stages + 1, events + cost.copy, polled + cost.cpu)
+        (count + 1, events + cost.copy, polled + cost.cpu)
     });
     let millis = |nanos: u64| Seconds::from_nanos(nanos).as_millis();
-    Waiting { stages, events_ms: millis(events), polled_ms: millis(polled) }
+    SyncOverhead { count, events_ms: millis(events), polled_ms: millis(polled) }
 }

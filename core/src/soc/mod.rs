@@ -1,35 +1,38 @@
 //! The SoC model: a phone that computes with a GPU and an NPU together.
 //!
-//! The model of the HeteroLLM paper's sections 3 and 4, for models with weights of about four bits and activations of
+//! It follows sections 3 and 4 of the HeteroLLM paper, for models with weights of about four bits and activations of
 //! sixteen (W4A16). A layer is described by the shapes of its matrices ([`matmul`]):
 //!
-//! - [`npu`]: an array that is fast or slow by stage, order and shape of a product; or measured times ([`profiled`]);
-//! - [`gpu`]: a processor with one speed, and the rest of a layer, which it always computes ([`rest`]);
-//! - [`sync`]: the cost of waiting for one another, and how it is spent;
-//! - [`graphs`]: the numbers of tokens that the NPU is ready for, covers of a prompt by them, and making new ones;
-//! - [`solver`]: how a product is cut between both;
-//! - [`prefill`] and [`decode`]: the stages of a layer under each strategy;
-//! - [`Chip`]: one SoC working on one model, which planner and simulator both use;
-//! - [`metrics`]: numbers of a trace: speeds, energy, how long the GPU's queue is held.
+//! - [`npu`]: a systolic array whose speed depends on padding, order and shape of a matmul; or a table of measured
+//!   times ([`profiled`]);
+//! - [`gpu`]: a processor whose speed is the same for all shapes; it also computes all kernels other than matmuls
+//!   ([`other_kernels`]);
+//! - [`sync`]: the cost of synchronising both, and how a CPU thread waits for them;
+//! - [`graphs`]: the batch sizes with a compiled NPU graph, sets of them that cover a prompt, and the time to build
+//!   more;
+//! - [`solver`]: how a matmul is split between GPU and NPU;
+//! - [`interval`]: the work of both between two synchronisations;
+//! - [`prefill`] and [`decode`]: the intervals of a layer with each strategy;
+//! - [`Chip`]: the timing model of one model on one SoC, which planner and simulator both use;
+//! - [`metrics`]: speeds, energy and GPU queue occupancy of a trace.
 //!
-//! Not here: running the stages one after another, which is the simulator's, and waiting for weights: they are at
-//! hand.
+//! Not here: the simulation of the intervals (`hearth_sim`), and waiting for weights, which are all in memory here.
 
 mod chip;
 pub mod decode;
 pub mod gpu;
 pub mod graphs;
+pub mod interval;
 pub mod matmul;
 pub mod metrics;
 pub mod npu;
+pub mod other_kernels;
 pub mod prefill;
 pub mod profiled;
-pub mod rest;
 pub mod solver;
-pub mod stage;
 pub mod sync;
 
 pub use chip::{Chip, Forward};
+pub use interval::SyncInterval;
 pub use matmul::Matmul;
 pub use metrics::SocMetrics;
-pub use stage::Stage;

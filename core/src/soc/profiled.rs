@@ -1,27 +1,30 @@
 //! Matrix multiplication times, interpolated from a table of measurements.
 //!
-//! The two modes of the HeteroLLM paper's profiler (section 4.3). In both, the table gives a rate: work, padded to
-//! whole tiles, over time. By `table` a product has the rate of the nearest measured one, nearest by the logarithms
-//! of its sides; a measured product takes its measured time. By `tree` it has the mean rate of a leaf of a regression
-//! tree, grown by splitting where the squares of the rates' logarithms around their means shrink most.
+//! The two modes of the HeteroLLM paper's profiler (section 4.3). In both, the table gives a rate: operations, padded
+//! to whole tiles, divided by time. In mode `table` a matmul has the rate of the nearest measured one, by the
+//! distance of the logarithms of its dimensions; a measured matmul takes its measured time. In mode `tree` it has the
+//! mean rate of a leaf of a regression tree. Each split of the tree minimises the squared deviation of the logarithms
+//! of the rates.
 //!
-//! Not here: measuring. No NPU is available to this program; its tests fill tables from the formula of
+//! Not here: the measurement itself. This program cannot access an NPU; its tests fill tables from the formula of
 //! [`super::npu`].
 
-use hearth_profiles::device::soc::{Mode, Profiled, Shape};
+use hearth_profiles::device::soc::{MatmulProfile, MeasuredMatmul, ProfileMode};
 
 use super::matmul::Matmul;
 
-/// The least number of products of a leaf. source: assumed, so that a single bad measurement does not make a leaf
+/// Minimum number of measurements in a leaf.
+/// source: assumed, so that a single bad measurement does not form a leaf
 const MIN_LEAF_POINTS: usize = 2;
-/// Levels of a tree. source: assumed
+/// Maximum depth of the tree. source: assumed
 const MAX_DEPTH: u32 = 12;
-/// What a split is made by: logarithms of the three sides, and of the ratios that order and shape are about.
+/// Number of features of a matmul: the logarithms of its three dimensions and of the two ratios that determine order
+/// and shape.
 const FEATURES: usize = 5;
 
-/// A table prepared for lookups.
+/// Measured matmul times, prepared for lookups.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Measured {
+pub struct MeasuredTimes {
     tile: u64,
     samples: Vec<Sample>,
     tree: Option<Node>,
@@ -30,7 +33,7 @@ pub struct Measured {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Sample {
     features: [f64; FEATURES],
-    /// The logarithm of the rate.
+    /// The natural logarithm of the rate in operations per second.
     rate: f64,
 }
 
@@ -40,16 +43,16 @@ enum Node {
     Split { feature: usize, at: f64, below: Box<Node>, above: Box<Node> },
 }
 
-impl Measured {
-    /// Prepares a valid table of an array of `rows`.
-    pub fn new(profiled: &Profiled, tile: u32) -> Self {
+impl MeasuredTimes {
+    /// Prepares the table of a valid profile. `tile` is the tile size of the array.
+    pub fn new(profiled: &MatmulProfile, tile: u32) -> Self {
         let tile = u64::from(tile.max(1));
         let samples: Vec<Sample> = profiled.shapes.iter().map(|shape| sample(shape, tile)).collect();
-        let tree = (profiled.mode == Mode::Tree).then(|| grow(samples.clone(), 0));
+        let tree = (profiled.mode == ProfileMode::Tree).then(|| grow(samples.clone(), 0));
         Self { tile, samples, tree }
     }
 
-    /// Seconds for a product.
+    /// Returns the seconds for a matmul with `tokens` tokens.
     pub fn time(&self, matmul: Matmul, tokens: u64) -> f64 {
         let tokens = padded(tokens, self.tile);
         let features = features(matmul, tokens);
@@ -61,10 +64,9 @@ impl Measured {
     }
 
     fn nearest(&self, features: &[f64; FEATURES]) -> f64 {
-        // The sides only: the ratios follow from them.
-        let distance = |sample: &Sample| -> f64 {
-            (0..3).map(|side| (sample.features[side] - features[side]).powi(2)).sum()
-        };
+        // The first three features are the dimensions; the ratios follow from them.
+        let distance =
+            |sample: &Sample| -> f64 { (0..3).map(|at| (sample.features[at] - features[at]).powi(2)).sum() };
         let near = self.samples.iter().min_by(|one, other| distance(one).total_cmp(&distance(other)));
         near.map_or(0.0, |sample| sample.rate)
     }
@@ -85,7 +87,7 @@ impl Node {
     }
 }
 
-fn sample(shape: &Shape, tile: u64) -> Sample {
+fn sample(shape: &MeasuredMatmul, tile: u64) -> Sample {
     let matmul = Matmul { inputs: u64::from(shape.inputs), outputs: u64::from(shape.outputs) };
     let tokens = padded(u64::from(shape.tokens), tile);
     Sample { features: features(matmul, tokens), rate: (work(matmul, tokens) / shape.time.0).ln() }
@@ -101,7 +103,7 @@ fn work(matmul: Matmul, tokens: u64) -> f64 {
 
 fn features(matmul: Matmul, tokens: u64) -> [f64; FEATURES] {
     let [inputs, outputs, tokens] =
-        [matmul.inputs, matmul.outputs, tokens].map(|side| (side.max(1) as f64).ln());
+        [matmul.inputs, matmul.outputs, tokens].map(|size| (size.max(1) as f64).ln());
     [inputs, outputs, tokens, inputs - outputs, inputs - tokens]
 }
 
@@ -130,7 +132,7 @@ fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
                 continue;
             }
             let right = sum - left;
-            // What the squares shrink by is what the squared sums grow by.
+            // The sum of squares is constant, so the error depends only on the sums of both parts.
             let error = squares - left * left / at as f64 - right * right / (count - at) as f64;
             if best.is_none_or(|(least, ..)| error < least) {
                 best = Some((error, feature, f64::midpoint(here, next)));

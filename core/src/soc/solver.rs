@@ -1,38 +1,41 @@
 //! The solver: splits a matrix multiplication between GPU and NPU.
 //!
-//! HeteroLLM paper, section 4.3: the least of
+//! HeteroLLM paper, section 4.3: it minimises the time
 //!
 //! ```text
 //! max(T_gpu(part 1), T_npu(part 2)) + T_sync,    T_gpu(all),    T_npu(all) + T_sync
 //! ```
 //!
-//! over all parts that add up to the whole. Rows of the weights (columns of the result) go to the GPU in multiples of
-//! 256, tokens to the NPU in multiples of 32.
+//! over all pairs of parts that sum to the whole. Rows of the weights (columns of the result) are assigned to the GPU
+//! in multiples of 256, tokens to the NPU in multiples of 32.
 //!
-//! A prompt as long as a graph was solved ahead, so the NPU has a graph for whatever part of it is best. Any other
-//! prompt uses the graphs of standard sizes: a margin of tokens goes to the GPU, or the NPU pads, or both, and
-//! perhaps some rows go to the GPU as well (hybrid).
+//! For prompt lengths that equal a graph size the partition is solved ahead of time, so the NPU has a graph for the
+//! best part. Any other prompt uses the standard graph sizes: the GPU computes the tokens beyond them (the margin),
+//! or the NPU pads, or both, and some rows may go to the GPU as well (hybrid).
 //!
-//! Not here: covers of a prompt without the GPU, which several products share ([`super::prefill`]).
+//! Not here: sets of NPU graphs that cover a prompt without the GPU, which several matmuls share
+//! ([`super::prefill`]).
 
 use super::gpu::Gpu;
-use super::graphs::Sizes;
+use super::graphs::GraphSizes;
+use super::interval::SyncInterval;
 use super::matmul::Matmul;
 use super::npu::Npu;
-use super::stage::Stage;
-use super::sync::{EVENTS, Sync};
+use super::sync::{EVENTS_PER_INTERVAL, SyncCost};
 
-/// The GPU's share of the rows is a multiple of this. source: HeteroLLM paper, section 4.3
+/// The number of rows on the GPU is a multiple of this.
+/// source: HeteroLLM paper, section 4.3
 pub const ROW_STEP: u64 = 256;
-/// Tokens that the NPU gets, where graphs were made ahead. source: HeteroLLM paper, section 4.3
+/// The number of tokens on the NPU is a multiple of this if the partition is solved ahead of time.
+/// source: HeteroLLM paper, section 4.3
 pub const TOKEN_STEP: u64 = 32;
 
-/// Which way a product is cut.
+/// The kind of split of a matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
-    /// All on the GPU.
+pub enum SplitKind {
+    /// All on the GPU: no split.
     Gpu,
-    /// All on the NPU.
+    /// All on the NPU: no split.
     Npu,
     /// Split by rows of the weights.
     Row,
@@ -40,39 +43,35 @@ pub enum Cut {
     Sequence,
     /// Split by tokens, with several graphs.
     MultiSequence,
-    /// Split by tokens and rows, or by rows of a padded prompt.
+    /// Split by tokens and rows, or by rows with padded tokens.
     Hybrid,
 }
 
-/// A product and who computes which part of it.
+/// The partition of a matmul between GPU and NPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partition {
-    /// Which way.
-    pub cut: Cut,
-    /// Tokens of the graphs on the NPU, one after another.
+    pub split: SplitKind,
+    /// Sizes in tokens of the NPU graphs, which run one after another.
     pub graphs: Vec<u64>,
-    /// Tokens that the GPU computes in whole.
+    /// Tokens for which the GPU computes all rows.
     pub margin: u64,
-    /// Rows of the other tokens that the GPU computes.
+    /// Rows that the GPU computes for the other tokens.
     pub rows: u64,
-    /// The kernels and graphs, in seconds.
-    pub stage: Stage,
+    /// The times of the resulting kernels and graphs.
+    pub interval: SyncInterval,
 }
 
-/// Times of the two parts of a split product, on the GPU and on the NPU.
+/// The processors, graph sizes and synchronisation costs that a partition depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct Solver<'a> {
-    /// One processor.
     pub gpu: Gpu,
-    /// The other.
     pub npu: &'a Npu<'a>,
     /// The sizes for which the NPU has graphs.
-    pub sizes: &'a Sizes,
-    /// What waiting costs.
-    pub sync: Sync,
+    pub sizes: &'a GraphSizes,
+    pub sync: SyncCost,
 }
 
-/// A candidate: its time, margin, rows, and graphs.
+/// The fastest partition found so far.
 #[derive(Debug, Clone)]
 struct Best {
     time: f64,
@@ -82,56 +81,59 @@ struct Best {
 }
 
 impl Solver<'_> {
-    /// The best partition of a product with `tokens`, at most those of the largest graph.
+    /// Returns the fastest partition of a matmul with `tokens` tokens, at most the size of the largest graph.
     pub fn solve(&self, matmul: Matmul, tokens: u64) -> Partition {
-        let all = Best { time: self.gpu.product(matmul, tokens), margin: tokens, rows: 0, graphs: vec![] };
-        let best = if self.sizes.has(tokens) {
-            self.ahead(matmul, tokens, all)
+        let time = self.gpu.matmul_time(matmul, tokens);
+        let all = Best { time, margin: tokens, rows: 0, graphs: vec![] };
+        let best = if self.sizes.contains(tokens) {
+            self.solve_with_any_graph(matmul, tokens, all)
         } else {
-            self.ready(matmul, tokens, all)
+            self.solve_with_standard_graphs(matmul, tokens, all)
         };
         self.partition(matmul, tokens, best)
     }
 
-    /// A product on the NPU alone, by these graphs.
+    /// Returns the seconds for a matmul that the NPU computes alone with these graphs.
     pub fn on_npu(&self, matmul: Matmul, graphs: &[u64]) -> f64 {
-        graphs.iter().map(|&size| self.npu.product(matmul, size)).sum()
+        graphs.iter().map(|&size| self.npu.matmul_time(matmul, size)).sum()
     }
 
-    /// With a graph for any part.
-    fn ahead(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = f64::from(EVENTS) * self.sync.planned;
-        for rows in cuts(matmul.outputs) {
-            let on_gpu = self.gpu.product(matmul.with_outputs(rows), tokens);
-            let on_npu = self.npu.product(matmul.with_outputs(matmul.outputs - rows), tokens);
+    /// Improves `best` by partitions for which the NPU may have a graph of any size.
+    fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
+        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned;
+        for rows in gpu_row_counts(matmul.outputs) {
+            let on_gpu = self.gpu.matmul_time(matmul.with_outputs(rows), tokens);
+            let on_npu = self.npu.matmul_time(matmul.with_outputs(matmul.outputs - rows), tokens);
             best.improve(on_gpu.max(on_npu) + pair, 0, rows, &[tokens]);
         }
         let mut part = TOKEN_STEP;
         while part < tokens {
-            let (on_gpu, on_npu) = (self.gpu.product(matmul, tokens - part), self.npu.product(matmul, part));
+            let on_gpu = self.gpu.matmul_time(matmul, tokens - part);
+            let on_npu = self.npu.matmul_time(matmul, part);
             best.improve(on_gpu.max(on_npu) + pair, tokens - part, 0, &[part]);
             part += TOKEN_STEP;
         }
         best
     }
 
-    /// With the graphs that are ready.
-    fn ready(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = f64::from(EVENTS) * self.sync.planned;
+    /// Improves `best` by partitions that use graphs of standard sizes.
+    fn solve_with_standard_graphs(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
+        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned;
         let sets: Vec<&[u64]> = self.sizes.covers(tokens).chain(self.sizes.smaller_sets(tokens)).collect();
-        for rows in cuts(matmul.outputs) {
+        for rows in gpu_row_counts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
-            let times: Vec<f64> = self.sizes.all().iter().map(|&size| self.npu.product(rest, size)).collect();
+            let times: Vec<f64> =
+                self.sizes.all().iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
             let of = |size: &u64| self.sizes.all().binary_search(size).map_or(f64::INFINITY, |at| times[at]);
             for set in &sets {
-                let held = set.iter().sum::<u64>().min(tokens);
+                let covered = set.iter().sum::<u64>().min(tokens);
                 let on_npu: f64 = set.iter().map(of).sum();
                 if on_npu + pair >= best.time {
                     continue;
                 }
-                let on_gpu = self.gpu.product(matmul, tokens - held)
-                    + self.gpu.product(matmul.with_outputs(rows), held);
-                best.improve(on_gpu.max(on_npu) + pair, tokens - held, rows, set);
+                let on_gpu = self.gpu.matmul_time(matmul, tokens - covered)
+                    + self.gpu.matmul_time(matmul.with_outputs(rows), covered);
+                best.improve(on_gpu.max(on_npu) + pair, tokens - covered, rows, set);
             }
         }
         best
@@ -140,28 +142,30 @@ impl Solver<'_> {
     fn partition(&self, matmul: Matmul, tokens: u64, best: Best) -> Partition {
         let Best { margin, rows, graphs, .. } = best;
         if graphs.is_empty() {
-            let stage = Stage::queued(vec![self.gpu.product(matmul, tokens)]);
-            return Partition { cut: Cut::Gpu, graphs, margin, rows, stage };
+            let interval = SyncInterval::queued(vec![self.gpu.matmul_time(matmul, tokens)]);
+            return Partition { split: SplitKind::Gpu, graphs, margin, rows, interval };
         }
         let rest = matmul.with_outputs(matmul.outputs - rows);
-        let kernels =
-            [self.gpu.product(matmul, margin), self.gpu.product(matmul.with_outputs(rows), tokens - margin)];
+        let kernels = [
+            self.gpu.matmul_time(matmul, margin),
+            self.gpu.matmul_time(matmul.with_outputs(rows), tokens - margin),
+        ];
         let pads = graphs.iter().sum::<u64>() > tokens - margin;
-        let cut = match (margin > 0, rows > 0) {
-            (false, false) => Cut::Npu,
-            (true, true) => Cut::Hybrid,
-            (false, true) if pads => Cut::Hybrid,
-            (false, true) => Cut::Row,
-            (true, false) if graphs.len() > 1 => Cut::MultiSequence,
-            (true, false) => Cut::Sequence,
+        let split = match (margin > 0, rows > 0) {
+            (false, false) => SplitKind::Npu,
+            (true, true) => SplitKind::Hybrid,
+            (false, true) if pads => SplitKind::Hybrid,
+            (false, true) => SplitKind::Row,
+            (true, false) if graphs.len() > 1 => SplitKind::MultiSequence,
+            (true, false) => SplitKind::Sequence,
         };
-        let stage = Stage {
+        let interval = SyncInterval {
             gpu: kernels.into_iter().filter(|&time| time > 0.0).collect(),
-            npu: graphs.iter().map(|&size| self.npu.product(rest, size)).collect(),
-            events: EVENTS,
+            npu: graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect(),
+            events: EVENTS_PER_INTERVAL,
             waiting: self.sync.pair(),
         };
-        Partition { cut, graphs, margin, rows, stage }
+        Partition { split, graphs, margin, rows, interval }
     }
 }
 
@@ -173,7 +177,7 @@ impl Best {
     }
 }
 
-/// Rows that the GPU can get, none first.
-fn cuts(outputs: u64) -> impl Iterator<Item = u64> {
+/// Returns the numbers of rows that the GPU can compute, in ascending order from 0.
+fn gpu_row_counts(outputs: u64) -> impl Iterator<Item = u64> {
     (0..outputs.div_ceil(ROW_STEP)).map(|step| step * ROW_STEP)
 }

@@ -1,18 +1,18 @@
 //! All-reduce: the messages of each pattern until every device has the sum.
 //!
-//! A device's part in one all-reduce depends only on the number of messages it has received: it may have sent
-//! [`Collective::due`] of its own by now, and is done after [`Collective::awaited`]. For `N` devices and a partial
-//! result of `p` bytes:
+//! What a device does in an all-reduce depends only on the number of messages that it has received: it has sent
+//! [`Collective::due`] messages by then, and is done when it has received [`Collective::awaited`] messages. For `N`
+//! devices and a partial result of `p` bytes:
 //!
-//! | pattern | messages | of bytes each | one after another |
+//! | pattern | messages | bytes per message | sequential messages |
 //! | --- | --- | --- | --- |
 //! | all-gather | N (N - 1) | p | 1 |
 //! | star | 2 (N - 1) | p | 2 |
 //! | ring | 2 N (N - 1) | p / N | 2 (N - 1) |
 //! | over the air | none | - | - |
 //!
-//! dllama sends 2 L (N - 1) partial results a node and token: with Llama-3-8B (L = 32, 4096 numbers) in blocks of 34
-//! bytes for 32 that is 272 KiB for two nodes and 816 KiB for four.
+//! A node of dllama sends 2 L (N - 1) partial results per token. With Llama-3-8B (L = 32, 4096 elements in blocks of
+//! 34 bytes for 32 elements) that is 272 KiB for two nodes and 816 KiB for four.
 //!
 //! Not here: how long a message takes.
 
@@ -20,17 +20,18 @@ use hearth_profiles::Bytes;
 
 use hearth_schema::plan::tensor::AllReduce;
 
-/// The pattern of messages of one all-reduce.
+/// The message pattern of one all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collective {
-    /// The algorithm: which devices add up, and how the sum is distributed.
+    /// The algorithm, which determines the devices that add and how they distribute the sum.
     pub pattern: AllReduce,
-    /// How many devices take part.
+    /// The number of devices.
     pub devices: usize,
 }
 
 impl Collective {
-    /// The number of messages that a device must have sent once it has received `received` messages.
+    /// Returns the number of messages that a device must have sent when it has received `received` messages. `place`
+    /// is the index of the device in the plan.
     pub fn due(self, place: usize, received: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {
@@ -49,7 +50,7 @@ impl Collective {
         }
     }
 
-    /// The device that receives the message with this number, from 0.
+    /// Returns the device that receives message `number` (from 0) of the device `place`.
     pub fn receiver(self, place: usize, number: usize) -> usize {
         match self.pattern {
             AllReduce::Star if place > 0 => 0,
@@ -59,7 +60,7 @@ impl Collective {
         }
     }
 
-    /// The number of messages that a device receives in total.
+    /// Returns the total number of messages that a device receives.
     pub fn awaited(self, place: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {
@@ -72,7 +73,7 @@ impl Collective {
         }
     }
 
-    /// The size of one message, where a partial result has `partial` bytes.
+    /// Returns the size of one message for a partial result of `partial` bytes.
     pub fn message(self, partial: Bytes) -> Bytes {
         match self.pattern {
             AllReduce::Ring => Bytes(partial.0.div_ceil(self.devices as u64)),
@@ -80,15 +81,16 @@ impl Collective {
         }
     }
 
-    /// The places that a device sends to in an all-reduce, and the head also when it hands a token out.
+    /// Returns the devices that a device sends to: in an all-reduce, and for the head also when it distributes a
+    /// token.
     pub fn receivers(self, place: usize) -> Vec<usize> {
         let all = self.due(place, usize::MAX / 2);
-        let mut places: Vec<usize> = (0..all).map(|number| self.receiver(place, number)).collect();
+        let mut receivers: Vec<usize> = (0..all).map(|number| self.receiver(place, number)).collect();
         if place == 0 {
-            places.extend(1..self.devices);
+            receivers.extend(1..self.devices);
         }
-        places.sort_unstable();
-        places.dedup();
-        places
+        receivers.sort_unstable();
+        receivers.dedup();
+        receivers
     }
 }

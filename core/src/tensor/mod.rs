@@ -1,4 +1,4 @@
-//! Tensor parallelism: which bytes a slice has, and who sends what in an all-reduce.
+//! Tensor parallelism: the weights of each slice, and the messages of an all-reduce.
 //!
 //! The plan itself is [`hearth_schema::plan::tensor`].
 

@@ -1,16 +1,15 @@
-//! Slicing: the weights of each layer that a device holds in a tensor-parallel plan.
+//! Slicing: the part of each layer's weights that a device stores in a tensor-parallel plan.
 //!
-//! A layer's matrices are its attention's (queries, keys, values, output) and its feed-forward block's (gate, up,
-//! down). A device has the share of the first that it has of the key-value heads, and of the second that it has of
-//! the rows. Bytes are divided by cumulative shares, so those of all devices sum to the layer's, to the byte. Norms
-//! are small, and every device has them.
+//! A layer has attention matrices (queries, keys, values, output) and feed-forward matrices (gate, up, down). A
+//! device stores a share of the attention matrices equal to its share of the key-value heads, and a share of the
+//! feed-forward matrices equal to its share of the rows. Bytes are divided by cumulative shares, so the bytes of all
+//! devices sum exactly to those of the layer. Norms are small, and every device stores them.
 //!
-//! A model profile sums a layer's tensors by format and does not separate them; the bytes of a format are split
-//! between attention and feed-forward block as their weights are. In one format, as in systems that convert, this is
-//! exact.
+//! A model profile only has the bytes of a layer by format. The bytes of a format are divided between attention and
+//! feed-forward block in proportion to their numbers of weights. This is exact if all matrices have the same format,
+//! as in systems that convert weights.
 //!
-//! [`SlicedModel`] is the model as one device sees it, from which [`crate::compute_cost`] computes the time of its
-//! part.
+//! [`SlicedModel`] is the part of the model on one device. [`crate::compute_cost`] computes its time.
 //!
 //! Not here: the memory of a slice ([`crate::memory`]).
 
@@ -21,16 +20,16 @@ use crate::conversion::{converted, is_matrix};
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::tensor::{Slice, TensorPlan};
 
-/// A model as one device of a tensor-parallel plan sees it.
+/// The part of a model on one device of a tensor-parallel plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlicedModel {
-    /// Its heads, and as layers the attention blocks; embedding and output matrix whole, in the head's formats.
+    /// A model whose layers are the attention slices. Its embedding and output matrix are not sliced.
     pub attention: ModelProfile,
-    /// The feed-forward blocks.
+    /// The feed-forward slice of each layer.
     pub feed_forward: Vec<TensorGroup>,
 }
 
-/// A part of a whole that is shared out in order: from which share to which.
+/// A device's part of a divisible whole: `own` of `whole` shares, after the `before` shares of earlier devices.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     before: u64,
@@ -39,7 +38,7 @@ struct Part {
 }
 
 impl SlicedModel {
-    /// The part of the device at a place of a tensor-parallel plan whose slices cover the model.
+    /// Creates the slices of the device with index `place` in a tensor-parallel plan whose slices cover the model.
     pub fn new(plan: &Plan, tensor: &TensorPlan, place: usize, model: &ModelProfile) -> Self {
         let format = plan.devices[place].residency.format_on(plan.devices[place].gpu_layers > 0);
         let part = |of: fn(&Slice) -> u32, whole: u32| Part {
@@ -53,7 +52,7 @@ impl SlicedModel {
         Self::of(model, heads, rows, format, tensor.embedding_as.or(format))
     }
 
-    /// The whole model in another format.
+    /// Creates a single slice with the whole model, converted to `format`.
     pub fn whole(model: &ModelProfile, format: Option<Format>) -> Self {
         let all = Part { before: 0, own: 1, whole: 1 };
         Self::of(model, all, all, format, format)
@@ -86,12 +85,13 @@ impl SlicedModel {
         Self { attention, feed_forward }
     }
 
-    /// Bytes of all layer weights of a device.
+    /// Returns the bytes of the slices of all layers.
     pub fn layers_bytes(&self) -> Bytes {
         self.attention.layers_bytes() + self.feed_forward.iter().map(TensorGroup::bytes).sum::<Bytes>()
     }
 
-    /// A layer's weights of a block: 0 attention, 1 feed-forward.
+    /// Returns the bytes of a block's slice. Block `2 l` is the attention block of layer `l`, block `2 l + 1` its
+    /// feed-forward block.
     pub fn block_bytes(&self, block: usize) -> Bytes {
         let layer = block / 2;
         if block.is_multiple_of(2) {
@@ -102,7 +102,7 @@ impl SlicedModel {
     }
 }
 
-/// A layer's attention and feed-forward block.
+/// Divides a layer into its attention and its feed-forward block.
 fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup) {
     let (embedding, attended) =
         (u64::from(shape.embedding), u64::from(shape.heads) * u64::from(shape.value_length));
@@ -120,7 +120,7 @@ fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup)
     (one, other)
 }
 
-/// A device's part of a block: of its matrices by the share, of its norms all.
+/// Returns a device's slice of a block: its share of the matrices, and all norms.
 fn sliced(block: &TensorGroup, part: Part) -> TensorGroup {
     let mut slice = TensorGroup::default();
     for (format, share) in block.by_format() {

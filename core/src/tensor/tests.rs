@@ -1,4 +1,4 @@
-//! Slices sum to the model, and messages to the sum.
+//! Tests of tensor-parallel plans: refused documents, sizes of slices, and messages of an all-reduce.
 
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, Document};
@@ -12,7 +12,7 @@ use super::*;
 const PATTERNS: [AllReduce; 4] =
     [AllReduce::AllGather, AllReduce::Star, AllReduce::Ring, AllReduce::OverTheAir];
 
-/// A plan for Llama 3 8B with these slices of heads and rows.
+/// The text of a plan for Llama 3 8B with these slices of key-value heads and feed-forward rows.
 fn text(slices: &[(u32, u32)], kind: &str, residency: &str) -> String {
     let mut text = format!(
         "schema: plan/1
@@ -62,7 +62,7 @@ fn slices_are_read_and_written() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn contradictory_plans_are_refused() {
     let whole = [(4, 7168), (4, 7168)];
     assert!(refused(&[(8, 14336), (0, 0)], KIND, PINNED).contains("neither heads nor rows"));
     assert!(refused(&[], KIND, PINNED).contains("`devices` is empty"));
@@ -94,7 +94,7 @@ fn what_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn slices_that_are_not_the_model_are_found() {
+fn slices_that_do_not_cover_the_model_are_refused() {
     let shape = shipped("llama-8b").expect("shipped").shape;
     let check = |slices: &[(u32, u32)]| {
         let plan = plan(slices);
@@ -109,27 +109,27 @@ fn slices_that_are_not_the_model_are_found() {
 }
 
 #[test]
-fn a_nodes_bytes_are_those_of_dllama() {
+fn node_sends_the_bytes_of_dllama() {
     let plan =
         Plan::from_yaml(&text(&[(4, 7168), (4, 7168)], "all_reduce: all-gather\n    values: q8_0", PINNED));
     let plan = plan.expect("a plan");
     let tensor = plan.kind.tensor().expect("slices");
-    let a_token = |devices: usize| {
+    let bytes_per_token = |devices: usize| {
         let all_reduce = Collective { pattern: tensor.all_reduce, devices };
         let message = all_reduce.message(tensor.partial_bytes(4096, 1));
         message * (64 * all_reduce.due(1, 0) as u64)
     };
-    assert_eq!((a_token(2), a_token(4)), (Bytes(272 << 10), Bytes(816 << 10)));
+    assert_eq!((bytes_per_token(2), bytes_per_token(4)), (Bytes(272 << 10), Bytes(816 << 10)));
 }
 
 #[test]
-fn every_message_of_an_all_reduce_is_awaited_by_its_receiver() {
+fn devices_await_all_messages_of_an_all_reduce() {
     for pattern in PATTERNS {
         for devices in 1..7usize {
             let all_reduce = Collective { pattern, devices };
             let mut received = vec![0; devices];
             let mut sent = vec![0; devices];
-            // In rounds, as far as each is allowed to go.
+            // Each round, every device sends the messages that are due.
             for _ in 0..3 * devices {
                 let due: Vec<usize> =
                     (0..devices).map(|place| all_reduce.due(place, received[place])).collect();
@@ -171,7 +171,7 @@ proptest! {
         let parts: Vec<SlicedModel> =
             (0..slices.len()).map(|place| SlicedModel::new(&plan, tensor, place, &model)).collect();
         let whole = SlicedModel::whole(&model, plan.devices[0].residency.weights_as);
-        // Each device has all norms: two of 4096 numbers per layer.
+        // Each device has all norms: two of 4096 elements per layer.
         let norms = Bytes(2 * 4096 * 4) * 32;
         let sum: Bytes = parts.iter().map(SlicedModel::layers_bytes).sum();
         prop_assert_eq!(sum, whole.layers_bytes() + norms * (slices.len() as u64 - 1));

@@ -1,4 +1,4 @@
-//! Links of a cluster: which pairs are joined, and which Wi-Fi descriptions are refused.
+//! Links of a cluster: connections between pairs of devices, and refused Wi-Fi descriptions.
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Connection;
@@ -44,22 +44,22 @@ fn table(air: &str) -> LinkTable {
 }
 
 #[test]
-fn stations_talk_over_the_air_and_others_over_wires() {
+fn stations_use_wifi_and_other_devices_use_wires() {
     let table = table(AIR);
     let way = |from, to| match table.connection(from, to) {
         Some(Connection::Wireless(way)) => Some(way),
         _ => None,
     };
-    // A cable of their own, and two on wires.
+    // A dedicated cable, and two wired devices.
     assert!(way("mac", "laptop").is_none() && way("desktop", "server").is_none());
     assert_eq!(table.between("laptop", "mac").expect("a cable").bandwidth.value.0, 1e9);
     assert_eq!(table.between("server", "desktop").as_deref(), Some(table.default_link()));
-    // Up at 100 MB/s, down at 50 MB/s, and one channel.
+    // Uplink at 100 MB/s, downlink at 50 MB/s, on the same channel.
     let slow = way("mac", "phone").expect("on the air");
     assert!(slow.shares_channel());
     assert!((slow.rate().0 / (1e6 / (1.0 / 100.0 + 1.0 / 50.0)) - 1.0).abs() < 1e-12);
     assert_eq!(slow.burst_bytes(), Bytes(270_000));
-    // To a wire, to another channel, and nowhere.
+    // To a wired device, to another channel, and to an unreachable device.
     let wired = way("mac", "desktop").expect("on the air");
     assert!(
         matches!(wired.receiver, Endpoint::Wire(_))
@@ -67,18 +67,18 @@ fn stations_talk_over_the_air_and_others_over_wires() {
     );
     assert!(!way("mac", "tablet").expect("on the air").shares_channel());
     assert!(table.connection("phone", "desktop").is_none() && way("desktop", "phone").is_some());
-    // A planner's link takes what a message alone takes on average.
+    // The link for planners has the mean time of a single message.
     for (from, to) in [("mac", "phone"), ("mac", "desktop"), ("server", "tablet"), ("tablet", "laptop")] {
         let (way, link) = (way(from, to).expect("on the air"), table.between(from, to).expect("a link"));
         for bytes in [8192, 16_384, 32_768, 65_536].map(Bytes) {
-            let (mean, found) = (way.mean(bytes, false), link.time(bytes));
+            let (mean, found) = (way.mean_time(bytes, false), link.time(bytes));
             assert!((found.0 / mean.0 - 1.0).abs() < 1e-3, "{from} to {to}, {bytes}: {found} and {mean}");
         }
     }
 }
 
 #[test]
-fn without_air_nothing_has_changed() {
+fn without_wifi_all_links_are_constant() {
     let table = table("");
     assert!(table.wifi().is_none());
     assert_eq!(table.between("phone", "tablet").as_deref(), Some(table.default_link()));
@@ -87,7 +87,7 @@ fn without_air_nothing_has_changed() {
 }
 
 #[test]
-fn what_is_wrong_with_the_air_is_said() {
+fn wifi_errors_name_the_mistake() {
     let one = "  wifi:\n    channels:\n      - {name: w, bandwidth: {value: 800 Mbit/s, source: t}, stations: [mac]";
     let with = |more: &str| format!("{one}, {more}}}\n");
     for (air, said) in [
@@ -124,16 +124,16 @@ fn what_is_wrong_with_the_air_is_said() {
         assert!(error.to_string().contains(said), "{said}: {error}");
         assert!(error.location().is_some(), "{error}");
     }
-    // Who hangs on a wire needs one that can be.
+    // Wired devices need a valid default link.
     let slow = text(AIR).replace("1 Gbit/s", "1 kbit/s");
-    let error = Scenario::from_yaml(&slow).expect_err("a wire slower than any").to_string();
-    assert!(error.contains("hang on `links.default`, whose `bandwidth` is 125 B/s"), "{error}");
+    let error = Scenario::from_yaml(&slow).expect_err("the bandwidth is too small").to_string();
+    assert!(error.contains("use `links.default`, whose `bandwidth` is 125 B/s"), "{error}");
 }
 
 #[test]
-fn a_link_that_carries_nothing_is_refused() {
+fn link_without_bandwidth_is_refused() {
     for (from, to, said) in [
-        ("1 Gbit/s", "0 B/s", "links.default: `bandwidth` is 0 B/s, and a link has at least 1 kbit/s"),
+        ("1 Gbit/s", "0 B/s", "links.default: `bandwidth` is 0 B/s, but must be at least 1 kbit/s"),
         ("0.2 ms", "1e12 s", "links.default: `latency` is"),
         ("1 GB/s", "1 B/s", "links.between [mac, laptop]: `bandwidth` is 1.00 B/s"),
     ] {

@@ -1,4 +1,4 @@
-//! Documents read, links joined and phones computed, checked across modules.
+//! Integration tests: fuzzed documents, links of a cluster, and the model of a phone.
 
 mod document_fuzz;
 mod links;

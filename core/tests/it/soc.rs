@@ -1,12 +1,14 @@
-//! Published properties and numbers of the model of a phone with GPU and NPU.
+//! Comparison of the model of a phone with GPU and NPU with published results.
 //!
-//! HeteroLLM paper, sections 3 to 5, Llama-8B unless named. `docs/studies/soc` has the numbers side by side.
+//! HeteroLLM paper, sections 3 to 5, with Llama-8B unless stated otherwise. `docs/studies/soc` compares the numbers.
 
+use hearth_core::soc::interval::total;
 use hearth_core::soc::prefill::pipe;
-use hearth_core::soc::solver::{Cut, Solver};
-use hearth_core::soc::stage::total;
+use hearth_core::soc::solver::{Solver, SplitKind};
 use hearth_core::soc::{Chip, Matmul};
-use hearth_profiles::device::soc::{Mode, Profiled, Shape, Soc, Strategy, Synchronisation, Upkeep};
+use hearth_profiles::device::soc::{
+    MatmulProfile, MeasuredMatmul, PartitionPolicy, ProfileMode, Soc, Strategy, Synchronisation,
+};
 use hearth_profiles::device::{SocOptions, shipped};
 use hearth_profiles::model::{ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document, Seconds, model};
@@ -29,7 +31,7 @@ fn intern() -> ModelProfile {
     ModelDocument::from_yaml(&text).and_then(|document| document.profile()).expect("a model")
 }
 
-/// Seconds for a pass through the whole model.
+/// Returns the seconds for a pass through the whole model.
 fn time(soc: &Soc, model: &ModelProfile, pass: Pass) -> f64 {
     let forward = Chip::new(soc, model, Bytes(2)).forward(pass);
     let layers = f64::from(model.shape.layers.0);
@@ -52,14 +54,15 @@ fn near(found: f64, expected: f64, share: f64) {
     assert!((found / expected - 1.0).abs() <= share, "{found} is not within {share} of {expected}");
 }
 
-fn slow(partitions: Upkeep) -> SocOptions {
+fn slow(partitions: PartitionPolicy) -> SocOptions {
     let tensor = SocOptions::of(Strategy::HeteroTensor);
     SocOptions { synchronisation: Synchronisation::Slow, partitions, ..tensor }
 }
 
 #[test]
-fn prompts_take_what_the_formulas_give_another_program() {
-    // Pinned: what another program, which is not here, made of the same formulas, in tokens a second.
+fn prefill_times_agree_with_an_independent_implementation() {
+    // Pinned results of another implementation of the same formulas, which is not part of this repository, in
+    // tokens/s.
     for (strategy, speeds) in [
         (Strategy::GpuOnly, [63.6, 63.7, 61.8]),
         (Strategy::HeteroLayer, [140.0, 190.5, 174.7]),
@@ -78,10 +81,10 @@ fn prompts_take_what_the_formulas_give_another_program() {
 }
 
 #[test]
-fn prompts_come_as_near_to_the_published_speeds_as_is_documented() {
+fn prefill_is_within_the_documented_error_of_the_published_speeds() {
     near(speed(Strategy::HeteroTensor, 1024), 247.9, 0.08);
     near(speed(Strategy::HeteroTensor, 256), 236.92, 0.12);
-    for partitions in [Upkeep::Solved, Upkeep::Fixed] {
+    for partitions in [PartitionPolicy::Solved, PartitionPolicy::Fixed] {
         near(256.0 / time(&soc(slow(partitions)), &llama(), Pass::plain(0, 0, 256, true)), 196.44, 0.12);
     }
     let tensor = soc(SocOptions::of(Strategy::HeteroTensor));
@@ -96,15 +99,16 @@ fn prompts_come_as_near_to_the_published_speeds_as_is_documented() {
 }
 
 #[test]
-fn decoding_comes_as_near_to_the_published_speeds_as_is_documented() {
+fn decoding_is_within_the_documented_error_of_the_published_speeds() {
     let tensor = token(SocOptions::of(Strategy::HeteroTensor));
     let gpu = token(SocOptions::of(Strategy::GpuOnly));
     near(1.0 / tensor, 14.01, 0.06);
     near(gpu / tensor, 1.234, 0.06);
-    // The published ablation keeps the partitions; solved again there is nothing left to wait for.
-    near(token(slow(Upkeep::Fixed)) / tensor, 4.01, 0.06);
-    assert_eq!(token(slow(Upkeep::Solved)).to_bits(), gpu.to_bits());
-    // The closed form: 7.505e9 weights of half a byte over 59.1 GB/s, 33.7 MB of keys and values over 43.3, 448 events.
+    // The published ablation keeps the partitions. If they are solved for slow synchronisation, the GPU works alone.
+    near(token(slow(PartitionPolicy::Fixed)) / tensor, 4.01, 0.06);
+    assert_eq!(token(slow(PartitionPolicy::Solved)).to_bits(), gpu.to_bits());
+    // The closed form: 7.505e9 weights of half a byte over 59.1 GB/s, 33.7 MB of keys and values over 43.3, 448
+    // events.
     let weights = 32.0 * 218_103_808.0 + 4096.0 * 128_256.0;
     let cached = 32.0 * 2.0 * 8.0 * 128.0 * 2.0 * 257.0;
     near(tensor, 0.5 * weights / 59.1e9 + cached / 43.3e9 + 448.0 * 15.9e-6, 1e-9);
@@ -120,19 +124,19 @@ fn energy_and_queue_are_as_published() {
     let longest = |strategy| {
         let chip_soc = self::soc(SocOptions::of(strategy));
         let forward = Chip::new(&chip_soc, &llama(), Bytes(2)).forward(Pass::plain(0, 0, 256, true));
-        forward.layer.iter().flat_map(|stage| stage.gpu.clone()).fold(0.0, f64::max)
+        forward.layer.iter().flat_map(|interval| interval.gpu.clone()).fold(0.0, f64::max)
     };
     assert!(longest(Strategy::HeteroTensor) <= 14.0e-3, "{}", longest(Strategy::HeteroTensor));
 }
 
 #[test]
-fn one_processor_gets_40_to_45_of_the_68_gigabytes() {
+fn single_processor_has_40_to_45_of_68_gigabytes_per_second() {
     let bus = soc(SocOptions::default()).bus;
     assert!((40e9..=45e9).contains(&bus.one.value.0) && bus.peak.value.0 == 68e9);
 }
 
 #[test]
-fn a_prompt_of_525_is_piped_as_512_and_32_and_products_are_cut_in_every_way() {
+fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
     let (soc, model) = (soc(SocOptions::of(Strategy::HeteroTensor)), llama());
     let chip = Chip::new(&soc, &model, Bytes(2));
     let solver = chip.solver().expect("an NPU");
@@ -140,16 +144,16 @@ fn a_prompt_of_525_is_piped_as_512_and_32_and_products_are_cut_in_every_way() {
     let mut seen = Vec::new();
     for tokens in [16, 32, 64, 135, 256, 300, 525, 600, 1000, 1024] {
         for (inputs, outputs) in [(4096, 4096), (4096, 1024), (4096, 14336), (14336, 4096)] {
-            seen.push(solver.solve(Matmul { inputs, outputs }, tokens).cut);
+            seen.push(solver.solve(Matmul { inputs, outputs }, tokens).split);
         }
     }
-    for cut in [Cut::Row, Cut::Sequence, Cut::MultiSequence, Cut::Hybrid] {
-        assert!(seen.contains(&cut), "{cut:?} is never the best");
+    for split in [SplitKind::Row, SplitKind::Sequence, SplitKind::MultiSequence, SplitKind::Hybrid] {
+        assert!(seen.contains(&split), "{split:?} is never the best");
     }
 }
 
 #[test]
-fn drafts_are_verified_at_the_cost_of_a_token_while_reading_bounds_them() {
+fn verifying_drafts_costs_one_token_while_bound_by_memory() {
     let soc = soc(SocOptions::of(Strategy::HeteroTensor));
     let verified = |drafted: u32| {
         let pass = Pass { drafted, ..Pass::plain(1, 256, drafted + 1, true) };
@@ -158,14 +162,12 @@ fn drafts_are_verified_at_the_cost_of_a_token_while_reading_bounds_them() {
     // At five tokens 2 * 5 / 0.91e12 is less than 0.5 / 43.3e9; at six it is more.
     near(verified(4), verified(1), 0.01);
     assert!(verified(5) > 1.05 * verified(4));
-    assert!(
-        verified(31) < 0.5 * 32.0 * token(SocOptions::of(Strategy::HeteroTensor)),
-        "one stage of the NPU"
-    );
+    assert!(verified(31) < 0.5 * 32.0 * token(SocOptions::of(Strategy::HeteroTensor)), "one tile of the NPU");
 }
 
-/// The table that measuring the NPU of a phone on the cuts of a model would give, if it were as the formula says.
-fn table(mode: Mode, tokens: &[u32], step: u32) -> Profiled {
+/// A table of NPU times by the formula, for the partial matmuls of a model that are split by rows in multiples of
+/// `step`.
+fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
     let (soc, model) = (soc(SocOptions::default()), llama());
     let chip = Chip::new(&soc, &model, Bytes(2));
     let npu = chip.solver().expect("an NPU").npu.clone();
@@ -174,39 +176,39 @@ fn table(mode: Mode, tokens: &[u32], step: u32) -> Profiled {
         for outputs in (1..=most / step).map(|count| count * step) {
             for &tokens in tokens {
                 let matmul = Matmul { inputs: inputs.into(), outputs: outputs.into() };
-                let time = Seconds(npu.product(matmul, tokens.into()));
-                shapes.push(Shape { outputs, inputs, tokens, time });
+                let time = Seconds(npu.matmul_time(matmul, tokens.into()));
+                shapes.push(MeasuredMatmul { outputs, inputs, tokens, time });
             }
         }
     }
-    Profiled { mode, source: "assumed: the formula".into(), shapes }
+    MatmulProfile { mode, source: "assumed: the formula".into(), shapes }
 }
 
 #[test]
-fn a_table_and_a_tree_grown_from_a_part_of_it_fill_a_profile() {
+fn measured_table_and_regression_tree_agree_with_the_formula() {
     let graphs = [32, 64, 128, 256, 512, 1024];
-    let with = |profiled: Profiled| {
+    let with = |profiled: MatmulProfile| {
         let mut soc = soc(SocOptions::of(Strategy::HeteroLayer));
         soc.npu.as_mut().expect("an NPU").profiled = Some(profiled);
         time(&soc, &llama(), Pass::plain(0, 0, 256, true))
     };
     let formula = prompt(Strategy::HeteroLayer, 256);
-    near(with(table(Mode::Table, &graphs, 256)), formula, 1e-9);
-    // Every fourth cut was measured, and the tree has to tell the others from them.
-    near(with(table(Mode::Tree, &graphs, 1024)), formula, 0.06);
+    near(with(table(ProfileMode::Table, &graphs, 256)), formula, 1e-9);
+    // Only every fourth row count is in the table; the tree has to predict the others.
+    near(with(table(ProfileMode::Tree, &graphs, 1024)), formula, 0.06);
 }
 
 fn solver_is_no_worse(solver: &Solver, matmul: Matmul, tokens: u64) -> Result<(), TestCaseError> {
     let best = solver.solve(matmul, tokens);
-    let time = best.stage.time().0;
+    let time = best.interval.time().0;
     let slack = 1.0 + 1e-12;
-    prop_assert!(time <= solver.gpu.product(matmul, tokens) * slack);
+    prop_assert!(time <= solver.gpu.matmul_time(matmul, tokens) * slack);
     let padded = [solver.sizes.padded(tokens)];
     prop_assert!(time <= (solver.on_npu(matmul, &padded) + solver.sync.pair()) * slack);
     for cover in solver.sizes.covers(tokens) {
         prop_assert!(time <= (solver.on_npu(matmul, cover) + solver.sync.pair()) * slack);
     }
-    // All parts add up to the whole.
+    // All parts sum to the whole.
     let graphs: u64 = best.graphs.iter().sum();
     prop_assert!(best.margin + graphs >= tokens && best.margin <= tokens && best.rows <= matmul.outputs);
     Ok(())
@@ -216,7 +218,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_solver_is_never_worse_than_one_processor(
+    fn solver_is_never_slower_than_one_processor(
         inputs in 1_u64..20_000, outputs in 1_u64..20_000, tokens in 1_u64..=1024, waits in 0_u32..2,
     ) {
         let synchronisation = if waits == 0 { Synchronisation::Fast } else { Synchronisation::Slow };
@@ -227,7 +229,7 @@ proptest! {
     }
 
     #[test]
-    fn the_best_strategy_is_no_slower_than_any_and_every_time_is_a_number(
+    fn best_strategy_is_not_slower_than_any_and_all_times_are_finite(
         tokens in 1_u32..3000, first in 0_u32..2000, drafted in 0_u32..20,
     ) {
         let drafted = drafted.min(tokens - 1);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What do several passes in flight gain? Measures docs/studies/flight/README.md.
+"""Measures the gain of several passes in flight, for docs/studies/flight/README.md.
 
     python3 docs/studies/flight/measure.py target/release/hearth tests/data/models drafts sequences prompt
 
-Rings of processes on loopback, one thread each. Every comparison alternates its two sides and takes medians. The part
-`prompt` limits each device to a share of a processor with the cpu controller of cgroup v1, and needs root for that.
+Rings of processes on loopback, one thread each. Every comparison alternates its variants and prints medians. The part
+`prompt` limits each device to a share of a processor with the cpu controller of cgroup v1, so it needs root.
 """
 
 import json
@@ -32,7 +32,7 @@ def hearth(*arguments):
 
 
 class Group:
-    """A share of a processor for one process."""
+    """A control group that limits one process to a share of a processor."""
 
     def __init__(self, name, share):
         self.path = pathlib.Path("/sys/fs/cgroup/cpu") / f"flight-{os.getpid()}-{name}"
@@ -48,7 +48,7 @@ class Group:
 
 
 class Rings:
-    """Workers, and a plan for them and a head."""
+    """The workers of a ring, and a plan for them and the head."""
 
     def __init__(self, model, windows, delay, context, share=None):
         self.delay = ["--link-delay", delay] if delay else []
@@ -93,7 +93,7 @@ class Rings:
 
 
 def alternating(sides):
-    """Results of each side, the sides taking turns."""
+    """Runs all variants alternately and returns the results of each one."""
     results = {name: [] for name in sides}
     for _ in range(ROUNDS):
         for name, run in sides.items():
@@ -154,7 +154,7 @@ def sequences():
 def prompt():
     model = FOLDER / "synth.gguf"
     hearth("synth", "--layers", 9, "--dim", 512, "--quant", "q4_k_m", "-o", model)
-    # Head and three workers; the head has a layer or none of its own to compute beside both ends of the model.
+    # In the second ring the head has only one layer in addition to the embedding and the output.
     for windows in ([3, 3, 3], [1, 3, 3, 2]):
         ring = Rings(model, windows, None, 600, share=0.3)
         sides = {

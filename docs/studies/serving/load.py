@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Does a served ring stay as it is under an hour of mixed requests?
+"""Checks that a served ring gives correct answers and leaks no resources during an hour of mixed requests.
 
     python3 docs/studies/serving/load.py target/release/hearth MODEL.gguf --minutes 60 -o out/load
 
 Starts two workers and a head on loopback and four clients that each send one request after the other: chats with and
-without streaming, completions, conversations that go on, answers that are left in the middle, and requests that are wrong.
-Each minute it writes a line: requests, latencies, and each process's memory, open files and threads. Ends with 1 if an
-answer was wrong or a process grew. Needs nothing beyond Python.
+without streaming, completions, conversations of several turns, cancelled answers, and invalid requests. Each minute
+it writes a line with the requests, their latencies, and the memory, open files and threads of each process. Exits
+with 1 if an answer was wrong or a process grew. Needs only Python.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import subprocess
 import threading
 import time
 
-# A process that holds more than this beyond its first ten minutes has grown.
+# Maximum growth of a process after its first ten minutes.
 GROWTH = 1.05
 CLIENTS = 4
 
@@ -54,7 +54,7 @@ def start(name, *command):
 def scenario():
     devices = "".join(f"  - {{name: {name}, profile: d3}}\n" for name in ("head", "left", "right"))
     return (
-        "# What does a ring of three processes take?\nschema: scenario/1\nname: load\nseed: 1\n"
+        "# A ring of three processes.\nschema: scenario/1\nname: load\nseed: 1\n"
         f"model:\n  file: {pathlib.Path(arguments.model).resolve()}\ncontext: 2048\n"
         "workload:\n  prompt: 16\n  generate: 16\n  sequences: 4\n"
         f"devices:\n{devices}"
@@ -84,10 +84,10 @@ processes["head"], address = start(
 
 QUESTIONS = ["Who art thou?", "What is man?", "Whence cometh my help?", "Sing unto the Lord.", "Why do the heathen rage?"]
 lock = threading.Lock()
-seconds = {}  # what was asked: how long it took, since the last line
+seconds = {}  # kind of request: latencies since the last line
 counts = {}
 wrong = []
-known = {}  # the first answer to each question: greedy, so that all others are the same
+known = {}  # the first answer to each question; greedy answers are always the same
 over = threading.Event()
 
 
@@ -174,7 +174,7 @@ def client(number):
         try:
             what(chance)
             done(what.__name__, since)
-        except Exception as error:  # whatever goes wrong is what is looked for
+        except Exception as error:  # every exception is a failure of the check
             wrong.append(f"{what.__name__}: {error!r}")
         over.wait(arguments.pause)
 

@@ -1,14 +1,13 @@
-//! The backend of a stage whose layers are shared between a GPU and the processors.
+//! The backend of a stage that computes some of its layers on a GPU and the others on the CPU.
 //!
-//! Layers that the plan puts on the GPU run there, the others on the processors. Activations are uploaded and
-//! downloaded once for each window. A GPU can be lost during a run, and its caches with it: therefore the rows that
-//! entered a window are saved, and the processors compute the GPU's layers from them again and continue. Such a run is
-//! slower and generates the same tokens.
+//! The plan decides which layers the GPU computes. Activations are uploaded and downloaded once per window. A GPU can
+//! be lost during a run together with its caches. Therefore the rows that entered each window are saved: the CPU
+//! recomputes the GPU's layers from these rows and continues. Such a run is slower but generates the same tokens.
 //!
-//! Rows are saved once per window, also where layers run one at a time: the rounding between two layers is known here.
-//! The memory of saved rows is allocated at the beginning and counts as that of caches.
+//! Rows are saved once per window, even if layers run one at a time: the rounding between two layers is known here.
+//! The memory of the saved rows is allocated at the start of a run and counts as cache memory.
 //!
-//! A window is entered by its first layer and runs in the same ranges of layers in every pass.
+//! A window starts with its first layer, and every pass runs it in the same ranges of layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,71 +15,74 @@ use std::sync::Arc;
 
 use hearth_runtime::clock::{thread_cpu_nanos, wall_nanos};
 use hearth_runtime::residency::ResidencyBarrier;
-use hearth_runtime::{AcceleratedPlace, Accelerator, Backend, ComputeCost, Cpu, CpuLayers};
+use hearth_runtime::{Accelerator, AcceleratorOptions, Backend, ComputeCost, Cpu, CpuLayers};
 
 use crate::device::{CapabilityMask, Gpu, Reservation};
 use crate::error::GpuError;
 use crate::layers::{GpuLayers, Upload};
 
-/// Receives warnings for the user: that a GPU is lost.
+/// Receives warnings for the user, such as that the GPU is lost.
 pub type WarningSink = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Returns an accelerator whose backends use this machine's GPU, which is opened when a plan first needs it. `upload`
-/// chooses the conversion of weights and the tiling of products.
+/// Returns an accelerator that uses this machine's GPU. The GPU is opened when a backend is made for a plan that
+/// needs it. `upload` chooses the conversion of the weights and the tiling of the matmul kernels.
 pub fn accelerator(
     mask: CapabilityMask,
     upload: impl Fn(&Gpu) -> Upload + Send + Sync + 'static,
     warnings: WarningSink,
 ) -> Accelerator {
     let open = move || Gpu::open(mask).map(Arc::new);
-    Accelerator::new(move |place| Ok(Box::new(Accelerated::open(open, &upload, place, warnings.clone())?)))
+    Accelerator::new(move |options| Ok(Box::new(GpuBackend::open(open, &upload, options, warnings.clone())?)))
 }
 
-/// The rows that entered each window, [positions, embedding], by sequence and first layer.
+/// The rows [positions, embedding] that entered each window, by sequence and first layer of the window.
 type SavedRows = BTreeMap<(u32, u32), Vec<f32>>;
 
+/// Returns the allocated bytes of saved rows.
 fn bytes_of(saved_rows: &SavedRows) -> u64 {
     saved_rows.values().map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum()
 }
 
-/// A backend of a GPU and the processors.
-pub struct Accelerated {
-    place: AcceleratedPlace,
+/// A backend that computes layers on a GPU and on the CPU.
+pub struct GpuBackend {
+    options: AcceleratorOptions,
+    /// The layers that the plan assigns to the GPU.
     on_gpu: BTreeSet<u32>,
+    /// `None` after the GPU was lost.
     gpu: Option<GpuLayers>,
     cpu_layers: CpuLayers,
-    /// Computes the layers of a GPU that was lost.
+    /// Computes the layers of the GPU after it was lost.
     fallback: Option<CpuLayers>,
     saved_rows: SavedRows,
-    /// The processors' share of memory that the GPU shares with them.
+    /// The memory of the CPU's caches and saved rows, if the GPU shares the machine's memory.
     _reservation: Option<Reservation>,
     warnings: WarningSink,
 }
 
-impl Accelerated {
-    /// Opens a GPU and uploads the layers of a place. If that fails and the place allows it, as it does for a run that
-    /// continues, the processors compute them instead.
+impl GpuBackend {
+    /// Opens a GPU and uploads its layers. If that fails and `options.fallback_to_cpu` is set, as in a run that has
+    /// already started, the CPU computes all layers instead.
     pub fn open(
         open: impl Fn() -> Result<Arc<Gpu>, GpuError>,
         upload: impl Fn(&Gpu) -> Upload,
-        place: AcceleratedPlace,
+        options: AcceleratorOptions,
         warnings: WarningSink,
-    ) -> Result<Accelerated, GpuError> {
+    ) -> Result<GpuBackend, GpuError> {
         let made = open().and_then(|gpu| {
             let upload = upload(&gpu);
-            Accelerated::new(gpu, upload, place.clone(), warnings.clone())
+            GpuBackend::new(gpu, upload, options.clone(), warnings.clone())
         });
         match made {
-            Err(error) if place.fallback_to_cpu => Ok(Accelerated::without_gpu(place, warnings, &error)),
+            Err(error) if options.fallback_to_cpu => Ok(GpuBackend::without_gpu(options, warnings, &error)),
             made => made,
         }
     }
 
-    /// Returns a backend that computes all layers on the processors because of an error.
-    fn without_gpu(place: AcceleratedPlace, warnings: WarningSink, error: &GpuError) -> Accelerated {
-        let (on_gpu, cpu_layers) = parts(&place);
-        let mut own = Accelerated {
-            place,
+    /// Returns a backend that computes all layers on the CPU because of an error.
+    fn without_gpu(options: AcceleratorOptions, warnings: WarningSink, error: &GpuError) -> GpuBackend {
+        let (on_gpu, cpu_layers) = partition(&options);
+        let mut own = GpuBackend {
+            options,
             on_gpu,
             gpu: None,
             cpu_layers,
@@ -93,24 +95,23 @@ impl Accelerated {
         own
     }
 
-    /// Uploads the layers of a place.
+    /// Uploads the GPU's layers and compiles their kernels.
     pub fn new(
         gpu: Arc<Gpu>,
         upload: Upload,
-        place: AcceleratedPlace,
+        options: AcceleratorOptions,
         warnings: WarningSink,
-    ) -> Result<Accelerated, GpuError> {
-        let (on_gpu, cpu_layers) = parts(&place);
-        let saved_rows = reserve_rows(&place)?;
+    ) -> Result<GpuBackend, GpuError> {
+        let (on_gpu, cpu_layers) = partition(&options);
+        let saved_rows = reserve_rows(&options)?;
         let reserved = cpu_layers.cache_bytes() + bytes_of(&saved_rows);
-        let reserved =
-            gpu.reserve_shared("caches and rows of the processors, whose memory it shares", reserved)?;
-        let (weights, cache) = (place.weights.clone(), place.cache);
+        let reserved = gpu.reserve_shared("the CPU's caches and saved rows in shared memory", reserved)?;
+        let (weights, cache) = (options.weights.clone(), options.cache);
         let layers = on_gpu.iter().copied();
-        let gpu = GpuLayers::new(gpu, weights, layers, place.output, cache, upload, &place.progress)?;
+        let gpu = GpuLayers::new(gpu, weights, layers, options.output, cache, upload, &options.progress)?;
         let gpu = Some(gpu);
-        let mut own = Accelerated {
-            place,
+        let mut own = GpuBackend {
+            options,
             on_gpu,
             gpu,
             cpu_layers,
@@ -123,28 +124,39 @@ impl Accelerated {
         Ok(own)
     }
 
-    /// Compiles all kernels that a pass needs, so that the first token waits for no compiler and errors of the device
-    /// are found before a run begins.
+    /// Compiles all kernels that a pass needs, so that the first token does not wait for the compiler and errors of
+    /// the device are found before a run starts.
     fn prepare(&mut self) -> Result<(), GpuError> {
-        let asked: Vec<Range<u32>> = match self.place.after_layer {
+        let ranges: Vec<Range<u32>> = match self.options.after_layer {
             Some(_) => self.on_gpu.iter().map(|&layer| layer..layer + 1).collect(),
-            None => self.place.owned.iter().flat_map(|window| runs(&self.on_gpu, window.clone())).collect(),
+            None => self
+                .options
+                .owned
+                .iter()
+                .flat_map(|window| split_by_processor(&self.on_gpu, window.clone()))
+                .collect(),
         };
         let Some(gpu) = &mut self.gpu else { return Ok(()) };
-        asked.into_iter().filter(|run| self.on_gpu.contains(&run.start)).try_for_each(|run| gpu.prepare(run))
+        ranges.into_iter().filter(|run| self.on_gpu.contains(&run.start)).try_for_each(|run| gpu.prepare(run))
     }
 
-    /// Whether the GPU still computes.
+    /// Whether the GPU is in use; false after it was lost.
     pub fn is_on_gpu(&self) -> bool {
         self.gpu.is_some()
     }
 
     fn embedding(&self) -> usize {
-        self.place.weights.shape().embedding as usize
+        self.options.weights.shape().embedding as usize
     }
 
-    /// Runs layers that are on the GPU, or were.
-    fn run(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+    /// Runs layers that the plan assigns to the GPU: on the GPU, or on the CPU after the GPU was lost.
+    fn run_gpu_layers(
+        &mut self,
+        sequence: u32,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        first: u32,
+    ) -> ComputeCost {
         if let Some(fallback) = &mut self.fallback {
             return fallback.forward(sequence, layers, hidden, first);
         }
@@ -154,7 +166,7 @@ impl Accelerated {
             saved_rows.truncate(before);
         }
         if let Some(gpu) = &mut self.gpu {
-            // The rows are needed as they went up if the pass fails in the middle.
+            // If the pass fails, the CPU needs the rows as they were before it.
             let uploaded = hidden.to_vec();
             let (result, cost) = measured(|| gpu.forward(sequence, layers.clone(), hidden, first));
             match result {
@@ -176,12 +188,12 @@ impl Accelerated {
         }
     }
 
-    /// Recomputes the caches of the GPU's layers on the CPU from the rows that were uploaded.
+    /// Stops using the GPU and recomputes the caches of its layers on the CPU from the saved rows.
     fn fall_back(&mut self, error: &GpuError) {
-        (self.warnings)(&format!("{error}; its layers are computed on the processors"));
+        (self.warnings)(&format!("{error}; the CPU computes its layers from now on"));
         self.gpu = None;
-        let AcceleratedPlace { weights, cache, cpu, accelerated, after_layer, .. } = &self.place;
-        // Nobody reads these layers ahead: they are mapped, and come when they are touched.
+        let AcceleratorOptions { weights, cache, cpu, accelerated, after_layer, .. } = &self.options;
+        // These layers are not prefetched: they are mapped, and page faults read them.
         let cpu = Cpu { barrier: ResidencyBarrier::open(), ..cpu.clone() };
         let mut fallback = CpuLayers::new(weights.clone(), self.on_gpu.iter().copied(), *cache, cpu);
         for ((sequence, start), mut rows) in std::mem::take(&mut self.saved_rows) {
@@ -198,7 +210,7 @@ impl Accelerated {
     }
 }
 
-/// Runs work of the GPU; returns its result and cost.
+/// Runs GPU work; returns its result and cost.
 fn measured<T>(work: impl FnOnce() -> T) -> (T, ComputeCost) {
     let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
     let result = work();
@@ -206,8 +218,8 @@ fn measured<T>(work: impl FnOnce() -> T) -> (T, ComputeCost) {
     (result, ComputeCost { wall_ns, cpu_ns, queue_ns: 0, all_cpu_ns: cpu_ns })
 }
 
-/// Splits layers into runs that are all on the GPU or all not.
-fn runs(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u32>> {
+/// Splits layers into consecutive ranges, each completely on the GPU or completely on the CPU.
+fn split_by_processor(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u32>> {
     let mut all: Vec<Range<u32>> = Vec::new();
     for layer in layers {
         match all.last_mut() {
@@ -218,24 +230,24 @@ fn runs(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u32>> {
     all
 }
 
-/// The layers of a place that are on the GPU, and what computes the others.
-fn parts(place: &AcceleratedPlace) -> (BTreeSet<u32>, CpuLayers) {
-    let on_gpu: BTreeSet<u32> = place.accelerated.iter().cloned().flatten().collect();
-    let cpu_layers = place.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
-    let cpu_layers = CpuLayers::new(place.weights.clone(), cpu_layers, place.cache, place.cpu.clone());
+/// Returns the layers that the plan assigns to the GPU, and the CPU backend of the other layers.
+fn partition(options: &AcceleratorOptions) -> (BTreeSet<u32>, CpuLayers) {
+    let on_gpu: BTreeSet<u32> = options.accelerated.iter().cloned().flatten().collect();
+    let cpu_layers = options.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
+    let cpu_layers = CpuLayers::new(options.weights.clone(), cpu_layers, options.cache, options.cpu.clone());
     (on_gpu, cpu_layers)
 }
 
-/// Allocates the rows of all positions, for each sequence and window.
-fn reserve_rows(place: &AcceleratedPlace) -> Result<SavedRows, GpuError> {
-    let (context, embedding) = (place.cache.context as usize, place.weights.shape().embedding as usize);
+/// Allocates memory for the saved rows of all positions, for each sequence and window.
+fn reserve_rows(options: &AcceleratorOptions) -> Result<SavedRows, GpuError> {
+    let (context, embedding) = (options.cache.context as usize, options.weights.shape().embedding as usize);
     let mut all = SavedRows::new();
-    for sequence in 0..place.cache.sequences.max(1) {
-        for window in &place.accelerated {
+    for sequence in 0..options.cache.sequences.max(1) {
+        for window in &options.accelerated {
             let mut rows = Vec::new();
-            let reserved = context.checked_mul(embedding).map(|numbers| rows.try_reserve_exact(numbers));
+            let reserved = context.checked_mul(embedding).map(|elements| rows.try_reserve_exact(elements));
             if !matches!(reserved, Some(Ok(()))) {
-                let what = format!("the rows of {context} positions, which are saved beside it");
+                let what = format!("the saved rows of {context} positions, in main memory");
                 return Err(GpuError::OutOfMemory { what });
             }
             all.insert((sequence, window.start), rows);
@@ -244,7 +256,7 @@ fn reserve_rows(place: &AcceleratedPlace) -> Result<SavedRows, GpuError> {
     Ok(all)
 }
 
-impl Backend for Accelerated {
+impl Backend for GpuBackend {
     fn name(&self) -> &'static str {
         if self.is_on_gpu() { "gpu" } else { "gpu lost" }
     }
@@ -255,9 +267,9 @@ impl Backend for Accelerated {
 
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let mut cost = ComputeCost::default();
-        for run in runs(&self.on_gpu, layers) {
+        for run in split_by_processor(&self.on_gpu, layers) {
             cost += if self.on_gpu.contains(&run.start) {
-                self.run(sequence, run, hidden, first)
+                self.run_gpu_layers(sequence, run, hidden, first)
             } else {
                 self.cpu_layers.forward(sequence, run, hidden, first)
             };

@@ -1,8 +1,8 @@
-//! Layers of a model on the GPU: runs a range of them as launches.
+//! The layers of a model that are in GPU memory: uploads them and runs a range of them.
 //!
-//! The decoder's graph, fused ([`crate::graph`]), is walked once for each run of layers that is asked for and for each
-//! stage; its nodes become launches on the layers' weights and caches. Intermediate tensors lie in shared objects
-//! ([`crate::memory`]); the hidden rows stay in one buffer, to which blocks add.
+//! The fused graph of the decoder ([`crate::graph`]) is assembled once for each requested range of layers and for
+//! each phase; its nodes become kernel launches on the weights and caches of the layers. Intermediate tensors share
+//! buffers ([`crate::memory`]); the hidden rows stay in one buffer, to which each block adds its output.
 //!
 //! Not here: what happens when the device fails. That is [`crate::backend`].
 
@@ -20,22 +20,22 @@ use hearth_runtime::{CacheOptions, Progress, Weights};
 use crate::conversion::Conversion;
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
-use crate::graph::{Fusion, Numbers, decoder, fuse};
+use crate::graph::{Fusion, PassSize, decoder, fuse};
+use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::norm::NormKernel;
-use crate::kernels::product::{Product, Stage, Tiling};
-use crate::kernels::quantise::{self, Scaled};
+use crate::kernels::quantise::{self, Granularity};
 use crate::kernels::{attention::AttentionKernel, rotate::RotateKernel};
-use crate::memory::{Record, improved};
+use crate::memory::{TensorUsageRecord, greedy_by_size_improved};
 use weights::{GpuLayer, OutputMatrix};
 
-/// Tokens that pass through the layers together; more take more memory and gain little.
-/// source: assumed
-const PART_TOKENS: u32 = 128;
+/// Maximum number of tokens in one batch: a longer prompt is split, because larger batches need more memory and gain
+/// little. source: assumed
+const BATCH_TOKENS: u32 = 128;
 
-/// Options of an upload.
+/// How the weights of a model are stored on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Upload {
-    /// How threads share a product's work, and the layout that this asks for.
+    /// The distribution of the work of a matmul over threads, and the weight layout that it needs.
     pub tiling: Tiling,
     pub conversion: Conversion,
 }
@@ -46,7 +46,7 @@ impl From<Tiling> for Upload {
     }
 }
 
-/// Layers in GPU memory.
+/// Layers of a model in GPU memory, with their caches.
 #[derive(Debug)]
 pub struct GpuLayers {
     gpu: Arc<Gpu>,
@@ -56,32 +56,33 @@ pub struct GpuLayers {
     layers: BTreeMap<u32, GpuLayer>,
     output: Option<OutputMatrix>,
     buffers: Buffers,
-    /// The assembled runs by first layer and end.
-    runs: BTreeMap<(u32, u32), Runs>,
+    /// The launches of each prepared range of layers, by its start and end.
+    ranges: BTreeMap<(u32, u32), RangeLaunches>,
 }
 
 #[derive(Debug)]
 struct Buffers {
     params: Tensor,
-    /// [part, embedding]
+    /// [batch, embedding]
     hidden: Tensor,
-    /// [part, pairs], cosine and sine.
+    /// [batch, pairs] of cosine and sine.
     angles: Tensor,
-    /// Rounded inputs: codes, scales, sums.
-    rounded: [Tensor; 3],
-    /// Allocates objects of at least these sizes, the largest first.
+    /// The quantised inputs of a matmul: codes, scales, sums.
+    quantised: [Tensor; 3],
+    /// The buffers that intermediate tensors share, the largest first.
     objects: Vec<Tensor>,
 }
 
-/// A run of layers in both stages.
+/// The launches of a range of layers in both phases.
 #[derive(Debug)]
-struct Runs {
+struct RangeLaunches {
     decode: Vec<Step>,
-    /// Tilings by the largest number of tokens of a batch that they serve; the last serves all.
+    /// One entry for each tiling, with the largest batch that it is used for; the last one is used for all larger
+    /// batches.
     prefill: Vec<(u32, Vec<Step>)>,
 }
 
-impl Runs {
+impl RangeLaunches {
     fn steps(&self, tokens: u32) -> &[Step] {
         if tokens == 1 {
             return &self.decode;
@@ -91,49 +92,53 @@ impl Runs {
     }
 }
 
-/// A launch, of one or of each sequence.
+/// A kernel of a pass: one launch, or one for each sequence if the kernel uses the cache.
 #[derive(Debug)]
 struct Step {
     grid: Grid,
     launches: Vec<Launch>,
 }
 
-/// How many groups a launch has.
+/// The kernel of a step, which determines its number of workgroups.
 #[derive(Debug, Clone, Copy)]
 enum Grid {
     Norm,
-    Quantise { length: u32, scaled: Scaled },
-    Product(Product),
+    Quantise { length: u32, granularity: Granularity },
+    Matmul(MatmulKernel),
     Rotate(RotateKernel),
     Attention(AttentionKernel),
 }
 
 impl Grid {
-    fn groups(&self, tokens: u32) -> [u32; 3] {
+    fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         match self {
             Grid::Norm => [tokens, 1, 1],
-            Grid::Quantise { length, scaled } => quantise::groups(*length, *scaled, tokens),
-            Grid::Product(product) => product.groups(tokens),
-            Grid::Rotate(kernel) => kernel.groups(tokens),
-            Grid::Attention(kernel) => kernel.groups(tokens),
+            Grid::Quantise { length, granularity } => {
+                quantise::workgroup_count(*length, *granularity, tokens)
+            }
+            Grid::Matmul(kernel) => kernel.workgroup_count(tokens),
+            Grid::Rotate(kernel) => kernel.workgroup_count(tokens),
+            Grid::Attention(kernel) => kernel.workgroup_count(tokens),
         }
     }
 }
 
-/// Bytes of the intermediate tensors that a run of one layer needs beside weights and cache.
+/// Returns the bytes of the intermediate tensors, which the GPU needs in addition to weights and cache.
 pub fn buffer_bytes(shape: &ModelShape) -> u64 {
-    let tokens = u64::from(PART_TOKENS);
-    let numbers = Numbers { layers: 1, tokens, context: 0, element_bytes: size_of::<f32>() as u64 };
-    let graph = fuse(decoder(shape, numbers), Fusion::ALL);
-    let records: Vec<Record> = graph.records().into_iter().map(|(_, record)| record).collect();
+    let tokens = u64::from(BATCH_TOKENS);
+    let size = PassSize { layers: 1, tokens, context: 0, element_bytes: size_of::<f32>() as u64 };
+    let graph = fuse(decoder(shape, size), Fusion::ALL);
+    let records: Vec<TensorUsageRecord> =
+        graph.usage_records().into_iter().map(|(_, record)| record).collect();
     let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
     let max_length = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
-    // Codes, scales and sums of rounded inputs.
-    improved(&records).total() + tokens * (max_length + max_length / 8 + max_length / 4)
+    // Codes, scales and sums of quantised inputs.
+    greedy_by_size_improved(&records).total() + tokens * (max_length + max_length / 8 + max_length / 4)
 }
 
 impl GpuLayers {
-    /// Uploads these layers, and the output matrix if `output`, and allocates their caches; reports to `progress`.
+    /// Uploads these layers, and the output matrix if `output` is set, and allocates their caches. Reports the
+    /// uploaded bytes to `progress`.
     pub fn new(
         gpu: Arc<Gpu>,
         model: Arc<Weights>,
@@ -163,20 +168,21 @@ impl GpuLayers {
         let layers = all;
         let buffers = Buffers::new(&gpu, &model)?;
         let tiling = upload.tiling;
-        Ok(GpuLayers { gpu, model, options, tiling, layers, output, buffers, runs: BTreeMap::new() })
+        Ok(GpuLayers { gpu, model, options, tiling, layers, output, buffers, ranges: BTreeMap::new() })
     }
 
-    /// Compiles the launches of these layers, unless that is done.
+    /// Compiles the kernels of a range of layers, unless they are compiled already.
     pub fn prepare(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
-        if !self.runs.contains_key(&key) {
-            let runs = self.assemble(layers)?;
-            self.runs.insert(key, runs);
+        if !self.ranges.contains_key(&key) {
+            let launches = self.assemble(layers)?;
+            self.ranges.insert(key, launches);
         }
         Ok(())
     }
 
-    /// Runs `layers` over `hidden` [tokens, embedding] of a sequence, at positions `first`, `first + 1`, ..
+    /// Runs `layers` on the rows `hidden` [tokens, embedding] of a sequence, at the positions `first`, `first + 1`,
+    /// ...
     pub fn forward(
         &mut self,
         sequence: u32,
@@ -186,36 +192,36 @@ impl GpuLayers {
     ) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
         self.prepare(layers)?;
-        let runs = &self.runs[&key];
+        let range = &self.ranges[&key];
         let embedding = self.model.shape().embedding as usize;
         let rope = &self.model.hyperparameters().rope;
-        let mut angles = vec![[0.0f32; 2]; PART_TOKENS as usize * rope.frequencies.len()];
+        let mut angles = vec![[0.0f32; 2]; BATCH_TOKENS as usize * rope.frequencies.len()];
         let mut position = first;
-        for part in hidden.chunks_mut(PART_TOKENS as usize * embedding) {
-            let tokens = (part.len() / embedding) as u32;
+        for batch in hidden.chunks_mut(BATCH_TOKENS as usize * embedding) {
+            let tokens = (batch.len() / embedding) as u32;
             let angles = &mut angles[..tokens as usize * rope.frequencies.len()];
             for (position, angles) in (position..).zip(angles.chunks_exact_mut(rope.frequencies.len())) {
-                rope.turns(position, angles);
+                rope.cosines_and_sines(position, angles);
             }
             self.gpu.write(&self.buffers.params, &[Params::pass(tokens, position)])?;
             self.gpu.write(&self.buffers.angles, angles)?;
-            self.gpu.write(&self.buffers.hidden, part)?;
-            let launches: Vec<Launch> = runs
+            self.gpu.write(&self.buffers.hidden, batch)?;
+            let launches: Vec<Launch> = range
                 .steps(tokens)
                 .iter()
                 .map(|step| {
                     let own = (sequence as usize).min(step.launches.len() - 1);
-                    step.launches[own].with_groups(step.grid.groups(tokens))
+                    step.launches[own].with_workgroups(step.grid.workgroup_count(tokens))
                 })
                 .collect();
             self.gpu.submit(&launches)?;
-            self.gpu.read_into(&self.buffers.hidden, part)?;
+            self.gpu.read_into(&self.buffers.hidden, batch)?;
             position += tokens;
         }
         Ok(())
     }
 
-    /// Returns the logits of rows after all layers, if the output matrix is here.
+    /// Returns the logits [rows, vocabulary] of hidden rows after the last layer, if the output matrix is on the GPU.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<Result<Vec<f32>, GpuError>> {
         let output = self.output.as_ref()?;
         let numbers = self.model.hyperparameters();
@@ -229,60 +235,60 @@ impl GpuLayers {
         }))
     }
 
-    /// Returns the bytes of weights, and of caches.
+    /// Returns the bytes of the weights, and of the caches, in GPU memory.
     pub fn bytes(&self) -> [u64; 2] {
         let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
         let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
     }
 
-    /// Returns the number of kernel launches of one token, and of a batch, through these layers.
+    /// Returns the number of kernel launches in these layers for one token, and for a batch.
     pub fn launches(&mut self, layers: Range<u32>) -> Result<[usize; 2], GpuError> {
-        let runs = self.assemble(layers)?;
-        Ok([runs.decode.len(), runs.steps(PART_TOKENS).len()])
+        let launches = self.assemble(layers)?;
+        Ok([launches.decode.len(), launches.steps(BATCH_TOKENS).len()])
     }
 
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Returns a norm of this width without options.
+    /// Returns a norm of the hidden rows, without a residual addition.
     fn plain_norm(&self) -> NormKernel {
         weights::plain_norm(&self.gpu, &self.model)
     }
 
-    fn assemble(&mut self, layers: Range<u32>) -> Result<Runs, GpuError> {
-        let decode = self.steps(layers.clone(), Stage::Decode, self.tiling)?;
+    fn assemble(&mut self, layers: Range<u32>) -> Result<RangeLaunches, GpuError> {
+        let decode = self.steps(layers.clone(), Phase::Decode, self.tiling)?;
         let mut prefill = Vec::new();
-        for tiling in self.tiling.of_batches() {
-            prefill.push((tiling.tile(), self.steps(layers.clone(), Stage::Prefill, tiling)?));
+        for tiling in self.tiling.for_batch_sizes() {
+            prefill.push((tiling.tile(), self.steps(layers.clone(), Phase::Prefill, tiling)?));
         }
-        Ok(Runs { decode, prefill })
+        Ok(RangeLaunches { decode, prefill })
     }
 }
 
 impl Buffers {
     fn new(gpu: &Gpu, model: &Weights) -> Result<Buffers, GpuError> {
         let shape = model.shape();
-        let part = u64::from(PART_TOKENS);
+        let batch = u64::from(BATCH_TOKENS);
         let pairs = model.hyperparameters().rope.frequencies.len() as u64;
         let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
         let max_length = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
         Ok(Buffers {
             params: gpu.params()?,
-            hidden: gpu.zeros("hidden rows", part * u64::from(shape.embedding) * 4)?,
-            angles: gpu.zeros("angles", part * pairs * 8)?,
-            rounded: [
-                gpu.zeros("rounded inputs", part * max_length)?,
-                gpu.zeros("scales of inputs", part * max_length / 32 * 4)?,
-                gpu.zeros("sums of inputs", part * max_length / 16 * 4)?,
+            hidden: gpu.zeros("hidden rows", batch * u64::from(shape.embedding) * 4)?,
+            angles: gpu.zeros("angles", batch * pairs * 8)?,
+            quantised: [
+                gpu.zeros("quantised inputs", batch * max_length)?,
+                gpu.zeros("scales of inputs", batch * max_length / 32 * 4)?,
+                gpu.zeros("sums of inputs", batch * max_length / 16 * 4)?,
             ],
             objects: Vec::new(),
         })
     }
 
-    /// Objects of at least these sizes, the largest first.
-    fn objects(&mut self, gpu: &Gpu, sizes: &[u64]) -> Result<(), GpuError> {
+    /// Enlarges the shared buffers to at least these sizes, which are in descending order.
+    fn reserve_objects(&mut self, gpu: &Gpu, sizes: &[u64]) -> Result<(), GpuError> {
         for (at, &size) in sizes.iter().enumerate() {
             match self.objects.get(at) {
                 Some(object) if object.bytes() >= size => {}

@@ -1,9 +1,9 @@
 //! Layers of a model on a GPU, through wgpu.
 //!
-//! The design follows ML Drift: kernels are texts, generated for the current device against logical tensors
-//! ([`virtual_tensor`]); a pass is a graph of few launches ([`graph`]) whose intermediate tensors share planned memory
-//! ([`memory`]). The fastest variant of each kernel is selected for the device ([`tuning`]). [`backend`] is the
-//! interface to the ring.
+//! The design follows ML Drift: kernels are WGSL source, generated for the current device from logical tensors
+//! ([`virtual_tensor`]); a pass is a graph with few kernel launches ([`graph`]) whose intermediate tensors share
+//! planned memory ([`memory`]). The fastest tiling of the matmul kernels is selected on the device ([`tuning`]).
+//! [`backend`] is the interface to the ring.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -22,5 +22,5 @@ pub mod virtual_tensor;
 
 pub use backend::{WarningSink, accelerator};
 pub use conversion::Conversion;
-pub use device::{AdapterFacts, Capabilities, CapabilityMask, Gpu, adapters};
+pub use device::{AdapterInfo, Capabilities, CapabilityMask, Gpu, adapters};
 pub use error::GpuError;

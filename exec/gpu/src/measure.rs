@@ -1,14 +1,14 @@
-//! Measures a GPU's rates for a device document.
+//! Measures the speeds of a GPU for its device document.
 //!
-//! Products of one and of several tokens with the kernels that a run uses, format by format; reading its memory; copies
-//! within it, to it and from it; and what a pass through a window costs beside its work: submitting, waiting, and a
-//! short copy each way. Every number is a median of samples and says so.
+//! Measured are: matmuls with one token and with a batch, for each weight format, with the kernels of a run; the read
+//! bandwidth of GPU memory; copies within GPU memory, to it and from it; and the overhead of a window: submission,
+//! wait, and a short copy in each direction. Every value is a median of samples, and its source says so.
 //!
-//! Products of a token and reads are bound by memory, so what they read must not be in a cache, nor be what hardware
-//! compresses: they go over more bytes than caches have, which are no zeros, and several of them are waited for at
-//! once.
+//! Matmuls with one token and reads are limited by memory bandwidth. So that caches and hardware compression do not
+//! distort them, they read more bytes than a cache has, and the data are not zeros. Several of them are submitted
+//! together.
 //!
-//! Not here: how much memory a run may use, which no interface reports; the caller provides it.
+//! Not here: the amount of memory that a run may use. No interface reports it, so the caller provides it.
 
 use std::cell::RefCell;
 
@@ -20,47 +20,48 @@ use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds, So
 
 use crate::device::{Gpu, Launch, Params};
 use crate::error::GpuError;
-use crate::kernels::packing::Packed;
-use crate::kernels::product::{Stage, Tiling};
+use crate::kernels::matmul::{Phase, Tiling};
+use crate::kernels::packing::PackedFormat;
 use crate::kernels::reorder;
 use crate::matrix::GpuMatrix;
 use crate::virtual_tensor::{Shape, Storage};
 
-/// Inputs and rows of the products that are timed.
+/// Rows and columns of the weight matrix of the timed matmuls.
 /// source: assumed, the shape of a model of some billion weights
-const SIDE: usize = 4096;
+const MATRIX_SIDE: usize = 4096;
 /// Tokens of a batch.
 /// source: assumed, a part of a prompt
-const BATCH: u32 = 64;
-/// Bytes that are copied at once.
-/// source: assumed, far more than a latency
-const LONG: u64 = 64 << 20;
-/// The measurement uses at most this fraction (1 / SHARE) of the memory that a run may use. source: assumed, to leave
-/// room for other programs
-const SHARE: u64 = 4;
-/// Bytes of the matrices that products of a token go over in turn.
+const BATCH_TOKENS: u32 = 64;
+/// Bytes of the copies whose bandwidth is measured.
+/// source: assumed, so that the transfer takes far longer than the latency
+const LONG_COPY_BYTES: u64 = 64 << 20;
+/// The measurement uses at most this fraction (1 / MEMORY_DIVISOR) of the memory that a run may use. source: assumed,
+/// to leave memory for other programs
+const MEMORY_DIVISOR: u64 = 4;
+/// Total bytes of the matrices that the matmuls with one token read in turn.
 /// source: assumed, twice the 128 MiB of the largest cache of a graphics card
-const SPREAD: u64 = 256 << 20;
-/// Products of a batch that are waited for at once; on a software driver one.
-/// source: assumed, so that waiting counts little
-const BATCHES: usize = 4;
-/// Reads of the whole buffer that are waited for at once.
+const MATRICES_BYTES: u64 = 256 << 20;
+/// Number of matmuls with a batch in one submission, except on a software driver, where it is one.
+/// source: assumed, so that the overhead of waiting is small
+const BATCHES_PER_SUBMISSION: usize = 4;
+/// Number of reads of the whole buffer in one submission.
 /// source: assumed, as above
-const READS: usize = 4;
-/// Threads of a group that reads, and what each of them reads, in texels of 16 bytes.
-/// source: assumed; 64 KiB a group, so that a buffer of a gigabyte has four million threads
-const READERS: u64 = 256;
-const TEXELS_OF_A_READER: u64 = 16;
-/// Bytes of a copy that is all latency.
+const READS_PER_SUBMISSION: usize = 4;
+/// Threads in a workgroup of the read kernel.
+/// source: assumed; with TEXELS_PER_THREAD a workgroup reads 64 KiB, so that four million threads read a gigabyte
+const READ_THREADS: u64 = 256;
+/// Texels of 16 bytes that each thread of the read kernel reads.
+const TEXELS_PER_THREAD: u64 = 16;
+/// Bytes of the copies whose latency is measured.
 /// source: assumed
-const SHORT: u64 = 256;
+const SHORT_COPY_BYTES: u64 = 256;
 
-/// Keeps an error from inside a sampling closure.
+/// Stores the last error of a sampling closure.
 #[derive(Default)]
-struct Failed(RefCell<Option<GpuError>>);
+struct SamplingError(RefCell<Option<GpuError>>);
 
-impl Failed {
-    fn keep<T>(&self, result: Result<T, GpuError>) -> Option<T> {
+impl SamplingError {
+    fn record<T>(&self, result: Result<T, GpuError>) -> Option<T> {
         result.map_err(|error| *self.0.borrow_mut() = Some(error)).ok()
     }
 
@@ -69,8 +70,8 @@ impl Failed {
     }
 }
 
-/// Measures the GPU for these formats, or for all that there are kernels of if none of them has one.
-/// `memory` is what a run may use of its memory, `buffers` what it needs beside weights and cache.
+/// Measures the GPU for these weight formats, or for all supported formats if none of them is supported. `memory` is
+/// the memory that a run may use, `buffers` the memory that it needs in addition to weights and cache.
 pub fn measure(
     gpu: &Gpu,
     tiling: Tiling,
@@ -79,154 +80,159 @@ pub fn measure(
     buffers: Sourced<Bytes>,
     effort: &Effort,
 ) -> Result<Profile, GpuError> {
-    let all: Vec<KernelFormat> = Packed::ALL.into_iter().filter_map(Packed::stored).collect();
+    let all: Vec<KernelFormat> = PackedFormat::ALL.into_iter().filter_map(PackedFormat::stored).collect();
     let mut wanted: Vec<KernelFormat> =
         all.iter().copied().filter(|stored| formats.contains(&stored.format())).collect();
     if wanted.is_empty() {
         wanted = all;
     }
     let [mut matvec, mut matmul] = [Vec::new(), Vec::new()];
-    let max = (memory.value.0 / SHARE).min(effort.buffer.0);
+    let max = (memory.value.0 / MEMORY_DIVISOR).min(effort.buffer.0);
     for stored in wanted {
-        let weights = random(gpu, stored, tiling, max.min(SPREAD))?;
+        let matrices = random_matrices(gpu, stored, tiling, max.min(MATRICES_BYTES))?;
         let format = stored.format();
-        matvec.push((format, product(gpu, &weights, 1, effort)?));
-        let batches = if gpu.facts().is_software() { 1 } else { BATCHES };
-        matmul.push((format, product(gpu, &weights[..batches.min(weights.len())], BATCH, effort)?));
+        matvec.push((format, matmul_speed(gpu, &matrices, 1, effort)?));
+        let batches = if gpu.info().is_software() { 1 } else { BATCHES_PER_SUBMISSION };
+        let matrices = &matrices[..batches.min(matrices.len())];
+        matmul.push((format, matmul_speed(gpu, matrices, BATCH_TOKENS, effort)?));
     }
-    let facts = gpu.facts();
-    let long = LONG.min(gpu.capabilities().binding_bytes / 2);
-    let read = max.min(gpu.capabilities().binding_bytes).min(gpu.capabilities().buffer_bytes);
+    let info = gpu.info();
+    let long = LONG_COPY_BYTES.min(gpu.capabilities().max_binding_bytes / 2);
+    let read = max.min(gpu.capabilities().max_binding_bytes).min(gpu.capabilities().max_buffer_bytes);
     Ok(Profile {
-        kind: kind(&facts.interface)?,
-        name: facts.name.clone(),
-        unified_memory: matches!(facts.kind, "integrated" | "software"),
+        kind: gpu_kind(&info.interface)?,
+        name: info.name.clone(),
+        unified_memory: matches!(info.kind, "integrated" | "software"),
         matvec: matvec.into_iter().collect(),
         matmul: matmul.into_iter().collect(),
-        read_bandwidth: reading(gpu, read, effort)?,
+        read_bandwidth: read_bandwidth(gpu, read, effort)?,
         memory_available: memory,
-        kv_copy: transfer(long, "a copy within the GPU's memory", |bytes| copying(gpu, bytes), effort)?,
-        upload: transfer(long, "a copy to the GPU", |bytes| uploading(gpu, bytes), effort)?,
-        download: transfer(long, "a copy from the GPU", |bytes| downloading(gpu, bytes), effort)?,
+        kv_copy: transfer(long, "a copy within the GPU's memory", |bytes| copier(gpu, bytes), effort)?,
+        upload: transfer(long, "a copy to the GPU", |bytes| uploader(gpu, bytes), effort)?,
+        download: transfer(long, "a copy from the GPU", |bytes| downloader(gpu, bytes), effort)?,
         compute_buffer: buffers,
-        window_overhead: Some(window(gpu, effort)?),
+        window_overhead: Some(window_overhead(gpu, effort)?),
     })
 }
 
-/// Returns a device document's name of an interface.
-fn kind(interface: &str) -> Result<GpuKind, GpuError> {
+/// Returns the kind of a GPU in a device document, by its graphics API.
+fn gpu_kind(interface: &str) -> Result<GpuKind, GpuError> {
     match interface.to_ascii_lowercase().as_str() {
         "vulkan" => Ok(GpuKind::Vulkan),
         "metal" => Ok(GpuKind::Metal),
         "dx12" => Ok(GpuKind::Dx12),
-        other => Err(GpuError::Refused {
-            what: "to be described".into(),
-            why: format!("a device document has no word for a GPU that is reached through {other}"),
-        }),
+        other => Err(GpuError::UnknownApi { api: other.to_owned() }),
     }
 }
 
-/// Returns the bytes of a square matrix of arbitrary weights: no scale among them is infinite.
+/// Returns the bytes of a square matrix of pseudo-random weights, whose scales are all finite.
 pub fn arbitrary_weights(format: KernelFormat, side: usize) -> Vec<u8> {
     let bytes = side * format.row_bytes(side).unwrap_or(0);
     (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect()
 }
 
-/// Equal matrices of arbitrary weights, of `spread` bytes together; at least one.
-fn random(gpu: &Gpu, format: KernelFormat, tiling: Tiling, spread: u64) -> Result<Vec<GpuMatrix>, GpuError> {
-    let bytes = arbitrary_weights(format, SIDE);
-    let count = spread.div_ceil(bytes.len().max(1) as u64).max(1);
-    let matrix = Matrix { format, length: SIDE, rows: SIDE, bytes: &bytes };
+/// Uploads equal matrices of pseudo-random weights, with at least `total` bytes together.
+fn random_matrices(
+    gpu: &Gpu,
+    format: KernelFormat,
+    tiling: Tiling,
+    total: u64,
+) -> Result<Vec<GpuMatrix>, GpuError> {
+    let bytes = arbitrary_weights(format, MATRIX_SIDE);
+    let count = total.div_ceil(bytes.len().max(1) as u64).max(1);
+    let matrix = Matrix { format, length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
     (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }
 
-/// Returns the launches of a product of `tokens` tokens, rounding of inputs included.
-pub fn product_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<Vec<Launch>, GpuError> {
-    let stage = if tokens == 1 { Stage::Decode } else { Stage::Prefill };
+/// Returns the launches of a matmul with `tokens` tokens, including the quantisation of the inputs.
+pub fn matmul_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<Vec<Launch>, GpuError> {
+    let phase = if tokens == 1 { Phase::Decode } else { Phase::Prefill };
     let input: Vec<f32> = (0..weights.length * tokens).map(|at| (at % 17) as f32 - 8.0).collect();
-    Ok(weights.product_launches(gpu, &input, stage, false)?.0)
+    Ok(weights.matmul_launches(gpu, &input, phase, false)?.0)
 }
 
-/// A product with each of these matrices.
-fn product(
+/// Measures the speed of matmuls with `tokens` tokens, one with each of these matrices.
+fn matmul_speed(
     gpu: &Gpu,
-    weights: &[GpuMatrix],
+    matrices: &[GpuMatrix],
     tokens: u32,
     effort: &Effort,
 ) -> Result<Sourced<FlopsPerSecond>, GpuError> {
     let mut launches = Vec::new();
-    for weights in weights {
-        launches.extend(product_launches(gpu, weights, tokens)?);
+    for weights in matrices {
+        launches.extend(matmul_launches(gpu, weights, tokens)?);
     }
-    let one = |weights: &GpuMatrix| f64::from(weights.rows) * f64::from(weights.length);
-    let work = 2.0 * weights.iter().map(one).sum::<f64>() * f64::from(tokens);
-    let failed = Failed::default();
+    let weight_count = |matrix: &GpuMatrix| f64::from(matrix.rows) * f64::from(matrix.length);
+    let work = 2.0 * matrices.iter().map(weight_count).sum::<f64>() * f64::from(tokens);
+    let error = SamplingError::default();
     let rates = rate(effort, || {
-        failed.keep(gpu.submit(&launches).and_then(|()| gpu.wait("a product")));
+        error.record(gpu.submit(&launches).and_then(|()| gpu.wait("a matmul")));
         work
     });
-    failed.result()?;
+    error.result()?;
     let what = format!(
-        "{} times {SIDE} by {SIDE} weights times {tokens} tokens on {}",
-        weights.len(),
-        gpu.facts().name
+        "{} times {MATRIX_SIDE} by {MATRIX_SIDE} weights times {tokens} tokens on {}",
+        matrices.len(),
+        gpu.info().name
     );
     Ok(rates.sourced(FlopsPerSecond, &what))
 }
 
-/// Measures the read bandwidth with a kernel whose threads read a whole buffer. They sum up what they read, so that the
-/// compiler keeps the reads, and never write the sum.
-fn reading(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<BytesPerSecond>, GpuError> {
-    let of_group = READERS * TEXELS_OF_A_READER * 16;
-    // Groups in one direction.
-    let groups = (bytes / of_group).clamp(1, 65_535) as u32;
-    let bytes = u64::from(groups) * of_group;
+/// Measures the read bandwidth with a kernel whose threads read a whole buffer. They XOR all values, so that the
+/// compiler keeps the reads, and practically never write the result.
+fn read_bandwidth(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<BytesPerSecond>, GpuError> {
+    let workgroup_bytes = READ_THREADS * TEXELS_PER_THREAD * 16;
+    // WebGPU allows at most 65 535 workgroups in one direction.
+    let workgroups = (bytes / workgroup_bytes).clamp(1, 65_535) as u32;
+    let bytes = u64::from(workgroups) * workgroup_bytes;
     let raw = gpu.zeros("a buffer to read", bytes)?;
-    let (params, out) = (gpu.params()?, gpu.zeros("what was read", 16)?);
+    let (params, out) = (gpu.params()?, gpu.zeros("the result of the read kernel", 16)?);
     gpu.write(&params, &[Params::pass(1, 0)])?;
     let bound = [&params, &raw, &out];
-    let fill = gpu.launch("fill", &walk("read_write", FILLING), &bound, [groups, 1, 1])?;
-    let read = gpu.launch("read", &walk("read", READING), &bound, [groups, 1, 1])?;
+    let fill = gpu.launch("fill", &buffer_kernel("read_write", FILL_BODY), &bound, [workgroups, 1, 1])?;
+    let read = gpu.launch("read", &buffer_kernel("read", READ_BODY), &bound, [workgroups, 1, 1])?;
     gpu.submit([&fill])?;
     gpu.wait("filling a buffer")?;
-    let failed = Failed::default();
+    let error = SamplingError::default();
     let rates = rate(effort, || {
-        let all = std::iter::repeat_n(&read, READS);
-        failed.keep(gpu.submit(all).and_then(|()| gpu.wait("reading")));
-        (bytes * READS as u64) as f64
+        let all = std::iter::repeat_n(&read, READS_PER_SUBMISSION);
+        error.record(gpu.submit(all).and_then(|()| gpu.wait("reading a buffer")));
+        (bytes * READS_PER_SUBMISSION as u64) as f64
     });
-    failed.result()?;
+    error.result()?;
     Ok(rates.sourced(BytesPerSecond, &format!("reading {} of its memory", Bytes(bytes))))
 }
 
-/// Numbers without a pattern, which no hardware compresses.
+/// The loop body of the kernel that fills the buffer with pseudo-random values, which hardware cannot compress.
 /// source: Jarzynski and Olano 2020, the hash PCG
-const FILLING: &str = "\
+const FILL_BODY: &str = "\
         var word = vec4<u32>(4u * at, 4u * at + 1u, 4u * at + 2u, 4u * at + 3u) * 747796405u + 2891336453u;
         word = ((word >> ((word >> vec4<u32>(28u)) + 4u)) ^ word) * 277803737u;
         raw[at] = (word >> vec4<u32>(22u)) ^ word;
         all = raw[at];
 ";
 
-const READING: &str = "        all ^= raw[at];\n";
+/// The loop body of the read kernel.
+const READ_BODY: &str = "        all ^= raw[at];\n";
 
-/// A kernel that goes over a buffer once. Neighbouring threads have neighbouring texels.
-fn walk(access: &str, body: &str) -> String {
+/// Generates a kernel that runs `body` for each texel of a buffer. Neighbouring threads access neighbouring texels.
+fn buffer_kernel(access: &str, body: &str) -> String {
     format!(
         "{}@group(0) @binding(1) var<storage, {access}> raw: array<vec4<u32>>;\n\
          @group(0) @binding(2) var<storage, read_write> out: array<u32>;\n\
-         @compute @workgroup_size({READERS})\n\
+         @compute @workgroup_size({READ_THREADS})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
          var all = vec4<u32>(params.tokens);\n    \
-         for (var i = 0u; i < {TEXELS_OF_A_READER}u; i++) {{\n        \
-         let at = (group.x * {TEXELS_OF_A_READER}u + i) * {READERS}u + lane;\n{body}    }}\n    \
-         // As good as never.\n    \
+         for (var i = 0u; i < {TEXELS_PER_THREAD}u; i++) {{\n        \
+         let at = (group.x * {TEXELS_PER_THREAD}u + i) * {READ_THREADS}u + lane;\n{body}    }}\n    \
+         // Practically never true.\n    \
          if (all.x == 0x9e3779b9u && all.y == all.z && all.z == all.w) {{ out[0] = all.x; }}\n}}\n",
         Params::WGSL,
     )
 }
 
-fn uploading(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
+/// Returns a closure that uploads `bytes` bytes and waits.
+fn uploader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
     let values: Vec<u8> = (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
     let tensor = gpu.zeros("a copy", bytes)?;
     Ok(move || {
@@ -236,61 +242,67 @@ fn uploading(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>,
     })
 }
 
-fn downloading(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
+/// Returns a closure that downloads `bytes` bytes.
+fn downloader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
     let (tensor, count) = (gpu.zeros("a copy", bytes)?, bytes as usize);
     Ok(move || gpu.read::<u8>(&tensor, count).map(drop))
 }
 
-fn copying(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
-    let launch = copy(gpu, bytes)?;
+/// Returns a closure that copies `bytes` bytes within GPU memory and waits.
+fn copier(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
+    let launch = copy_launch(gpu, bytes)?;
     Ok(move || {
         gpu.submit([&launch])?;
         gpu.wait("a copy")
     })
 }
 
-/// A launch that copies `bytes` bytes within the GPU's memory.
-fn copy(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
+/// Returns a launch that copies `bytes` bytes within GPU memory, at least 256.
+fn copy_launch(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     let shape = Shape::bhwc(1, 1, (bytes / 256).max(1) as u32, 64)?;
     let [from, to] = [gpu.zeros("a copy", bytes.max(256))?, gpu.zeros("a copy", bytes.max(256))?];
     let params = gpu.params()?;
     let text = reorder::kernel(&shape, Storage::Linear, Storage::Linear);
-    gpu.launch("copy", &text, &[&params, &from, &to], reorder::groups(&shape))
+    gpu.launch("copy", &text, &[&params, &from, &to], reorder::workgroup_count(&shape))
 }
 
-/// A long copy gives the rate; a short one the latency.
+/// Measures the bandwidth with long copies and the latency with short ones. `copier` returns the closure that copies
+/// a number of bytes.
 fn transfer<C: Fn() -> Result<(), GpuError>>(
     long: u64,
     what: &str,
-    copy_of: impl Fn(u64) -> Result<C, GpuError>,
+    copier: impl Fn(u64) -> Result<C, GpuError>,
     effort: &Effort,
 ) -> Result<Transfer, GpuError> {
-    let (failed, copy, short) = (Failed::default(), copy_of(long)?, copy_of(SHORT)?);
+    let (error, copy, short) = (SamplingError::default(), copier(long)?, copier(SHORT_COPY_BYTES)?);
     let rates = rate(effort, || {
-        failed.keep(copy());
+        error.record(copy());
         long as f64
     });
     let times = duration(effort, || {
-        failed.keep(short());
+        error.record(short());
     });
-    failed.result()?;
+    error.result()?;
     let bandwidth = rates.sourced(BytesPerSecond, &format!("{what}, {}", Bytes(long)));
-    Ok(Transfer { latency: times.sourced(Seconds, &format!("{what}, {}", Bytes(SHORT))), bandwidth })
+    Ok(Transfer {
+        latency: times.sourced(Seconds, &format!("{what}, {}", Bytes(SHORT_COPY_BYTES))),
+        bandwidth,
+    })
 }
 
-/// A pass through a window that computes almost nothing.
-fn window(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
-    let (launch, tensor) = (copy(gpu, 256)?, gpu.zeros("a row", 256)?);
-    let failed = Failed::default();
+/// Measures the overhead of a window: a pass with a short upload, one small launch and a short download.
+fn window_overhead(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
+    let (launch, tensor) = (copy_launch(gpu, 256)?, gpu.zeros("a row", 256)?);
+    let error = SamplingError::default();
     let times = duration(effort, || {
         let pass = || {
             gpu.write(&tensor, &[0u8; 256])?;
             gpu.submit([&launch])?;
             gpu.read::<u8>(&tensor, 256).map(drop)
         };
-        failed.keep(pass());
+        error.record(pass());
     });
-    failed.result()?;
+    error.result()?;
     Ok(times.sourced(Seconds, "a short copy up, one launch, and a short copy down"))
 }
 
@@ -299,16 +311,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_called_what_it_is_reached_through() {
-        assert_eq!(kind("vulkan").unwrap(), GpuKind::Vulkan);
-        assert_eq!((kind("metal").unwrap(), kind("Dx12").unwrap()), (GpuKind::Metal, GpuKind::Dx12));
-        assert!(kind("webgpu").unwrap_err().to_string().contains("webgpu"));
+    fn kind_of_a_gpu_is_its_api() {
+        assert_eq!(gpu_kind("vulkan").unwrap(), GpuKind::Vulkan);
+        assert_eq!((gpu_kind("metal").unwrap(), gpu_kind("Dx12").unwrap()), (GpuKind::Metal, GpuKind::Dx12));
+        assert!(gpu_kind("webgpu").unwrap_err().to_string().contains("webgpu"));
     }
 
     #[test]
-    fn a_buffer_of_a_gigabyte_is_read_by_more_threads_than_a_gpu_has_at_once() {
-        let groups = (1 << 30) / (READERS * TEXELS_OF_A_READER * 16);
+    fn gigabyte_is_read_by_more_threads_than_a_gpu_runs_at_once() {
+        let workgroups = (1 << 30) / (READ_THREADS * TEXELS_PER_THREAD * 16);
         // source: the largest graphics cards have about 300 000 threads in flight.
-        assert!(groups < 65_536 && groups * READERS > 1_000_000, "{groups} groups");
+        assert!(workgroups < 65_536 && workgroups * READ_THREADS > 1_000_000, "{workgroups} workgroups");
     }
 }

@@ -1,31 +1,31 @@
-//! Instruction sets of 64-bit ARM processors, and the kernels that use them.
+//! Instruction sets of 64-bit ARM processors: detection and dispatch.
 //!
-//! All of them have NEON. Dot products of bytes (`dotprod`, of ARMv8.4) and products of matrices of bytes (`i8mm`, of
-//! ARMv8.6) are asked for when the program runs.
+//! All of these processors have NEON. Dot products of bytes (`dotprod`, ARMv8.4) and matmuls of bytes (`i8mm`,
+//! ARMv8.6) are detected at run time.
 //!
-//! Not here: the kernels; see [`super::neon`] and [`super::panel`].
+//! Not here: the kernels, see [`super::neon`] and [`super::panel`].
 
 use std::arch::is_aarch64_feature_detected;
 
 use half::f16;
 
-use super::neon::{self, Dotprod, Plain, Products};
+use super::matmul::{MatmulTask, dot_tiles};
+use super::neon::{self, BaseNeon, ByteDot, Dotprod};
 use super::panel;
-use super::product::{Tile, walk};
 
-/// An instruction set that not every compiler target has.
+/// A vector instruction set of 64-bit ARM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Native {
-    /// What every processor has.
+    /// NEON, which every processor has.
     Neon,
-    /// Dot products of four bytes.
+    /// NEON and dot products of four bytes.
     Dotprod,
-    /// Also has products of 2x8 byte matrices (I8MM).
+    /// NEON, dot products of four bytes, and matmuls of 2x8 byte matrices (I8MM).
     I8mm,
 }
 
 impl Native {
-    /// The best last.
+    /// All sets, the fastest last.
     pub(super) const ALL: [Native; 3] = [Native::Neon, Native::Dotprod, Native::I8mm];
 
     pub(super) fn present(self) -> bool {
@@ -46,17 +46,19 @@ impl Native {
         }
     }
 
+    /// Computes a part of a matmul.
+    ///
     /// # Safety
-    /// The processor has the instructions, and no other thread writes the tile's rows of the output.
-    pub(super) unsafe fn multiply(self, tile: Tile<'_>) {
-        // SAFETY: the caller's promise; products of matrices are present only beside dot products.
+    /// The processor has the instructions, and no other thread writes the rows of the task.
+    pub(super) unsafe fn multiply(self, task: MatmulTask<'_>) {
+        // SAFETY: the caller's promise; `I8mm` implies `dotprod`.
         unsafe {
-            match (self, panel::is_profitable(tile.matrix.format, tile.input.tokens())) {
-                (Native::Neon, true) => panel::neon::all_rows_plain(tile),
-                (Native::Dotprod, true) => panel::neon::all_rows_dotprod(tile),
-                (Native::I8mm, true) => panel::neon::all_rows_i8mm(tile),
-                (Native::Neon, false) => multiply_by_dots::<Plain>(tile),
-                (Native::Dotprod | Native::I8mm, false) => multiply_by_dots::<Dotprod>(tile),
+            match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
+                (Native::Neon, true) => panel::neon::matmul_neon(task),
+                (Native::Dotprod, true) => panel::neon::matmul_dotprod(task),
+                (Native::I8mm, true) => panel::neon::matmul_i8mm(task),
+                (Native::Neon, false) => matmul_by_dots::<BaseNeon>(task),
+                (Native::Dotprod | Native::I8mm, false) => matmul_by_dots::<Dotprod>(task),
             }
         }
     }
@@ -68,29 +70,29 @@ impl Native {
     }
 
     #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
-    pub(super) fn mix_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+    pub(super) fn sum_values_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
         // SAFETY: this value exists only where the processor has NEON.
-        unsafe { neon::mix_f16(probabilities, values, out) };
+        unsafe { neon::sum_values_f16(probabilities, values, out) };
     }
 }
 
-/// Computes all rows and tokens of a tile by dot products.
+/// Computes a part of a matmul by dot products.
 ///
 /// # Safety
-/// The processor has the instructions of `P`, and no other thread writes the tile's rows of the output.
+/// The processor has the instructions of `P`, and no other thread writes the rows of the task.
 #[target_feature(enable = "neon")]
-#[allow(unused_unsafe)] // the walk has blocks of its own
-unsafe fn multiply_by_dots<P: Products>(tile: Tile<'_>) {
+#[allow(unused_unsafe)] // the loops have `unsafe` blocks of their own
+unsafe fn matmul_by_dots<P: ByteDot>(task: MatmulTask<'_>) {
     macro_rules! plain {
         ($dot:ident) => {
-            walk!(tile, plain_row, neon::$dot)
+            dot_tiles!(task, plain_row, neon::$dot)
         };
     }
     macro_rules! blocks {
         ($block:ident, $row:ident, $dot:ident) => {
-            walk!(tile, $row, neon::$dot::<P, _>)
+            dot_tiles!(task, $row, neon::$dot::<P, _>)
         };
     }
     // SAFETY: the caller's promise.
-    unsafe { for_format!(tile.matrix.format, plain, blocks) };
+    unsafe { for_format!(task.matrix.format, plain, blocks) };
 }

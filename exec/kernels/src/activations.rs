@@ -1,22 +1,24 @@
-//! Activations as inputs of products: plain, or rounded to eight bits in blocks.
+//! Activations as matmul inputs: in f32, or rounded to eight bits in blocks.
 //!
-//! The input rows are rounded once for all weight rows. F32, F16 and BF16 weights take them as they are. Weights in
-//! blocks of 32 take eight bits in blocks of 32, the others eight bits in blocks of 256 with the sums of 16, which
-//! minima and offsets are multiplied by. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`.
-//! Unlike the `Q8_0` of a file the scale stays f32.
+//! The input rows are rounded once for all weight rows. F32, F16 and BF16 weights are multiplied by f32 activations.
+//! Weights in blocks of 32 need eight-bit activations in blocks of 32; weights in blocks of 256 need them in blocks
+//! of 256, with the sum of every 16 of them, by which minima and offsets are multiplied. `scale = max |x| / 127`, `q
+//! = nearest even(x * (127 / max |x|))`. Unlike in `Q8_0` files, the scale is f32.
 
 use super::InstructionSet;
 
 /// The representation of a matmul input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputKind {
+    /// Single precision, not rounded.
     Plain,
+    /// Eight bits in blocks of 32, with the sum of each block.
     Blocks32,
-    /// Eight bits in blocks of 256, with sums of 16.
+    /// Eight bits in blocks of 256, with the sums of every 16 values.
     Blocks256,
 }
 
-/// The input rows of one matmul in each kind that its weights need. Buffers are kept between uses.
+/// The input rows of one matmul, in every representation that its weights need. Buffers are reused.
 #[derive(Debug, Default)]
 pub struct Activations {
     tokens: usize,
@@ -43,7 +45,7 @@ pub(crate) struct QuantisedRow<'a> {
 }
 
 impl Activations {
-    /// Makes room for `tokens` rows of `length`, to be written through [`Self::rows_mut`].
+    /// Resizes the buffer to `tokens` rows of `length` values, to be written through [`Self::rows_mut`].
     pub fn resize(&mut self, tokens: usize, length: usize) {
         (self.tokens, self.length) = (tokens, length);
         self.plain.resize(tokens * length, 0.0);
@@ -51,25 +53,27 @@ impl Activations {
         self.blocks256.ready = false;
     }
 
-    /// Returns the rows, [tokens, length], and marks their rounded forms as stale.
+    /// Returns the f32 rows, [tokens, length], and marks their rounded forms as outdated.
     pub fn rows_mut(&mut self) -> &mut [f32] {
         self.blocks32.ready = false;
         self.blocks256.ready = false;
         &mut self.plain
     }
 
+    /// Returns the number of rows, one per token.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
+    /// Returns the number of values in a row.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Rounds the rows to `kind` unless that is done already.
+    /// Rounds the rows to `kind` unless they are already rounded to it.
     ///
     /// # Panics
-    /// If the length is not a whole number of the kind's blocks.
+    /// If the row length is not a multiple of the block length of `kind`.
     pub fn prepare(&mut self, kind: InputKind, instructions: InstructionSet) {
         let (into, block) = match kind {
             InputKind::Plain => return,
@@ -79,7 +83,8 @@ impl Activations {
         if into.ready {
             return;
         }
-        assert!(self.length.is_multiple_of(block), "a row of {} in blocks of {block}", self.length);
+        let length = self.length;
+        assert!(length.is_multiple_of(block), "a row of {length} values must be whole blocks of {block}");
         into.quants.resize(self.plain.len(), 0);
         into.scales.resize(self.plain.len() / block, 0.0);
         into.sums.resize(self.plain.len() / sum_length(block), 0);
@@ -119,12 +124,12 @@ impl Quantised {
     }
 }
 
-/// The values in each sum of blocks of `block`.
+/// Returns how many values are added to one sum in blocks of `block` values.
 fn sum_length(block: usize) -> usize {
     if block == 256 { 16 } else { 32 }
 }
 
-/// Adding and subtracting this rounds a small f32 to the nearest even integer, on any processor.
+/// Adding this to a small f32 rounds it to the nearest integer (ties to even), which is then in the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
 #[inline(always)]
@@ -145,17 +150,17 @@ fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
     let inverse = 127.0 / largest;
     let non_finite: f32 = non_finite.iter().sum();
     if non_finite.is_nan() {
-        // Eight bits have no NaN; the scale has, so that the logits become NaN too.
+        // Eight-bit integers have no NaN, so the scale carries it: the logits become NaN too.
         quants.fill(1);
         return f32::NAN;
     }
     if !inverse.is_finite() {
-        // All zero, or so small that it is zero in eight bits.
+        // All values are zero, or so small that they round to zero.
         quants.fill(0);
         return 0.0;
     }
     for (quant, value) in quants.iter_mut().zip(values) {
-        // The integer is in the low bits of the sum; eight of them are its two's complement.
+        // The low eight bits of the sum are the integer in two's complement.
         *quant = (value * inverse + ROUND).to_bits() as i8;
     }
     largest / 127.0
@@ -181,7 +186,7 @@ fn round256_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums:
     }
 }
 
-super::compiled_for_each! {
+super::multiversion! {
     fn round32(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) = round32_generic;
     fn round256(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) = round256_generic;
 }
@@ -192,7 +197,8 @@ mod tests {
 
     #[test]
     fn a_block_is_rounded_to_the_nearest_eight_bits() {
-        // Largest 2.0: scale 2/127; 1.0 is 63.5, a tie, which goes to even 64; -0.01 is -0.635, so -1.
+        // The largest magnitude is 2.0, so the scale is 2/127. 1.0 becomes 63.5, a tie, which rounds to the even 64;
+        // -0.01 becomes -0.635, which rounds to -1.
         let mut values = [0.0f32; 32];
         values[..4].copy_from_slice(&[2.0, 1.0, -0.01, -2.0]);
         let mut quants = [0i8; 32];

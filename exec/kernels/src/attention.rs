@@ -1,8 +1,8 @@
-//! Attention of one query head over its cache rows.
+//! Attention of one query head over its cached keys and values.
 //!
-//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, a soft cap where there is one, softmax, then
-//! `out = sum of p[t] * value[t]`, t ascending, one fma each: the result depends neither on how the cache was filled
-//! nor on how tokens were batched. In grouped-query attention several query heads share cache rows.
+//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, then the soft cap if the model has one, softmax,
+//! and `out = sum of p[t] * value[t]` with one fma for each t in ascending order. The result does not depend on how
+//! the tokens were batched. In grouped-query attention several query heads share one key and value head.
 //!
 //! Not here: the cache, see `hearth_runtime::cache`.
 
@@ -11,21 +11,23 @@ use half::f16;
 use super::elementwise::{soft_cap, softmax};
 use super::{InstructionSet, Set, dot};
 
-/// Rows of one head, [positions, length].
+/// The cached keys or values of one head, [positions, length].
 #[derive(Debug, Clone, Copy)]
 pub enum Rows<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
 }
 
-/// What scales and caps a score before the softmax.
+/// The scaling of attention scores before the softmax.
 #[derive(Clone, Copy)]
 pub struct Scoring {
+    /// The factor of the dot products.
     pub scale: f32,
+    /// The bound c of the soft cap `c tanh(score / c)`, if the model has one.
     pub cap: Option<f32>,
 }
 
-/// Computes one head's attention over some positions of its cache; `scores` has one element per position.
+/// Computes the attention output of one query head over the given positions; `scores` is scratch space.
 pub fn attend(
     instructions: InstructionSet,
     query: &[f32], // [key_length]
@@ -44,8 +46,8 @@ pub fn attend(
     }
     softmax(instructions, scores);
     match values {
-        Rows::F32(values) => mix_f32(instructions, scores, values, out),
-        Rows::F16(values) => mix_f16(instructions, scores, values, out),
+        Rows::F32(values) => sum_values_f32(instructions, scores, values, out),
+        Rows::F16(values) => sum_values_f16(instructions, scores, values, out),
     }
 }
 
@@ -57,7 +59,7 @@ fn scores_f32_generic(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32
 }
 
 #[inline(always)]
-fn mix_f32_generic(probabilities: &[f32], values: &[f32], out: &mut [f32]) {
+fn sum_values_f32_generic(probabilities: &[f32], values: &[f32], out: &mut [f32]) {
     out.fill(0.0);
     for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
         for (out, value) in out.iter_mut().zip(value) {
@@ -66,9 +68,9 @@ fn mix_f32_generic(probabilities: &[f32], values: &[f32], out: &mut [f32]) {
     }
 }
 
-super::compiled_for_each! {
+super::multiversion! {
     fn scores_f32(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32]) = scores_f32_generic;
-    fn mix_f32(probabilities: &[f32], values: &[f32], out: &mut [f32]) = mix_f32_generic;
+    fn sum_values_f32(probabilities: &[f32], values: &[f32], out: &mut [f32]) = sum_values_f32_generic;
 }
 
 fn scores_f16(instructions: InstructionSet, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
@@ -82,7 +84,7 @@ fn scores_f16(instructions: InstructionSet, query: &[f32], scale: f32, keys: &[f
     }
 }
 
-fn mix_f16(instructions: InstructionSet, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+fn sum_values_f16(instructions: InstructionSet, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
     match instructions.set() {
         Set::Scalar => {
             out.fill(0.0);
@@ -92,17 +94,18 @@ fn mix_f16(instructions: InstructionSet, probabilities: &[f32], values: &[f16], 
                 }
             }
         }
-        Set::Native(native) => native.mix_f16(probabilities, values, out),
+        Set::Native(native) => native.sum_values_f16(probabilities, values, out),
     }
 }
 
-/// Attention over f16 rows for an instruction set: `scores_f16` and `mix_f16`, in registers of `$lanes` numbers.
+/// Implements `scores_f16` and `sum_values_f16`, attention over f16 keys and values, with vector registers of
+/// `$lanes` floats. `$run` is the number of registers that hold sums at the same time.
 ///
-/// Uses `dot_f16`, `zeros`, `splat`, `widen`, `fma` and `store_floats` of the module.
-#[allow(unused_macros)] // there are processors without kernels of their own
+/// Uses the functions `dot_f16`, `zeros`, `splat`, `widen`, `fma` and `store_floats` of the invoking module.
+#[allow(unused_macros)] // some targets have no native kernels
 macro_rules! attention_f16 {
     ($features:literal, $lanes:literal, $run:literal) => {
-        /// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
+        /// Computes `scores[t] = scale * dot(query, keys[t])` for f16 `keys` [positions, `key_length`].
         #[target_feature(enable = $features)]
         pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
             for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
@@ -111,19 +114,20 @@ macro_rules! attention_f16 {
             }
         }
 
-        /// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
+        /// Computes `out = sum of probabilities[t] * values[t]`, t ascending, for f16 `values`
+        /// [positions, `value_length`].
         #[target_feature(enable = $features)]
-        pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+        pub(crate) fn sum_values_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
             let length = out.len();
             let mut done = 0;
-            // The sums of a run of numbers stay in registers over all positions.
+            // The sums of a run of elements stay in registers over all positions.
             while done + $run * $lanes <= length {
                 let run = &mut out[done..done + $run * $lanes];
-                mix_run::<$run>(probabilities, &values[done..], length, run);
+                sum_run::<$run>(probabilities, &values[done..], length, run);
                 done += $run * $lanes;
             }
             while done + $lanes <= length {
-                mix_run::<1>(probabilities, &values[done..], length, &mut out[done..done + $lanes]);
+                sum_run::<1>(probabilities, &values[done..], length, &mut out[done..done + $lanes]);
                 done += $lanes;
             }
             for (at, out) in out.iter_mut().enumerate().skip(done) {
@@ -132,10 +136,10 @@ macro_rules! attention_f16 {
             }
         }
 
-        /// R registers of neighbouring numbers of every position; rows begin `length` apart.
+        /// Sums R registers of adjacent elements over all positions; rows of `values` are `length` elements apart.
         #[inline]
         #[target_feature(enable = $features)]
-        fn mix_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
+        fn sum_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
             let mut sums = [zeros(); R];
             for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
                 let factor = splat(probability);

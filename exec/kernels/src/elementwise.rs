@@ -1,13 +1,12 @@
-//! Elementwise kernels between two products: norms, activations, rotation, softmax.
+//! Elementwise kernels between matmuls: norms, activation functions, rotary embedding, softmax.
 //!
-//! RMSNorm, softmax, soft caps, rotary embedding, SwiGLU, GeGLU and additions, written once without intrinsics:
-//! the compiler may vectorise them, but neither reorders nor contracts, so that every instruction set has the
-//! same bits.
+//! They have no intrinsics. The compiler may vectorise them, but it neither reorders nor contracts float operations,
+//! so the results have the same bits for every instruction set.
 
 use super::exponential::{exponential, hyperbolic_tangent};
-use super::{dot, tree};
+use super::{dot, tree_sum};
 
-/// The factor of RMSNorm; the sum of squares has the 32-lane order of a dot product.
+/// Returns the factor of RMSNorm, `1 / sqrt(mean(row^2) + epsilon)`; the squares are summed in the 32-lane order.
 #[inline(always)]
 fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
     let mean = dot(row, row) / row.len() as f32;
@@ -52,7 +51,7 @@ fn softmax_generic(scores: &mut [f32]) {
         *score = exponential(*score - largest);
         *lane += *score;
     }
-    let inverse = 1.0 / tree(lanes);
+    let inverse = 1.0 / tree_sum(lanes);
     for score in scores {
         *score *= inverse;
     }
@@ -65,7 +64,7 @@ fn rotate_pair(first: &mut f32, second: &mut f32, [cosine, sine]: &[f32; 2]) {
     *second = x.mul_add(*sine, y * cosine);
 }
 
-/// Rotates each pair (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.
+/// Rotates each pair of dimensions (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.
 #[inline(always)]
 fn rotate_generic(head: &mut [f32], angles: &[[f32; 2]]) {
     for ([even, odd], angle) in head.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
@@ -73,7 +72,8 @@ fn rotate_generic(head: &mut [f32], angles: &[[f32; 2]]) {
     }
 }
 
-/// Rotates each pair (i, i + d/2) of the first d dimensions of a head likewise.
+/// Rotates each pair of dimensions (i, i + d/2), of the first d dimensions of a head, by the angle whose cosine and
+/// sine are `angles[i]`; d/2 is the length of `angles`.
 #[inline(always)]
 fn rotate_halves_generic(head: &mut [f32], angles: &[[f32; 2]]) {
     let (first, rest) = head.split_at_mut(angles.len());
@@ -82,12 +82,14 @@ fn rotate_halves_generic(head: &mut [f32], angles: &[[f32; 2]]) {
     }
 }
 
-/// sqrt(2 / pi), and the weight of the cube in the tanh form of GELU.
+/// The factor sqrt(2 / pi) in the tanh form of GELU.
 /// source: Hendrycks and Gimpel 2016, section 2
 const GELU_SLOPE: f32 = 0.797_884_6;
+/// The factor of x^3 in the tanh form of GELU.
+/// source: Hendrycks and Gimpel 2016, section 2
 const GELU_CUBE: f32 = 0.044_715;
 
-/// `x/2 (1 + tanh z)` is `x / (1 + e^(-2z))`, which loses nothing where tanh is near -1.
+/// Computes `x/2 (1 + tanh z)` as `x / (1 + e^(-2z))`, which has no cancellation where tanh is near -1.
 #[inline(always)]
 fn geglu_generic(gate: &mut [f32], up: &[f32]) {
     for (value, up) in gate.iter_mut().zip(up) {
@@ -120,33 +122,33 @@ fn swiglu_generic(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-fn add_generic(values: &mut [f32], more: &[f32]) {
-    for (value, more) in values.iter_mut().zip(more) {
-        *value += more;
+fn add_generic(values: &mut [f32], other: &[f32]) {
+    for (value, other) in values.iter_mut().zip(other) {
+        *value += other;
     }
 }
 
-super::compiled_for_each! {
-    /// `out = row / sqrt(mean(row^2) + epsilon) * weight`, all `[length]`.
+super::multiversion! {
+    /// RMSNorm: `out = row / sqrt(mean(row^2) + epsilon) * weight`, all `[length]`.
     pub fn rms_norm(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) = rms_norm_generic;
-    /// The same in place.
+    /// RMSNorm in place, see [`rms_norm`].
     pub fn rms_norm_in_place(row: &mut [f32], weight: &[f32], epsilon: f32) = rms_norm_in_place_generic;
-    /// Scores become probabilities.
+    /// Replaces scores by their softmax.
     pub fn softmax(scores: &mut [f32]) = softmax_generic;
-    /// Rotary embedding of one head, NORM style: neighbours are a pair.
+    /// Applies the rotary embedding to one head, in which dimensions 2i and 2i + 1 are a pair ("NORM" in llama.cpp).
     pub fn rotate(head: &mut [f32], angles: &[[f32; 2]]) = rotate_generic;
-    /// The same, NEOX style: a dimension and the one half of the rotated ones later are a pair.
+    /// Applies the rotary embedding to one head, in which dimensions i and i + d/2 are a pair ("NEOX" in llama.cpp).
     pub fn rotate_halves(head: &mut [f32], angles: &[[f32; 2]]) = rotate_halves_generic;
-    /// `gate = gelu(gate) * up`, in the tanh form.
+    /// GeGLU: `gate = gelu(gate) * up`, with GELU in the tanh form.
     pub fn geglu(gate: &mut [f32], up: &[f32]) = geglu_generic;
-    /// `values = cap * tanh(values / cap)`.
+    /// Soft cap: `values = cap * tanh(values / cap)`.
     pub fn soft_cap(values: &mut [f32], cap: f32) = soft_cap_generic;
-    /// `values *= factor`.
+    /// Scales in place: `values *= factor`.
     pub fn scale(values: &mut [f32], factor: f32) = scale_generic;
-    /// `gate = gate * sigmoid(gate) * up`.
+    /// SwiGLU: `gate = gate * sigmoid(gate) * up`.
     pub fn swiglu(gate: &mut [f32], up: &[f32]) = swiglu_generic;
-    /// `values += more`.
-    pub fn add(values: &mut [f32], more: &[f32]) = add_generic;
+    /// Adds in place: `values += other`.
+    pub fn add(values: &mut [f32], other: &[f32]) = add_generic;
 }
 
 #[cfg(test)]

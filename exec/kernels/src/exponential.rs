@@ -1,24 +1,26 @@
 //! e^x with the same bits on every processor.
 //!
-//! The exponential of the C library differs between platforms in the last bit. This one is a fixed sequence
-//! of multiplications, additions and fused multiply-adds, which also lets the compiler vectorise it:
-//! x = n ln 2 + r with |r| <= ln 2 / 2, then the Taylor polynomial of degree seven (error below 6e-9), then 2^n
-//! put together from bits. Within 2 units in the last place of the true value.
+//! The exponential functions of C libraries differ between platforms in the last bit. This one is a fixed sequence of
+//! multiplications, additions and fused multiply-adds, which the compiler can also vectorise: it writes x as
+//! n ln 2 + r with |r| <= ln 2 / 2, evaluates the Taylor polynomial of degree seven for e^r (error below 6e-9), and
+//! multiplies by 2^n, whose bits are set directly. The result is within 2 units in the last place of the exact value.
 
-/// Adding and subtracting this rounds to the nearest integer, which is then in the low bits.
+/// Adding this to a small f32 rounds it to the nearest integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
-/// ln 2 with nine low bits cleared, so that n times it is exact, and the rest.
+/// ln 2 with nine low bits cleared, so that n times this is exact.
 const LN2_HIGH: f32 = 0.693_145_75;
+/// The difference between ln 2 and [`LN2_HIGH`].
 const LN2_LOW: f32 = 1.428_606_8e-6;
-/// Outside these bounds the result would be subnormal or overflow.
-const LOWEST: f32 = -87.0;
-const HIGHEST: f32 = 88.0;
+/// The minimum argument: below it the result would be subnormal.
+const MIN_X: f32 = -87.0;
+/// The maximum argument: above it the result would overflow.
+const MAX_X: f32 = 88.0;
 
-/// e^x for x in -87..88; a smaller or larger x counts as that bound.
+/// Returns e^x; x is clamped to -87..88.
 #[inline(always)]
 pub fn exponential(x: f32) -> f32 {
-    let x = if x < LOWEST { LOWEST } else { x };
-    let x = if x > HIGHEST { HIGHEST } else { x };
+    let x = if x < MIN_X { MIN_X } else { x };
+    let x = if x > MAX_X { MAX_X } else { x };
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = n.mul_add(-LN2_HIGH, x);
@@ -27,14 +29,17 @@ pub fn exponential(x: f32) -> f32 {
     for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         sum = sum.mul_add(r, coefficient);
     }
-    // 0x4b400000 + n, shifted, is n in the exponent's place: the constant has no bit below 2^22.
+    // The bits of `shifted` are 0x4b400000 + n. The shift moves n to the exponent: the constant has no bit below
+    // 2^22.
     sum * f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23))
 }
 
-/// Below this the quotient of exponentials would lose digits, and a polynomial of five terms has an error below 6e-8.
+/// The magnitude below which tanh is computed by a polynomial: the quotient of exponentials would lose digits there,
+/// and the error of the polynomial of five terms is below 6e-8.
 const SMALL: f32 = 0.3;
 
-/// tanh x: `(e^2x - 1) / (e^2x + 1)` with the sign of x, and its Taylor polynomial of degree nine near zero.
+/// Returns tanh x: `(e^2x - 1) / (e^2x + 1)` of |x| with the sign of x; near zero, the Taylor polynomial of degree
+/// nine.
 #[inline(always)]
 pub(crate) fn hyperbolic_tangent(x: f32) -> f32 {
     let power = exponential(2.0 * x.abs());
@@ -59,7 +64,7 @@ mod tests {
             let exact = f64::from(x).exp();
             worst = worst.max((f64::from(exponential(x)) - exact).abs() / exact);
         }
-        // Two units in the last place are 2^-22 = 2.4e-7 at worst.
+        // Two units in the last place are at most 2^-22 = 2.4e-7.
         assert!(worst < 2.4e-7, "relative error {worst:e}");
         assert_eq!(exponential(0.0), 1.0);
     }

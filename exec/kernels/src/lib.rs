@@ -3,27 +3,26 @@
 //! The order of summation is the same for every instruction set, thread count, split and batch size, so that a model
 //! generates the same tokens on every device (`docs/decisions/0002-one-reduction-order.md`):
 //!
-//! - **Quantised weights.** Activations are rounded once per matmul input to eight bits in blocks of 32
-//!   (weights in blocks of 32) or 256 (of 256) under an f32 scale. All products of a block, times the format's integer
-//!   scales, are added up as integers: that sum is exact, so that its order is free. Then `sum =
-//!   fma(weight_scale * activation_scale, total as f32, sum)`, block after block in one f32. Minima are a
-//!   second integer of the block, taken off (`Q4_K`) or added (`Q4_1`) by a second fma; `scalar` states it for each
-//!   format.
-//! - **F32, F16 and BF16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
-//!   are added as (a + b) + (c + d), and the eight that are left as
+//! - **Quantised weights.** Activations are rounded once per matmul input to eight bits, in blocks as long as those
+//!   of the weights (32 or 256), each with an f32 scale. The products of a block, times the format's integer scales,
+//!   are added as integers: this sum is exact, so its order does not matter. Then `sum = fma(weight_scale *
+//!   activation_scale, total as f32, sum)`, block after block in one f32. The minima of a block are a second integer
+//!   sum, which a second fma subtracts (`Q4_K`) or adds (`Q4_1`); `scalar` states it for each format.
+//! - **F32, F16 and BF16 weights.** The sum has 32 lanes, and an fma adds the product of element j to lane j % 32. At
+//!   the end, lanes i, i+8, i+16 and i+24 are added as (a + b) + (c + d), and the eight results as
 //!   `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
 //!
-//! Rust neither reorders nor contracts float operations, so code written once without intrinsics
-//! (`elementwise`) has the same bits wherever it is compiled; dot products, and attention over f16, have intrinsics.
+//! Rust neither reorders nor contracts float operations, so code without intrinsics (`elementwise`) gives the same
+//! bits on every target. Dot products, and attention over f16, use intrinsics.
 //!
-//! Not here: which rows go to which thread. That is `hearth_runtime::cpu`.
+//! Not here: which thread computes which rows. That is `hearth_runtime::cpu`.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
-// Code that is compiled once for every instruction set must become part of the function that has it enabled.
+// Generic code must be inlined into the function that enables an instruction set.
 #![allow(clippy::inline_always)]
 
-/// Matches on a [`KernelFormat`]: `$plain!(dot)` for floats, `$blocks!(block, row, dot)` for quantised weights, with
-/// the layout of a block, the view of a token's activations and the name of the dot product.
+/// Matches on a [`KernelFormat`]: expands to `$plain!(dot)` for float weights and to `$blocks!(block, row, dot)` for
+/// quantised ones, with the block type, the accessor of a token's activations and the name of the dot product.
 macro_rules! for_format {
     ($format:expr, $plain:ident, $blocks:ident) => {
         match $format {
@@ -46,14 +45,14 @@ macro_rules! for_format {
         }
     };
 }
-/// Compiles generic code once more for the instructions that [`native`] has, and dispatches to it:
-/// `fn name(instructions, ..)`.
-macro_rules! compiled_for_each {
+/// Multiversioning: compiles a generic function a second time with the vector instructions of the target enabled, and
+/// generates the dispatcher `fn name(instructions, ..)`.
+macro_rules! multiversion {
     ($($(#[$doc:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $generic:ident;)+) => {$(
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         $visibility fn $name(instructions: $crate::InstructionSet, $($argument: $type),*) {
-            // Elsewhere the compiler has the vector instructions anyway.
+            // On other targets the vector instructions are enabled by default.
             #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
             #[allow(clippy::too_many_arguments)]
             fn native($($argument: $type),*) {
@@ -68,18 +67,18 @@ macro_rules! compiled_for_each {
         }
     )+};
 }
-pub(crate) use compiled_for_each;
+pub(crate) use multiversion;
 
 pub(crate) mod activations;
 pub mod attention;
 pub(crate) mod blocks;
 pub mod elementwise;
 mod exponential;
+pub mod matmul;
 pub mod panel;
-pub mod product;
 pub(crate) mod scalar;
 
-// Instruction sets by architecture. Only this list and that in `panel` depend on the target.
+// Instruction sets by architecture. Only this list and the one in `panel` depend on the target.
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "x86_64")]
@@ -105,8 +104,8 @@ use hearth_profiles::Format;
 pub use activations::{Activations, InputKind};
 pub use blocks::dequantise;
 pub use exponential::exponential;
+pub use matmul::Matrix;
 pub(crate) use native::Native;
-pub use product::Matrix;
 
 macro_rules! kernel_formats {
     ($($(#[$doc:meta])+ $name:ident: $input:ident,)+) => {
@@ -117,16 +116,17 @@ macro_rules! kernel_formats {
         }
 
         impl KernelFormat {
+            /// All formats, in the order of the enum.
             pub const ALL: [KernelFormat; 16] = [$(KernelFormat::$name),+];
 
-            /// Returns the format as a file names it.
+            /// Returns the corresponding format of GGUF files.
             pub fn format(self) -> Format {
                 match self {
                     $(KernelFormat::$name => Format::$name,)+
                 }
             }
 
-            /// Returns how the activations are stored that these weights are multiplied by.
+            /// Returns the representation in which a matmul with these weights needs its activations.
             pub fn input_kind(self) -> InputKind {
                 match self {
                     $(KernelFormat::$name => InputKind::$input,)+
@@ -140,15 +140,15 @@ kernel_formats! {
     F32: Plain,
     /// IEEE half precision.
     F16: Plain,
-    /// The upper half of single precision.
+    /// Brain float: the upper 16 bits of single precision.
     Bf16: Plain,
     /// Four bits, blocks of 32.
     Q4_0: Blocks32,
-    /// Four bits and a minimum, blocks of 32.
+    /// Four bits with a minimum, blocks of 32.
     Q4_1: Blocks32,
     /// Five bits, blocks of 32.
     Q5_0: Blocks32,
-    /// Five bits and a minimum, blocks of 32.
+    /// Five bits with a minimum, blocks of 32.
     Q5_1: Blocks32,
     /// Eight bits, blocks of 32.
     Q8_0: Blocks32,
@@ -162,21 +162,21 @@ kernel_formats! {
     Q5K: Blocks256,
     /// Six bits, blocks of 256.
     Q6K: Blocks256,
-    /// Rows of eight weights from a codebook, blocks of 256.
+    /// A codebook of groups of eight weights, blocks of 256.
     Iq1S: Blocks256,
-    /// Four bits that choose one of 16 values, blocks of 32.
+    /// Four-bit indices into a codebook of 16 values, blocks of 32.
     Iq4Nl: Blocks32,
-    /// Four bits that choose one of 16 values, blocks of 256.
+    /// Four-bit indices into a codebook of 16 values, blocks of 256.
     Iq4Xs: Blocks256,
 }
 
 impl KernelFormat {
-    /// Returns the kernel format for a format of a file, if there are kernels for it.
+    /// Returns the kernel format of a file format, or `None` if it has no kernels.
     pub fn of(format: Format) -> Option<KernelFormat> {
         KernelFormat::ALL.into_iter().find(|supported| supported.format() == format)
     }
 
-    /// Returns the bytes of a row of `length` weights, if it is a whole number of blocks.
+    /// Returns the bytes of a row of `length` weights, or `None` if the row is not a whole number of blocks.
     pub fn row_bytes(self, length: usize) -> Option<usize> {
         usize::try_from(self.format().row_bytes(length as u64)?.0).ok()
     }
@@ -190,29 +190,30 @@ impl fmt::Display for KernelFormat {
 
 /// The instruction set that kernels are dispatched to. Results do not depend on it.
 ///
-/// Every set but the scalar one comes from [`InstructionSet::detect`] or [`InstructionSet::available`]: the value
-/// proves that the processor has the instructions.
+/// All sets except the scalar one are created by [`InstructionSet::detect`] or [`InstructionSet::available`], so a
+/// value proves that the processor has the instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstructionSet(Set);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Set {
-    /// Plain Rust: the oracle the others are compared with.
+    /// Plain Rust: the oracle with which the other sets are compared.
     Scalar,
-    /// A set of this architecture.
+    /// Vector instructions of this architecture.
     Native(Native),
 }
 
 impl InstructionSet {
+    /// Plain Rust without intrinsics.
     pub const SCALAR: InstructionSet = InstructionSet(Set::Scalar);
 
-    /// Returns the best set that this processor has.
+    /// Returns the fastest set that this processor supports.
     pub fn detect() -> InstructionSet {
         let best = Native::ALL.into_iter().rev().find(|native| native.present());
         best.map_or(InstructionSet::SCALAR, |native| InstructionSet(Set::Native(native)))
     }
 
-    /// Returns all sets that this processor has, the best last.
+    /// Returns all sets that this processor supports, the fastest last.
     pub fn available() -> Vec<InstructionSet> {
         let native = Native::ALL.into_iter().filter(|native| native.present());
         let native = native.map(|native| InstructionSet(Set::Native(native)));
@@ -232,37 +233,37 @@ impl InstructionSet {
     }
 }
 
-/// An input that a kernel cannot work with.
+/// An error of a kernel call with invalid input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The number of bytes does not fit the format and the length.
+    /// The number of bytes does not match the format and the length of a row.
     #[error("a row of {length} {format} weights does not have {found} bytes")]
     RowBytes { format: KernelFormat, length: usize, found: usize },
 }
 
-/// The fixed tree over eight lanes.
+/// Sums eight lanes in the fixed tree order.
 #[inline(always)]
-pub(crate) fn tree(lanes: [f32; 8]) -> f32 {
+pub(crate) fn tree_sum(lanes: [f32; 8]) -> f32 {
     let [l0, l1, l2, l3, l4, l5, l6, l7] = lanes;
     ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
 }
 
-/// Sums 32 lanes: to eight lanes, then in a tree.
+/// Sums 32 lanes: first to eight lanes, then in the tree order.
 #[inline(always)]
-pub(crate) fn fold(lanes: [f32; 32]) -> f32 {
-    tree(std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24])))
+pub(crate) fn sum_lanes(lanes: [f32; 32]) -> f32 {
+    tree_sum(std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24])))
 }
 
-/// Adds the products of pairs after the last whole 32, and folds.
+/// Adds the products of the remaining pairs (fewer than 32) to the lanes and sums the lanes.
 #[inline(always)]
-pub(crate) fn fold_with_rest(mut lanes: [f32; 32], rest: impl Iterator<Item = (f32, f32)>) -> f32 {
+pub(crate) fn sum_lanes_with_rest(mut lanes: [f32; 32], rest: impl Iterator<Item = (f32, f32)>) -> f32 {
     for (lane, (weight, value)) in lanes.iter_mut().zip(rest) {
         *lane = weight.mul_add(value, *lane);
     }
-    fold(lanes)
+    sum_lanes(lanes)
 }
 
-/// The dot product of two rows of one length in f32.
+/// Returns the f32 dot product of two rows of the same length.
 #[inline(always)]
 pub(crate) fn dot(row: &[f32], other: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 32];
@@ -272,7 +273,7 @@ pub(crate) fn dot(row: &[f32], other: &[f32]) -> f32 {
             *lane = value.mul_add(*other, *lane);
         }
     }
-    fold_with_rest(lanes, rest.iter().copied().zip(other_rest.iter().copied()))
+    sum_lanes_with_rest(lanes, rest.iter().copied().zip(other_rest.iter().copied()))
 }
 
 #[cfg(test)]

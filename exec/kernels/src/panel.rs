@@ -1,83 +1,85 @@
-//! Panels: sixteen rows of weights unpacked once and multiplied with many tokens.
+//! Packed GEMM: panels of sixteen weight rows, which are unpacked once and multiplied by many tokens.
 //!
-//! A dot product with its elements in the lanes ends in a horizontal sum for each row and token. With sixteen
-//! *rows* in the lanes there is none: one instruction multiplies four neighbouring weights of each row by the same
-//! four activations of a token. For that the weights are packed, four columns of sixteen rows side by side; each weight
-//! is unpacked once for all tokens. Goto and van de Geijn 2008 call such a block a panel.
+//! A dot product whose *elements* are in vector lanes ends with a horizontal sum for each row and token. With sixteen
+//! *rows* in the lanes no such sum is needed: one instruction multiplies four adjacent weights of each row by the
+//! same four activations of a token. For this the weights are packed: four columns of all sixteen rows are adjacent
+//! in memory. Each weight is unpacked once for all tokens. Goto and van de Geijn 2008 call such a block a panel.
 //!
-//! A block's products are one exact integer ([`super`]), so that the bits are those of the oracle.
+//! The products of a block are added to one exact integer ([`super`]), so that the result has the bits of the oracle.
 //!
-//! A panel has at most `COLUMNS` columns, so that it stays in the first-level cache beside a tile of tokens.
+//! A panel has at most `MAX_COLUMNS` columns, so that it stays in the L1 cache together with a tile of tokens.
 //!
-//! Not here: the multiplication itself, which depends on the instruction set (`avx2`, `avx512`, `neon`).
+//! Not here: the multiplication, which depends on the instruction set (`avx2`, `avx512`, `neon`).
 
-// Processors without kernels of their own compute everything by the oracle.
+// Targets without native kernels compute everything with scalar code.
 #![cfg_attr(not(any(target_arch = "aarch64", target_arch = "x86_64")), allow(dead_code))]
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
-mod integers;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+mod unpack;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
 
-use integers::{Block32, Block256};
+use unpack::{Block32, Block256};
 
 use super::KernelFormat;
 use super::activations::QuantisedRow;
 use super::blocks;
-use super::product::Tile;
+use super::matmul::MatmulTask;
 
-/// Rows of weights in a panel.
+/// Number of weight rows in a panel.
 pub const ROWS: usize = 16;
 
-/// The largest number of columns of a panel.
-const COLUMNS: usize = 1024;
+/// Maximum number of columns of a panel.
+const MAX_COLUMNS: usize = 1024;
 
-/// The number of tokens from which packing weights into panels saves time.
+/// Minimum number of tokens for which weights are packed into panels.
 ///
-/// source: measured with `product_speed`, see `docs/studies/kernels/batches.md`; a cautious choice, not where it
-/// breaks even.
+/// source: measured with `matmul_speed`, see `docs/studies/kernels/batches.md`; chosen well above break-even
 const MIN_TOKENS: usize = 12;
 
-/// 64 bytes on a cache line of their own: four bytes, two 16-bit numbers or a float of each of sixteen rows.
+/// A cache line of 64 bytes: for each of sixteen rows, four bytes, two 16-bit integers or one float.
 #[derive(Debug, Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
 struct Line([[u8; 4]; ROWS]);
 
-/// Blocks of 256 in a panel.
-const BLOCKS256: usize = COLUMNS / 256;
-/// Blocks of 32 in a panel.
-const BLOCKS32: usize = COLUMNS / 32;
+/// Maximum number of blocks of 256 in a row of a panel.
+const BLOCKS256: usize = MAX_COLUMNS / 256;
+/// Maximum number of blocks of 32 in a row of a panel.
+const BLOCKS32: usize = MAX_COLUMNS / 32;
 
-/// Sixteen rows of up to [`COLUMNS`] columns, as they are unpacked and as they are laid out for a kernel.
+/// Sixteen rows of up to [`MAX_COLUMNS`] columns: unpacked row by row, and interleaved for a kernel.
 #[derive(Debug, Clone, Copy, Zeroable)]
 #[repr(C)]
 struct Panel {
-    unpacked: [[u8; COLUMNS]; ROWS],
-    /// Scales of groups, then minima.
+    /// Unpacked quants, row by row.
+    unpacked: [[u8; MAX_COLUMNS]; ROWS],
+    /// For each block and row, the 16 integer scales of its groups, then their 16 minima.
     unpacked_scales: [[[i8; 32]; ROWS]; BLOCKS256],
-    /// Four columns a line.
-    quants: [Line; COLUMNS / 4],
-    /// Eight lines of pairs of scales, then eight of minima.
+    /// Interleaved quants, four columns per line.
+    quants: [Line; MAX_COLUMNS / 4],
+    /// Interleaved scales and minima of groups: for each block, eight lines of two scales, then eight of two minima.
     group_scales: [[Line; 16]; BLOCKS256],
+    /// The f32 scales of blocks.
     scales: [Line; BLOCKS32],
+    /// The f32 minima of blocks.
     minima: [Line; BLOCKS32],
 }
 
-/// Whether multiplying `tokens` rows of input panel by panel is faster than dot products.
+/// Whether panels are faster than dot products for a batch of `tokens` tokens.
 pub fn is_profitable(format: KernelFormat, tokens: usize) -> bool {
     tokens >= MIN_TOKENS && !matches!(format, KernelFormat::F32 | KernelFormat::F16 | KernelFormat::Bf16)
 }
 
 impl Panel {
-    /// Unpacks some blocks of each row. Rows beyond the end of the matrix are left unchanged.
+    /// Unpacks the given blocks of 256 of each row. Rows beyond the end of the matrix are left unchanged.
     #[inline(always)]
     fn unpack256<B: Block256>(&mut self, rows: &[&[B]; ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
@@ -87,21 +89,21 @@ impl Panel {
                 let [scales, minima] = self.unpacked_scales[at][row].as_chunks_mut::<16>().0 else {
                     unreachable!("32 are twice 16")
                 };
-                let [scale, minimum] = block.integers(quants, scales, minima);
+                let [scale, minimum] = block.unpack(quants, scales, minima);
                 self.scales[at].0[row] = scale.to_le_bytes();
                 self.minima[at].0[row] = minimum.to_le_bytes();
             }
         }
     }
 
-    /// The same of blocks of 32.
+    /// Unpacks the given blocks of 32 of each row. Rows beyond the end of the matrix are left unchanged.
     #[inline(always)]
     fn unpack32<B: Block32>(&mut self, rows: &[&[B]; ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
             let Some(blocks) = all.get(blocks.clone()) else { continue };
             let quants = self.unpacked[row].as_chunks_mut::<32>().0;
             for (at, (block, quants)) in blocks.iter().zip(quants).enumerate() {
-                let [scale, minimum] = block.integers(quants);
+                let [scale, minimum] = block.unpack(quants);
                 self.scales[at].0[row] = scale.to_le_bytes();
                 self.minima[at].0[row] = minimum.to_le_bytes();
             }
@@ -109,37 +111,37 @@ impl Panel {
     }
 }
 
-/// Sixteen rows of a tile from `first` on, in blocks.
-fn rows_of<'a, B: bytemuck::Pod>(tile: &Tile<'a>, first: usize) -> [&'a [B]; ROWS] {
-    let end = tile.first + tile.count;
-    std::array::from_fn(|at| if first + at < end { blocks::blocks(tile.matrix.row(first + at)) } else { &[] })
+/// Returns the blocks of the sixteen rows from `first` on; rows beyond the end of the task are empty.
+fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B]; ROWS] {
+    let end = task.first + task.count;
+    std::array::from_fn(|at| if first + at < end { blocks::blocks(task.matrix.row(first + at)) } else { &[] })
 }
 
-/// The buffers of one thread.
+/// The buffers of a thread.
 #[derive(Debug)]
 struct Workspace {
     panel: Box<Panel>,
-    /// Sums so far of sixteen rows, [tokens].
+    /// Partial sums of sixteen rows, [tokens].
     sums: Vec<[f32; ROWS]>,
 }
 
 thread_local! {
-    /// Kept between calls, so that a chunk of rows allocates nothing.
+    /// Reused by all calls on a thread, so that a call does not allocate.
     static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace { panel: bytemuck::zeroed_box(), sums: Vec::new() });
 }
 
-/// The part that depends on the instruction set: packing a panel and multiplying it by T tokens.
+/// Packing and multiplication of panels with one instruction set.
 ///
 /// # Safety
-/// The processor has the instructions.
+/// The processor must have the instructions of the implementation.
 trait PanelKernel {
-    /// Unpacks some blocks of each row and interleaves the rows.
+    /// Unpacks the given blocks of 256 of each row and interleaves the rows.
     unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>);
 
-    /// The same of blocks of 32.
+    /// Unpacks the given blocks of 32 of each row and interleaves the rows.
     unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>);
 
-    /// Adds the products of the blocks that fill the panel and T tokens to `sums`.
+    /// Multiplies the packed blocks of 256 by the activations of T tokens and adds the products to `sums`.
     unsafe fn multiply256<B: Block256, const T: usize>(
         panel: &Panel,
         blocks: Range<usize>,
@@ -147,7 +149,7 @@ trait PanelKernel {
         sums: &mut [[f32; ROWS]; T],
     );
 
-    /// The same of blocks of 32.
+    /// Multiplies the packed blocks of 32 by the activations of T tokens and adds the products to `sums`.
     unsafe fn multiply32<B: Block32, const T: usize>(
         panel: &Panel,
         blocks: Range<usize>,
@@ -156,7 +158,7 @@ trait PanelKernel {
     );
 }
 
-/// Implements packing for x86-64, where panels hold unsigned bytes, with the module's `interleave` functions.
+/// Implements packing for x86-64, where panels contain unsigned bytes, with the `interleave` functions of the module.
 #[cfg(target_arch = "x86_64")]
 macro_rules! pack {
     ($features:literal) => {
@@ -181,28 +183,29 @@ macro_rules! pack {
 #[cfg(target_arch = "x86_64")]
 use pack;
 
-/// All rows and tokens of a tile of a format for which [`is_profitable`] is true; T tokens share a load of weights.
+/// Computes a part of a matmul, whose format must satisfy [`is_profitable`], in tiles of T tokens, which share the
+/// loads of weights.
 ///
 /// # Safety
-/// The processor has the instructions of `M`, and no other thread writes these rows.
-unsafe fn multiply<M: PanelKernel, const T: usize>(tile: Tile<'_>) {
+/// The processor has the instructions of `M`, and no other thread writes the rows of the task.
+unsafe fn multiply<M: PanelKernel, const T: usize>(task: MatmulTask<'_>) {
     WORKSPACE.with_borrow_mut(|workspace| {
         macro_rules! plain {
             ($dot:ident) => {
-                unreachable!("there are no panels of {}", tile.matrix.format)
+                unreachable!("there are no panels of {}", task.matrix.format)
             };
         }
         macro_rules! blocks {
             ($block:ident, row32, $dot:ident) => {
-                multiply_rows32::<M, blocks::$block, T>(tile, workspace)
+                multiply_rows32::<M, blocks::$block, T>(task, workspace)
             };
             ($block:ident, row256, $dot:ident) => {
-                multiply_rows256::<M, blocks::$block, T>(tile, workspace)
+                multiply_rows256::<M, blocks::$block, T>(task, workspace)
             };
         }
         // SAFETY: the caller's promise.
         unsafe {
-            for_format!(tile.matrix.format, plain, blocks);
+            for_format!(task.matrix.format, plain, blocks);
         }
     });
 }
@@ -210,33 +213,36 @@ unsafe fn multiply<M: PanelKernel, const T: usize>(tile: Tile<'_>) {
 macro_rules! multiply_rows {
     ($($name:ident: $block:ident, $length:literal, $row:ident, $pack:ident, $multiply:ident;)+) => {$(
         /// # Safety
-        /// That of [`multiply`].
-        unsafe fn $name<M: PanelKernel, B: $block, const T: usize>(tile: Tile<'_>, workspace: &mut Workspace) {
+        /// The same as for [`multiply`].
+        unsafe fn $name<M: PanelKernel, B: $block, const T: usize>(
+            task: MatmulTask<'_>,
+            workspace: &mut Workspace,
+        ) {
             let Workspace { panel, sums } = workspace;
-            let blocks = tile.matrix.length / $length;
-            for first in (tile.first..tile.first + tile.count).step_by(ROWS) {
-                let rows = rows_of::<B>(&tile, first);
+            let blocks = task.matrix.length / $length;
+            for first in (task.first..task.first + task.count).step_by(ROWS) {
+                let rows = rows_of::<B>(&task, first);
                 sums.clear();
-                sums.resize(tile.input.tokens(), [0.0; ROWS]);
-                for from in (0..blocks).step_by(COLUMNS / $length) {
-                    let blocks = from..blocks.min(from + COLUMNS / $length);
+                sums.resize(task.input.tokens(), [0.0; ROWS]);
+                for from in (0..blocks).step_by(MAX_COLUMNS / $length) {
+                    let blocks = from..blocks.min(from + MAX_COLUMNS / $length);
                     // SAFETY: the caller's promise.
                     unsafe { M::$pack(panel, &rows, blocks.clone()) };
                     let (tiles, rest) = sums.as_chunks_mut::<T>();
                     let singles = tiles.len() * T;
                     for (at, sums) in tiles.iter_mut().enumerate() {
-                        let input = std::array::from_fn(|t| tile.input.$row(at * T + t));
+                        let input = std::array::from_fn(|t| task.input.$row(at * T + t));
                         // SAFETY: the caller's promise.
                         unsafe { M::$multiply::<B, T>(panel, blocks.clone(), &input, sums) };
                     }
                     for (at, sums) in rest.iter_mut().enumerate() {
-                        let input = [tile.input.$row(singles + at)];
+                        let input = [task.input.$row(singles + at)];
                         // SAFETY: the caller's promise.
                         unsafe { M::$multiply::<B, 1>(panel, blocks.clone(), &input, std::array::from_mut(sums)) };
                     }
                 }
                 // SAFETY: the caller's promise.
-                unsafe { write_sums(&tile, first, sums) };
+                unsafe { write_sums(&task, first, sums) };
             }
         }
     )+};
@@ -246,20 +252,20 @@ multiply_rows! {
     multiply_rows32: Block32, 32, row32, pack32, multiply32;
 }
 
-/// Writes the sums of the rows from `first` on, [tokens].
+/// Writes the sums of up to sixteen rows from `first` on, [tokens].
 ///
 /// # Safety
 /// No other thread writes these rows.
-unsafe fn write_sums(tile: &Tile<'_>, first: usize, sums: &[[f32; ROWS]]) {
-    let width = ROWS.min(tile.first + tile.count - first);
+unsafe fn write_sums(task: &MatmulTask<'_>, first: usize, sums: &[[f32; ROWS]]) {
+    let width = ROWS.min(task.first + task.count - first);
     for (token, sums) in sums.iter().enumerate() {
-        // SAFETY: the rows are the tile's, and the caller promises the rest.
+        // SAFETY: the rows belong to the task; the rest is the caller's promise.
         unsafe {
-            // Of a length that the compiler knows a copy is one instruction, not a call.
+            // A copy of constant length is compiled to one instruction instead of a call.
             if width == ROWS {
-                tile.out.set_rows(token, first, sums);
+                task.out.set_rows(token, first, sums);
             } else {
-                tile.out.set_rows(token, first, &sums[..width]);
+                task.out.set_rows(token, first, &sums[..width]);
             }
         }
     }

@@ -1,12 +1,10 @@
-//! The empty set of native kernels, for processors that have none.
-//!
-//! None: plain Rust computes everything there.
+//! The empty list of instruction sets, for processors without native kernels: scalar code computes everything there.
 
 use half::f16;
 
-use super::product::Tile;
+use super::matmul::MatmulTask;
 
-/// An instruction set beyond plain Rust; there is none.
+/// A vector instruction set of the target; there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Native {}
 
@@ -22,8 +20,8 @@ impl Native {
     }
 
     /// # Safety
-    /// No other thread writes the tile's rows of the output.
-    pub(super) unsafe fn multiply(self, _: Tile<'_>) {
+    /// No other thread writes the rows of the task.
+    pub(super) unsafe fn multiply(self, _: MatmulTask<'_>) {
         match self {}
     }
 
@@ -31,7 +29,7 @@ impl Native {
         match self {}
     }
 
-    pub(super) fn mix_f16(self, _: &[f32], _: &[f16], _: &mut [f32]) {
+    pub(super) fn sum_values_f16(self, _: &[f32], _: &[f16], _: &mut [f32]) {
         match self {}
     }
 }

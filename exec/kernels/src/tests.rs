@@ -1,4 +1,4 @@
-//! The scalar kernels against sums in f64, and every other kernel against the scalar ones, bit for bit.
+//! Tests of the scalar kernels against f64 sums, and of all other kernels against the scalar ones, bit for bit.
 
 use half::f16;
 use proptest::prelude::*;
@@ -6,10 +6,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::blocks::Scaled;
-use super::product::{Matrix, Output, rows_product, scalar_dot};
+use super::matmul::{MatmulOutput, Matrix, matmul_rows, scalar_dot};
 use super::*;
 
-/// Random rows of ordinary weights: any bits, with f16 scales around a hundredth.
+/// Returns rows of random bits with f16 scales and float weights of magnitude 0.001 to 0.021.
 fn random_rows(format: KernelFormat, rows: usize, length: usize, seed: u64) -> Vec<u8> {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let mut bytes = vec![0u8; rows * format.row_bytes(length).expect("whole blocks")];
@@ -24,12 +24,12 @@ fn random_rows(format: KernelFormat, rows: usize, length: usize, seed: u64) -> V
         let upper = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
         bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|value| *value = upper(number()));
     }
-    set_halves(format, &mut bytes, || f16::from_f32(number()));
+    set_f16_values(format, &mut bytes, || f16::from_f32(number()));
     bytes
 }
 
-/// Where the f16 numbers of a block lie: scales, and minima after them.
-fn halves(format: KernelFormat) -> &'static [usize] {
+/// Returns the byte offsets of the f16 values of a block: the scale, then the minimum.
+fn f16_offsets(format: KernelFormat) -> &'static [usize] {
     match format {
         KernelFormat::F32 | KernelFormat::Bf16 => &[],
         KernelFormat::Q4_1 | KernelFormat::Q5_1 | KernelFormat::Q4K | KernelFormat::Q5K => &[0, 2],
@@ -40,15 +40,16 @@ fn halves(format: KernelFormat) -> &'static [usize] {
     }
 }
 
-fn set_halves(format: KernelFormat, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
+/// Overwrites the f16 values of all blocks.
+fn set_f16_values(format: KernelFormat, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
     for block in bytes.chunks_exact_mut(format.format().block_bytes() as usize) {
-        for &at in halves(format) {
+        for &at in f16_offsets(format) {
             block[at..at + 2].copy_from_slice(&number().to_le_bytes());
         }
     }
 }
 
-/// Random activations from -2 to 2.
+/// Returns random activations from -2 to 2.
 fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
     let mut stream = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
     let mut activations = Activations::default();
@@ -59,17 +60,18 @@ fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
     activations
 }
 
-fn product_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
+/// Returns the bits of the matmul of `matrix` and `input`, [tokens, rows].
+fn matmul_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
     input.prepare(matrix.format.input_kind(), instructions);
     let tokens = input.tokens();
     let mut out = vec![0.0f32; tokens * matrix.rows];
-    let shared = Output::new(&mut out, tokens, matrix.rows);
-    // SAFETY: nobody else writes `out`.
-    unsafe { rows_product(instructions, matrix, 0, matrix.rows, input, shared) };
+    let shared = MatmulOutput::new(&mut out, tokens, matrix.rows);
+    // SAFETY: no other thread writes `out`.
+    unsafe { matmul_rows(instructions, matrix, 0, matrix.rows, input, shared) };
     out.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The input row after the rounding of this format.
+/// Returns the input row of a token, rounded as the format requires.
 fn rounded_input(format: KernelFormat, input: &Activations, token: usize) -> Vec<f64> {
     let (row, block) = match format.input_kind() {
         InputKind::Plain => return input.plain_row(token).iter().map(|&v| f64::from(v)).collect(),
@@ -80,7 +82,7 @@ fn rounded_input(format: KernelFormat, input: &Activations, token: usize) -> Vec
     quants.map(|(at, &quant)| f64::from(quant) * f64::from(row.scales[at / block])).collect()
 }
 
-/// What a format subtracts from, or adds to, the weight at `at`, beside its products.
+/// Returns the minimum that belongs to the weight at `at`; zero for formats without minima.
 fn minimum(format: KernelFormat, row: &[u8], at: usize) -> f32 {
     fn block<B: Scaled>(row: &[u8], at: usize) -> &B {
         &blocks::blocks(row)[at]
@@ -107,7 +109,7 @@ fn minimum(format: KernelFormat, row: &[u8], at: usize) -> f32 {
     }
 }
 
-/// The sum of magnitudes of all that a kernel rounds: products and what is subtracted, apart.
+/// Returns the sum of the magnitudes of all terms that a kernel adds, with products and minima counted separately.
 fn magnitude(format: KernelFormat, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
     let part = |at: usize| f64::from(weights[at].abs()) + 2.0 * f64::from(minimum(format, row, at).abs());
     input.iter().enumerate().map(|(at, a)| part(at) * a.abs()).sum()
@@ -121,7 +123,8 @@ proptest! {
         seed: u64, blocks in 1usize..6, rows in 1usize..40, tokens in 1usize..30,
     ) {
         for format in KernelFormat::ALL {
-            // Rows of plain numbers need not be whole groups of 32 lanes, nor others whole groups of blocks.
+            // Rows of floats need not be a multiple of the 32 lanes, nor rows of blocks of 32 a multiple of the
+            // blocks that are summed together.
             let ragged = match format.format().block_len() {
                 1 => seed as usize % 31,
                 32 => 32 * (seed as usize % 8),
@@ -131,10 +134,10 @@ proptest! {
             let bytes = random_rows(format, rows, length, seed);
             let matrix = Matrix { format, length, rows, bytes: &bytes };
             let mut input = random_activations(tokens, length, seed);
-            let scalar = product_bits(InstructionSet::SCALAR, matrix, &mut input);
+            let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
             for instructions in InstructionSet::available() {
                 let mut again = random_activations(tokens, length, seed);
-                let found = product_bits(instructions, matrix, &mut again);
+                let found = matmul_bits(instructions, matrix, &mut again);
                 prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
             }
         }
@@ -153,14 +156,14 @@ proptest! {
 
             let rounded = rounded_input(format, &input, 0);
             let exact: f64 = weights.iter().zip(&rounded).map(|(&w, a)| f64::from(w) * a).sum();
-            // One rounding for each addition in a lane, for each level of the tree and in each scale; of quantised
-            // weights, for each integer and its addition. Blocks of 32 with a minimum add two integers.
+            // There is one rounding for each addition in a lane, for each level of the tree and in each scale; with
+            // quantised weights, for each integer and its addition. Blocks of 32 with a minimum add two integers.
             let additions = if matches!(format, KernelFormat::Q4_1 | KernelFormat::Q5_1) { 2 } else { 1 };
             let steps = (additions * length / 32 + 8) as f64;
             let bound = steps * f64::from(f32::EPSILON) / 2.0 * magnitude(format, &row, &weights, &rounded);
             prop_assert!((found - exact).abs() <= bound, "{format}: {found} is not {exact} within {bound:e}");
 
-            // Rounding the activations moves each by at most half a step.
+            // Rounding changes each activation by at most half a step.
             let plain: Vec<f64> = input.plain_row(0).iter().map(|&v| f64::from(v)).collect();
             let block = if format.input_kind() == InputKind::Blocks32 { 32 } else { 256 };
             let unrounded: f64 = weights.iter().zip(&plain).map(|(&w, a)| f64::from(w) * a).sum();
@@ -178,9 +181,9 @@ fn quantised() -> impl Iterator<Item = KernelFormat> {
 }
 
 #[test]
-fn the_largest_numbers_do_not_overflow() {
-    // Every byte of a block at an extreme, which among others gives -128 in Q8_0, 63 in Q6_K under the scale -128, and
-    // the ends of the codebooks. All activations at +127 or -127, which is also 127 times the sums of weights.
+fn extreme_values_do_not_overflow() {
+    // Every byte of a block has an extreme value, which gives -128 in Q8_0, 63 in Q6_K with the scale -128, the ends
+    // of the codebooks, and others. All activations are +127 or -127.
     let fills = [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0];
     for (format, fill) in quantised().flat_map(|format| fills.map(|fill| (format, fill))) {
         let length = 256;
@@ -188,16 +191,16 @@ fn the_largest_numbers_do_not_overflow() {
         if format == KernelFormat::Q6K && fill == 0xff {
             row[192..208].fill(0x80);
         }
-        set_halves(format, &mut row, || f16::ONE);
-        // One token is a dot product, 13 use panels.
+        set_f16_values(format, &mut row, || f16::ONE);
+        // One token uses dot products, 13 use panels.
         for (tokens, sign) in [(1, 1.0), (1, -1.0), (13, 1.0), (13, -1.0)] {
             let mut input = Activations::default();
             input.resize(tokens, length);
             input.rows_mut().fill(127.0 * sign);
             let matrix = Matrix { format, length, rows: 1, bytes: &row };
-            let bits = product_bits(InstructionSet::SCALAR, matrix, &mut input);
+            let bits = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
             for instructions in InstructionSet::available() {
-                let found = product_bits(instructions, matrix, &mut input);
+                let found = matmul_bits(instructions, matrix, &mut input);
                 assert_eq!(found, bits, "{format}, {fill:#x}, {tokens} tokens with {}", instructions.name());
             }
             let mut weights = vec![0.0; length];
@@ -213,17 +216,17 @@ fn the_largest_numbers_do_not_overflow() {
 }
 
 #[test]
-fn scales_that_are_no_numbers_make_results_that_are_none() {
+fn non_finite_scales_give_non_finite_results() {
     for format in quantised() {
         let mut row = random_rows(format, 1, 512, 3);
         for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
-            set_halves(format, &mut row, || scale);
+            set_f16_values(format, &mut row, || scale);
             let matrix = Matrix { format, length: 512, rows: 1, bytes: &row };
             for (instructions, tokens) in
                 InstructionSet::available().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
             {
                 let mut input = random_activations(tokens, 512, 5);
-                let bits = product_bits(instructions, matrix, &mut input);
+                let bits = matmul_bits(instructions, matrix, &mut input);
                 let none = bits.iter().all(|&bits| !f32::from_bits(bits).is_finite());
                 assert!(none, "{format}, {} tokens with {}", tokens, instructions.name());
             }

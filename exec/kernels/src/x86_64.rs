@@ -1,23 +1,23 @@
-//! Instruction sets of x86-64 processors, and the kernels that use them.
+//! Instruction sets of x86-64 processors: detection and dispatch.
 //!
-//! Not here: the kernels; see [`super::avx2`] and [`super::panel`].
+//! Not here: the kernels, see [`super::avx2`] and [`super::panel`].
 
 use half::f16;
 
-use super::product::{Tile, walk};
+use super::matmul::{MatmulTask, dot_tiles};
 use super::{avx2, panel};
 
-/// An instruction set beyond that of every x86-64 processor.
+/// A vector instruction set that not every x86-64 processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Native {
     /// AVX2, FMA and F16C.
     Avx2,
-    /// Also has AVX-512 (F, BW, VL) and VNNI.
+    /// AVX2, FMA, F16C, AVX-512 (F, BW, VL) and VNNI.
     Avx512,
 }
 
 impl Native {
-    /// The best last.
+    /// All sets, the fastest last.
     pub(super) const ALL: [Native; 2] = [Native::Avx2, Native::Avx512];
 
     pub(super) fn present(self) -> bool {
@@ -42,15 +42,17 @@ impl Native {
         }
     }
 
+    /// Computes a part of a matmul.
+    ///
     /// # Safety
-    /// The processor has the instructions, and no other thread writes the tile's rows of the output.
-    pub(super) unsafe fn multiply(self, tile: Tile<'_>) {
-        // SAFETY: the caller's promise; AVX-512 is present only beside AVX2.
+    /// The processor has the instructions, and no other thread writes the rows of the task.
+    pub(super) unsafe fn multiply(self, task: MatmulTask<'_>) {
+        // SAFETY: the caller's promise; `Avx512` implies AVX2.
         unsafe {
-            match (self, panel::is_profitable(tile.matrix.format, tile.input.tokens())) {
-                (Native::Avx512, true) => panel::avx512::all_rows(tile),
-                (Native::Avx2, true) => panel::avx2::all_rows(tile),
-                (_, false) => multiply_by_dots(tile),
+            match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
+                (Native::Avx512, true) => panel::avx512::matmul(task),
+                (Native::Avx2, true) => panel::avx2::matmul(task),
+                (_, false) => matmul_by_dots(task),
             }
         }
     }
@@ -62,24 +64,24 @@ impl Native {
     }
 
     #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
-    pub(super) fn mix_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+    pub(super) fn sum_values_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        unsafe { avx2::mix_f16(probabilities, values, out) };
+        unsafe { avx2::sum_values_f16(probabilities, values, out) };
     }
 }
 
-/// All rows and tokens of a tile, by dot products.
+/// Computes a part of a matmul by dot products.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply_by_dots(tile: Tile<'_>) {
+fn matmul_by_dots(task: MatmulTask<'_>) {
     macro_rules! plain {
         ($dot:ident) => {
-            walk!(tile, plain_row, avx2::$dot)
+            dot_tiles!(task, plain_row, avx2::$dot)
         };
     }
     macro_rules! blocks {
         ($block:ident, $row:ident, $dot:ident) => {
-            walk!(tile, $row, avx2::$dot)
+            dot_tiles!(task, $row, avx2::$dot)
         };
     }
-    for_format!(tile.matrix.format, plain, blocks);
+    for_format!(task.matrix.format, plain, blocks);
 }

@@ -1,10 +1,11 @@
-//! Runs any command inside a device's memory and disk limits and reports what it used.
+//! Runs a command within the memory and disk limits of a device and reports its resource usage.
 //!
 //!     cargo run --release -p hearth-lab --example limited -- --memory-mib 547 --disk-mbps 200 \
 //!         --file MODEL.gguf -- COMMAND ARGUMENT...
 //!
-//! Each `--file` is dropped from memory first. `--hog-mib N --hog-after S --hog-for S` lets another process of
-//! the same group take and hold N MiB for a while. What was used is printed as JSON on standard error.
+//! Each `--file` is dropped from the page cache first. With `--hog-mib N --hog-after S --hog-for S`, another process
+//! in the same control group allocates N MiB after some seconds and holds them for some seconds. The usage is printed
+//! as JSON on standard error.
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
@@ -17,15 +18,17 @@ fn main() -> std::process::ExitCode {
 #[cfg(target_os = "linux")]
 fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if hearth_lab::MemoryHog::run_if_asked(&arguments) {
+    if hearth_lab::MemoryHog::run_if_requested(&arguments) {
         return Ok(0.into());
     }
     let (limited, command) = options(&arguments)?;
-    let [program, rest @ ..] = command else { return Err("give a command after `--`".into()) };
+    let [program, rest @ ..] = command else { return Err("add the command after `--`".into()) };
     let usage = limited.run(program.as_ref(), rest, false)?;
     eprintln!("{}", serde_json::to_string(&usage)?);
     match usage.status {
-        None => Err(format!("it did not end within {:.0} s; give `--deadline`", usage.seconds).into()),
+        None => {
+            Err(format!("the command was killed after {:.0} s; increase `--deadline`", usage.seconds).into())
+        }
         Some(status) => Ok((status.code().unwrap_or(1) as u8).into()),
     }
 }
@@ -39,7 +42,7 @@ fn options(
     use hearth_lab::{DeviceLimits, LimitedCommand, MemoryHog};
     use hearth_profiles::{Bytes, BytesPerSecond};
 
-    let end = arguments.iter().position(|word| word == "--").ok_or("give `-- COMMAND ARGUMENT...`")?;
+    let end = arguments.iter().position(|word| word == "--").ok_or("add `-- COMMAND ARGUMENT...`")?;
     let mut limited = LimitedCommand {
         limits: DeviceLimits::default(),
         files: Vec::new(),
@@ -47,13 +50,17 @@ fn options(
         deadline: Duration::from_mins(30),
     };
     let program = std::env::current_exe()?;
-    let mut hog =
-        MemoryHog { program, memory: Bytes::ZERO, after: Duration::ZERO, hold: Duration::from_secs(1 << 30) };
+    let mut hog = MemoryHog {
+        program,
+        memory: Bytes::ZERO,
+        delay: Duration::ZERO,
+        duration: Duration::from_secs(1 << 30),
+    };
     for pair in arguments[..end].chunks(2) {
         let [name, value] = pair else { return Err(format!("`{}` needs a value", pair[0]).into()) };
         let number = || {
             let number = value.parse::<f64>().ok().filter(|number| (0.0..1e9).contains(number));
-            number.ok_or_else(|| format!("`{name} {value}`: give a number that is not negative"))
+            number.ok_or_else(|| format!("`{name} {value}`: the value must be a number that is not negative"))
         };
         let mib = || Ok::<_, String>(Bytes((number()? * f64::from(1 << 20)) as u64));
         let time = || Ok::<_, String>(Duration::from_secs_f64(number()?));
@@ -63,9 +70,14 @@ fn options(
             "--file" => limited.files.push(value.into()),
             "--deadline" => limited.deadline = time()?,
             "--hog-mib" => hog.memory = mib()?,
-            "--hog-after" => hog.after = time()?,
-            "--hog-for" => hog.hold = time()?,
-            _ => return Err(format!("`{name}` is not an option; see the top of this example").into()),
+            "--hog-after" => hog.delay = time()?,
+            "--hog-for" => hog.duration = time()?,
+            _ => {
+                return Err(format!(
+                    "`{name}` is not an option; the options are listed at the top of this example"
+                )
+                .into());
+            }
         }
     }
     limited.hog = (hog.memory > Bytes::ZERO).then_some(hog);

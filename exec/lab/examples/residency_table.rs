@@ -1,15 +1,17 @@
-//! Decoding speed with less memory than weights, by residency, beside llama.cpp.
+//! Measures the decoding speed with less memory than weights, by residency policy, and compares it with llama.cpp.
 //!
 //!     cargo build --release && cargo run --release -p hearth-lab --example residency_table -- \
 //!         --model out/1b.gguf --peer python3 --repeats 5
 //!
-//! All run with the same limits: memory for a share of the model's file (with `--devices 3`, of each device's
-//! weights) and 64 MiB for the process, and reads throttled. `--peer` is a Python that has llama-cpp-python;
-//! without one, hearth is measured alone. Repeats are interleaved, and every run's numbers go to standard
-//! error. A token's time is the median over the tokens after the first two, then over the repeats; bytes are
-//! means over the same tokens. Bytes that must be read are those of the weights that no policy could keep: what
-//! a token touches, less the limit, but for what of it the process holds unreclaimably; for a managed device
-//! and the stream buffer. Predictions are written before the runs. Needs Linux and root.
+//! All programs run with the same limits: memory for a share of the model's file (with `--devices 3`, of each
+//! device's weights) plus 64 MiB for the process, and throttled disk reads. `--peer` is a Python interpreter with
+//! llama-cpp-python; without it, only hearth is measured. Repeats are interleaved, and the results of every run are
+//! printed on standard error.
+//!
+//! The time of a token is the median over the tokens after the first two, then over the repeats; bytes are means over
+//! the same tokens. The column "must be" is the minimum that any policy has to read for a token: the weights that a
+//! token uses, plus the unreclaimable memory of the process, less the memory limit. For a managed device, its stream
+//! buffer is added. Predictions are written before the runs. Needs Linux and root.
 
 #[cfg(target_os = "linux")]
 mod table {
@@ -33,7 +35,7 @@ mod table {
 
     type Failure = Box<dyn Error>;
 
-    /// Residencies by name, as a scenario has them.
+    /// The compared residency policies: the name in the table, and the options in a scenario.
     const RESIDENCIES: [(&str, &str); 4] = [
         ("os", "{policy: os, prefetch: false}"),
         ("os, ahead", "{policy: os, prefetch: true}"),
@@ -41,11 +43,13 @@ mod table {
         (MANAGED, "{policy: managed, stream_buffer: 8 MiB}"),
     ];
     const MANAGED: &str = "managed";
-    const BUFFER: u64 = 8 << 20;
+    /// Bytes of the stream buffer of a managed device.
+    const STREAM_BUFFER: u64 = 8 << 20;
     const PEER: &str = "llama.cpp";
-    const PROCESS: u64 = 64 << 20;
+    /// Bytes of memory for the process, in addition to the weights.
+    const PROCESS_BYTES: u64 = 64 << 20;
     const PROMPT: u32 = 16;
-    /// Tokens until the page cache has settled.
+    /// Number of tokens after the first that are ignored, until the page cache has settled.
     const SETTLING: usize = 2;
 
     struct Options {
@@ -60,17 +64,18 @@ mod table {
         disk: BytesPerSecond,
     }
 
-    /// One run's numbers.
+    /// The result of a run, with means and medians per token.
     #[derive(Clone, Copy)]
     struct Run {
+        /// Seconds per token.
         seconds: f64,
+        /// Bytes read per token.
         bytes: f64,
-        /// Unreclaimable bytes, of all devices.
-        held: f64,
-        /// Bytes that must be read: of each device what it touches, less the memory it could use for that, and if
-        /// anything is missing and it is managed, its buffer.
-        must: f64,
-        /// Predicted seconds.
+        /// Unreclaimable bytes of all devices.
+        unreclaimable: f64,
+        /// Minimum number of bytes that must be read per token.
+        min_bytes: f64,
+        /// Predicted seconds per token.
         predicted: f64,
     }
 
@@ -83,7 +88,7 @@ mod table {
         let touched: u64 = extents.iter().map(|extent| extent.length).sum();
         let file: u64 =
             weights.parts().iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
-        // The peer reads a copy of its own: whichever process else reads the model would pay for its page cache.
+        // The peer reads its own copy, because page cache is charged to the first process that reads a file.
         let copies =
             options.peer.as_ref().map(|_| ModelCopies::make(&scratch, weights.parts(), &[PEER.into()]));
         let copies = copies.transpose()?;
@@ -92,7 +97,7 @@ mod table {
         );
         println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         for &share in &options.shares {
-            let limit = (file as f64 * share) as u64 + PROCESS;
+            let limit = (file as f64 * share) as u64 + PROCESS_BYTES;
             let mut rows: Vec<(&str, Vec<Run>)> = Vec::new();
             for repeat in 0..options.repeats {
                 for name in names(&options) {
@@ -104,16 +109,17 @@ mod table {
                     let load = load.split(' ').next().unwrap_or("-");
                     match run {
                         Ok(run) => {
-                            let Run { seconds, bytes, held, .. } = run;
+                            let Run { seconds, bytes, unreclaimable, .. } = run;
                             eprintln!(
-                                "{share} {name} {repeat}: {seconds:.3} s, {bytes:.0} bytes, {held:.0} held, load {load}"
+                                "{share} {name} {repeat}: {seconds:.3} s, {bytes:.0} bytes, {unreclaimable:.0} bytes unreclaimable, \
+                                 load {load}"
                             );
                             match rows.iter_mut().find(|row| row.0 == name) {
                                 Some(row) => row.1.push(run),
                                 None => rows.push((name, vec![run])),
                             }
                         }
-                        Err(error) => eprintln!("{share} {name} {repeat}: not run: {error}"),
+                        Err(error) => eprintln!("{share} {name} {repeat}: failed: {error}"),
                     }
                 }
             }
@@ -138,32 +144,32 @@ mod table {
         let peer = rows.iter().find(|(name, _)| *name == PEER).map(|(_, runs)| seconds(runs));
         for (name, runs) in rows {
             let (time, bytes) = (seconds(runs), median(runs.iter().map(|run| run.bytes)));
-            let least = runs.iter().map(|run| run.seconds).fold(f64::INFINITY, f64::min);
-            let most = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
-            let (held, predicted) =
-                (median(runs.iter().map(|run| run.held)), median(runs.iter().map(|run| run.predicted)));
-            let must = median(runs.iter().map(|run| run.must));
-            let ratio = if must > 0.0 { format!("{:.2}x", bytes / must) } else { "-".into() };
+            let min = runs.iter().map(|run| run.seconds).fold(f64::INFINITY, f64::min);
+            let max = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
+            let unreclaimable = median(runs.iter().map(|run| run.unreclaimable));
+            let predicted = median(runs.iter().map(|run| run.predicted));
+            let min_bytes = median(runs.iter().map(|run| run.min_bytes));
+            let ratio = if min_bytes > 0.0 { format!("{:.2}x", bytes / min_bytes) } else { "-".into() };
             let predicted = if predicted.is_nan() { "-".into() } else { format!("{predicted:.3}") };
             let speed = peer.map_or("-".into(), |peer| format!("{:.2}x", peer / time));
             println!(
-                "| {:.0} % | {name} | {time:.3} | {least:.3} to {most:.3} | {predicted} | {:.0} | {:.0} ({ratio}) | \
+                "| {:.0} % | {name} | {time:.3} | {min:.3} to {max:.3} | {predicted} | {:.0} | {:.0} ({ratio}) | \
                  {:.1} | {speed} |",
                 share * 100.0,
                 bytes * 1e-6,
-                must * 1e-6,
-                held / f64::from(1 << 20),
+                min_bytes * 1e-6,
+                unreclaimable / f64::from(1 << 20),
             );
         }
     }
 
-    /// The tokens that count: seconds and bytes of each.
+    /// Returns the median seconds and the mean bytes of the tokens after the settling ones.
     fn settled(tokens: &[(f64, f64)]) -> Result<Run, Failure> {
         let tokens = tokens.get(SETTLING..).filter(|tokens| !tokens.is_empty());
-        let tokens = tokens.ok_or("too few tokens: give more `--tokens`")?;
+        let tokens = tokens.ok_or("too few tokens: increase `--tokens`")?;
         let bytes = tokens.iter().map(|token| token.1).sum::<f64>() / tokens.len() as f64;
         let seconds = median(tokens.iter().map(|token| token.0));
-        Ok(Run { seconds, bytes, held: f64::NAN, must: f64::NAN, predicted: f64::NAN })
+        Ok(Run { seconds, bytes, unreclaimable: f64::NAN, min_bytes: f64::NAN, predicted: f64::NAN })
     }
 
     fn peer(options: &Options, model: &Path, touched: u64, limit: u64) -> Result<Run, Failure> {
@@ -184,15 +190,16 @@ mod table {
         let python = options.peer.as_deref().ok_or("no --peer")?;
         let usage = limited.run(python, &words, true)?;
         if !usage.status.is_some_and(|status| status.success()) || usage.oom_kills > 0 {
-            return Err(format!("it failed: {usage:?}").into());
+            return Err(format!("llama.cpp failed: {usage:?}").into());
         }
         let result: serde_json::Value = serde_json::from_str(&usage.output)?;
         let tokens = result["tokens"].as_array().ok_or("no tokens")?;
         let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
         let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
         let run = settled(&tokens.collect::<Vec<_>>())?;
-        let held = usage.peak_unreclaimable as f64;
-        Ok(Run { held, must: (touched as f64 - limit as f64 + held).max(0.0), ..run })
+        let unreclaimable = usage.peak_unreclaimable as f64;
+        let min_bytes = (touched as f64 - limit as f64 + unreclaimable).max(0.0);
+        Ok(Run { unreclaimable, min_bytes, ..run })
     }
 
     fn hearth(
@@ -204,29 +211,30 @@ mod table {
     ) -> Result<Run, Failure> {
         let residency = RESIDENCIES.iter().find(|row| row.0 == name).map_or("{}", |row| row.1);
         let folder = std::env::temp_dir().join(format!("hearth-residency-{}", std::process::id()));
-        // Several devices share the weights, and each has memory for its own.
+        // With several devices, each has memory for a share of its own weights.
         let memory = match options.devices {
             1 => format!("memory: {} KiB", limit / 1024),
             _ => format!("memory_share: {} %", share * 100.0),
         };
         let windows = windows(options, weights.shape().layers.0);
         let text = scenario(options, residency, &memory, &windows);
-        let run = in_folder(options, &text, &folder).map(|(run, devices)| {
+        let run = run_lab(options, &text, &folder).map(|(run, devices)| {
             let mut first = 0;
-            let must = windows.iter().zip(devices).map(|(&window, (limit, held))| {
+            let min_bytes = windows.iter().zip(devices).map(|(&window, (limit, unreclaimable))| {
                 let layers = ModelPart::Layers(first..first + window);
                 let ends = if first == 0 { weights.part_bytes(&ModelPart::Output) } else { 0 };
                 first += window;
-                let missing = (weights.part_bytes(&layers) + ends + held).saturating_sub(limit);
-                missing + if missing > 0 && name == MANAGED { BUFFER } else { 0 }
+                let missing = (weights.part_bytes(&layers) + ends + unreclaimable).saturating_sub(limit);
+                missing + if missing > 0 && name == MANAGED { STREAM_BUFFER } else { 0 }
             });
-            Run { must: must.sum::<u64>() as f64, ..run }
+            Run { min_bytes: min_bytes.sum::<u64>() as f64, ..run }
         });
         let _ = fs::remove_dir_all(&folder);
         run
     }
 
-    /// Layers for each device. The head has the output matrix as well, so what cannot be divided goes to the last.
+    /// Returns the number of layers of each device. The head also has the output matrix, so remaining layers go to
+    /// the last devices.
     fn windows(options: &Options, layers: u32) -> Vec<u32> {
         let count = options.devices;
         (0..count).map(|place| layers / count + u32::from(place >= count - layers % count)).collect()
@@ -252,8 +260,8 @@ mod table {
         )
     }
 
-    /// A run, and of each device its limit and what it held unreclaimably.
-    fn in_folder(options: &Options, text: &str, folder: &Path) -> Result<(Run, Vec<(u64, u64)>), Failure> {
+    /// Runs the lab on a scenario. Returns the run, and the memory limit and the unreclaimable bytes of each device.
+    fn run_lab(options: &Options, text: &str, folder: &Path) -> Result<(Run, Vec<(u64, u64)>), Failure> {
         fs::create_dir_all(folder)?;
         let scenario = folder.join("scenario.yaml");
         fs::write(&scenario, text)?;
@@ -267,12 +275,12 @@ mod table {
             .arg(folder)
             .arg("--json")
             .output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let messages = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            let first: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).take(2).collect();
+            let first: Vec<&str> = messages.lines().filter(|line| !line.trim().is_empty()).take(2).collect();
             return Err(first.join(" ").into());
         }
-        for warning in said.lines().filter(|line| line.starts_with("warning")) {
+        for warning in messages.lines().filter(|line| line.starts_with("warning")) {
             eprintln!("{warning}");
         }
         eprintln!("lab: {:.0} s", (wall_nanos() - started) as f64 * 1e-9);
@@ -284,20 +292,20 @@ mod table {
             .zip(&measured.header.devices)
             .map(|(place, device)| {
                 let own = |it: &&Reading| it.counter == Counter::Unreclaimable && it.device == place;
-                let held = measured.readings.iter().filter(own).map(|reading| reading.value).max();
-                (device.memory_total, held.unwrap_or(0))
+                let max = measured.readings.iter().filter(own).map(|reading| reading.value).max();
+                (device.memory_total, max.unwrap_or(0))
             })
             .collect();
-        let held = devices.iter().map(|(_, held)| held).sum::<u64>() as f64;
+        let unreclaimable = devices.iter().map(|(_, bytes)| bytes).sum::<u64>() as f64;
         let predicted = settled(&tokens(&predicted))?.seconds;
-        Ok((Run { held, predicted, ..settled(&tokens(&measured))? }, devices))
+        Ok((Run { unreclaimable, predicted, ..settled(&tokens(&measured))? }, devices))
     }
 
-    /// Seconds and bytes of each token after the first.
+    /// Returns the seconds and the bytes read of each token after the first.
     fn tokens(trace: &Trace) -> Vec<(f64, f64)> {
         let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output);
         let ends: Vec<u64> = outputs.map(|record| record.end).collect();
-        // Of each device the last count of a pass: it may be visited several times.
+        // For each device, the last reading of a pass counts: there may be several.
         let mut read: BTreeMap<u32, BTreeMap<u16, u64>> = BTreeMap::new();
         for reading in trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead) {
             read.entry(reading.pass).or_default().insert(reading.device, reading.value);
@@ -340,11 +348,18 @@ mod table {
                 "--devices" => options.devices = value.parse::<u32>()?.clamp(1, 16),
                 "--tokens" => options.tokens = value.parse()?,
                 "--disk-mbps" => options.disk = BytesPerSecond(value.parse::<f64>()? * 1e6),
-                _ => return Err(format!("`{name}` is not an option; see the top of this example").into()),
+                _ => {
+                    return Err(format!(
+                        "`{name}` is not an option; the options are listed at the top of this example"
+                    )
+                    .into());
+                }
             }
         }
         if !options.hearth.exists() {
-            return Err(format!("{} is missing: `cargo build --release`", options.hearth.display()).into());
+            return Err(
+                format!("{} is missing: run `cargo build --release`", options.hearth.display()).into()
+            );
         }
         Ok(options)
     }

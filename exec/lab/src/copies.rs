@@ -1,7 +1,7 @@
-//! A copy of the model for each device, with no page of it in memory.
+//! A copy of the model for each device, without any page of it in the page cache.
 //!
-//! Copies share blocks on disk where the file system can (the system's copy call tries that first); each
-//! is a file of its own to the page cache. They are removed when this is dropped.
+//! Copies share blocks on disk if the file system supports it (the system's copy call tries this first), but the page
+//! cache treats them as separate files.
 
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::measure;
 
-use super::{LabError, PREFIX, is_gone, owner};
+use super::{LabError, PREFIX, has_exited, owner};
 
-/// Private copies of a model, in a folder of their own.
+/// The copies of a model, one for each device. They are removed when this is dropped.
 #[derive(Debug)]
 pub struct ModelCopies {
     folder: PathBuf,
@@ -19,9 +19,9 @@ pub struct ModelCopies {
 }
 
 impl ModelCopies {
-    /// Copies `model` once for each name into a new folder under `scratch`. A split model's parts all go.
+    /// Copies all parts of a model once for each name into a new folder under `scratch`.
     pub fn make(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
-        sweep(scratch);
+        remove_stale(scratch);
         let folder = folder(scratch);
         let mut copies = ModelCopies { folder: folder.clone(), files: Vec::new() };
         for (index, _) in names.iter().enumerate() {
@@ -43,28 +43,28 @@ impl ModelCopies {
         Ok(copies)
     }
 
-    /// The first part of the copy of the device at a place.
-    pub fn file(&self, place: usize) -> &Path {
-        &self.files[place]
+    /// Returns the first part of a device's copy.
+    pub fn file(&self, device: usize) -> &Path {
+        &self.files[device]
     }
 
-    /// Writes everything out and asks the system to forget it, so that devices start cold.
+    /// Writes all copies to disk and drops them from the page cache, so that devices start cold.
     pub fn drop_cache(&self) -> Result<(), LabError> {
-        (0..self.files.len()).flat_map(|place| self.parts(place)).try_for_each(|part| drop_cache(&part))
+        (0..self.files.len()).flat_map(|device| self.parts(device)).try_for_each(|part| drop_cache(&part))
     }
 
-    /// Bytes of the copy of the device at a place that are in memory: none, if it starts cold.
-    pub fn resident_bytes(&self, place: usize) -> u64 {
-        self.parts(place).iter().map(|part| resident_bytes(part)).sum()
+    /// Returns the bytes of a device's copy that are in the page cache; zero if the device starts cold.
+    pub fn resident_bytes(&self, device: usize) -> u64 {
+        self.parts(device).iter().map(|part| resident_bytes(part)).sum()
     }
 
-    fn parts(&self, place: usize) -> Vec<PathBuf> {
-        let folder = self.files[place].parent().and_then(|folder| fs::read_dir(folder).ok());
+    fn parts(&self, device: usize) -> Vec<PathBuf> {
+        let folder = self.files[device].parent().and_then(|folder| fs::read_dir(folder).ok());
         folder.into_iter().flatten().flatten().map(|entry| entry.path()).collect()
     }
 }
 
-/// Writes a file out and asks the system to forget it. Pages that a process has mapped and touched stay.
+/// Writes a file to disk and drops it from the page cache. Pages that a process has mapped and accessed remain.
 pub fn drop_cache(path: &Path) -> Result<(), LabError> {
     let failed =
         |error: std::io::Error| LabError::Cache { path: path.display().to_string(), why: error.to_string() };
@@ -75,39 +75,39 @@ pub fn drop_cache(path: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Bytes of a file that are in memory; 0 where it cannot be opened.
+/// Returns the bytes of a file that are in the page cache; 0 if it cannot be opened.
 pub fn resident_bytes(path: &Path) -> u64 {
     let Ok(file) = File::open(path) else { return 0 };
-    // SAFETY: the mapping is only asked about, never read, so that a change of the file does no harm.
+    // SAFETY: only the residency of the mapping is queried; it is never read, so changes of the file do no harm.
     unsafe { memmap2::Mmap::map(&file) }.map_or(0, |map| hearth_runtime::pages::resident(&map))
 }
 
-/// The folder under `scratch` for this process's copies.
+/// Returns the folder under `scratch` for the copies of this process.
 pub fn folder(scratch: &Path) -> PathBuf {
     scratch.join(format!("{PREFIX}{}", std::process::id()))
 }
 
-/// Removes the copies of labs whose process is gone, and ends the processes that still use them.
-fn sweep(scratch: &Path) {
+/// Removes the copies of labs whose process has exited, and kills the processes that still use them.
+fn remove_stale(scratch: &Path) {
     for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
-        if owner(&entry.file_name()).is_some_and(is_gone) {
+        if owner(&entry.file_name()).is_some_and(has_exited) {
             remove(&entry.path());
         }
     }
 }
 
-/// Removes a folder of copies, and ends the processes that use them: for an end that runs no destructors.
+/// Removes a folder of copies and kills the processes that use them, for an exit that runs no destructors.
 pub fn remove(folder: &Path) {
-    end_users(folder);
+    kill_users(folder);
     let _ = fs::remove_dir_all(folder);
 }
 
-/// Ends the processes of this program that were started with a file of a folder. A device ends when its lab
-/// does; one that was stopped, or hangs, does not.
-fn end_users(folder: &Path) {
+/// Kills the processes of this program that have a file of a folder in their arguments. A device normally exits with
+/// its lab, but not if it is frozen or hangs.
+fn kill_users(folder: &Path) {
     let program = |process: &str| {
         let name = fs::read_link(process).ok()?.file_name()?.to_string_lossy().into_owned();
-        // Of one that was built again since.
+        // The program may have been built again since the process started.
         Some(name.trim_end_matches(" (deleted)").to_owned())
     };
     let own = program("/proc/self/exe");

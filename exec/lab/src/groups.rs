@@ -1,10 +1,10 @@
-//! Control groups that limit a process to a device's memory, disk and processor.
+//! Linux control groups that limit the memory, disk reads and processor time of a device's process.
 //!
-//! Linux control groups: version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`;
-//! version 1 has a tree for each controller with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and
-//! `cpu.cfs_quota_us`. Only a device with a limit on its processor is in a group of that controller, since such a
-//! group also changes how its threads stand against those of other programs. A group is named after the lab's
-//! process, so that the groups of a lab that is gone can be told and removed.
+//! Version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`. Version 1 has a tree for each
+//! controller, with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and `cpu.cfs_quota_us`. Only a device
+//! with a processor limit is in a group of that controller, because such a group also changes how the scheduler
+//! shares processors between its threads and other programs. The name of a group contains the process ID of the lab,
+//! so that the groups of a lab that has exited can be found and removed.
 
 use std::fs;
 use std::io;
@@ -21,45 +21,41 @@ use hearth_runtime::memory::GroupMemory;
 /// The resource limits of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceLimits {
-    /// Memory, page cache included.
+    /// Maximum memory, including page cache.
     pub memory: Option<Bytes>,
-    /// Reads from the disk that holds its model.
+    /// Maximum rate of reads from the disk that stores the model.
     pub disk_read: Option<BytesPerSecond>,
-    /// Processor time of all its threads together, in processors.
+    /// Maximum processor time of all threads together, in processors.
     pub cpu: Option<f64>,
 }
 
-/// The machine's control groups.
+/// The control group hierarchy of the machine.
 #[derive(Debug, Clone)]
 pub enum Groups {
-    /// Version 1: a folder for each controller.
+    /// Version 1, with the mount point of each controller.
     V1 {
-        /// Where the memory controller is mounted.
         memory: PathBuf,
-        /// Where the block controller is mounted.
         blkio: PathBuf,
-        /// Where the processor controller is mounted, if it is.
+        /// `None` if the controller is not mounted.
         cpu: Option<PathBuf>,
     },
-    /// Version 2: one folder.
-    V2 {
-        /// Where it is mounted.
-        root: PathBuf,
-    },
+    /// Version 2, with its mount point.
+    V2 { root: PathBuf },
 }
 
-/// A device's control groups. They are removed when this is dropped.
+/// The control groups of a device. They are removed when this is dropped.
 #[derive(Debug)]
 pub struct Group {
     memory: PathBuf,
     disk: PathBuf,
     cpu: Option<PathBuf>,
     version: Version,
-    device: String,
+    /// The limited disk, as `major:minor`.
+    disk_device: String,
 }
 
 impl Groups {
-    /// The control groups mounted under a folder, usually `/sys/fs/cgroup`.
+    /// Finds the control groups that are mounted under a folder, usually `/sys/fs/cgroup`.
     pub fn find(root: &Path) -> Result<Groups, LabError> {
         if root.join("cgroup.controllers").exists() {
             return Ok(Groups::V2 { root: root.into() });
@@ -75,21 +71,21 @@ impl Groups {
         Ok(Groups::V1 { memory, blkio, cpu })
     }
 
-    /// Removes the groups of labs whose process is gone.
+    /// Removes the groups of labs whose process has exited.
     pub fn remove_stale(&self) {
-        self.remove(super::is_gone);
+        self.remove(super::has_exited);
     }
 
-    /// Whether a lab of another process is set up.
-    pub fn others(&self) -> bool {
+    /// Whether another lab is running on this machine.
+    pub fn has_other_labs(&self) -> bool {
         let other = |name: &std::ffi::OsStr| {
-            super::owner(name).is_some_and(|owner| owner != std::process::id() && !super::is_gone(owner))
+            super::owner(name).is_some_and(|owner| owner != std::process::id() && !super::has_exited(owner))
         };
         let (Groups::V1 { memory: folder, .. } | Groups::V2 { root: folder }) = self;
         fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| other(&entry.file_name()))
     }
 
-    /// Removes this process's groups and ends their members, for an end that runs no destructors.
+    /// Kills the members of this process's groups and removes the groups, for an exit that runs no destructors.
     pub fn remove_own(&self) {
         self.remove(|owner| owner == std::process::id());
     }
@@ -107,10 +103,10 @@ impl Groups {
         }
     }
 
-    /// Makes the group of the device at a place, with limits for reads of the disk that holds `file`.
-    pub fn create(&self, place: usize, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
-        let name = format!("{PREFIX}{}-{place}", std::process::id());
-        let device = disk_of(file).map_err(|error| LabError::NoGroups {
+    /// Creates the group of a device and sets its limits. The limited disk is the one that stores `file`.
+    pub fn create(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
+        let name = format!("{PREFIX}{}-{device}", std::process::id());
+        let disk_device = disk_of(file).map_err(|error| LabError::NoGroups {
             what: "disk reads",
             why: format!("{}: {error}", file.display()),
         })?;
@@ -122,50 +118,51 @@ impl Groups {
                     why: "the controller `cpu` is not mounted".into(),
                 };
                 let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
-                Group { memory, disk, cpu: cpu.map(|cpu| cpu.join(&name)), version: Version::One, device }
+                let cpu = cpu.map(|cpu| cpu.join(&name));
+                Group { memory, disk, cpu, version: Version::One, disk_device }
             }
             Groups::V2 { root } => {
-                // A controller must be switched on above before a group below can limit by it. Where it
-                // already is, or the system refuses, writing the limit will tell.
+                // A controller must be enabled in the parent before a group can use it. An error is ignored here,
+                // because setting the limit fails if the controller is not enabled.
                 let own = root.join(&name);
                 let control = root.join("cgroup.subtree_control");
                 for controller in ["+memory", "+io"].into_iter().chain(limits.cpu.map(|_| "+cpu")) {
                     let _ = fs::write(&control, controller);
                 }
                 let cpu = limits.cpu.map(|_| own.clone());
-                Group { memory: own.clone(), disk: own, cpu, version: Version::Two, device }
+                Group { memory: own.clone(), disk: own, cpu, version: Version::Two, disk_device }
             }
         };
         for folder in group.folders() {
-            // One of a process that is gone and had this process's number has members and limits of its own.
+            // A group of the same name may remain from an earlier process with the same ID.
             kill_members(folder);
             remove_group(folder);
             fs::create_dir(folder).map_err(|error| LabError::NoGroups {
                 what: "memory",
-                why: format!("cannot make {}: {error}", folder.display()),
+                why: format!("cannot create {}: {error}", folder.display()),
             })?;
         }
-        group.limit(limits)?;
+        group.set_limits(limits)?;
         Ok(group)
     }
 }
 
 impl Group {
-    /// Sets the limits.
-    pub fn limit(&self, limits: DeviceLimits) -> Result<(), LabError> {
+    /// Sets the limits. A resource without a limit keeps its current one.
+    pub fn set_limits(&self, limits: DeviceLimits) -> Result<(), LabError> {
         if let Some(memory) = limits.memory {
             let memory = memory.0.to_string();
-            // A device without swap: what does not fit must be read again, not swapped. Where the kernel does not
-            // count swap there is no such file.
+            // A device has no swap: weights that do not fit must be read again, not swapped. The file does not exist
+            // if the kernel does not account for swap.
             if self.version == Version::One {
                 let with_swap = self.memory.join("memory.memsw.limit_in_bytes");
-                let counts = with_swap.exists();
-                if counts {
-                    // It may not be below the other, which may grow.
+                let accounts_swap = with_swap.exists();
+                if accounts_swap {
+                    // The limit with swap must not be below the memory limit, which may increase.
                     set(&with_swap, "-1")?;
                 }
                 set(&self.memory.join("memory.limit_in_bytes"), &memory)?;
-                if counts {
+                if accounts_swap {
                     set(&with_swap, &memory)?;
                 }
             } else {
@@ -176,17 +173,17 @@ impl Group {
         if let Some(rate) = limits.disk_read {
             let rate = rate.0.round() as u64;
             let (name, value) = if self.version == Version::One {
-                ("blkio.throttle.read_bps_device", format!("{} {rate}", self.device))
+                ("blkio.throttle.read_bps_device", format!("{} {rate}", self.disk_device))
             } else {
-                ("io.max", format!("{} rbps={rate}", self.device))
+                ("io.max", format!("{} rbps={rate}", self.disk_device))
             };
             set(&self.disk.join(name), &value)?;
         }
-        limits.cpu.map_or(Ok(()), |cpu| self.limit_processor(Some(cpu)))
+        limits.cpu.map_or(Ok(()), |cpu| self.set_cpu_quota(Some(cpu)))
     }
 
-    /// Sets the quota of processor time, or lifts it, of a group that was made with one.
-    pub fn limit_processor(&self, processors: Option<f64>) -> Result<(), LabError> {
+    /// Sets the quota of processor time, or removes it. Does nothing for a group that was created without a quota.
+    pub fn set_cpu_quota(&self, processors: Option<f64>) -> Result<(), LabError> {
         let Some(folder) = &self.cpu else { return Ok(()) };
         let period = (quota::PERIOD.0 * 1e6).round() as u64;
         let quota = processors.map(|processors| (processors * period as f64).round() as u64);
@@ -194,16 +191,16 @@ impl Group {
             let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
             return set(&folder.join("cpu.max"), &format!("{quota} {period}"));
         }
-        // The shorter period first: the quota that is there may be too small a part of a longer one.
+        // The shorter period first: the current quota may be too small a fraction of a longer period.
         set(&folder.join("cpu.cfs_period_us"), &period.to_string())?;
         set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
     }
 
-    /// Releases the page cache charged to a group without members. A page is charged to the first group that touches
-    /// it, and another group cannot release it.
-    pub fn empty(&self) {
+    /// Drops the page cache that is charged to a group without members. A page is charged to the first group that
+    /// accesses it, and another group cannot release it.
+    pub fn drop_page_cache(&self) {
         let used = || self.memory().usage().unwrap_or(0).to_string();
-        // What cannot be given back, because others use it, is refused and stays.
+        // The kernel refuses to release pages that others use. They remain, which is fine.
         let _ = if self.version == Version::One {
             fs::write(self.memory.join("memory.force_empty"), "0")
         } else {
@@ -218,44 +215,48 @@ impl Group {
         folders
     }
 
-    /// The files into which a process writes its number to join.
-    pub fn entries(&self) -> Vec<PathBuf> {
+    /// Returns the `cgroup.procs` files to which a process writes its ID to join the groups.
+    pub fn procs_files(&self) -> Vec<PathBuf> {
         self.folders().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
-    /// Bytes read from the disk by its members, by the throttle's own count.
+    /// Returns the bytes that the members read from the disk, by the counter of the throttle.
     pub fn bytes_read(&self) -> Option<u64> {
-        self.throttle().bytes()
+        self.throttle_counter().bytes()
     }
 
-    /// The throttle, which counts the bytes that the group's members read from the disk.
-    pub fn throttle(&self) -> Throttle {
+    /// Returns the counter of the bytes that pass the disk throttle.
+    pub fn throttle_counter(&self) -> ThrottleCounter {
         let name = match self.version {
             Version::One => "blkio.throttle.io_service_bytes",
             Version::Two => "io.stat",
         };
-        Throttle { file: self.disk.join(name), version: self.version, device: self.device.clone() }
+        ThrottleCounter {
+            file: self.disk.join(name),
+            version: self.version,
+            disk_device: self.disk_device.clone(),
+        }
     }
 
-    /// The memory statistics of the group.
+    /// Returns the memory statistics of the group.
     pub fn memory(&self) -> GroupMemory {
         GroupMemory::new(self.version, &self.memory)
     }
 }
 
-/// The counter of a group's throttle. Without a throttle version 1 counts nothing.
+/// The counter of the bytes that pass the disk throttle of a group. In version 1 it stays zero if no limit is set.
 #[derive(Debug, Clone)]
-pub struct Throttle {
+pub struct ThrottleCounter {
     file: PathBuf,
     version: Version,
-    device: String,
+    disk_device: String,
 }
 
-impl Throttle {
-    /// Bytes read so far.
+impl ThrottleCounter {
+    /// Returns the bytes read so far.
     pub fn bytes(&self) -> Option<u64> {
         let text = fs::read_to_string(&self.file).ok()?;
-        let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.device)));
+        let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.disk_device)));
         if self.version == Version::One {
             let read = lines.find_map(|line| line.split_once(" Read "));
             return Some(read.and_then(|(_, bytes)| bytes.trim().parse().ok()).unwrap_or(0));
@@ -274,7 +275,7 @@ impl Drop for Group {
     }
 }
 
-/// Removes a group. It stays busy until its killed members have exited.
+/// Removes a group. Retries while it is busy, until its killed members have exited.
 fn remove_group(folder: &Path) {
     for _ in 0..50 {
         match fs::remove_dir(folder) {
@@ -302,7 +303,7 @@ fn set(path: &Path, value: &str) -> Result<(), LabError> {
     })
 }
 
-/// The whole disk under a file, as `major:minor`: throttles act on disks, not on partitions.
+/// Returns the disk that stores a file, as `major:minor`. Throttles apply to whole disks, not to partitions.
 fn disk_of(file: &Path) -> io::Result<String> {
     let device = fs::metadata(file)?.dev();
     let (major, minor) = (libc::major(device), libc::minor(device));
@@ -326,8 +327,8 @@ mod tests {
     }
 
     #[test]
-    fn version_two_limits_are_written_where_the_kernel_reads_them() {
-        // The machines at hand may have version 1 only; a folder stands for the mounted tree.
+    fn version_two_limits_are_written_to_the_files_of_the_kernel() {
+        // This machine may only have version 1, so a folder replaces the mounted tree.
         let tree = tempfile::tempdir().unwrap();
         touch(&tree.path().join("cgroup.controllers"));
         let groups = Groups::find(tree.path()).unwrap();
@@ -341,9 +342,9 @@ mod tests {
         assert_eq!(read("memory.max"), "104857600");
         assert_eq!(read("memory.swap.max"), "0");
         assert!(read("io.max").ends_with(" rbps=200000000"));
-        // A file keeps the last that was written to it.
+        // A plain file keeps only the last value that was written to it.
         assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+io");
-        let device = &group.device;
+        let device = &group.disk_device;
         let stat = format!("9:9 rbytes=7 wbytes=0\n{device} rbytes=4096 wbytes=1 rios=1\n");
         fs::write(group.memory.join("io.stat"), stat).unwrap();
         assert_eq!(group.bytes_read(), Some(4096));
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn version_one_limits_are_written_where_the_kernel_reads_them() {
+    fn version_one_limits_are_written_to_the_files_of_the_kernel() {
         let tree = tempfile::tempdir().unwrap();
         touch(&tree.path().join("memory/cgroup.procs"));
         assert!(Groups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
@@ -367,20 +368,20 @@ mod tests {
         };
         let group = groups.create(1, tree.path(), limits).unwrap();
         touch(&group.memory.join("memory.memsw.limit_in_bytes"));
-        group.limit(limits).unwrap();
+        group.set_limits(limits).unwrap();
         let with_swap = fs::read_to_string(group.memory.join("memory.memsw.limit_in_bytes")).unwrap();
         assert_eq!(with_swap, "1048576");
-        assert!(!groups.others(), "this process's own");
+        assert!(!groups.has_other_labs(), "only this process has groups");
         touch(&tree.path().join("memory/hearth-lab-1-0/cgroup.procs"));
-        assert!(groups.others(), "the first process of a system lives");
+        assert!(groups.has_other_labs(), "process 1 always runs");
         assert_eq!(fs::read_to_string(group.memory.join("memory.limit_in_bytes")).unwrap(), "1048576");
         let throttle = fs::read_to_string(group.disk.join("blkio.throttle.read_bps_device")).unwrap();
         assert!(throttle.ends_with(" 1000000"));
-        assert_eq!(group.entries().len(), 2);
+        assert_eq!(group.procs_files().len(), 2);
     }
 
     #[test]
-    fn a_quota_is_written_for_either_version_and_lifted() {
+    fn cpu_quota_is_set_and_removed_in_both_versions() {
         let tree = tempfile::tempdir().unwrap();
         touch(&tree.path().join("cgroup.controllers"));
         let half = DeviceLimits { cpu: Some(0.5), ..DeviceLimits::default() };
@@ -389,10 +390,10 @@ mod tests {
         let max = || fs::read_to_string(group.memory.join("cpu.max")).unwrap();
         assert_eq!(max(), "5000 10000");
         assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+cpu");
-        group.limit_processor(None).unwrap();
+        group.set_cpu_quota(None).unwrap();
         assert_eq!(max(), "max 10000");
         let free = second.create(2, tree.path(), DeviceLimits::default()).unwrap();
-        assert!(free.limit_processor(Some(1.0)).is_ok() && !free.memory.join("cpu.max").exists());
+        assert!(free.set_cpu_quota(Some(1.0)).is_ok() && !free.memory.join("cpu.max").exists());
 
         let tree = tempfile::tempdir().unwrap();
         for name in ["memory", "blkio"] {
@@ -406,8 +407,8 @@ mod tests {
         let folder = group.cpu.clone().unwrap();
         let quota = || fs::read_to_string(folder.join("cpu.cfs_quota_us")).unwrap();
         assert_eq!(fs::read_to_string(folder.join("cpu.cfs_period_us")).unwrap(), "10000");
-        assert_eq!((quota().as_str(), group.entries().len()), ("5000", 3));
-        group.limit_processor(None).unwrap();
+        assert_eq!((quota().as_str(), group.procs_files().len()), ("5000", 3));
+        group.set_cpu_quota(None).unwrap();
         assert_eq!(quota(), "-1");
     }
 }

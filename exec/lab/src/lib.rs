@@ -1,11 +1,10 @@
 //! The lab: emulates the devices of a scenario as processes on one Linux machine.
 //!
-//! Each device of a scenario is a process of its own inside control groups that bound its memory and its
-//! disk reads ([`groups`]), with its own copy of the model, because page cache is charged to whichever process
-//! touches a page first. Everything is undone at the end, and what a crashed lab left behind is removed
-//! by the next.
+//! Each device of a scenario is a process in its own control groups, which limit its memory, disk reads and processor
+//! time ([`groups`]). Each has its own copy of the model, because page cache is charged to the control group that
+//! first accesses a page. All changes to the machine are undone at the end, or by the next lab after a crash.
 //!
-//! Not here: plan, prediction and comparison, which are the command line's.
+//! Not here: plan, prediction and comparison, which belong to the command line.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 #![cfg(target_os = "linux")]
@@ -17,45 +16,45 @@ pub mod meter;
 pub mod process;
 
 pub use copies::ModelCopies;
-pub use groups::{DeviceLimits, Group, Groups, Throttle};
+pub use groups::{DeviceLimits, Group, Groups, ThrottleCounter};
 pub use limited::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
 pub use process::{Child, Placement, ProcessStopper, processors};
 
-/// First part of the name of everything a lab makes; its process's number follows.
+/// Prefix of the names of all groups and folders that a lab creates, followed by the ID of its process.
 const PREFIX: &str = "hearth-lab-";
 
-/// The process that made something of this name.
+/// Returns the ID of the lab process that created a group or folder of this name.
 fn owner(name: &std::ffi::OsStr) -> Option<u32> {
     name.to_str()?.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
 
-/// Whether a process is gone.
-fn is_gone(process: u32) -> bool {
+/// Whether a process has exited.
+fn has_exited(process: u32) -> bool {
     !std::path::Path::new(&format!("/proc/{process}")).exists()
 }
 
-/// Why a lab cannot be set up.
+/// An error of setting up or running a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// There are no writable control groups for memory, disk reads or processor time.
+    /// A resource cannot be limited, because its control groups are missing or not writable.
     #[error("cannot limit {what}: {why}")]
     NoGroups { what: &'static str, why: String },
-    /// A control group file refuses a value.
-    #[error("cannot write `{value}`: {why}")]
+    /// A file of a control group rejects a value.
+    #[error("cannot write `{value}` to the control group: {why}")]
     Limit { path: String, value: String, why: String },
     #[error("cannot copy the model: {why}")]
     Copy { path: String, why: String },
-    #[error("cannot drop the file from memory: {why}")]
+    #[error("cannot drop the file from the page cache: {why}")]
     Cache { path: String, why: String },
-    /// The process of a device cannot be started, or has exited; `why` is its last output.
+    /// The process of a device cannot be started, does not respond, or has exited; `why` includes its standard error.
     #[error("device `{name}` {what}: {why}")]
     Process { name: String, what: &'static str, why: String },
 }
 
 impl LabError {
-    /// The file that the error is about.
-    pub fn place(&self) -> Option<&str> {
+    /// Returns the path of the file that caused the error, if it is known.
+    pub fn path(&self) -> Option<&str> {
         match self {
             LabError::Limit { path, .. } | LabError::Copy { path, .. } | LabError::Cache { path, .. } => {
                 Some(path)
@@ -64,17 +63,17 @@ impl LabError {
         }
     }
 
-    /// A hint for a fix, if known.
+    /// Returns a hint on how to fix the error, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             LabError::NoGroups { .. } => {
-                Some("run as root on Linux with control groups, or leave the device's `limits` out")
+                Some("run as root on Linux with control groups, or remove the device's `limits`")
             }
-            LabError::Limit { .. } => Some("another control group above may allow less"),
+            LabError::Limit { .. } => Some("a parent control group may have a lower limit"),
             LabError::Copy { .. } => {
-                Some("each device needs its own copy: free some space or give another --scratch folder")
+                Some("each device needs its own copy: free some space, or set another folder with --scratch")
             }
-            LabError::Cache { .. } => Some("give a file that exists and can be read"),
+            LabError::Cache { .. } => Some("use a file that exists and is readable"),
             LabError::Process { .. } => None,
         }
     }

@@ -1,9 +1,7 @@
-//! Runs any command inside a device's limits and measures what it uses.
+//! Runs a command within the limits of a device and measures the resources that it uses.
 //!
-//! The command runs in a group of its own while this process looks at the group's counters. A second process
-//! of the same group can take memory for a while (a [`MemoryHog`]), to see what the command does under pressure.
-//!
-//! Not here: what is printed, and what is compared with what.
+//! The command runs in its own control group, whose counters this process samples. A second process in the same group
+//! can allocate memory for some time (a [`MemoryHog`]), to measure the command under memory pressure.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -20,89 +18,91 @@ use super::process::command_in_group;
 use super::{DeviceLimits, Group, Groups, LabError};
 use hearth_runtime::clock::wall_nanos;
 
-/// The interval between two readings of the counters.
+/// The interval between two samples of the counters.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Another program of the same device that takes memory, holds it, and frees it, at the latest when its standard input
-/// ends.
+/// Another program on the same device that allocates memory and frees it after some time, or when its standard input
+/// is closed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryHog {
-    /// A program that calls [`MemoryHog::run_if_asked`] with its arguments first of all.
+    /// A program that first calls [`MemoryHog::run_if_requested`] with its arguments.
     pub program: PathBuf,
-    /// Bytes to take.
+    /// Bytes to allocate.
     pub memory: Bytes,
-    /// Delay after the start of the command.
-    pub after: Duration,
-    /// Time that the memory is held.
-    pub hold: Duration,
+    /// Time from the start of the program to the allocation.
+    pub delay: Duration,
+    /// Time from the allocation to the release of the memory.
+    pub duration: Duration,
 }
 
-/// The first argument of a hog.
-pub const HOG: &str = "--be-a-hog";
+/// The first argument of a program that runs as a [`MemoryHog`].
+pub const MEMORY_HOG_FLAG: &str = "--be-a-hog";
 
 impl MemoryHog {
-    /// Returns the arguments that its program is started with.
+    /// Returns the arguments with which the program is started.
     pub fn arguments(&self) -> [String; 4] {
         let millis = |time: Duration| time.as_millis().to_string();
-        [HOG.into(), self.memory.0.to_string(), millis(self.after), millis(self.hold)]
+        [MEMORY_HOG_FLAG.into(), self.memory.0.to_string(), millis(self.delay), millis(self.duration)]
     }
 
-    /// Takes the memory if the arguments are those of a memory hog. Returns whether they were.
-    pub fn run_if_asked(arguments: &[String]) -> bool {
+    /// Allocates and frees the memory if the arguments are those of a memory hog. Returns whether they are.
+    pub fn run_if_requested(arguments: &[String]) -> bool {
         let [first, numbers @ ..] = arguments else { return false };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
-        let (HOG, &[bytes, after, hold]) = (first.as_str(), numbers.as_slice()) else { return false };
-        // The parent holds the other end of standard input; it is gone when the input ends.
-        let (ended, is_over) = mpsc::channel::<()>();
+        let (MEMORY_HOG_FLAG, &[bytes, delay, duration]) = (first.as_str(), numbers.as_slice()) else {
+            return false;
+        };
+        // The parent holds the other end of standard input, which is closed when the parent exits.
+        let (closed_tx, closed_rx) = mpsc::channel::<()>();
         std::thread::spawn(move || {
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-            drop(ended);
+            drop(closed_tx);
         });
         let wait =
-            |time: u64| is_over.recv_timeout(Duration::from_millis(time)) == Err(RecvTimeoutError::Timeout);
-        if wait(after) {
+            |ms: u64| closed_rx.recv_timeout(Duration::from_millis(ms)) == Err(RecvTimeoutError::Timeout);
+        if wait(delay) {
             // Written, not only reserved, so that every page is charged.
-            let held = vec![1u8; usize::try_from(bytes).unwrap_or(0)];
-            wait(hold);
-            std::hint::black_box(&held);
+            let memory = vec![1u8; usize::try_from(bytes).unwrap_or(0)];
+            wait(duration);
+            std::hint::black_box(&memory);
         }
         true
     }
 }
 
-/// Another program of the same device that computes until its standard input ends.
+/// Another program on the same device that keeps processors busy until its standard input is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuHog {
-    /// Number of threads.
+    /// Number of busy threads.
     pub threads: u32,
 }
 
-/// The first argument of a busy program.
-pub const BUSY: &str = "--be-busy";
+/// The first argument of a program that runs as a [`CpuHog`].
+pub const CPU_HOG_FLAG: &str = "--be-busy";
 
 impl CpuHog {
-    /// The arguments of its program, which must first call [`CpuHog::run_if_asked`] with them.
+    /// Returns the arguments of the program, which must first call [`CpuHog::run_if_requested`] with them.
     pub fn arguments(self) -> [String; 2] {
-        [BUSY.into(), self.threads.to_string()]
+        [CPU_HOG_FLAG.into(), self.threads.to_string()]
     }
 
-    /// Computes if the arguments are those of a CPU hog. Returns whether they were.
-    pub fn run_if_asked(arguments: &[String]) -> bool {
+    /// Keeps the threads busy if the arguments are those of a CPU hog. Returns whether they are.
+    pub fn run_if_requested(arguments: &[String]) -> bool {
         let [first, threads] = arguments else { return false };
-        let (BUSY, Ok(threads)) = (first.as_str(), threads.parse::<u32>()) else { return false };
-        let ended = std::sync::Arc::new(AtomicBool::new(false));
+        let (CPU_HOG_FLAG, Ok(threads)) = (first.as_str(), threads.parse::<u32>()) else { return false };
+        let stop = std::sync::Arc::new(AtomicBool::new(false));
         let spinners: Vec<_> = (0..threads)
             .map(|_| {
-                let ended = ended.clone();
+                let stop = stop.clone();
                 std::thread::spawn(move || {
-                    while !ended.load(Ordering::Relaxed) {
+                    while !stop.load(Ordering::Relaxed) {
                         std::hint::spin_loop();
                     }
                 })
             })
             .collect();
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        ended.store(true, Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
         for spinner in spinners {
             let _ = spinner.join();
         }
@@ -110,45 +110,46 @@ impl CpuHog {
     }
 }
 
-/// The limits and surroundings of a command.
+/// The limits and conditions under which a command runs.
 #[derive(Debug, Clone)]
 pub struct LimitedCommand {
     /// The limits of the command.
     pub limits: DeviceLimits,
-    /// Files that it must read from disk; the first tells which disk is limited, else the current folder.
+    /// Files that are dropped from the page cache first. The limited disk is that of the first file, or of the
+    /// current folder if there is none.
     pub files: Vec<PathBuf>,
-    /// Another program in the same group.
+    /// Another program in the same control group.
     pub hog: Option<MemoryHog>,
-    /// Time after which the command is killed.
+    /// Maximum duration of the command, after which it is killed.
     pub deadline: Duration,
 }
 
-/// The resources that a command used.
+/// The resource usage of a command.
 #[derive(Debug, Clone, Serialize)]
 pub struct CommandUsage {
-    /// Seconds from its start to its end.
+    /// Duration in seconds.
     pub seconds: f64,
     /// Bytes of its files that were in memory when it started, although they had been dropped.
     pub resident_before: u64,
-    /// Bytes read from the disk, by the throttle's counter; absent without a throttle, which then counts none.
+    /// Bytes read from the disk, by the counter of the throttle; absent without a throttle.
     pub bytes_read: Option<u64>,
-    /// The observed maximum of its memory that the kernel could not reclaim.
+    /// Maximum of the sampled unreclaimable memory, in bytes.
     pub peak_unreclaimable: u64,
-    /// Bytes of files that had to be read again.
+    /// Bytes of files that were reclaimed and read again.
     pub refaults: u64,
-    /// Processes killed because memory ran out.
+    /// Number of processes that the kernel killed because the memory limit was exceeded.
     pub oom_kills: u64,
-    /// Its standard output, if requested.
+    /// Standard output, if it was captured.
     #[serde(skip)]
     pub output: String,
-    /// How it ended; `None` when the deadline ended it.
+    /// The exit status; `None` if the command was killed at its deadline.
     #[serde(skip)]
     pub status: Option<ExitStatus>,
 }
 
 impl LimitedCommand {
-    /// Runs a program to its end. Captures its output if `keep` is set; prints it otherwise.
-    pub fn run(&self, program: &Path, arguments: &[String], keep: bool) -> Result<CommandUsage, LabError> {
+    /// Runs a program until it exits. Captures its output if `capture` is set; otherwise its output is inherited.
+    pub fn run(&self, program: &Path, arguments: &[String], capture: bool) -> Result<CommandUsage, LabError> {
         let groups = Groups::find(Path::new("/sys/fs/cgroup"))?;
         groups.remove_stale();
         let disk = self.files.first().map_or(Path::new("."), PathBuf::as_path);
@@ -158,9 +159,9 @@ impl LimitedCommand {
         let resident_before = self.files.iter().map(|file| resident_bytes(file)).sum();
         let group = groups.create(0, disk, self.limits)?;
         let mut command = command_in_group(Some(&group), program, arguments);
-        command.stdin(Stdio::null()).stdout(if keep { Stdio::piped() } else { Stdio::inherit() });
+        command.stdin(Stdio::null()).stdout(if capture { Stdio::piped() } else { Stdio::inherit() });
         let start = wall_nanos();
-        let mut process = started(&mut command, program)?;
+        let mut process = spawn(&mut command, program)?;
         let output = process.stdout.take().map(|mut out| {
             std::thread::spawn(move || {
                 let mut text = String::new();
@@ -170,7 +171,7 @@ impl LimitedCommand {
         });
         let mut hog = self.hog.as_ref().map(|hog| {
             let mut command = command_in_group(Some(&group), &hog.program, &hog.arguments());
-            started(command.stdin(Stdio::piped()), &hog.program)
+            spawn(command.stdin(Stdio::piped()), &hog.program)
         });
         let (status, peak) = watch(&mut process, &group, start + self.deadline.as_nanos() as u64);
         let seconds = (wall_nanos() - start) as f64 * 1e-9;
@@ -194,13 +195,14 @@ impl LimitedCommand {
     }
 }
 
-/// Polls the group until the process exits or the deadline passes.
-fn watch(process: &mut std::process::Child, group: &Group, end: u64) -> (Option<ExitStatus>, u64) {
+/// Samples the memory of a group until the process exits. Kills it at `deadline`, in nanoseconds of the clock.
+/// Returns its status, if it exited itself, and the maximum of the unreclaimable bytes.
+fn watch(process: &mut std::process::Child, group: &Group, deadline: u64) -> (Option<ExitStatus>, u64) {
     let mut peak = 0;
     loop {
         peak = peak.max(group.memory().unreclaimable().unwrap_or(0));
         match process.try_wait() {
-            Ok(None) if wall_nanos() < end => std::thread::sleep(POLL_INTERVAL),
+            Ok(None) if wall_nanos() < deadline => std::thread::sleep(POLL_INTERVAL),
             Ok(Some(status)) => return (Some(status), peak),
             _ => {
                 let _ = process.kill();
@@ -211,10 +213,10 @@ fn watch(process: &mut std::process::Child, group: &Group, end: u64) -> (Option<
     }
 }
 
-fn started(command: &mut Command, program: &Path) -> Result<std::process::Child, LabError> {
+fn spawn(command: &mut Command, program: &Path) -> Result<std::process::Child, LabError> {
     command.spawn().map_err(|error| LabError::Process {
         name: program.display().to_string(),
-        what: "does not start",
+        what: "cannot be started",
         why: error.to_string(),
     })
 }
@@ -224,25 +226,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_hogs_arguments_make_a_hog() {
+    fn memory_hog_runs_only_with_its_arguments() {
         let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
-        assert!(!MemoryHog::run_if_asked(&words("--memory-mib 5 0 0")));
-        assert!(!MemoryHog::run_if_asked(&words("--be-a-hog 5 soon 0")));
-        assert!(!MemoryHog::run_if_asked(&[]));
-        assert!(MemoryHog::run_if_asked(&words("--be-a-hog 5000 0 0")));
+        assert!(!MemoryHog::run_if_requested(&words("--memory-mib 5 0 0")));
+        assert!(!MemoryHog::run_if_requested(&words("--be-a-hog 5 soon 0")));
+        assert!(!MemoryHog::run_if_requested(&[]));
+        assert!(MemoryHog::run_if_requested(&words("--be-a-hog 5000 0 0")));
     }
 
     #[test]
-    fn only_a_busy_programs_arguments_make_one() {
+    fn cpu_hog_runs_only_with_its_arguments() {
         let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
         for other in ["--be-busy", "--be-busy many", "--be-busy 1 2", "--be-a-hog 1"] {
-            assert!(!CpuHog::run_if_asked(&words(other)), "{other}");
+            assert!(!CpuHog::run_if_requested(&words(other)), "{other}");
         }
         assert_eq!(CpuHog { threads: 3 }.arguments(), ["--be-busy", "3"]);
     }
 
     #[test]
-    fn a_command_is_measured_inside_its_limits() {
+    fn command_is_measured_within_its_limits() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, vec![7u8; 3 << 20]).unwrap();
@@ -261,18 +263,18 @@ mod tests {
         let usage = match run {
             Ok(usage) => usage,
             Err(error) => {
-                eprintln!("SKIPPED a_command_is_measured_inside_its_limits: {error}");
+                eprintln!("SKIPPED command_is_measured_within_its_limits: {error}");
                 return;
             }
         };
         assert!(usage.status.is_some_and(|status| status.success()), "{usage:?}");
         assert_eq!(usage.output.len(), 3 << 20);
         if usage.resident_before > 0 || usage.bytes_read == Some(0) {
-            eprintln!("SKIPPED a_command_is_measured_inside_its_limits: no disk is under this folder");
+            eprintln!("SKIPPED command_is_measured_within_its_limits: this folder is not on a disk");
             return;
         }
         let read = usage.bytes_read.unwrap();
-        // The program itself may be read as well.
+        // The bytes may include those of the program itself.
         assert!((3 << 20..16 << 20).contains(&read), "{read} bytes");
     }
 }

@@ -1,10 +1,10 @@
-//! Measures the bytes that each device reads per token, by the counter of its I/O throttle.
+//! Measures the bytes that each device reads per token, with the counter of its disk throttle.
 //!
-//! The executor counts what its process reads; the kernel's throttle counts what passes it. The two are
-//! independent, so that one can be checked by the other. A thread reads the throttles often. Each token is
-//! marked when it is complete, which ties this process's clock to the trace's; the throttle's count is then looked
-//! up at the moments of the trace's own readings, so that both speak of the same stretch of time. (A device
-//! that reads ahead continues to read after it has sent its activations.)
+//! The executor counts the bytes that its process reads, and the kernel counts the bytes that pass the throttle. The
+//! two counters are independent, so that one can be checked against the other. A thread samples the throttle counters
+//! frequently. This process records the time of each token, which relates its clock to that of the trace. The
+//! throttle counters are then interpolated at the times of the trace's readings, so that both counters cover the same
+//! interval. (A device that reads ahead continues to read after it has sent its activations.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,43 +17,48 @@ use hearth_schema::trace::Kind;
 use hearth_schema::trace::Reading;
 use serde::{Deserialize, Serialize};
 
-use super::{Group, Throttle};
+use super::{Group, ThrottleCounter};
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::memory::GroupMemory;
 
-/// Counts that differ by more than this share are worth a warning.
+/// Maximum relative difference between the two counters without a warning.
 pub const TOLERANCE: f64 = 0.05;
-/// Below this many bytes for a token, pages of the program itself are a large share.
+/// Minimum difference in bytes per token for a warning: in smaller ones, pages of the program itself are a large
+/// share.
 const MIN_COMPARED_BYTES: f64 = (1 << 20) as f64;
-/// The interval at which the throttles are read. One read costs some microseconds of CPU time.
+/// The interval between two samples of the throttle counters. A sample costs some microseconds of CPU time.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// The minimum interval between two reads of the devices' memory, in nanoseconds; short enough to see a lasting peak.
+/// The minimum interval between two samples of the devices' memory, in nanoseconds. A peak that lasts longer is
+/// sampled.
 const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 
-/// A device to look at.
+/// A device whose counters are sampled.
 #[derive(Debug)]
 pub struct WatchedDevice<'g> {
     pub name: String,
-    /// Its group, if it has one.
+    /// Its control group, if it has one.
     pub group: Option<&'g Group>,
-    /// Whether its group has a throttle: without one nothing is counted.
+    /// Whether the disk reads of its group are throttled; otherwise the kernel counts none.
     pub throttled: bool,
-    /// Bytes of its copy of the model that are in memory before the run.
+    /// Bytes of its copy of the model that are in the page cache before the run.
     pub resident_before: u64,
 }
 
-/// The count of every device's throttle at a moment.
+/// A time in nanoseconds, and the throttle counter of every device at this time.
 type Sample = (u64, Vec<u64>);
 
-/// Looks at the counters of all devices of a lab, in ring order, until it is finished or dropped.
+/// Samples the counters of all devices of a lab until it is finished or dropped.
 #[derive(Debug)]
 pub struct Meter<'g> {
+    /// The devices in ring order.
     devices: Vec<WatchedDevice<'g>>,
-    /// Refaults and kills before the run.
+    /// For each device, the refaults and OOM kills before the run.
     before: Vec<(u64, u64)>,
+    /// For each device, the maximum of the sampled unreclaimable bytes.
     peaks: Vec<u64>,
     next_memory_sample: u64,
-    marks: Vec<u64>,
+    /// The times of the generated tokens, in nanoseconds of this process's clock.
+    token_times: Vec<u64>,
     sampler: Sampler,
 }
 
@@ -61,24 +66,24 @@ pub struct Meter<'g> {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceUsage {
     pub name: String,
-    /// The limit of its memory, as the system has it.
+    /// The memory limit of its control group, in bytes.
     pub memory_limit: Option<u64>,
-    /// Bytes of its copy of the model that were in memory before the run.
+    /// Bytes of its copy of the model that were in the page cache before the run.
     pub resident_before: u64,
-    /// Bytes read for each token after the first by the throttle's counter; absent without a throttle.
+    /// Bytes read per token after the first, by the throttle counter; absent without a throttle.
     pub throttle_bytes_per_token: Option<f64>,
-    /// The same by the trace.
+    /// Bytes read per token after the first, by the trace.
     pub trace_bytes_per_token: f64,
-    /// The most memory that could not be reclaimed, of those seen after each token.
+    /// Maximum of the unreclaimable memory that was sampled after tokens, in bytes.
     pub peak_unreclaimable: Option<u64>,
-    /// Bytes of files that had to be read again during the run.
+    /// Bytes of files that were reclaimed and read again during the run.
     pub refaults: Option<u64>,
-    /// Processes killed because memory ran out.
+    /// Number of processes that the kernel killed because the memory limit was exceeded.
     pub oom_kills: Option<u64>,
 }
 
 impl<'g> Meter<'g> {
-    /// Looks from now on.
+    /// Starts to sample the counters of these devices, which are in ring order.
     pub fn start(devices: Vec<WatchedDevice<'g>>) -> Self {
         let count = |device: &WatchedDevice| {
             let memory = device.group.map(Group::memory);
@@ -88,16 +93,16 @@ impl<'g> Meter<'g> {
         };
         let before = devices.iter().map(count).collect();
         let throttle =
-            |device: &WatchedDevice| device.group.filter(|_| device.throttled).map(Group::throttle);
+            |device: &WatchedDevice| device.group.filter(|_| device.throttled).map(Group::throttle_counter);
         let sampler = Sampler::start(devices.iter().map(throttle).collect());
         let peaks = vec![0; devices.len()];
-        Self { devices, before, peaks, next_memory_sample: 0, marks: Vec::new(), sampler }
+        Self { devices, before, peaks, next_memory_sample: 0, token_times: Vec::new(), sampler }
     }
 
-    /// Records the time of a generated token.
-    pub fn token(&mut self) {
+    /// Records the time of a generated token, and samples the memory of all devices if the last sample is old enough.
+    pub fn on_token(&mut self) {
         let now = wall_nanos();
-        self.marks.push(now);
+        self.token_times.push(now);
         if now < self.next_memory_sample {
             return;
         }
@@ -108,26 +113,27 @@ impl<'g> Meter<'g> {
         }
     }
 
-    /// The measurements that go beside the trace of the same run.
+    /// Stops sampling and returns the measurements of each device. `trace` is the trace of the same run.
     pub fn finish(self, trace: &Trace) -> Vec<DeviceUsage> {
-        let offset = clock_offset(trace, &self.marks);
+        let offset = clock_offset(trace, &self.token_times);
         let samples = self.sampler.finish();
-        let mut seen = Vec::new();
+        let mut usages = Vec::new();
         for (place, device) in self.devices.iter().enumerate() {
             let memory = device.group.map(Group::memory);
             let since = |number: fn(&GroupMemory) -> Option<u64>, before: u64| {
                 Some(number(memory.as_ref()?)?.saturating_sub(before))
             };
-            let stretch = stretch(trace, place as u16);
-            let throttle = stretch.zip(offset).map(|((from, to, tokens), offset)| {
-                let at =
-                    |reading: &Reading| counted(&samples, place, reading.at.saturating_add_signed(offset));
+            let interval = measured_interval(trace, place as u16);
+            let throttle = interval.zip(offset).map(|((from, to, tokens), offset)| {
+                let at = |reading: &Reading| {
+                    interpolate(&samples, place, reading.at.saturating_add_signed(offset))
+                };
                 (at(to) - at(from)) / f64::from(tokens)
             });
-            let trace = stretch.map_or(0.0, |(from, to, tokens)| {
+            let trace = interval.map_or(0.0, |(from, to, tokens)| {
                 to.value.saturating_sub(from.value) as f64 / f64::from(tokens)
             });
-            seen.push(DeviceUsage {
+            usages.push(DeviceUsage {
                 name: device.name.clone(),
                 memory_limit: memory.as_ref().and_then(GroupMemory::limit),
                 resident_before: device.resident_before,
@@ -138,13 +144,13 @@ impl<'g> Meter<'g> {
                 oom_kills: since(GroupMemory::oom_kills, self.before[place].1),
             });
         }
-        seen
+        usages
     }
 }
 
 impl DeviceUsage {
-    /// Returns the relative difference between the trace and the throttle, if it is larger than expected.
-    pub fn difference(&self) -> Option<f64> {
+    /// Returns the relative difference of the trace's counter from the throttle counter, if it exceeds the tolerance.
+    pub fn counter_difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
         let apart = (trace - throttle).abs();
         let differs = apart > TOLERANCE * throttle.max(trace) && apart > MIN_COMPARED_BYTES;
@@ -152,20 +158,20 @@ impl DeviceUsage {
     }
 }
 
-/// What to add to the trace's times to get this process's. A token is marked a moment after it is complete, so that
-/// the least difference is the best.
-fn clock_offset(trace: &Trace, marks: &[u64]) -> Option<i64> {
+/// Returns the nanoseconds to add to a time of the trace to get a time of this process's clock. Token times are
+/// recorded shortly after the token is complete, so the smallest difference is the most accurate.
+fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
     let outputs = trace.records.iter().filter(|record| record.device == 0 && record.kind == Kind::Output);
     let mut ends: Vec<u64> = outputs.map(|record| record.end).collect();
     ends.sort_unstable();
-    // Where one output brings several tokens, only the first mark is known to be that of the first.
-    let pairs = if ends.len() == marks.len() { ends.len() } else { 1 };
+    // If an output step can generate several tokens, only the first token surely belongs to the first output step.
+    let pairs = if ends.len() == token_times.len() { ends.len() } else { 1 };
     ends.truncate(pairs);
-    ends.iter().zip(marks).map(|(&end, &mark)| (mark as i64).wrapping_sub(end as i64)).min()
+    ends.iter().zip(token_times).map(|(&end, &time)| (time as i64).wrapping_sub(end as i64)).min()
 }
 
-/// A device's readings after the prompt and after the last token, and the tokens between them.
-fn stretch(trace: &Trace, device: u16) -> Option<(&Reading, &Reading, u32)> {
+/// Returns a device's readings after the prompt and after the last token, and the number of tokens between them.
+fn measured_interval(trace: &Trace, device: u16) -> Option<(&Reading, &Reading, u32)> {
     let mut passes = trace.passes.iter().filter(|pass| pass.output).map(|pass| pass.index);
     let (first, last) = (passes.next()?, passes.next_back()?);
     let of = |reading: &&Reading| (reading.device, reading.counter) == (device, Counter::BytesRead);
@@ -174,8 +180,8 @@ fn stretch(trace: &Trace, device: u16) -> Option<(&Reading, &Reading, u32)> {
     Some((until(first)?, until(last)?, tokens as u32))
 }
 
-/// A throttle's count at a moment, in bytes, between two samples as if it had grown evenly.
-fn counted(samples: &[Sample], place: usize, at: u64) -> f64 {
+/// Returns a throttle counter at time `at`, in bytes, interpolated linearly between samples.
+fn interpolate(samples: &[Sample], place: usize, at: u64) -> f64 {
     let after = samples.partition_point(|(time, _)| *time <= at);
     let value = |index: usize| samples.get(index).map(|(time, bytes)| (*time as f64, bytes[place] as f64));
     match (after.checked_sub(1).and_then(value), value(after)) {
@@ -185,7 +191,7 @@ fn counted(samples: &[Sample], place: usize, at: u64) -> f64 {
     }
 }
 
-/// The thread that reads the throttles.
+/// The thread that samples the throttle counters.
 #[derive(Debug)]
 struct Sampler {
     samples: Arc<Mutex<Vec<Sample>>>,
@@ -194,16 +200,17 @@ struct Sampler {
 }
 
 impl Sampler {
-    fn start(throttles: Vec<Option<Throttle>>) -> Self {
+    fn start(throttles: Vec<Option<ThrottleCounter>>) -> Self {
         let (samples, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
-        let (kept, ended) = (samples.clone(), stop.clone());
+        let (sample_sink, stopped) = (samples.clone(), stop.clone());
         let any = throttles.iter().any(Option::is_some);
         let thread = std::thread::spawn(move || {
-            while any && !ended.load(Ordering::Relaxed) {
-                let bytes =
-                    |throttle: &Option<Throttle>| throttle.as_ref().and_then(Throttle::bytes).unwrap_or(0);
+            while any && !stopped.load(Ordering::Relaxed) {
+                let bytes = |throttle: &Option<ThrottleCounter>| {
+                    throttle.as_ref().and_then(ThrottleCounter::bytes).unwrap_or(0)
+                };
                 let counts = throttles.iter().map(bytes).collect();
-                kept.lock().unwrap_or_else(PoisonError::into_inner).push((wall_nanos(), counts));
+                sample_sink.lock().unwrap_or_else(PoisonError::into_inner).push((wall_nanos(), counts));
                 std::thread::sleep(SAMPLE_INTERVAL);
             }
         });
@@ -229,11 +236,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_that_differ_are_told() {
+    fn counter_difference_beyond_the_tolerance_is_reported() {
         let difference = |throttle: Option<f64>, trace: f64| {
             let throttle_bytes_per_token = throttle;
             DeviceUsage { throttle_bytes_per_token, trace_bytes_per_token: trace, ..DeviceUsage::default() }
-                .difference()
+                .counter_difference()
         };
         assert_eq!(difference(Some(100e6), 104e6), None);
         assert_eq!(difference(Some(100e6), 150e6), Some(0.5));
@@ -243,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn counts_grow_evenly_between_samples() {
+    fn counters_are_interpolated_between_samples() {
         let samples = [(100, vec![0, 10]), (200, vec![0, 30]), (300, vec![0, 30])];
-        let at = |time| counted(&samples, 1, time);
+        let at = |time| interpolate(&samples, 1, time);
         assert_eq!(
             [at(0), at(100), at(150), at(200), at(250), at(900)],
             [10.0, 10.0, 20.0, 30.0, 30.0, 30.0]
         );
-        assert_eq!(counted(&[], 0, 5), 0.0);
+        assert_eq!(interpolate(&[], 0, 5), 0.0);
     }
 
     const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenario":"s","plan":"p","model":"m","seed":1,"version":"0","devices":[{"name":"a","memory_total":5}]}}
@@ -267,13 +274,13 @@ mod tests {
 "#;
 
     #[test]
-    fn the_trace_and_the_throttle_are_read_at_the_same_moments() {
+    fn measured_interval_and_clock_offset_of_a_trace() {
         let trace = Trace::read(&mut TRACE.as_bytes()).unwrap();
-        // Marked 1000 later on this clock, and up to 30 late.
+        // This clock is 1000 ahead, and tokens are recorded up to 30 late.
         let offset = clock_offset(&trace, &[1130, 1200, 1305]);
         assert_eq!(offset, Some(1000));
-        let (from, to, tokens) = stretch(&trace, 0).unwrap();
+        let (from, to, tokens) = measured_interval(&trace, 0).unwrap();
         assert_eq!((from.at, to.at, tokens), (90, 290, 2));
-        assert!(stretch(&trace, 1).is_none());
+        assert!(measured_interval(&trace, 1).is_none());
     }
 }

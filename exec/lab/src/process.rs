@@ -1,8 +1,8 @@
-//! A device's process: started inside its groups, watched, and ended.
+//! The process of a device: starts it inside its control groups, reads its output, and kills it.
 //!
-//! A shell joins the groups and then becomes the program, so that its first page is already counted. The
-//! program ends when its standard input does; that pipe is held here, so no device outlives the lab,
-//! whatever ends it.
+//! A shell joins the groups and then executes the program, so that all pages of the program are counted. The program
+//! exits when its standard input is closed. The lab holds the other end of that pipe, so no device outlives the lab,
+//! even if the lab is killed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::{Group, LabError};
 
-/// A device's process.
+/// The process of a device, which is killed when this is dropped.
 #[derive(Debug)]
 pub struct Child {
     name: String,
@@ -22,25 +22,26 @@ pub struct Child {
     errors: Option<std::thread::JoinHandle<String>>,
 }
 
-/// A handle that freezes a device's process. The process must not be reaped while its [`Child`] exists.
+/// A handle that freezes the process of a device. It must only be used while the [`Child`] exists, because the
+/// process ID is reused later.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessStopper {
     process: u32,
 }
 
 impl ProcessStopper {
-    /// Freezes the process with SIGSTOP: it neither sends nor receives, but its connections stay open.
+    /// Freezes the process with SIGSTOP: it neither sends nor receives, but its connections remain open.
     pub fn stop(self) {
         // SAFETY: kill takes two numbers and touches no memory of this process.
         unsafe { libc::kill(self.process as libc::pid_t, libc::SIGSTOP) };
     }
 }
 
-/// Joins every group named up to `--`, then becomes the program.
+/// A shell script that joins the groups in its arguments before `--`, then executes the command after it.
 const JOIN_SCRIPT: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
-/// The processors that this process may run on, by number.
+/// Returns the indices of the processors on which this process may run.
 pub fn processors() -> Vec<u32> {
     // SAFETY: the set is a plain bit mask, zero is a valid one, and the call only fills it.
     let allowed = unsafe {
@@ -53,12 +54,12 @@ pub fn processors() -> Vec<u32> {
     allowed.map_or(Vec::new(), |set| (0..libc::CPU_SETSIZE as u32).filter(|&cpu| has(&set, cpu)).collect())
 }
 
-/// Pins the process of a command to these processors; leaves it alone if there is none.
+/// Pins the process of a command to these processors. Does nothing if the list is empty.
 fn set_affinity(command: &mut Command, processors: &[u32]) {
     if processors.is_empty() {
         return;
     }
-    // SAFETY: zero is a valid set, and numbers beyond its size are left out.
+    // SAFETY: zero is a valid set, and indices beyond its size are filtered out.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for &cpu in processors.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as u32) {
@@ -78,22 +79,22 @@ fn set_affinity(command: &mut Command, processors: &[u32]) {
 /// The control group that a device's process joins and the processors that it runs on.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Placement<'a> {
-    /// Its control group, if it has one.
+    /// The control group, if the device has one.
     pub group: Option<&'a Group>,
-    /// Its processors; all if there is none.
+    /// The processors on which it may run; empty for all.
     pub processors: &'a [u32],
 }
 
-/// A command that joins a group, if there is one, before it becomes `program`.
+/// Returns a command that joins a group, if there is one, and then executes `program`.
 pub(super) fn command_in_group(group: Option<&Group>, program: &Path, arguments: &[String]) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", JOIN_SCRIPT, "sh"]);
-    command.args(group.map(Group::entries).unwrap_or_default()).arg("--").arg(program).args(arguments);
+    command.args(group.map(Group::procs_files).unwrap_or_default()).arg("--").arg(program).args(arguments);
     command
 }
 
 impl Child {
-    /// Starts `program` with `arguments` in its placement.
+    /// Starts `program` with `arguments` in a control group and on the processors of `placement`.
     pub fn start(
         name: &str,
         placement: Placement,
@@ -102,12 +103,12 @@ impl Child {
     ) -> Result<Child, LabError> {
         let failed = |error: std::io::Error| LabError::Process {
             name: name.into(),
-            what: "does not start",
+            what: "cannot be started",
             why: error.to_string(),
         };
         let mut command = command_in_group(placement.group, program, arguments);
         set_affinity(&mut command, placement.processors);
-        // The lab's ring does not leave this machine and is measured unsealed.
+        // The ring of the lab is on one machine and is measured without encryption.
         command.env_remove(hearth_ring::KEY_VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(failed)?;
@@ -131,49 +132,50 @@ impl Child {
         Ok(Child { name: name.into(), process, lines, errors })
     }
 
-    /// Returns a handle that can stop the process while another thread reads its output.
+    /// Returns a handle that can freeze the process while another thread reads its output.
     pub fn stopper(&self) -> ProcessStopper {
         ProcessStopper { process: self.process.id() }
     }
 
-    /// The next line it prints.
-    pub fn line(&mut self, limit: Duration) -> Result<String, LabError> {
+    /// Returns the next line of the process's output. Returns an error if it prints none within `limit`, or exits.
+    pub fn next_line(&mut self, limit: Duration) -> Result<String, LabError> {
         self.lines.recv_timeout(limit).map_err(|error| match error {
             mpsc::RecvTimeoutError::Timeout => {
-                let why = format!("nothing within {} s", limit.as_secs());
-                LabError::Process { name: self.name.clone(), what: "is silent", why }
+                let why = format!("no output within {} s", limit.as_secs());
+                LabError::Process { name: self.name.clone(), what: "does not respond", why }
             }
-            mpsc::RecvTimeoutError::Disconnected => self.ended("ended"),
+            mpsc::RecvTimeoutError::Disconnected => self.exit_error("exited"),
         })
     }
 
-    /// Takes every line it prints until it ends, which must be in order and in time.
-    pub fn each_line(mut self, limit: Duration, mut take: impl FnMut(&str)) -> Result<(), LabError> {
+    /// Calls `on_line` for each line of the process's output until it exits. Returns an error if it prints nothing
+    /// for longer than `limit`, or exits with a failure.
+    pub fn for_each_line(mut self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<(), LabError> {
         let step = Duration::from_millis(100);
         let mut waited = Duration::ZERO;
         loop {
             match self.lines.recv_timeout(step) {
                 Ok(line) => {
-                    take(&line);
+                    on_line(&line);
                     waited = Duration::ZERO;
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 Err(mpsc::RecvTimeoutError::Timeout) if waited < limit => waited += step,
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    let why = format!("more than {} s without a word", limit.as_secs());
-                    return Err(LabError::Process { name: self.name.clone(), what: "does not end", why });
+                    let why = format!("no output for {} s", limit.as_secs());
+                    return Err(LabError::Process { name: self.name.clone(), what: "does not respond", why });
                 }
             }
         }
         match self.process.wait() {
             Ok(status) if status.success() => Ok(()),
-            _ => Err(self.ended("failed")),
+            _ => Err(self.exit_error("failed")),
         }
     }
 
-    /// What its end looks like from outside.
-    fn ended(&mut self, what: &'static str) -> LabError {
-        let status = self.process.wait().map_or_else(|error| error.to_string(), told);
+    /// Waits for the process to exit. Returns an error with its exit status and its standard error.
+    fn exit_error(&mut self, what: &'static str) -> LabError {
+        let status = self.process.wait().map_or_else(|error| error.to_string(), describe);
         let printed = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         let why =
             if printed.trim().is_empty() { status } else { format!("{status}\n{}", printed.trim_end()) };
@@ -181,12 +183,15 @@ impl Child {
     }
 }
 
-/// An exit status in words.
-fn told(status: ExitStatus) -> String {
+/// Describes an exit status, with a hint if the process was killed.
+fn describe(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     let killed = status.signal() == Some(libc::SIGKILL);
-    let hint =
-        if killed { ": killed, as the kernel does when a limit of memory is met; allow it more" } else { "" };
+    let hint = if killed {
+        "; the kernel kills a process that exceeds its memory limit: increase the limit"
+    } else {
+        ""
+    };
     format!("{status}{hint}")
 }
 

@@ -1,5 +1,5 @@
-//! The cost of encryption: the time of small frames there and back, and of large ones one way, over TCP on
-//! this machine, with and without.
+//! Measures the cost of encryption: the round trip of small frames and the one-way time of large frames over TCP on
+//! this machine, with and without encryption.
 //!
 //!     cargo run --release -p hearth-ring --example encryption_speed
 
@@ -8,7 +8,7 @@ use std::time::Instant;
 use hearth_ring::wire::{Frame, Message};
 use hearth_ring::{EncryptedTransport, Key, Listener, TcpTransport, Transport};
 
-/// Activations of one token, 2048 wide.
+/// Size of a small frame, in bytes: the activations of one token of a model with an embedding of 2048.
 const SMALL: usize = 8 << 10;
 const ROUND_TRIPS: u64 = 5000;
 const LARGE: usize = 4 << 20;
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Failure> {
     let key = Key::parse("a phrase for a measurement")?;
     let mut small = [Vec::new(), Vec::new()];
     let mut large = [Vec::new(), Vec::new()];
-    // In turns, so that whatever else this machine does meets both.
+    // Alternately, so that other load of this machine affects both.
     for _ in 0..REPEATS {
         small[0].push(round_trip(&TcpTransport).await?);
         small[1].push(round_trip(&EncryptedTransport::new(TcpTransport, key.clone())).await?);
@@ -51,7 +51,7 @@ async fn pair<T: Transport>(transport: &T) -> Result<(T::Stream, T::Stream), Fai
     Ok((near, listener.accept().await?))
 }
 
-/// Seconds for a small frame there and back.
+/// Measures the seconds for the round trip of a small frame.
 #[allow(clippy::disallowed_methods)] // a measurement reads the clock
 async fn round_trip<T: Transport>(transport: &T) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(transport).await?;
@@ -77,7 +77,7 @@ async fn round_trip<T: Transport>(transport: &T) -> Result<f64, Failure> {
     Ok(seconds)
 }
 
-/// Seconds for a large frame, of many in a row.
+/// Measures the seconds per large frame, for many in a row.
 #[allow(clippy::disallowed_methods)] // a measurement reads the clock
 async fn one_way<T: Transport>(transport: &T) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(transport).await?;

@@ -1,9 +1,9 @@
-//! Prints what this machine can do: `cargo run --release -p hearth-ring --example profile -- [MODEL]`.
+//! Prints the measured profile of this machine: `cargo run --release -p hearth-ring --example profile -- [MODEL]`.
 
 use std::error::Error;
 
 use hearth_profiles::Document;
-use hearth_ring::probe::{ProbeEffort, links};
+use hearth_ring::probe::{ProbeEffort, measure_links};
 use hearth_runtime::profile::{ProfileOptions, profile};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let device = profile(
         &options,
-        || Ok(links(&[], None, ProbeEffort::of(options.quick))?),
+        || Ok(measure_links(&[], None, ProbeEffort::of(options.quick))?),
         |step| eprintln!("{step}"),
     )?;
     print!("{}", device.to_yaml());

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p hearth-ring --example unauthorized_peers [COUNT]
 //!
-//! Each connection brings bytes of `tests/it/unauthorized_peers/attack.rs`; afterwards the worker must still answer
-//! somebody who has the key.
+//! The bytes of each connection come from `tests/it/unauthorized_peers/attack.rs`. Afterwards the worker must still
+//! serve a peer with the key.
 
 #[path = "../tests/it/unauthorized_peers/attack.rs"]
 mod attack;
@@ -11,7 +11,7 @@ mod attack;
 use std::sync::Arc;
 
 use attack::Attacker;
-use hearth_ring::probe::{ProbeEffort, link};
+use hearth_ring::probe::{ProbeEffort, measure_link};
 use hearth_ring::{EncryptedTransport, Key, LocalModel, MemoryTransport, Worker, bind};
 use hearth_runtime::clock::wall_nanos;
 
@@ -34,10 +34,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             answered += u64::from(attacker.connect(&transport, WORKER).await > 0);
         }
         let seconds = (wall_nanos() - begun) as f64 * 1e-9;
-        link(&encrypted, WORKER, ProbeEffort { short: 3, long: 1, ..ProbeEffort::quick() }).await?;
+        let effort = ProbeEffort { short_exchanges: 3, long_exchanges: 1, ..ProbeEffort::quick() };
+        measure_link(&encrypted, WORKER, effort).await?;
         println!(
-            "{count} malformed connections in {seconds:.1} s, {answered} of them got a handshake's second flight or a \
-             refusal and nothing else; the worker still answers who has the key"
+            "{count} malformed connections in {seconds:.1} s; {answered} of them received a handshake message or a \
+             refusal, and nothing else; the worker still serves peers with the key"
         );
         Ok(())
     })

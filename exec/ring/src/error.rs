@@ -1,7 +1,7 @@
-//! The errors of a ring: of frames, of encrypted connections, and of the ring as a whole.
+//! Error types of the ring: errors of frames, of encrypted connections, and of the ring as a whole.
 //!
-//! An error keeps what is wrong apart from how to fix it ([`RingError::what`], [`RingError::hint`]); `Display` joins
-//! them in one line, for logs and for other devices.
+//! An error has the problem and the hint as separate texts ([`RingError::what`], [`RingError::hint`]); `Display`
+//! joins them into one line, for logs and for other devices.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,13 +9,13 @@ use std::io;
 
 use hearth_core::schedule::ScheduleError;
 
-/// How to fix two ends that do not have the same key.
+/// The hint for two devices that do not have the same key.
 const SAME_KEY: &str = "give both ends the same --key";
 
-/// Why a ring does not come up, or stops.
+/// An error that prevents a ring from starting, or stops it.
 #[derive(Debug)]
 pub enum RingError {
-    /// No worker answers at this address.
+    /// The worker cannot be reached at this address.
     Unreachable {
         name: String,
         address: String,
@@ -38,18 +38,18 @@ pub enum RingError {
     KeyRequired {
         address: String,
     },
-    /// Two ends of a connection do not have the same key, or the connection was tampered with.
+    /// The two ends of a connection do not have the same key, or the connection was tampered with.
     KeyMismatch {
         name: String,
         reason: String,
         hint: Option<&'static str>,
     },
-    /// The peer refuses, in its own words.
+    /// The peer refused the connection or a message; `reason` is the text that it sent.
     Refused {
         name: String,
         reason: String,
     },
-    /// A worker has another model than the plan was made for.
+    /// The model of a device is not the one that the plan was made for.
     ModelMismatch {
         name: String,
         expected: String,
@@ -74,18 +74,18 @@ pub enum RingError {
         path: String,
         reason: String,
     },
-    /// A wait went past its deadline.
+    /// An operation did not finish before its deadline.
     Deadline {
         what: String,
         seconds: f64,
         hint: &'static str,
     },
-    /// A peer sent what cannot follow.
+    /// A peer sent an unexpected or invalid message.
     Protocol {
         name: String,
         what: String,
     },
-    /// A message out of turn.
+    /// The schedule rejected an event, for example activations of an unexpected round.
     Schedule(ScheduleError),
     Wire(WireError),
     Compute(hearth_runtime::ExecError),
@@ -97,17 +97,18 @@ pub enum RingError {
 }
 
 impl RingError {
-    /// A plan that cannot be used, where no flag or option would help.
+    /// Creates the error for a plan that cannot be used, without a hint.
     pub fn plan(what: impl Into<String>) -> RingError {
         RingError::Plan { what: what.into(), hint: None }
     }
 
-    /// A plan that cannot be used, and how to change it.
+    /// Creates the error for a plan that cannot be used, with a hint for a fix.
     pub fn plan_with_hint(what: impl Into<String>, hint: impl Into<String>) -> RingError {
         RingError::Plan { what: what.into(), hint: Some(hint.into()) }
     }
 
-    /// An error of the first frame to or from a peer.
+    /// Converts an error of the handshake with the peer `name`. An error of the encryption becomes a
+    /// [`RingError::KeyMismatch`].
     pub fn handshake(name: &str, error: &WireError) -> RingError {
         let (name, reason) = (name.into(), error.to_string());
         if matches!(error, WireError::Encrypted) || error.encryption().is_some() {
@@ -117,39 +118,41 @@ impl RingError {
         }
     }
 
-    /// What is wrong, without where and how to fix it.
+    /// Returns what is wrong, without the path and the hint.
     pub fn what(&self) -> String {
         match self {
             RingError::Unreachable { name, address, reason } => {
                 format!("cannot reach worker `{name}` at {address}: {reason}")
             }
             RingError::Discovery { what, .. } | RingError::Plan { what, .. } => what.clone(),
-            RingError::NoAddress { name } => format!("the plan gives worker `{name}` no address"),
+            RingError::NoAddress { name } => format!("worker `{name}` has no address in the plan"),
             RingError::CannotListen { address, reason } => format!("cannot listen at {address}: {reason}"),
             RingError::KeyRequired { address } => format!(
-                "{address} can be reached from other machines, and without a key anybody there could use the worker"
+                "{address} can be reached from other machines; without a key anybody there could use this device"
             ),
-            RingError::KeyMismatch { name, reason, .. } => format!("no connection with `{name}`: {reason}"),
+            RingError::KeyMismatch { name, reason, .. } => {
+                format!("the connection with `{name}` failed: {reason}")
+            }
             RingError::Refused { name, reason } => format!("`{name}` refused: {reason}"),
             RingError::ModelMismatch { name, expected, found } => {
-                format!("{name} has another model: the plan is for {expected}, its file is {found}")
+                format!("{name} has another model: the plan is for {expected}, the device has {found}")
             }
-            RingError::Disconnected { name, reason } => format!("worker `{name}` is gone ({reason})"),
+            RingError::Disconnected { name, reason } => format!("lost the connection to `{name}` ({reason})"),
             RingError::CannotRecover { lost, reason } => {
-                format!("the ring cannot go on: {lost}; and without it {reason}")
+                format!("the ring cannot continue: {lost}; {reason}")
             }
             RingError::Threads(error) => format!("cannot start the threads that measure links: {error}"),
             RingError::Interrupted => "the run was interrupted".into(),
-            RingError::FetchFolder { reason, .. } => format!("cannot keep fetched layers: {reason}"),
+            RingError::FetchFolder { reason, .. } => format!("cannot store fetched layers: {reason}"),
             RingError::Deadline { what, seconds, .. } => format!("{what} took longer than {seconds} s"),
-            RingError::Protocol { name, what } => format!("`{name}` broke the protocol: {what}"),
+            RingError::Protocol { name, what } => format!("protocol error of `{name}`: {what}"),
             RingError::Schedule(error) => error.to_string(),
             RingError::Wire(error) => error.to_string(),
             RingError::Compute(error) => error.to_string(),
         }
     }
 
-    /// The file or folder that the error is about.
+    /// Returns the file or folder that the error is about, if there is one.
     pub fn place(&self) -> Option<&str> {
         match self {
             RingError::FetchFolder { path, .. } => Some(path),
@@ -157,7 +160,7 @@ impl RingError {
         }
     }
 
-    /// A hint for a fix, if known.
+    /// Returns a hint for a fix, if there is one.
     pub fn hint(&self) -> Option<Cow<'_, str>> {
         let fixed = match self {
             RingError::Unreachable { address, .. } => {
@@ -166,14 +169,14 @@ impl RingError {
             RingError::Discovery { hint, .. } | RingError::Plan { hint, .. } => {
                 return hint.as_deref().map(Cow::from);
             }
-            RingError::NoAddress { .. } => "add `address: HOST:PORT` to it, or look for it with --discover",
+            RingError::NoAddress { .. } => "add `address: HOST:PORT` to the plan, or find it with --discover",
             RingError::CannotListen { .. } => {
-                "give HOST:PORT, as 127.0.0.1:9001, with an address of this machine and a port that no other program uses"
+                "give HOST:PORT, for example 127.0.0.1:9001, with an address of this machine and a free port"
             }
             RingError::KeyRequired { .. } => "listen at 127.0.0.1, or give every device the same --key",
             RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),
-            RingError::ModelMismatch { .. } => "give it the plan's model",
-            RingError::Disconnected { .. } => "see its output and start it again",
+            RingError::ModelMismatch { .. } => "give it the model of the plan",
+            RingError::Disconnected { .. } => "check its output and start it again",
             RingError::FetchFolder { .. } => "check the free space and the permissions of the folder",
             RingError::Deadline { hint, .. } => hint,
             RingError::Wire(error) => return error.hint().map(Cow::from),
@@ -219,31 +222,31 @@ impl From<hearth_runtime::ExecError> for RingError {
     }
 }
 
-/// A peer that broke the protocol.
+/// Creates the error for a peer that violated the protocol.
 pub fn protocol_error(name: &str, what: &str) -> RingError {
     RingError::Protocol { name: name.into(), what: what.into() }
 }
 
-/// Why bytes are not a frame.
+/// An error of reading or writing a frame.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// A `header` or `payload` beyond its limit.
-    #[error("a frame announces a {what} of {length} bytes; at most {limit} are taken")]
+    /// A header or payload (`what`) is longer than its limit, both in bytes.
+    #[error("a frame announces a {what} of {length} bytes; the limit is {limit}")]
     TooLong { what: &'static str, length: usize, limit: usize },
-    #[error("a frame's header cannot be read: {0}")]
+    #[error("the header of a frame cannot be read: {0}")]
     Header(String),
     /// The peer encrypts its connections and this end does not.
     #[error("the peer has a key and this end has none")]
     Encrypted,
     /// The stream ended inside a frame.
     #[error("the connection ended inside a frame")]
-    Cut,
+    Truncated,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl WireError {
-    /// The error of the encrypted connection below, if that failed.
+    /// Returns the error of the underlying encrypted connection, if that failed.
     fn encryption(&self) -> Option<&EncryptionError> {
         match self {
             WireError::Io(io) => io.get_ref()?.downcast_ref(),
@@ -254,20 +257,22 @@ impl WireError {
     fn hint(&self) -> Option<&'static str> {
         match (self, self.encryption()) {
             (WireError::Encrypted, _) | (_, Some(EncryptionError::Key { .. })) => Some(SAME_KEY),
-            (_, Some(EncryptionError::Damaged)) => Some("look for who is between the devices"),
+            (_, Some(EncryptionError::Damaged)) => {
+                Some("check the network: somebody between the devices may be changing messages")
+            }
             _ => None,
         }
     }
 }
 
-/// Why an encrypted connection cannot be used.
+/// An error of an encrypted connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncryptionError {
-    /// The handshake failed; `seen` is what the peer did.
-    #[error("the connection cannot be encrypted ({seen}): the peer has no key or another one")]
+    /// The handshake failed; `seen` says what the peer did.
+    #[error("the connection cannot be encrypted ({seen}): the peer has no key or a different key")]
     Key { seen: &'static str },
-    /// A message does not verify.
-    #[error("an encrypted message was altered or repeated on its way")]
+    /// A message failed authentication.
+    #[error("an encrypted message was altered or repeated during transmission")]
     Damaged,
     #[error("the connection cannot be encrypted: {0}")]
     Cipher(String),

@@ -1,8 +1,9 @@
-//! The ring: several devices run one model, each its own layers.
+//! The ring: several devices run one model together, and each computes some of the layers.
 //!
-//! The head ([`Ring`]) gives every [`Worker`] the plan and its place in it, lets tokens enter, and gets
-//! activations back after the last window of each round. Every device's [`execution::StageRunner`] interprets
-//! `hearth_core::schedule`. Frames travel over a [`Transport`], which a [`Key`] encrypts ([`EncryptedTransport`]).
+//! The head ([`Ring`]) sends the plan to every [`Worker`], starts passes, and receives the activations after the last
+//! window of each round. Each device executes the steps of `hearth_core::schedule` with a
+//! [`execution::StageRunner`]. Frames are sent over a [`Transport`]; an [`EncryptedTransport`] encrypts them with a
+//! [`Key`].
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -18,12 +19,12 @@ mod worker;
 
 pub use coordinator::{
     CancelHandle, FailedRequest, Generated, GenerationRequest, OnFetch, OnReport, OnRunEvent, RecoveryPolicy,
-    Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions, for_sequences,
+    Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions, plan_for_sequences,
 };
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedPaths, EmulatedTransport};
 pub use error::RingError;
-pub use execution::{ComputeMode, LocalModel, SampleFn, with_draft};
+pub use execution::{ComputeMode, LocalModel, SampleFn, plan_with_draft};
 pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError};
 pub use wire::{Listener, MemoryTransport, TcpTransport, Transport, bind};
 pub use worker::{ModelSource, Worker, WorkerOptions};

@@ -1,11 +1,11 @@
-//! Bandwidth of each format's matrix-vector product beside plain reading of the weights.
+//! Measures the bandwidth of matrix-vector products in each format, compared with only reading the weights.
 //!
 //!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights]
 //!
-//! One thread. The weights lie in memory as a model's do, in one run of random blocks that is walked from end to
-//! end, so that no near cache has them. For each format and each instruction set: bytes of weights per second, and
-//! that as a ratio to adding up the same bytes, measured alternately. Time is the thread's processor time, because
-//! the machine may be shared; the best of the passes counts.
+//! It uses one thread. The weights are random blocks in one contiguous buffer, which is much larger than the
+//! processor's caches and is read from start to end. For each format it prints, for scalar and SIMD kernels, the
+//! bytes of weights per second, and their ratio to the rate of summing the same bytes, which is measured alternately.
+//! Times are the CPU time of the thread, because the machine may be shared; the best of several passes counts.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use hearth_runtime::{Cpu, Pool, PoolOptions};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Weights in a row.
+/// Number of weights in a row.
 const COLUMNS: usize = 2048;
 
-/// Passes over the weights; the best one counts.
+/// Number of passes over the weights; the best one counts.
 const PASSES: usize = 5;
 
-/// The oracle is slow: it gets only one part in this many of the weights.
+/// The scalar kernels are slow, so they multiply only one part in 16 of the weights.
 const ORACLE_SHARE: usize = 16;
 
-/// Every byte of plain numbers: as f32, f16 and bf16 an ordinary one, neither zero nor subnormal.
-const ORDINARY: u8 = 0x1c;
+/// The value of all bytes of float weights. In f32, f16 and bf16 it gives a normal number.
+const FLOAT_BYTE: u8 = 0x1c;
 
-/// Bytes per second of thread time, in GB/s.
+/// Returns the rate of `work`, which processes `bytes` bytes, in GB per second of CPU time.
 fn speed(bytes: usize, work: impl FnOnce()) -> f64 {
     let start = thread_cpu_nanos();
     work();
     bytes as f64 / (thread_cpu_nanos() - start).max(1) as f64
 }
 
-/// Adds up the words: the least arithmetic that reads every byte.
+/// Reads all bytes with minimal arithmetic: it sums their words.
 fn read(bytes: &[u8]) {
     let mut sums = [0u64; 16];
     for line in bytes.as_chunks::<128>().0 {
@@ -48,6 +48,7 @@ fn read(bytes: &[u8]) {
     std::hint::black_box(sums);
 }
 
+/// Returns the kernels for one thread; by default with the fastest instructions.
 fn kernels(instructions: Option<InstructionSet>) -> Result<CpuKernels, Box<dyn Error>> {
     let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
@@ -59,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mebibytes = std::env::args().nth(1).map_or(Ok(512), |text| text.parse::<usize>())?.max(1);
     let mut random = vec![0u8; mebibytes << 20];
     ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut random);
-    let plain = vec![ORDINARY; mebibytes << 20];
+    let plain = vec![FLOAT_BYTE; mebibytes << 20];
     let (mut oracle, mut fast) = (kernels(Some(InstructionSet::SCALAR))?, kernels(None)?);
     println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", fast.name());
     println!("| format | bits a weight | scalar GB/s | / reading | SIMD GB/s | / reading | reading GB/s |");
@@ -73,9 +74,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         // The first pass fills buffers and is not counted.
         for pass in 0..=PASSES {
             let read = speed(whole.len(), || read(whole));
-            let product = speed(whole.len(), || fast.multiply(format.format(), COLUMNS, whole, 1, 1));
+            let matvec = speed(whole.len(), || fast.multiply(format.format(), COLUMNS, whole, 1, 1));
             let counts = if pass == 0 { 0.0 } else { 1.0 };
-            (reading, simd) = (reading.max(counts * read), simd.max(counts * product));
+            (reading, simd) = (reading.max(counts * read), simd.max(counts * matvec));
         }
         for _ in 0..2 {
             slow = slow.max(speed(part.len(), || oracle.multiply(format.format(), COLUMNS, part, 1, 1)));

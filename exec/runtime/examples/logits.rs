@@ -1,16 +1,17 @@
-//! Prints the logits of a model after given tokens.
+//! Writes the logits of a model after given tokens.
 //!
 //! `cargo run --release -p hearth-runtime --example logits -- MODEL.gguf TOKEN.. > logits.f32`
 //!
-//! Writes one row a token, [tokens, vocabulary], f32, little endian, for comparison with other programs. The tokens
-//! go in passes of 16, so that rows of a batch and cached ones both occur; the cache is f32.
+//! The output has one row for each token, [tokens, vocabulary], in f32, little-endian, for comparison with other
+//! programs. The tokens are computed in passes of 16, so that they attend to positions of the same pass and of
+//! earlier ones. The KV cache is f32.
 
 use std::io::Write;
 use std::sync::Arc;
 
 use hearth_runtime::{CacheFormat, CacheOptions, Cpu, ExecError, Head, Pool, PoolOptions, Stage, Weights};
 
-/// Tokens of a pass.
+/// Number of tokens in a pass.
 const PASS: usize = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

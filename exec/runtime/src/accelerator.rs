@@ -1,10 +1,10 @@
-//! The interface through which a GPU backend is handed to the runtime.
+//! The interface between the runtime and a GPU backend.
 //!
-//! A backend for GPUs is a crate of its own, heavier than all of this one, and the command line hands it in: an
-//! [`Accelerator`] makes the backend of a place in the ring, of which it may compute some layers itself and leave the
-//! others to the processors.
+//! The GPU backend is a crate of its own with many dependencies, so the runtime does not depend on it. The command
+//! line passes an [`Accelerator`], which creates the backend of a device. It computes some layers on the GPU and the
+//! others on the CPU.
 //!
-//! Not here: which layers those are. The plan says that.
+//! Not here: which layers the GPU computes. The plan defines that.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,15 +14,17 @@ use crate::backend::{Backend, CacheOptions};
 use crate::cpu::Cpu;
 use crate::weights::Weights;
 
-/// Reports how many bytes of how many are on the GPU.
+/// A callback that reports the progress of an upload to the GPU.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
 
 impl Progress {
+    /// Wraps `report`, which receives the number of bytes on the GPU and their total.
     pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Progress {
         Progress(Some(Arc::new(report)))
     }
 
+    /// Reports that `done` of `total` bytes are on the GPU.
     pub fn report(&self, done: u64, total: u64) {
         if let Some(report) = &self.0 {
             report(done, total);
@@ -36,9 +38,9 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// The layers of a device, part of which are on a GPU.
+/// The layers and options of a device on which a GPU computes some layers.
 #[derive(Debug, Clone)]
-pub struct AcceleratedPlace {
+pub struct AcceleratorOptions {
     pub weights: Arc<Weights>,
     /// All layers of the device, window by window.
     pub owned: Vec<Range<u32>>,
@@ -46,45 +48,47 @@ pub struct AcceleratedPlace {
     pub accelerated: Vec<Range<u32>>,
     /// Whether the output matrix is on the GPU too.
     pub output: bool,
-    /// The size of the caches.
+    /// The size of the KV caches.
     pub cache: CacheOptions,
-    /// A function applied to the hidden rows after every layer; with it layers run one at a time.
+    /// A function that is applied to the hidden rows after every layer. With it, layers run one at a time.
     pub after_layer: Option<fn(&mut [f32])>,
-    /// Computes the other layers, and all of them if the GPU fails.
+    /// The CPU, which computes the other layers, and all layers if the GPU fails.
     pub cpu: Cpu,
-    /// Whether the processors compute the layers of a GPU that cannot be opened, as in a run that has begun.
+    /// Whether the CPU computes all layers if the GPU cannot be opened, as in a run that has already started.
     pub fallback_to_cpu: bool,
     pub progress: Progress,
 }
 
-impl AcceleratedPlace {
-    /// Bytes of the rows that are uploaded to these windows in a context, which a backend may have to keep for the case
-    /// that its GPU is lost.
-    pub fn kept_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
+impl AcceleratorOptions {
+    /// Returns the maximum bytes of hidden rows that a backend saves in order to recover from the loss of its GPU:
+    /// the inputs of all windows for all positions of the context.
+    pub fn saved_row_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
         let rows =
             (windows as u64).saturating_mul(u64::from(cache.sequences.max(1)) * u64::from(cache.context));
         rows.saturating_mul(u64::from(embedding) * size_of::<f32>() as u64)
     }
 }
 
-/// An error of making a backend.
+/// An error of creating a backend.
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
-type Make = dyn Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> + Send + Sync;
+type Make = dyn Fn(AcceleratorOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync;
 
 /// A constructor of GPU backends.
 #[derive(Clone)]
 pub struct Accelerator(Arc<Make>);
 
 impl Accelerator {
+    /// Wraps `make`, which creates the backend of a device.
     pub fn new(
-        make: impl Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> + Send + Sync + 'static,
+        make: impl Fn(AcceleratorOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync + 'static,
     ) -> Accelerator {
         Accelerator(Arc::new(make))
     }
 
-    pub fn backend(&self, place: AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> {
-        (self.0)(place)
+    /// Creates the backend of a device.
+    pub fn backend(&self, options: AcceleratorOptions) -> Result<Box<dyn Backend>, BackendError> {
+        (self.0)(options)
     }
 }
 

@@ -1,10 +1,10 @@
 //! The trait of backends, which compute the layers of a stage.
 //!
-//! A backend owns the KV caches of its layers and runs layers over rows of activations. There are two here:
-//! [`crate::oracle`], plain and slow, and [`crate::cpu`], threads and SIMD; they give the same bits. A GPU
-//! backend is a crate of its own, see [`crate::accelerator`]; its bits differ within a stated bound.
+//! A backend owns the KV caches of its layers and runs layers over rows of activations. This crate has two backends,
+//! which give the same bits: the simple [`crate::oracle`], and [`crate::cpu`] with threads and SIMD. The GPU backend
+//! is a crate of its own, see [`crate::accelerator`]; its results differ within a documented bound.
 //!
-//! Not here: checks. [`crate::stage::Stage`] has made them before it calls a backend.
+//! Not here: checks of arguments. [`crate::stage::Stage`] makes them before it calls a backend.
 
 use std::ops::Range;
 
@@ -13,12 +13,13 @@ use hearth_profiles::model::ModelShape;
 use crate::cache::{CacheFormat, CacheShape};
 use crate::cost::ComputeCost;
 
-/// The size of the caches of a stage.
+/// The size and format of the KV caches of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheOptions {
+    /// Maximum number of positions of a sequence.
     pub context: u32,
     pub format: CacheFormat,
-    /// Number of sequences, each with `context` positions of its own; at least 1.
+    /// Number of sequences, each with its own cache of `context` positions; at least 1.
     pub sequences: u32,
 }
 
@@ -34,24 +35,30 @@ impl CacheOptions {
     }
 }
 
+/// An implementation of the forward pass of decoder layers.
 pub trait Backend: Send {
+    /// Returns the name used in traces.
     fn name(&self) -> &'static str;
 
-    /// Whether a GPU computes the layers that the plan gave to one; false after it was lost.
+    /// Whether a GPU computes the layers that the plan assigns to it; false after the GPU is lost.
     fn has_gpu(&self) -> bool {
         false
     }
 
-    /// Runs `layers` over `hidden` [tokens, embedding], the tokens of a sequence at positions `first`, `first + 1`, ..
-    /// Their keys and values are cached; all earlier positions are. The layers are this backend's, the sequence is one
-    /// of those it has caches for, and the positions are inside the context.
+    /// Runs `layers` in place over `hidden` [tokens, embedding], the tokens of a sequence at positions `first`,
+    /// `first + 1`, .. , and caches their keys and values.
+    ///
+    /// The caller ensures that the layers belong to this backend, that the sequence has a cache, that all earlier
+    /// positions are cached, and that the positions are inside the context.
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost;
 
-    /// Returns the logits [tokens, vocabulary] of `hidden` [tokens, embedding], if the backend holds the output matrix.
+    /// Returns the logits [tokens, vocabulary] of `hidden` [tokens, embedding], or `None` if this backend does not
+    /// compute the output matrix.
     fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
         let _ = hidden;
         None
     }
 
+    /// Returns the bytes of all KV caches.
     fn cache_bytes(&self) -> u64;
 }

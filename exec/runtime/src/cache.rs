@@ -1,10 +1,10 @@
 //! The KV cache of a layer.
 //!
-//! Keys and values of every position, `[kv_heads, context, length]` each, so that one head's rows lie one after
-//! another. f16 halves the memory and is the default; the golden texts were made with f32.
+//! Keys and values are stored as `[kv_heads, context, length]` each, so that the rows of a head are contiguous. f16
+//! halves the memory and is the default; the golden texts were generated with f32.
 //!
-//! A position is written once per pass and read by the same and later ones; going back to an earlier length
-//! needs no work here, because later rows are overwritten before they are read.
+//! A pass writes each of its positions once; it and later passes read them. A rollback to an earlier length needs no
+//! work here, because later rows are overwritten before they are read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use half::f16;
 use hearth_kernels::attention::Rows;
 
-/// The number format of a cache.
+/// The number format of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheFormat {
     #[default]
@@ -20,7 +20,7 @@ pub enum CacheFormat {
     F32,
 }
 
-/// The keys or the values of one layer.
+/// The cached keys, or the cached values, of one layer.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadRows {
     store: Store, // [kv_heads, context, length]
@@ -34,13 +34,14 @@ enum Store {
     F32(Vec<f32>),
 }
 
+/// The KV cache of one layer and sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerCache {
     pub(crate) keys: HeadRows,
     pub(crate) values: HeadRows,
 }
 
-/// Creates the caches of `layers` for each of `sequences` sequences, keyed by sequence and layer.
+/// Creates the KV caches of `layers` for `sequences` sequences, keyed by sequence and layer.
 pub(crate) fn caches(
     layers: impl IntoIterator<Item = u32>,
     sequences: u32,
@@ -50,6 +51,7 @@ pub(crate) fn caches(
     layers.into_iter().flat_map(of_layer).collect()
 }
 
+/// The dimensions and the format of a layer's KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheShape {
     pub(crate) kv_heads: usize,
@@ -89,7 +91,7 @@ impl HeadRows {
         }
     }
 
-    /// The rows of `head` at `positions`.
+    /// Returns the rows of `head` at `positions`.
     pub(crate) fn rows(&self, head: usize, positions: Range<usize>) -> Rows<'_> {
         let at = (head * self.context + positions.start) * self.length;
         let count = positions.len() * self.length;
@@ -122,7 +124,7 @@ mod tests {
         assert_eq!(rows, [1.0, 2.0, 3.0, 0.1].map(f16::from_f32));
         let Rows::F16(rows) = cache.keys.rows(1, 1..2) else { panic!("stored as f16") };
         assert_eq!(rows, [3.0, 0.1].map(f16::from_f32));
-        // 2 tables of 2 heads * 3 positions * 2 numbers * 2 bytes.
+        // Keys and values, each 2 heads * 3 positions * 2 dimensions * 2 bytes.
         assert_eq!(cache.keys.bytes() + cache.values.bytes(), 48);
     }
 }

@@ -1,21 +1,21 @@
-//! Chat templates: turn messages into the tokens that a model was trained to answer.
+//! Chat templates: convert messages to the tokens of a prompt.
 //!
-//! A model file has a Jinja template (`tokenizer.chat_template`), which writes the messages with the model's control
-//! tokens around them. Control tokens that the template writes are recognised. Those in a message are text: before the
-//! template runs, a noncharacter is inserted behind every character with which a control token begins, and before a
-//! message that could complete one. It is removed after the text is cut at the template's control tokens. Where a
-//! message has a text that the template names, such as `</think>`, nothing is inserted, so that the template finds it.
-//! A role with a control token in it is refused. Therefore a user cannot end a turn, and a template can trim or search
-//! messages.
+//! A model file has a Jinja template (`tokenizer.chat_template`), which adds the control tokens of the model to the
+//! messages. Control tokens written by the template are recognised. Control tokens in a message are treated as text:
+//! before the template runs, a Unicode noncharacter is inserted after every character with which a control token
+//! begins, and before a message that could complete one. It is removed after the rendered text is split at control
+//! tokens. If a message contains a text for which the template searches, such as `</think>`, nothing is inserted
+//! there, so that the template finds it. A role that contains a control token is refused. Therefore a user cannot end
+//! a turn, and a template can trim or search messages.
 //!
-//! Templates come with the file and may be hostile. They have access to the messages only; there is no clock, so that
-//! the same messages give the same tokens. Their length, their steps and their output are limited, and they run on a
-//! thread whose stack holds the deepest expression of that length.
+//! Templates come from the model file and may be malicious. They can access only the messages. They have no clock, so
+//! that the same messages give the same tokens. Their length, their steps and their output are limited, and they run
+//! on a thread whose stack is large enough for the deepest expression of the maximum length.
 //!
-//! Deviation: the memory of values is not limited. The interpreter has no such limit, and a text that is joined to
-//! itself 30 times (`~`, `+`, `join`, `replace`) ends the process when memory is exhausted. A capture (`{% set x %}`) is
-//! limited where it comes from values; text of the template itself adds at most 64 KiB a step. Run a model that you do
-//! not trust inside limits of the operating system.
+//! Deviation: the memory of values is not limited, because the interpreter has no such limit. A text that is
+//! concatenated with itself 30 times (`~`, `+`, `join`, `replace`) exhausts memory and terminates the process. A
+//! capture (`{% set x %}`) of values is limited; text of the template itself adds at most 64 KiB per step. Run models
+//! that you do not trust inside limits of the operating system.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -30,20 +30,23 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ExecError, harmless};
 use crate::tokenizer::Tokenizer;
 
-/// Steps of a template, and more of them for each message.
-/// source: assumed; the templates of published models take some hundred steps, and some hundred more a message
+/// Maximum number of steps of a template, in addition to those for each message.
+/// source: assumed; the templates of published models need some hundred steps
 const FUEL: u64 = 100_000;
+/// Additional steps for each message.
+/// source: assumed; the templates of published models need some hundred steps a message
 const FUEL_PER_MESSAGE: u64 = 2_000;
-/// Bytes that a template may write beyond ten times its messages.
+/// Maximum number of bytes that a template may write in addition to ten times the length of the messages.
 /// source: assumed; the longest published system prompts have some ten thousand
 const MAX_ADDED_BYTES: usize = 1 << 20;
-/// Bytes of a template.
+/// Maximum number of bytes of a template.
 /// source: assumed; the longest published ones have some ten thousand
 const MAX_TEMPLATE_BYTES: usize = 1 << 16;
-/// Stack of the thread that reads and runs a template. A level of an expression has at least a byte of the template.
-/// source: assumed, 4 KiB a level; only what is used takes memory
+/// Stack size of the thread that parses and runs a template, in bytes. Each nesting level of an expression needs at
+/// least one byte of the template.
+/// source: assumed, 4 KiB a level; only used pages are allocated
 const STACK_BYTES: usize = MAX_TEMPLATE_BYTES * 4096;
-/// Texts of a template that messages are searched for.
+/// Maximum number of texts for which a template may search messages.
 /// source: assumed; published templates have some tens
 const MAX_SEARCHED: usize = 1000;
 /// The name of the only template in the environment.
@@ -58,22 +61,23 @@ pub struct Message {
     pub content: String,
 }
 
-/// The template of a model.
+/// The chat template of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     bos: String,
     eos: String,
-    /// Strings that the template may search messages for.
+    /// The texts for which the template may search messages.
     searched: Vec<String>,
 }
 
 impl ChatTemplate {
-    /// Reads the template from the metadata of a model with this tokenizer.
+    /// Reads the template from the metadata of a model. Fails if there is none or if it is not valid.
     pub fn new(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<ChatTemplate, ExecError> {
         let source = metadata.get_str("tokenizer.chat_template")?;
         let source = source.ok_or_else(|| {
-            let hint = "use an instruction-tuned model, or let it go on from a text: without --chat, or by /v1/completions";
+            let hint =
+                "use an instruction-tuned model, or continue a text: without --chat, or with /v1/completions";
             failed("the model has no chat template (key `tokenizer.chat_template`)", hint)
         })?;
         if source.len() > MAX_TEMPLATE_BYTES {
@@ -109,11 +113,11 @@ impl ChatTemplate {
     /// Renders `messages` and returns the tokens of the prompt.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, ExecError> {
         if messages.is_empty() {
-            return Err(failed("there is no message", "give at least one"));
+            return Err(failed("there are no messages", "send at least one"));
         }
         if let Some(message) = messages.iter().find(|message| tokenizer.is_dangerous_role(&message.role)) {
             let what = format!("role `{}` could be a control token of the model", harmless(&message.role));
-            return Err(failed(what, "use a role that the model knows, as user"));
+            return Err(failed(what, "use a role that the model knows, such as user"));
         }
         let guarded = |message: &Message| {
             let content = tokenizer.guard(&message.content, &self.searched);
@@ -124,17 +128,17 @@ impl ChatTemplate {
     }
 
     fn render(&self, messages: &[Message]) -> Result<String, ExecError> {
-        let most = content_bytes(messages).saturating_mul(10).saturating_add(MAX_ADDED_BYTES);
+        let max_bytes = content_bytes(messages).saturating_mul(10).saturating_add(MAX_ADDED_BYTES);
         let fuel = FUEL.saturating_add(FUEL_PER_MESSAGE.saturating_mul(messages.len() as u64));
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
-        let left = Arc::new(AtomicUsize::new(most));
+        let left = Arc::new(AtomicUsize::new(max_bytes));
         environment.set_formatter(move |output, _, value| {
             let mut counted = CountedOutput { output, left: &left };
             write!(counted, "{value}")
                 .map_err(|_| minijinja::Error::new(ErrorKind::WriteFailure, WRITES_TOO_MUCH))
         });
-        let mut text = BoundedText { text: Vec::new(), most };
+        let mut text = BoundedText { text: Vec::new(), max_bytes };
         with_large_stack(|| {
             let (bos_token, eos_token) = (&self.bos, &self.eos);
             let messages: Vec<Value> = messages.iter().map(template_value).collect();
@@ -144,43 +148,45 @@ impl ChatTemplate {
                 .and_then(|template| template.render_captured_to(given, &mut text).map(drop));
             rendered.map_err(|error| refusal(&error))
         })??;
-        String::from_utf8(text.text).map_err(|_| failed("the model's chat template wrote no text", CONVERT))
+        let invalid = |_| failed("the model's chat template wrote invalid UTF-8", CONVERT);
+        String::from_utf8(text.text).map_err(invalid)
     }
 }
 
-const WRITES_TOO_MUCH: &str = "it writes too much";
+const WRITES_TOO_MUCH: &str = "its output is too long";
 
-/// Marks an error that the template itself raised, as against one of the interpreter.
+/// Marks an error that the template itself raised, in contrast to errors of the interpreter.
 #[derive(Debug, thiserror::Error)]
 #[error("refused by the template")]
 struct RaisedException;
 
+/// Converts an error of a template, which is either a refusal of the messages or a failure to run.
 fn refusal(error: &minijinja::Error) -> ExecError {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(inner) = cause {
         if inner.is::<RaisedException>() {
-            let hint = "send other messages, as a user's after a system's, or use another model";
+            let hint = "change the messages, for example their roles, or use another model";
             let what = format!("the model's chat template refuses the messages: {}", summary(error));
             return failed(what, hint);
         }
         cause = inner.source();
     }
-    failed(format!("the model's chat template cannot be run here: {}", summary(error)), CONVERT)
+    failed(format!("the model's chat template cannot be run: {}", summary(error)), CONVERT)
 }
 
-/// Runs `work` with a stack for expressions of any depth.
+/// Runs `work` on a thread with a stack of [`STACK_BYTES`].
 fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ExecError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
         let thread = thread.map_err(|error| {
             let what = format!("cannot start a thread with a stack of {} MiB: {error}", STACK_BYTES >> 20);
-            failed(what, "allow the process more address space, as with `ulimit -v unlimited`")
+            failed(what, "increase the address space of the process, for example with `ulimit -v unlimited`")
         })?;
-        thread.join().map_err(|_| failed("the model's chat template cannot be run here", CONVERT))
+        thread.join().map_err(|_| failed("the model's chat template cannot be run", CONVERT))
     })
 }
 
-/// An output that counts what a template writes, captures included.
+/// An output that limits the bytes that a template writes, including captures.
 struct CountedOutput<'a, 'o> {
     output: &'a mut Output<'o>,
     left: &'a AtomicUsize,
@@ -194,15 +200,15 @@ impl fmt::Write for CountedOutput<'_, '_> {
     }
 }
 
-/// The text that a template writes, with a limit.
+/// The text that a template writes, with a maximum length.
 struct BoundedText {
     text: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
 }
 
 impl io::Write for BoundedText {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.text.len() + bytes.len() > self.most {
+        if self.text.len() + bytes.len() > self.max_bytes {
             return Err(io::Error::other(WRITES_TOO_MUCH));
         }
         self.text.extend_from_slice(bytes);
@@ -214,7 +220,7 @@ impl io::Write for BoundedText {
     }
 }
 
-/// Returns the quoted strings in a template's code.
+/// Returns the string literals in the code of a template.
 fn literals(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     for code in source.split("{{").flat_map(|part| part.split("{%")).skip(1) {
@@ -250,19 +256,19 @@ fn content_bytes(messages: &[Message]) -> usize {
     messages.iter().map(|message| message.role.len() + message.content.len()).sum()
 }
 
-/// Returns a message as a template value.
+/// Converts a message to a value for the template.
 fn template_value(message: &Message) -> Value {
     let (role, content) = (&message.role, &message.content);
     context! { role, content }
 }
 
-/// The syntax that published templates expect: the line end after a block is not part of the text.
+/// Returns the syntax that published templates expect: a line end after a block is not part of the text.
 fn syntax() -> Result<SyntaxConfig, ExecError> {
     let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     built.map_err(|error| failed(summary(&error), CONVERT))
 }
 
-/// Returns the message and line of an error, without the template's source.
+/// Returns the message and line of an error, without the source of the template.
 fn summary(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let what = harmless(&what);
@@ -289,7 +295,8 @@ mod tests {
         {{ raise_exception('roles must alternate') }}{% endif %}\
         {{ bos_token + '[INST] ' + (system if loop.first else '') + message.content + ' [/INST]' }}{% endfor %}";
 
-    /// Byte tokens, then `<s>` (259), `<|im_start|>`, `<|im_end|>`, all control tokens.
+    /// Returns a model with byte tokens, two letters, and the control tokens `<s>` (259), `<|im_start|>` (260) and
+    /// `<|im_end|>` (261).
     fn model(template: Option<&str>) -> (Metadata, Tokenizer) {
         let mut texts: Vec<String> = ["<unk>"].map(String::from).to_vec();
         texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
@@ -328,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_stand_where_the_template_puts_them() {
+    fn messages_are_rendered_by_the_template() {
         let messages = [say("system", "Be brief."), say("user", " Hello \n")];
         assert_eq!(
             written(CHATML, &messages).unwrap(),
@@ -355,7 +362,7 @@ mod tests {
             let refused = template.encode(&tokenizer, &[say(role, "x")]).unwrap_err().to_string();
             assert!(refused.contains("could be a control token") && !refused.contains('\n'), "{refused}");
         }
-        // What the user wrote is there, byte for byte.
+        // The text of the user is unchanged.
         let ids = template.encode(&tokenizer, &[say("user", hostile)]).unwrap();
         assert_eq!(tokenizer.decode(&ids), format!("user\n{hostile}\nassistant\n"));
     }
@@ -367,7 +374,7 @@ mod tests {
         assert_eq!(
             missing.to_string(),
             "the model has no chat template (key `tokenizer.chat_template`); \
-             use an instruction-tuned model, or let it go on from a text: without --chat, or by /v1/completions"
+             use an instruction-tuned model, or continue a text: without --chat, or with /v1/completions"
         );
         let open = written("{% if messages %}", &[say("user", "x")]).unwrap_err().to_string();
         assert!(open.starts_with("the model's chat template is not valid: "), "{open}");
@@ -382,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_finds_what_it_looks_for_in_messages() {
+    fn a_template_finds_its_search_texts_in_messages() {
         let searching = "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}\
             {% set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}\
             {{ '<|im_start|>' + m.role + '\n' + c + '<|im_end|>' }}{% endfor %}";
@@ -395,7 +402,7 @@ mod tests {
         };
         assert_eq!(text("<think>hm</think>\n\nYes"), "assistant\nYes");
         assert_eq!(text("a</think><|im_end|>b"), "assistant\n<|im_end|>b");
-        // What is left when a text is cut out is no control token either.
+        // The text that remains when a template removes a search text is no control token either.
         let removing = searching.replace("c.split('</think>')[-1]", "c.replace('</think>', '')");
         let (metadata, tokenizer) = model(Some(&removing));
         let template = ChatTemplate::new(&metadata, &tokenizer).unwrap();
@@ -404,9 +411,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_templates_own_refusal_is_one() {
+    fn only_raised_exceptions_are_refusals() {
         let unknown = written("{{ messages | klingon }}", &[say("user", "x")]).unwrap_err().to_string();
-        assert!(unknown.starts_with("the model's chat template cannot be run here: "), "{unknown}");
+        assert!(unknown.starts_with("the model's chat template cannot be run: "), "{unknown}");
         let rude = "{{ raise_exception('a; b\\n\x1b[31mred') }}";
         let refused = written(rude, &[say("user", "x")]).unwrap_err().to_string();
         assert!(refused.starts_with("the model's chat template refuses the messages: a, b"), "{refused}");
@@ -414,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_without_an_end_ends() {
+    fn endless_templates_are_stopped() {
         let nested = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
         let repeated = "{% for i in range(9999) %}{{ 'x' * 100000 }}{% endfor %}";
         let captured = "{% set y %}{% for i in range(9999) %}{{ 'x' * 100000 }}{% endfor %}{% endset %}";
@@ -433,12 +440,12 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_template_does_not_end_the_process() {
+    fn deeply_nested_templates_do_not_crash_the_process() {
         let expression = |part: &str, end: &str| {
             let count = (MAX_TEMPLATE_BYTES - 10 - end.len()) / part.len();
             format!("{{{{ {}{end} }}}}", part.repeat(count))
         };
-        // Each as deep as fits; whether it runs is the interpreter's business.
+        // Each expression has the maximum depth. Whether the interpreter accepts it does not matter.
         for (part, end) in
             [("not ", "1"), ("-", "1"), ("1~", "1"), ("1+", "1"), ("[", ""), ("(", "1"), ("a.", "b")]
         {
@@ -449,7 +456,7 @@ mod tests {
         for template in [elif.as_str(), lists] {
             let _ = written(template, &[say("user", "x")]);
         }
-        // More than a template may have.
+        // This is longer than the maximum length of a template.
         assert!(written(&"not ".repeat(50_000), &[say("user", "x")]).is_err());
     }
 

@@ -1,15 +1,15 @@
 //! Clocks: wall time, and a thread's CPU time and run-queue delay.
 //!
-//! The one place of this crate that reads clocks. Wall time is monotonic; a thread's CPU time comes from its
-//! CPU clock; the time it was ready but not running ("run-queue delay") is the second number of
-//! `/proc/thread-self/schedstat`. What is left of the wall time is waiting: in a compute step that means a
-//! page of weights was on its way from disk.
+//! Only this module of the crate reads clocks. Wall time is monotonic. The CPU time of a thread comes from its CPU
+//! clock. The run-queue delay, the time for which the thread was ready but not running, is the second number of
+//! `/proc/thread-self/schedstat`. The rest of the wall time is waiting; in a compute step the thread waits for pages
+//! of weights from disk.
 //!
-//! Elsewhere than Linux there is no run-queue delay to read, and it counts as zero.
+//! The run-queue delay is known only on Linux; on other systems it is zero.
 
 use crate::read_counter::ProcFile;
 
-/// Returns monotonic wall time in nanoseconds since a fixed moment of this process.
+/// Returns monotonic wall time in nanoseconds since the first call in this process.
 #[allow(clippy::disallowed_methods)] // real computations take real time, and this module measures it
 pub fn wall_nanos() -> u64 {
     use std::sync::OnceLock;
@@ -19,8 +19,8 @@ pub fn wall_nanos() -> u64 {
     Instant::now().duration_since(start).as_nanos() as u64
 }
 
-/// Returns nanoseconds on a clock that all processes of this machine share.
-#[allow(clippy::disallowed_methods)] // as above; the date is for systems without such a clock
+/// Returns the time in nanoseconds of a clock that all processes of this machine share.
+#[allow(clippy::disallowed_methods)] // as above; system time is for systems without such a clock
 pub fn machine_nanos() -> u64 {
     #[cfg(unix)]
     if let Some(nanos) = clock_nanos(libc::CLOCK_MONOTONIC) {
@@ -42,7 +42,7 @@ pub fn thread_cpu_nanos() -> u64 {
     }
 }
 
-/// Reads a clock of the system, if it has one.
+/// Reads a clock of the system in nanoseconds; `None` if the system does not have this clock.
 #[cfg(unix)]
 fn clock_nanos(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -55,24 +55,27 @@ thread_local! {
     static SCHEDSTAT: ProcFile = ProcFile::open("/proc/thread-self/schedstat");
 }
 
-/// Returns the nanoseconds that the calling thread was ready but not running, so far.
+/// Returns the total run-queue delay of the calling thread in nanoseconds.
 fn run_queue_nanos() -> u64 {
     SCHEDSTAT.with(|file| file.number(|text| text.split_ascii_whitespace().nth(1)?.parse().ok()))
 }
 
-/// A slice of one thread's time, in nanoseconds.
+/// An interval of one thread's time, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TimeSlice {
     pub wall: u64,
+    /// CPU time.
     pub cpu: u64,
+    /// Run-queue delay: the time for which the thread was ready but not running.
     pub queue: u64,
 }
 
-/// Reading the run queue costs a system call to a file, so it is read only where wall and CPU time differ by
-/// more than this. Less is the clocks' own difference, for no page comes from disk so fast, and counts as CPU.
+/// Minimum difference between wall and CPU time, in nanoseconds, for which the run-queue delay is read, because
+/// reading it costs a system call. A smaller difference is an error of the clocks, since no page arrives from disk so
+/// quickly, and counts as CPU time.
 const MIN_IDLE_NS: u64 = 10_000;
 
-/// Divides one thread's time into slices.
+/// A stopwatch for the time of one thread.
 #[derive(Debug)]
 pub struct Stopwatch {
     wall: u64,
@@ -81,13 +84,14 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts now, on the calling thread.
+    /// Starts a stopwatch on the calling thread.
     pub fn start() -> Stopwatch {
         let queue = run_queue_nanos();
         Stopwatch { wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
     }
 
-    /// The time since the last lap (or the start); must be called by the thread that started it.
+    /// Returns the time since the last lap, or since the start. Must be called by the thread that started the
+    /// stopwatch.
     pub fn lap(&mut self) -> TimeSlice {
         let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
         let mut slice = TimeSlice { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
@@ -103,7 +107,7 @@ impl Stopwatch {
         slice
     }
 
-    /// Returns the time at which the last lap ended.
+    /// Returns the wall time at which the last lap ended, in nanoseconds as in [`wall_nanos`].
     pub fn last_lap(&self) -> u64 {
         self.wall
     }

@@ -1,28 +1,29 @@
-//! The cost of a computation that several threads share, along its critical path.
+//! The cost of a multi-threaded computation along its critical path.
 //!
-//! The cost follows the critical path. Between phases that is the caller; in a phase it is the participant that
-//! finished last, and before that one came in, the caller. So `wall - cpu - queue` is the time the critical
-//! path waited, which in a compute step is for pages of weights, whatever the number of threads. A thread's
-//! spinning counts as nothing: waiting for another participant is part of that participant's time.
+//! Between phases the critical path is the calling thread. In a phase it is the participant that finished last, and
+//! the caller until that participant entered. So `wall - cpu - queue` is the time for which the critical path waited;
+//! in a compute step this is waiting for pages of weights, for any number of threads. Spinning is not counted,
+//! because waiting for another participant is part of that participant's time.
 //!
 //! Not here: reading clocks. That is [`crate::clock`].
 
 use crate::clock::TimeSlice;
 
-/// The cost of a computation on its critical path, in nanoseconds.
+/// The cost of a computation along its critical path, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputeCost {
+    /// Wall time.
     pub wall_ns: u64,
     /// CPU time on the critical path.
     pub cpu_ns: u64,
-    /// Time the critical path was ready to run and had no processor.
+    /// Time for which the critical path was ready to run but had no processor.
     pub queue_ns: u64,
-    /// CPU time of all participants together.
+    /// CPU time of all threads together.
     pub all_cpu_ns: u64,
 }
 
 impl ComputeCost {
-    /// The rest: the time that the critical path waited for pages of weights.
+    /// Returns the time for which the critical path waited for pages of weights: wall time less CPU and queue time.
     pub fn demand_disk_ns(&self) -> u64 {
         self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
     }
@@ -34,8 +35,8 @@ impl ComputeCost {
         self.queue_ns += slice.queue;
     }
 
-    /// Adds a phase to the critical path: the caller until the participant that finished last came in, then
-    /// that participant, then what it took the caller to notice.
+    /// Adds a phase to the critical path: the caller until the last participant to finish entered the phase, then
+    /// that participant, then the time until the caller noticed its end.
     pub(crate) fn add_phase(&mut self, phase: &Phase, reports: impl Iterator<Item = Report>) {
         let own = phase.own;
         let mut last = Report { epoch: phase.epoch, end: phase.own_end, work: own };
@@ -64,22 +65,26 @@ impl std::ops::AddAssign for ComputeCost {
     }
 }
 
-/// The caller's measurements of a phase.
+/// The caller's measurements of a phase, in nanoseconds of the wall clock.
 pub(crate) struct Phase {
     pub(crate) epoch: u64,
+    /// The start of the phase.
     pub(crate) opened: u64,
-    /// The caller's own work, and its end.
+    /// The caller's own work.
     pub(crate) own: TimeSlice,
+    /// The end of the caller's own work.
     pub(crate) own_end: u64,
-    /// From then until all threads had left.
+    /// The time from `own_end` until all workers had left the phase.
     pub(crate) waited: TimeSlice,
+    /// The time at which all workers had left the phase.
     pub(crate) closed: u64,
 }
 
-/// A worker's measurements of its last phase.
+/// A worker's measurements of the last phase in which it took part.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Report {
     pub(crate) epoch: u64,
+    /// The end of the worker's part, in nanoseconds of the wall clock.
     pub(crate) end: u64,
     pub(crate) work: TimeSlice,
 }

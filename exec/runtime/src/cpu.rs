@@ -1,11 +1,11 @@
-//! The CPU backend: all processors of a device compute a layer together.
+//! The CPU backend: all threads of a device compute a layer together.
 //!
-//! A layer is a few phases of the pool: the norm and its rounding (rows of tokens), the products (chunks of
-//! weight rows), attention (pairs of token and head). Chunks are taken from a shared counter, so that a thread
-//! that is interrupted does not delay the others for long. The bits of a chunk do not depend on the thread.
+//! A layer has several phases of the pool: norms (rows of tokens), matmuls (chunks of weight rows) and attention
+//! (pairs of token and head). Threads take chunks from a shared counter, so that an interrupted thread does not delay
+//! the others for long. The result of a chunk does not depend on the thread.
 //!
-//! A chunk of weight rows is some tens of KiB: it stays in the second-level cache while the tiles of a batch
-//! pass over it, so that a batch reads the weights from memory once.
+//! A chunk of weight rows has some tens of KiB. It stays in the L2 cache while it is multiplied by all tiles of a
+//! batch, so that a batch reads the weights from memory only once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,46 +24,47 @@ use crate::rows::SharedRows;
 use crate::weights::Weights;
 use crate::weights::tensors::{LayerTensors, Tensor};
 use hearth_kernels::attention::Scoring;
+use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
 use hearth_kernels::panel;
-use hearth_kernels::product::{Matrix, Output, rows_product};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
-/// Bytes of weights in a chunk; more where a few rows have more.
+/// Target size of a chunk of weight rows, in bytes; a chunk has at least one row.
 const CHUNK_BYTES: usize = 32 << 10;
-/// The number of values from which a phase of its own is faster than the caller alone.
+/// Minimum number of values for which a phase of all threads is faster than the calling thread alone.
 const MIN_PHASE_VALUES: usize = 16 << 10;
 
-/// The maximum number of tokens of a batch that pass through a layer together. More tokens bring little speed, because
-/// such a batch is already compute-bound, and need larger buffers (measured: `docs/studies/kernels/batches.md`).
+/// Maximum number of tokens of a batch that are computed together in a layer. More tokens give little speedup,
+/// because the batch is already compute-bound, and need larger buffers (measured: `docs/studies/kernels/batches.md`).
 const MAX_PART_TOKENS: usize = 96;
 
-/// Threads and the instructions they use.
+/// The compute threads of a process, and the instructions that they use.
 #[derive(Debug, Clone)]
 pub struct Cpu {
-    /// Shared by all that computes in the process.
+    /// The thread pool, shared by all computations of the process.
     pub pool: Arc<Pool>,
     pub instructions: InstructionSet,
-    /// Blocks until weights are in memory.
+    /// The barrier that blocks until weights are in memory.
     pub barrier: ResidencyBarrier,
 }
 
-/// A matrix to multiply in a phase, and the destination of its result.
-pub(crate) struct Product<'a> {
+/// A matmul with a given input: its matrix and its output.
+pub(crate) struct Matmul<'a> {
     pub(crate) matrix: Matrix<'a>,
     /// [tokens, rows]
     pub(crate) out: &'a mut [f32],
 }
 
-/// Rows of a product that are computed in one phase, and the chunks they make.
+/// The rows of a matmul that are computed in one phase, and their chunks.
 struct Strip<'a> {
     matrix: Matrix<'a>,
     rows: Range<usize>,
+    /// The indices of the chunks, counted over all matmuls of the phase.
     chunks: Range<usize>,
-    out: Output<'a>,
+    out: MatmulOutput<'a>,
 }
 
 impl<'a> Strip<'a> {
-    /// Rows in a chunk; whole panels where tokens meet weights panel by panel.
+    /// Returns the number of rows in a chunk; a multiple of the panel size if panels are used.
     fn chunk_rows(&self) -> usize {
         let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
         if panel::is_profitable(self.matrix.format, self.out.tokens()) {
@@ -73,7 +74,7 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// The weights of its rows.
+    /// Returns the weights of the rows.
     fn bytes(&self) -> &'a [u8] {
         let row = self.matrix.row_bytes();
         &self.matrix.bytes[self.rows.start * row..self.rows.end * row]
@@ -81,23 +82,25 @@ impl<'a> Strip<'a> {
 }
 
 impl Cpu {
+    /// Uses the fastest instructions of this processor, without a residency barrier.
     pub fn new(pool: Arc<Pool>) -> Cpu {
         Cpu { pool, instructions: InstructionSet::detect(), barrier: ResidencyBarrier::open() }
     }
 
-    /// Returns the same processors behind a residency barrier.
+    /// Returns the same threads with a residency barrier.
     #[must_use]
     pub fn with_barrier(self, barrier: ResidencyBarrier) -> Cpu {
         Cpu { barrier, ..self }
     }
 
-    /// Runs `body` on chunks of `0..count` tokens of `values` numbers each, on several threads if worth it.
+    /// Calls `body` for each of `count` tokens, on several threads if the tokens, of `values` values each, are large
+    /// enough.
     pub(crate) fn for_each_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
         let grain = (MIN_PHASE_VALUES / values.max(1)).max(1);
         self.pool.for_each(count, grain, |_, range| range.for_each(&body));
     }
 
-    /// `into = RMSNorm(rows)`.
+    /// Computes `into = RMSNorm(rows)`, both [tokens, length of `weight`].
     pub(crate) fn rms_norm_rows(&self, rows: &[f32], weight: &[f32], epsilon: f32, into: &mut Activations) {
         let width = weight.len();
         let tokens = rows.len() / width;
@@ -110,31 +113,31 @@ impl Cpu {
         });
     }
 
-    /// `out = matrix * input` for each of the products: in one phase, or in as many as it takes while weights
-    /// arrive.
-    pub(crate) fn multiply(&self, input: &mut Activations, products: &mut [Product<'_>]) {
+    /// Computes all matmuls with `input`: in one phase, or in several if weights are still being read.
+    pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
         let tokens = input.tokens();
-        for product in &*products {
-            input.prepare(product.matrix.format.input_kind(), self.instructions);
+        for matmul in &*matmuls {
+            input.prepare(matmul.matrix.format.input_kind(), self.instructions);
         }
-        let mut strips: Vec<Strip> = products
+        let mut strips: Vec<Strip> = matmuls
             .iter_mut()
-            .map(|Product { matrix, out }| Strip {
+            .map(|Matmul { matrix, out }| Strip {
                 matrix: *matrix,
                 rows: 0..0,
                 chunks: 0..0,
-                out: Output::new(out, tokens, matrix.rows),
+                out: MatmulOutput::new(out, tokens, matrix.rows),
             })
             .collect();
         while self.next_rows(&mut strips) {
-            self.strips(input, &strips);
+            self.multiply_strips(input, &strips);
             for strip in &strips {
                 self.barrier.used(strip.bytes());
             }
         }
     }
 
-    /// Moves each strip on to the rows that can be computed now, waiting if there are none. False at the end.
+    /// Advances each strip to the next rows whose weights are in memory, waiting if there are none. Returns false if
+    /// all rows have been computed.
     fn next_rows(&self, strips: &mut [Strip<'_>]) -> bool {
         let (mut chunks, mut earlier_wait) = (0, false);
         for strip in strips {
@@ -143,7 +146,7 @@ impl Cpu {
             let rest = &matrix.bytes[start * row..];
             let mut end = start;
             if start < matrix.rows && !earlier_wait {
-                // Weights arrive in the order of use, so what comes later need not be asked for.
+                // Weights arrive in the order of use, so later strips need not be checked.
                 let ready = if chunks == 0 { self.barrier.wait(rest, row) } else { self.barrier.ready(rest) };
                 end = matrix.rows.min(start + ready / row);
                 earlier_wait = end < matrix.rows;
@@ -155,8 +158,8 @@ impl Cpu {
         chunks > 0
     }
 
-    /// One phase over the strips' rows.
-    fn strips(&self, input: &Activations, strips: &[Strip<'_>]) {
+    /// Computes the current rows of all strips in one phase.
+    fn multiply_strips(&self, input: &Activations, strips: &[Strip<'_>]) {
         let chunks = strips.last().map_or(0, |strip| strip.chunks.end);
         self.pool.for_each(chunks, 1, |_, range| {
             for chunk in range {
@@ -165,13 +168,13 @@ impl Cpu {
                 let rows = strip.chunk_rows();
                 let first = strip.rows.start + (chunk - strip.chunks.start) * rows;
                 let count = rows.min(strip.rows.end - first);
-                // SAFETY: each chunk is handed out once and chunks are different rows of `out`.
-                unsafe { rows_product(self.instructions, strip.matrix, first, count, input, strip.out) };
+                // SAFETY: each chunk is computed once, and chunks are disjoint rows of `out`.
+                unsafe { matmul_rows(self.instructions, strip.matrix, first, count, input, strip.out) };
             }
         });
     }
 
-    /// `gate = activation(gate) * up`, both [tokens, width].
+    /// Computes `gate = activation(gate) * up`, both [tokens, width].
     fn gated(&self, gating: Gating, gate: &mut [f32], up: &[f32], width: usize) {
         let tokens = gate.len() / width;
         let gate = SharedRows::new(gate, width);
@@ -186,7 +189,8 @@ impl Cpu {
         });
     }
 
-    /// Adds `bias` to each of `rows` and normalises their parts of the length of `norm`, where there are such.
+    /// Adds `bias` to each of the `rows`, and then applies RMSNorm with the weights and epsilon of `norm` to every
+    /// part of a row that has the length of these weights (a head, or the whole row).
     fn add_bias_and_norm(
         &self,
         rows: &mut [f32],
@@ -212,6 +216,7 @@ impl Cpu {
         });
     }
 
+    /// Computes `hidden += change`, both [tokens, width].
     fn add(&self, hidden: &mut [f32], change: &[f32], width: usize) {
         let tokens = hidden.len() / width;
         let rows = SharedRows::new(hidden, width);
@@ -223,17 +228,17 @@ impl Cpu {
     }
 }
 
-/// The fast backend.
+/// The backend that computes layers on the CPU.
 #[derive(Debug)]
 pub struct CpuLayers {
     weights: Arc<Weights>,
     cpu: Cpu,
-    /// The KV caches by sequence and layer.
+    /// The KV caches, by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
     buffers: Buffers,
 }
 
-/// Kept between calls, so that a token allocates nothing.
+/// The buffers of a pass, which are reused so that a token does not allocate.
 #[derive(Debug, Default)]
 struct Buffers {
     input: Activations,    // [tokens, embedding]
@@ -244,11 +249,12 @@ struct Buffers {
     value: Vec<f32>,       // [tokens, kv_heads * value_length]
     up: Vec<f32>,          // [tokens, feed_forward]
     change: Vec<f32>,      // [tokens, embedding]
-    turns: Vec<[f32; 2]>,  // [tokens of the batch, rope_dimensions / 2]
+    angles: Vec<[f32; 2]>, // [tokens of the batch, rope_dimensions / 2], cosine and sine
     scores: Vec<f32>,      // [threads, context]
 }
 
 impl CpuLayers {
+    /// Creates a backend for `layers`.
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
@@ -271,10 +277,10 @@ impl Backend for CpuLayers {
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let CpuLayers { weights, cpu, caches, buffers } = self;
         let embedding = weights.shape().embedding as usize;
-        // Behind a barrier weights are evicted as soon as they were used, so that a second part would read them again.
+        // With a barrier, weights are evicted as soon as they have been used, so a second part would read them again.
         let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
         let ((), cost) = cpu.pool.measured(|| {
-            buffers.turn(weights, hidden.len() / embedding, first);
+            buffers.fill_angles(weights, hidden.len() / embedding, first);
             for layer in layers {
                 let cache =
                     caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
@@ -283,7 +289,7 @@ impl Backend for CpuLayers {
                     let (tokens, before) = (hidden.len() / embedding, index * part);
                     buffers.resize(weights.shape(), tokens);
                     let first = first as usize + before;
-                    let pass = Pass { weights, cpu, layer, tensors, tokens, before, first };
+                    let pass = LayerPass { weights, cpu, layer, tensors, tokens, before, first };
                     pass.attention_block(cache, buffers, hidden);
                     pass.feed_forward_block(buffers, hidden);
                 }
@@ -297,14 +303,15 @@ impl Backend for CpuLayers {
     }
 }
 
-/// Bytes of the buffers of one pass, of its hidden rows, and of one row of logits. Less where a pass goes in parts.
+/// Returns the bytes of the buffers of a pass, of its hidden rows and of one row of logits. It is an upper bound for
+/// passes that are computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
     let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
-    let numbers = u64::from(tokens) * (3 * wide + heads + keys + 5 * inner / 2)
+    let values = u64::from(tokens) * (3 * wide + heads + keys + 5 * inner / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocabulary);
-    4 * numbers
+    4 * values
 }
 
 impl Buffers {
@@ -319,72 +326,72 @@ impl Buffers {
         self.change.resize(tokens * wide, 0.0);
     }
 
-    /// Computes the rotary angles of each token of a batch.
-    fn turn(&mut self, weights: &Weights, tokens: usize, first: u32) {
+    /// Computes cosine and sine of the rotary angles of each token of a batch.
+    fn fill_angles(&mut self, weights: &Weights, tokens: usize, first: u32) {
         let rope = &weights.hyperparameters().rope;
         let pairs = rope.frequencies.len();
-        self.turns.resize(tokens * pairs, [0.0; 2]);
-        for (position, turns) in (first..).zip(self.turns.chunks_exact_mut(pairs)) {
-            rope.turns(position, turns);
+        self.angles.resize(tokens * pairs, [0.0; 2]);
+        for (position, angles) in (first..).zip(self.angles.chunks_exact_mut(pairs)) {
+            rope.cosines_and_sines(position, angles);
         }
     }
 }
 
-/// One layer over one part of a batch.
-struct Pass<'a> {
+/// The computation of one layer for one part of a batch.
+struct LayerPass<'a> {
     weights: &'a Weights,
     cpu: &'a Cpu,
     layer: u32,
     tensors: &'a LayerTensors,
     tokens: usize,
-    /// Tokens of the batch before this part.
+    /// Number of tokens of the batch before this part.
     before: usize,
-    /// Position of its first token.
+    /// Position of the first token of this part.
     first: usize,
 }
 
-impl Pass<'_> {
+impl LayerPass<'_> {
     fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
         let epsilon = weights.hyperparameters().epsilon;
         let Buffers { input, attended, query, key, value, change, .. } = buffers;
         cpu.rms_norm_rows(hidden, weights.vector(tensors.attention_norm), epsilon, input);
-        let mut products = [
-            Product { matrix: weights.matrix(tensors.query), out: query },
-            Product { matrix: weights.matrix(tensors.key), out: key },
-            Product { matrix: weights.matrix(tensors.value), out: value },
+        let mut matmuls = [
+            Matmul { matrix: weights.matrix(tensors.query), out: query },
+            Matmul { matrix: weights.matrix(tensors.key), out: key },
+            Matmul { matrix: weights.matrix(tensors.value), out: value },
         ];
-        cpu.multiply(input, &mut products);
+        cpu.multiply(input, &mut matmuls);
         self.add_bias_and_norm(query, tensors.biases.query, tensors.query_norm);
         self.add_bias_and_norm(key, tensors.biases.key, tensors.key_norm);
         self.add_bias_and_norm(value, tensors.biases.value, None);
         let pairs = weights.hyperparameters().rope.frequencies.len();
-        let turns = &buffers.turns[self.before * pairs..][..self.tokens * pairs];
-        self.rotate_and_store(cache, query, key, value, turns);
+        let angles = &buffers.angles[self.before * pairs..][..self.tokens * pairs];
+        self.rotate_and_store(cache, query, key, value, angles);
         self.attend(cache, query, &mut buffers.scores, attended);
         let matrix = weights.matrix(tensors.attention_output);
         let width = matrix.rows;
-        cpu.multiply(attended, &mut [Product { matrix, out: change }]);
+        cpu.multiply(attended, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, tensors.biases.attention_output, tensors.post_attention_norm);
         cpu.add(hidden, change, width);
     }
 
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
-        let numbers = weights.hyperparameters();
+        let parameters = weights.hyperparameters();
         let Buffers { input, inner, up, change, .. } = buffers;
-        cpu.rms_norm_rows(hidden, weights.vector(tensors.feed_forward_norm), numbers.epsilon, input);
-        let mut products = [
-            Product { matrix: weights.matrix(tensors.gate), out: inner.rows_mut() },
-            Product { matrix: weights.matrix(tensors.up), out: up },
+        cpu.rms_norm_rows(hidden, weights.vector(tensors.feed_forward_norm), parameters.epsilon, input);
+        let mut matmuls = [
+            Matmul { matrix: weights.matrix(tensors.gate), out: inner.rows_mut() },
+            Matmul { matrix: weights.matrix(tensors.up), out: up },
         ];
-        cpu.multiply(input, &mut products);
+        cpu.multiply(input, &mut matmuls);
         self.add_bias_and_norm(inner.rows_mut(), tensors.biases.gate, None);
         self.add_bias_and_norm(up, tensors.biases.up, None);
         let matrix = weights.matrix(tensors.down);
-        cpu.gated(numbers.gating, inner.rows_mut(), up, matrix.length);
+        cpu.gated(parameters.gating, inner.rows_mut(), up, matrix.length);
         let width = matrix.rows;
-        cpu.multiply(inner, &mut [Product { matrix, out: change }]);
+        cpu.multiply(inner, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, tensors.biases.down, tensors.post_feed_forward_norm);
         cpu.add(hidden, change, width);
     }
@@ -396,27 +403,28 @@ impl Pass<'_> {
         self.cpu.add_bias_and_norm(rows, self.tokens, bias, norm);
     }
 
+    /// Applies the rotary embedding to queries and keys, and writes keys and values to the cache.
     fn rotate_and_store(
         &self,
         cache: &mut LayerCache,
         query: &mut [f32],
         key: &mut [f32],
         value: &[f32],
-        turns: &[[f32; 2]],
+        angles: &[[f32; 2]],
     ) {
         let shape = self.weights.shape();
         let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
         let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
-        let (pairs, style) = (turns.len() / self.tokens, self.weights.hyperparameters().rope.pairs);
+        let (pairs, style) = (angles.len() / self.tokens, self.weights.hyperparameters().rope.pairs);
         let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
         self.cpu.for_each_token(self.tokens, query_width + key_width, |token| {
             // SAFETY: each token is in one chunk.
             let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
             for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-                let turns = &turns[token * pairs..][..pairs];
+                let angles = &angles[token * pairs..][..pairs];
                 match style {
-                    Pairs::Interleaved => elementwise::rotate(self.cpu.instructions, head, turns),
-                    Pairs::Halves => elementwise::rotate_halves(self.cpu.instructions, head, turns),
+                    Pairs::Interleaved => elementwise::rotate(self.cpu.instructions, head, angles),
+                    Pairs::Halves => elementwise::rotate_halves(self.cpu.instructions, head, angles),
                 }
             }
         });
@@ -437,22 +445,22 @@ impl Pass<'_> {
         let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
         let heads = shape.heads as usize;
         let group = heads / shape.kv_heads as usize;
-        let numbers = self.weights.hyperparameters();
-        let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
+        let parameters = self.weights.hyperparameters();
+        let scoring = Scoring { scale: parameters.attention_scale, cap: parameters.attention_cap };
         attended.resize(self.tokens, heads * value_length);
         let out = SharedRows::new(attended.rows_mut(), value_length);
         let context = scores.len() / self.cpu.pool.threads();
         let scores = SharedRows::new(scores, context);
-        // Numbers read for one head of the last token.
+        // The number of cached values that one head of the last token reads.
         let values = (self.first + self.tokens) * (key_length + value_length);
         let grain = (MIN_PHASE_VALUES / values).max(1);
         self.cpu.pool.for_each(self.tokens * heads, grain, |participant, range| {
-            // SAFETY: each participant has a row of its own.
+            // SAFETY: each participant has its own row.
             let scores = unsafe { scores.row(participant) };
             for item in range {
                 let (token, head) = (item / heads, item % heads);
                 let position = self.first + token;
-                let seen = numbers.first_visible(self.layer, position)..position + 1;
+                let seen = parameters.first_visible(self.layer, position)..position + 1;
                 let keys = cache.keys.rows(head / group, seen.clone());
                 let values = cache.values.rows(head / group, seen.clone());
                 let query = &query[item * key_length..][..key_length];

@@ -1,7 +1,7 @@
 //! Errors of opening and running a model.
 //!
-//! Every variant says what is wrong, where, and what to do. All that a file can get wrong is found when it is
-//! opened, before any weight is used.
+//! Every message says what is wrong, where, and what to do. All defects of a file are found when it is opened, before
+//! any weight is used.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -19,7 +19,8 @@ pub enum ExecError {
     #[error("cannot map `{path}`: {source}", path = .path.display())]
     Map { path: PathBuf, source: std::io::Error },
     #[error(
-        "only some layers of `{path}` were fetched: use it as the folder of `hearth worker --fetch`, or give the whole model",
+        "only some layers of `{path}` were fetched: \
+         use its folder with `hearth worker --fetch`, or give a complete file",
         path = .path.display()
     )]
     Partial { path: PathBuf },
@@ -33,8 +34,8 @@ pub enum ExecError {
     #[error("tensor `{tensor}` is missing: the conversion is incomplete; convert or fetch the model again")]
     MissingTensor { tensor: String },
     #[error(
-        "tensor `{tensor}` has no place in the forward pass of {architecture}: \
-         the model is a variant (experts, adapters) that cannot be executed; use one without it"
+        "tensor `{tensor}` is not part of the {architecture} architecture: \
+         the model is a variant (experts, adapters) that is not supported; use a model without it"
     )]
     UnexpectedTensor { tensor: String, architecture: String },
     #[error(
@@ -42,7 +43,7 @@ pub enum ExecError {
          fetch the model again, or use another quantisation of it"
     )]
     NotFinite {
-        /// Row of the pass, counted from 0.
+        /// The row of the pass, counted from 0.
         row: usize,
         found: f32,
     },
@@ -56,14 +57,14 @@ pub enum ExecError {
         found: Vec<u64>,
         expected: Vec<u64>,
     },
-    #[error("tensor `{tensor}` lies at byte {offset}, {problem}: fetch the model again")]
-    Place { tensor: String, offset: u64, problem: &'static str },
+    #[error("tensor `{tensor}` is at byte {offset}, {problem}: fetch the model again")]
+    TensorOffset { tensor: String, offset: u64, problem: &'static str },
     #[error(
-        "tensor `rope_freqs.weight` has {found} as factor {pair}, but a frequency is divided by it: \
+        "tensor `rope_freqs.weight` has {found} as factor {pair}, but factors must be positive and finite: \
          convert or fetch the model again"
     )]
     RopeFactor {
-        /// Pair of dimensions, counted from 0.
+        /// The pair of dimensions, counted from 0.
         pair: usize,
         found: f32,
     },
@@ -77,14 +78,13 @@ pub enum ExecError {
     Hidden { found: usize, tokens: usize, embedding: usize },
     #[error(
         "positions {first}..{end} ({count} rows) cannot follow {filled} cached ones in a context of {context}: \
-         positions are consecutive, leave no gap and end within the context; raise `context` for longer text"
+         they must be consecutive, leave no gap and end within the context; \
+         increase `context` for longer texts"
     )]
     Positions { first: u32, end: u32, count: usize, filled: u32, context: u32 },
-    #[error(
-        "there is no cache for sequence {sequence}, counted from 0; plan for as many `sequences` as are asked"
-    )]
+    #[error("there is no cache for sequence {sequence}, counted from 0; increase `sequences` of the plan")]
     Sequence { sequence: u32 },
-    #[error("token {token} is not in the vocabulary of {vocabulary}: the tokenizer is of another model")]
+    #[error("token {token} is not in the vocabulary of {vocabulary}: the tokenizer belongs to another model")]
     Token { token: u32, vocabulary: u32 },
     #[error("{what}: {hint}")]
     Tokenizer { what: String, hint: &'static str },
@@ -100,11 +100,12 @@ fn known_formats() -> String {
     KernelFormat::ALL.map(|format| format.to_string()).join(", ")
 }
 
-/// Text of a file for use in an error: without control characters and "; ", which begins a hint.
+/// Returns a text from a file in a form that is safe in an error message: shortened, and without control characters
+/// and without "; ", which starts a hint.
 pub(crate) fn harmless(text: &str) -> String {
-    /// source: assumed, some lines of a terminal
+    // source: assumed, some lines of a terminal
     const MAX_CHARS: usize = 300;
-    // Marks of direction change how the rest of a line looks.
+    // Direction marks change how a terminal displays the rest of the line.
     let obeyed = |c: char| {
         c.is_control()
             || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

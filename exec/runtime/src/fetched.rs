@@ -1,12 +1,13 @@
-//! A model file of which only some layers were fetched.
+//! Partially fetched model files, which contain only some layers.
 //!
-//! A sparse file of the model's length, whose missing parts read as zeros, and beside it the manifest `FILE.chunks`: 32
-//! bytes for each chunk of a MiB, the SHA-256 of the chunk if it is here and zeros if not. A chunk is written before
-//! its entry, so that a fetch that was cut off continues where it was; what is in the file is checked against its entry
-//! when a fetch begins again. Zeros would compute without complaint, so that a file with a manifest that is not full is
-//! opened only for the layers that are here (`Weights::open_fetched`), never as a model.
+//! The model file is sparse and has its full length; missing chunks read as zeros. The manifest `FILE.chunks` beside
+//! it has 32 bytes for each chunk of 1 MiB: the SHA-256 of the chunk if it is present, otherwise zeros. A chunk is
+//! written before its manifest entry, so that an interrupted fetch can be resumed. When a fetch is resumed, the
+//! chunks in the file are checked against their entries. A computation with missing weights would give wrong results
+//! without an error. Therefore a file with an incomplete manifest is opened only for the layers that are present
+//! (`Weights::open_fetched`), never as a complete model.
 //!
-//! Not here: where chunks come from (`hearth_ring`).
+//! Not here: the transfer of chunks (`hearth_ring`).
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -16,16 +17,18 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// Bytes of a chunk: a few milliseconds of a home network, and a manifest of 1.3 MB for a model of 40 GB.
+/// Bytes of a chunk: its transfer takes a few milliseconds in a home network, and the manifest of a model of 40 GB
+/// has 1.3 MB.
 /// source: assumed
 pub const CHUNK: u64 = 1 << 20;
 
+/// The SHA-256 of a chunk.
 pub type Hash = [u8; 32];
 
-/// The entry of a missing chunk; no chunk is known to have this hash.
+/// The manifest entry of a missing chunk; no data with this hash is known.
 const MISSING_HASH: Hash = [0; 32];
 
-/// A model file of which some chunks were fetched.
+/// A model file of which some chunks have been fetched.
 #[derive(Debug)]
 pub struct FetchedFile {
     file: File,
@@ -34,6 +37,7 @@ pub struct FetchedFile {
     hashes: Vec<Hash>,
 }
 
+/// Returns the SHA-256 of `bytes`.
 pub fn hash(bytes: &[u8]) -> Hash {
     Sha256::digest(bytes).into()
 }
@@ -44,9 +48,9 @@ fn manifest_of(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Whether chunks of a file are missing.
+/// Whether the file at `path` has a manifest in which chunks are missing.
 pub fn is_partial(path: &Path) -> bool {
-    // A manifest that cannot be read vouches for nothing.
+    // If the manifest cannot be read, any chunk may be missing.
     manifest_of(path).exists()
         && std::fs::read(manifest_of(path)).map_or(true, |entries| {
             entries.is_empty()
@@ -57,7 +61,7 @@ pub fn is_partial(path: &Path) -> bool {
 }
 
 impl FetchedFile {
-    /// Opens the file at a path, or creates it with this length.
+    /// Opens the file at `path`, or creates it with `length` bytes.
     pub fn open(path: &Path, length: u64) -> io::Result<FetchedFile> {
         let open =
             |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
@@ -67,7 +71,7 @@ impl FetchedFile {
         (&mut manifest).take((count * MISSING_HASH.len()) as u64 + 1).read_to_end(&mut entries)?;
         let fits = entries.len() == count * MISSING_HASH.len() && file.metadata()?.len() == length;
         if !fits {
-            // Another file, or one that was hardly begun: nothing of it is vouched for.
+            // This is another file, or its creation was interrupted: all chunks count as missing.
             entries = vec![0; count * MISSING_HASH.len()];
             manifest.set_len(0)?;
             manifest.seek(SeekFrom::Start(0))?;
@@ -81,7 +85,7 @@ impl FetchedFile {
         Ok(FetchedFile { file, manifest, length, hashes })
     }
 
-    /// Returns the chunks of these bytes that are missing or damaged.
+    /// Returns the indices of the chunks in these byte ranges that are missing or damaged.
     pub fn missing(&mut self, ranges: &[Range<u64>]) -> io::Result<Vec<u64>> {
         let wanted: BTreeSet<u64> = ranges
             .iter()
@@ -98,7 +102,7 @@ impl FetchedFile {
         Ok(missing)
     }
 
-    /// Writes a chunk. Returns false if it does not have the expected hash or length.
+    /// Writes a chunk. Returns false, without writing, if it does not have the expected hash and length.
     pub fn write(&mut self, chunk: u64, bytes: &[u8], expected: Hash) -> io::Result<bool> {
         let at = chunk.saturating_mul(CHUNK);
         let length = self.length.saturating_sub(at).min(CHUNK);
@@ -127,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_fetch_goes_on_where_it_was_and_damage_is_fetched_again() {
+    fn an_interrupted_fetch_is_resumed_and_damaged_chunks_are_missing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let whole: Vec<u8> = (0..CHUNK * 2 + 100).map(|at| (at * 7 % 251) as u8).collect();
@@ -140,7 +144,7 @@ mod tests {
         let mut file = FetchedFile::open(&path, length).unwrap();
         assert_eq!(file.missing(std::slice::from_ref(&all)).unwrap(), [0, 1, 2]);
         assert_eq!(file.missing(&[CHUNK - 1..CHUNK + 1, 5..5]).unwrap(), [0, 1]);
-        assert!(!file.write(0, chunk(1), hash(chunk(0))).unwrap(), "not what its hash says");
+        assert!(!file.write(0, chunk(1), hash(chunk(0))).unwrap(), "the hash is wrong");
         assert!(!file.write(2, chunk(1), hash(chunk(1))).unwrap(), "longer than the last chunk");
         assert!(!file.write(9, &[], hash(&[])).unwrap(), "beyond the end");
         assert!(file.write(2, chunk(2), hash(chunk(2))).unwrap());
@@ -148,12 +152,12 @@ mod tests {
         drop(file);
         assert!(is_partial(&path));
         let mut file = FetchedFile::open(&path, length).unwrap();
-        assert_eq!(file.missing(std::slice::from_ref(&all)).unwrap(), [1], "what was there is there");
+        assert_eq!(file.missing(std::slice::from_ref(&all)).unwrap(), [1], "the written chunks are kept");
         assert!(file.write(1, chunk(1), hash(chunk(1))).unwrap());
         drop(file);
-        assert!(!is_partial(&path), "all is here");
+        assert!(!is_partial(&path), "all chunks are present");
         assert_eq!(std::fs::read(&path).unwrap(), whole);
-        // A flipped byte is found, and another length begins again.
+        // A changed byte is detected, and a file of another length starts again.
         let mut bytes = whole.clone();
         bytes[5] ^= 1;
         std::fs::write(&path, &bytes).unwrap();

@@ -1,19 +1,20 @@
 //! Input embedding and output head: tokens to hidden rows, and hidden rows to logits.
 //!
-//! Only the head of the ring computes both: a row of the embedding for each
-//! token, and RMSNorm and the output matrix (the embedding again where the two are tied). Gemma scales the rows;
-//! Gemma 2 caps the logits. Logits that are no numbers are an error here, whichever layer spoilt them.
+//! Only the head of the ring computes them: a row of the embedding table for each token, and after the last layer
+//! RMSNorm and the matmul with the output matrix (the embedding table if embeddings are tied). Gemma scales the
+//! embedding rows; Gemma 2 applies a soft cap to the logits. Logits that are not finite are an error, whichever layer
+//! caused them.
 
 use std::sync::Arc;
 
 use crate::cost::ComputeCost;
-use crate::cpu::{Cpu, Product};
+use crate::cpu::{Cpu, Matmul};
 use crate::error::ExecError;
 use crate::rows::SharedRows;
 use crate::weights::Weights;
 use hearth_kernels::{Activations, dequantise, elementwise};
 
-/// The ends of a model.
+/// The input embedding and the output head of a model.
 #[derive(Debug)]
 pub struct Head {
     weights: Arc<Weights>,
@@ -23,11 +24,12 @@ pub struct Head {
 }
 
 impl Head {
+    /// Creates the head of a model.
     pub fn new(weights: Arc<Weights>, cpu: Cpu) -> Head {
         Head { weights, cpu, input: Activations::default(), cost: ComputeCost::default() }
     }
 
-    /// Returns the hidden rows of `tokens`, [tokens, embedding].
+    /// Returns the input embeddings of `tokens`, [tokens, embedding]. Fails if a token is not in the vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let matrix = self.weights.embedding_matrix();
         let mut hidden = vec![0.0; tokens.len() * matrix.length];
@@ -35,7 +37,7 @@ impl Head {
             if token as usize >= matrix.rows {
                 return Err(ExecError::Token { token, vocabulary: matrix.rows as u32 });
             }
-            // Cannot fail: the tensor table was checked when the file was opened.
+            // This cannot fail: the tensor table was checked when the file was opened.
             let _ = dequantise(matrix.format, matrix.row(token as usize), row);
         }
         if let Some(factor) = self.weights.hyperparameters().embedding_scale {
@@ -44,7 +46,8 @@ impl Head {
         Ok(hidden)
     }
 
-    /// Returns the logits of every row of `hidden` [tokens, embedding]: [tokens, vocabulary].
+    /// Returns the logits [tokens, vocabulary] of all rows of `hidden` [tokens, embedding]. Fails if one is not
+    /// finite.
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let weights = &self.weights;
         let matrix = weights.output_matrix();
@@ -55,10 +58,10 @@ impl Head {
         }
         let mut logits = vec![0.0; tokens * matrix.rows];
         let (cpu, input) = (&self.cpu, &mut self.input);
-        let numbers = weights.hyperparameters();
+        let parameters = weights.hyperparameters();
         let ((), cost) = cpu.pool.measured(|| {
-            cpu.rms_norm_rows(hidden, weights.output_norm(), numbers.epsilon, input);
-            cpu.multiply(input, &mut [Product { matrix, out: &mut logits }]);
+            cpu.rms_norm_rows(hidden, weights.output_norm(), parameters.epsilon, input);
+            cpu.multiply(input, &mut [Matmul { matrix, out: &mut logits }]);
             let rows = SharedRows::new(&mut logits, matrix.rows);
             cpu.for_each_token(tokens, matrix.rows, |token| {
                 // SAFETY: each token is in one chunk.
@@ -66,17 +69,17 @@ impl Head {
                 if let Some(bias) = weights.output_bias() {
                     elementwise::add(cpu.instructions, row, bias);
                 }
-                if let Some(cap) = numbers.logit_cap {
+                if let Some(cap) = parameters.logit_cap {
                     elementwise::soft_cap(cpu.instructions, row, cap);
                 }
             });
         });
         self.cost = cost;
-        self.finite(logits)
+        self.check_finite(logits)
     }
 
-    /// Returns logits [tokens, vocabulary] unchanged, or an error if one is not finite.
-    pub fn finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
+    /// Returns `logits` [tokens, vocabulary] unchanged, or an error if one of them is not finite.
+    pub fn check_finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
         match logits.iter().position(|logit| !logit.is_finite()) {
             Some(at) => {
                 let row = at / self.weights.output_matrix().rows;
@@ -86,7 +89,7 @@ impl Head {
         }
     }
 
-    /// Returns the logits of the last row of `hidden`, `[vocabulary]`.
+    /// Returns the logits `[vocabulary]` of the last row of `hidden` `[tokens, embedding]`.
     pub fn logits_of_last(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding as usize;
         let last = hidden.len().checked_sub(embedding).ok_or(ExecError::Hidden {
@@ -97,7 +100,7 @@ impl Head {
         self.logits(&hidden[last..])
     }
 
-    /// Returns the cost of the last logits.
+    /// Returns the cost of the last call of [`Self::logits`].
     pub fn last_cost(&self) -> ComputeCost {
         self.cost
     }

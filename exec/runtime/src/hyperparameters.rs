@@ -3,20 +3,20 @@
 //! With h a hidden row and x = RMSNorm(h):
 //!
 //! ```text
-//! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases where the file has them; always in qwen2
+//! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2
 //! q, k = RMSNorm of each head                               qwen3
 //! rotate each head of q and k by the token's position       crate::rope
 //! h += N(W_o attention(q, K, V))                            K, V: this and earlier positions; N: gemma2
 //! x = RMSNorm(h);  h += N(W_down (f(W_gate x) * W_up x))    f = silu; gelu (tanh) in gemma and gemma2
 //! ```
 //!
-//! and after the last layer logits = `W_output` RMSNorm(h). Gemma scales embeddings by `sqrt(width)`; Gemma 2 also caps
-//! attention scores and logits, x to `c tanh(x / c)`, and lets every other layer see a window of positions only.
-//! Sources: Touvron et al. 2023; Qwen, Gemma, Gemma 2 and InternLM 2 technical reports; the GGUF specification for the
-//! keys.
+//! and after the last layer logits = `W_output` RMSNorm(h). Gemma scales embeddings by `sqrt(width)`. Gemma 2 also
+//! applies the soft cap `c tanh(x / c)` to attention scores and logits, and every other layer has sliding-window
+//! attention. Sources: Touvron et al. 2023; Qwen, Gemma, Gemma 2 and InternLM 2 technical reports; the GGUF
+//! specification for the keys.
 //!
-//! Here: the numbers of that pass. Which tensors there are is `crate::weights::tensors`; the pass itself is written
-//! twice, plainly in [`crate::oracle`] and for speed in [`crate::cpu`].
+//! This module has the scalar parameters of the pass; `crate::weights::tensors` has its tensors. The pass itself is
+//! implemented twice: simply in [`crate::oracle`], and fast in [`crate::cpu`].
 
 use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::{Architecture, ModelShape};
@@ -24,7 +24,7 @@ use hearth_profiles::model::{Architecture, ModelShape};
 use crate::error::ExecError;
 use crate::rope::{Rope, positive};
 
-/// The activation of the gate in the feed-forward block.
+/// The activation function of the gate in the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gating {
     /// `x sigmoid(x)`.
@@ -36,34 +36,39 @@ pub enum Gating {
 /// The scalar parameters of the forward pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
-    /// Added to the mean square in RMSNorm.
+    /// The constant added to the mean square in RMSNorm.
     pub epsilon: f32,
     pub rope: Rope,
+    /// The factor of the input embeddings.
     pub embedding_scale: Option<f32>,
+    /// The factor of the attention scores.
     pub attention_scale: f32,
+    /// The soft cap of the attention scores.
     pub attention_cap: Option<f32>,
+    /// The soft cap of the logits.
     pub logit_cap: Option<f32>,
-    /// Positions that the layers of even number see, the token's own among them; the others see all.
+    /// The attention window of even layers, in positions, including the token's own; odd layers attend to all
+    /// positions.
     pub window: Option<u32>,
     pub gating: Gating,
 }
 
-/// Soft cap of Gemma 2's attention scores where the file has none.
+/// Soft cap of Gemma 2's attention scores if the file does not define it.
 /// source: Gemma 2 technical report, section 2
 const ATTENTION_CAP: f32 = 50.0;
-/// Soft cap of Gemma 2's logits where the file has none.
+/// Soft cap of Gemma 2's logits if the file does not define it.
 /// source: Gemma 2 technical report, section 2
 const LOGIT_CAP: f32 = 30.0;
-/// Window of Gemma 2 where the file has none.
+/// Attention window of Gemma 2, in positions, if the file does not define it.
 /// source: Gemma 2 technical report, section 2
 const WINDOW: u32 = 4096;
-/// Layers of Gemma 2 27B, whose queries are scaled by `embedding / heads` instead of the key length. The file does not
-/// say so.
+/// Number of layers of Gemma 2 27B, whose attention scale is `1 / sqrt(embedding / heads)` instead of
+/// `1 / sqrt(key_length)`. Model files do not state this.
 /// source: Gemma 2 technical report, table 1, and its published configuration (`query_pre_attn_scalar`)
 const GEMMA2_27B_LAYERS: u32 = 46;
 
 impl Hyperparameters {
-    /// Reads the metadata; `factors` divide the rotary frequencies.
+    /// Reads the hyperparameters from the metadata of a model; `factors` divide the rotary frequencies.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
@@ -96,18 +101,18 @@ impl Hyperparameters {
         })
     }
 
-    /// Returns the number of positions that `layer` sees, the token's own included; `None` if it sees all.
+    /// Returns the attention window of `layer` in positions, including the token's own; `None` if it attends to all.
     pub fn window_of(&self, layer: u32) -> Option<u32> {
         self.window.filter(|_| layer.is_multiple_of(2))
     }
 
-    /// Returns the first position that the token at `position` sees in `layer`.
+    /// Returns the first position to which the token at `position` attends in `layer`.
     pub(crate) fn first_visible(&self, layer: u32, position: usize) -> usize {
         self.window_of(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }
 }
 
-/// Scores are divided by the root of this.
+/// Returns the number whose square root divides the attention scores.
 fn attention_divisor(shape: &ModelShape) -> f32 {
     if shape.architecture == Architecture::Gemma2 && shape.layers.0 == GEMMA2_27B_LAYERS {
         return (shape.embedding / shape.heads) as f32;
@@ -118,7 +123,7 @@ fn attention_divisor(shape: &ModelShape) -> f32 {
 fn window(metadata: &Metadata, key: &str) -> Result<Option<u32>, ExecError> {
     let window = metadata.get_u32(key)?.unwrap_or(WINDOW);
     if window == 0 {
-        let hint = "a token sees at least itself; convert the model again";
+        let hint = "the window must be at least 1; convert the model again";
         return Err(ExecError::Metadata { key: key.into(), found: window.to_string(), hint });
     }
     Ok(Some(window))
@@ -135,7 +140,7 @@ mod tests {
     const EPSILON: (&str, Value) = ("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
 
     #[test]
-    fn epsilon_is_asked_for() {
+    fn epsilon_is_required() {
         assert!(Hyperparameters::read(&metadata(&[]), &shape(), None).is_err());
         let zero = metadata(&[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
         assert!(Hyperparameters::read(&zero, &shape(), None).is_err());

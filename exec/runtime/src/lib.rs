@@ -1,9 +1,10 @@
 //! The inference runtime of one device: weights, tokenizer, layers, sampler.
 //!
-//! Weights are mapped ([`Weights`]), a stage of the ring runs layers over rows of activations ([`Stage`]), the
-//! head turns tokens into rows and rows into logits ([`Head`]); a tokenizer and a sampler stand at the ends.
+//! [`Tokenizer`] converts text to tokens, [`Head`] converts tokens to hidden rows, [`Stage`] runs layers of the
+//! mapped [`Weights`] over these rows, [`Head`] converts the results to logits, and [`Sampler`] chooses the next
+//! token.
 //!
-//! Not here: the kernels (`hearth_kernels`) and what joins several devices (`hearth_ring`).
+//! Not here: the kernels (`hearth_kernels`), and communication between devices (`hearth_ring`).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -34,7 +35,7 @@ pub mod synth;
 pub mod tokenizer;
 pub mod weights;
 
-pub use accelerator::{AcceleratedPlace, Accelerator, BackendError, Progress};
+pub use accelerator::{Accelerator, AcceleratorOptions, BackendError, Progress};
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
 pub use chat::{ChatTemplate, Message};

@@ -1,12 +1,13 @@
-//! Memory that this process may still use, from control groups and the machine.
+//! The memory that this process may use, from its control groups and the machine.
 //!
-//! Linux charges memory to control groups, and the limits of all groups above hold too: the tightest counts. Without
-//! swap only the page cache of files (`inactive_file` and `active_file`) of a group can be reclaimed without killing a
-//! process; the rest is unreclaimable here. Without a limit the machine's `MemAvailable` counts, which includes page
-//! cache that can be reclaimed.
+//! Linux charges memory to control groups, and the limits of all parent groups apply too: the tightest limit counts.
+//! Here only the page cache of files (`inactive_file` and `active_file`) counts as reclaimable, which is exact
+//! without swap. If there is no limit, the `MemAvailable` of the machine counts, which includes reclaimable page
+//! cache.
 //!
-//! The memory pressure of the model is the fall of `MemAvailable` since the run's start over `MemTotal`; inside a
-//! limit, the group's unreclaimable bytes over the limit. On systems other than Linux all of it is unknown.
+//! The memory pressure of the model is the decrease of `MemAvailable` since the start of the run, divided by
+//! `MemTotal`. With a limit it is the unreclaimable bytes of the group, divided by the limit. On systems other than
+//! Linux these values are unknown.
 //!
 //! Not here: setting limits (`hearth_lab`), and the memory that a plan assumes (`hearth_profiles::measure::memory`).
 
@@ -18,8 +19,8 @@ use hearth_profiles::measure::control_group::{Version, folders_under};
 
 use crate::pages::page_bytes;
 
-/// What one control group says of its memory. Its files are read again for each answer, so that a limit that
-/// changes is noticed.
+/// The memory statistics of a control group. Each call reads the files of the group again, so that changes of limits
+/// are noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupMemory {
     version: Version,
@@ -27,28 +28,28 @@ pub struct GroupMemory {
 }
 
 impl GroupMemory {
+    /// Creates the statistics of the group with this folder.
     pub fn new(version: Version, folder: &Path) -> Self {
         Self { version, folder: folder.into() }
     }
 
-    /// Returns the most that it may use, page cache included; `None` without a limit. Version 1 writes a huge number
-    /// then.
+    /// Returns the maximum memory of the group in bytes, page cache included, or `None` if it is unlimited. In
+    /// version 1, the kernel reports a very large number for an unlimited group.
     pub fn limit(&self) -> Option<u64> {
-        // Above `memory.high` the kernel reclaims and slows the group down, long before it kills.
+        // Above `memory.high` the kernel reclaims memory and throttles the group, long before it kills a process.
         let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));
         let limits = limits.into_iter().filter_map(|name| self.number(name));
         limits.filter(|&limit| limit < i64::MAX as u64 & !0xffff).min()
     }
 
-    /// Bytes charged to the group and its descendants, including page cache.
+    /// Returns the bytes charged to the group and its descendants, including page cache.
     pub fn usage(&self) -> Option<u64> {
         self.number(self.by_version("memory.usage_in_bytes", "memory.current"))
     }
 
-    /// Bytes charged to it, except page cache of files.
+    /// Returns the bytes charged to the group and its descendants, except page cache of files.
     pub fn unreclaimable(&self) -> Option<u64> {
-        // The parts are read before the whole: what is charged in between counts as unreclaimable, never the
-        // other way round.
+        // The page cache is read before the total, so that memory charged in between counts as unreclaimable.
         let text = self.text("memory.stat")?;
         let cache: u64 = ["inactive_file", "active_file"]
             .map(|name| self.statistic(&text, name).unwrap_or(0))
@@ -57,17 +58,18 @@ impl GroupMemory {
         Some(self.usage()?.saturating_sub(cache))
     }
 
-    /// Bytes of files that were reclaimed while still in use and read again, since the group was made.
+    /// Returns the bytes of file pages that were reclaimed although in use and then read again, since the group was
+    /// created.
     pub fn refaults(&self) -> Option<u64> {
         let text = self.text("memory.stat")?;
-        // Kernels before 5.9 do not tell files from the rest.
+        // Kernels before 5.9 do not count files separately.
         let pages = self
             .statistic(&text, "workingset_refault_file")
             .or_else(|| self.statistic(&text, "workingset_refault"))?;
         Some(pages.saturating_mul(page_bytes() as u64))
     }
 
-    /// Returns the number of processes that were killed in the group because it was out of memory.
+    /// Returns the number of processes of the group that were killed because it was out of memory.
     pub fn oom_kills(&self) -> Option<u64> {
         field(&self.text(self.by_version("memory.oom_control", "memory.events"))?, "oom_kill")
     }
@@ -79,7 +81,7 @@ impl GroupMemory {
         }
     }
 
-    /// A number of `memory.stat`, with the groups below: version 1 has them under names of their own.
+    /// Returns a value of `memory.stat` that includes descendant groups, which version 1 reports as `total_NAME`.
     fn statistic(&self, text: &str, name: &str) -> Option<u64> {
         match self.version {
             Version::One => field(text, &format!("total_{name}")),
@@ -96,40 +98,40 @@ impl GroupMemory {
     }
 }
 
-/// A measurement of the page cache that a process may hold.
+/// A measurement of the page cache of this process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReading {
-    /// Bytes that can be held without anything being evicted, if known.
+    /// Bytes of page cache that the process can hold without evictions, if known.
     pub page_cache: Option<u64>,
-    /// Bytes of files that had been evicted while in use and were read again, in the group whose limit is the tightest;
-    /// `None` without a limit.
+    /// Total bytes of file pages that were evicted although in use and then read again, in the group with the
+    /// tightest limit; `None` without a limit.
     pub refaulted: Option<u64>,
 }
 
-/// The memory of this process: its groups, found once, and the machine.
+/// Observes the memory of this process. Its control groups are found once, when the watch starts.
 #[derive(Debug, Clone)]
 pub struct MemoryWatch {
     /// The folder used as `/`.
     root: PathBuf,
-    /// The process's own group first, then those above it.
+    /// The control group of the process, followed by its parent groups.
     groups: Vec<GroupMemory>,
-    /// Memory that was available when the watch began.
+    /// `MemAvailable` at the start of the watch, in bytes.
     available_at_start: u64,
 }
 
 impl MemoryWatch {
-    /// Watches this process; the fall of available memory counts from now.
+    /// Starts a watch of this process; the decrease of available memory counts from now.
     pub fn of_this_process() -> Self {
         Self::under(Path::new("/"))
     }
 
-    /// The watch that the whole process shares. It begins when this is first called.
+    /// Returns the watch of the whole process, which starts with the first call.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<MemoryWatch> = OnceLock::new();
         SHARED.get_or_init(Self::of_this_process)
     }
 
-    /// Watches with another folder in place of `/`.
+    /// Starts a watch that reads `/proc` and `/sys` below `root` instead of `/`.
     pub fn under(root: &Path) -> Self {
         let groups = folders_under(root, "memory")
             .iter()
@@ -141,14 +143,14 @@ impl MemoryWatch {
         watch
     }
 
-    /// Bytes of page cache that this process could hold without anyone being reclaimed or killed: the least of
-    /// what its limits leave beside the unreclaimable bytes of their groups, and of the machine's `MemAvailable`.
+    /// Returns the bytes of page cache that this process can hold without memory pressure: the minimum of each limit
+    /// less the unreclaimable bytes of its group, and of the machine's `MemAvailable`.
     ///
-    /// What the process already holds in page cache is part of the answer, not on top of it. On a machine
-    /// without limits that makes it an upper bound: other programs' page cache is counted as free to take.
+    /// The result includes the page cache that the process already holds. Without limits it is an upper bound,
+    /// because the page cache of other programs counts as available.
     pub fn page_cache_available(&self) -> Option<u64> {
         let left = |(group, limit): (&GroupMemory, u64)| {
-            // A group that does not tell its usage is taken at its limit.
+            // If the usage of a group is unknown, its whole limit counts as available.
             limit.saturating_sub(group.unreclaimable().unwrap_or(0))
         };
         self.limited().map(left).chain(self.machine("MemAvailable:")).min()
@@ -162,32 +164,32 @@ impl MemoryWatch {
         }
     }
 
-    /// Returns the tightest limit, if there is one below the memory of the machine.
+    /// Returns the tightest limit in bytes, if there is one below the memory of the machine.
     pub fn limit(&self) -> Option<u64> {
         self.tightest().map(|(_, limit)| limit)
     }
 
-    /// Bytes of the group with the tightest limit, except page cache of files. Without a limit, this process's own
-    /// anonymous memory.
+    /// Returns the unreclaimable bytes of the group with the tightest limit, or without a limit, the anonymous memory
+    /// of this process.
     pub fn unreclaimable(&self) -> u64 {
         let group = self.tightest().and_then(|(group, _)| group.unreclaimable());
         group.or_else(|| self.kibibytes("proc/self/status", "RssAnon:")).unwrap_or(0)
     }
 
-    /// Bytes of this process that are in memory, pages of mapped files included.
+    /// Returns the resident memory of this process in bytes, including pages of mapped files.
     pub fn resident(&self) -> Option<u64> {
         self.kibibytes("proc/self/status", "VmRSS:")
     }
 
-    /// Bytes of files that the process's own group had to read again because they had been reclaimed, since
-    /// the group was made.
+    /// Returns the bytes of file pages that were reclaimed although in use and then read again, in the process's own
+    /// group, since the group was created.
     pub fn refaults(&self) -> Option<u64> {
         self.groups.first()?.refaults()
     }
 
-    /// Bytes by which the model presses on memory: the unreclaimable bytes inside a limit; elsewhere the fall
-    /// of the machine's `MemAvailable` since the watch began, to which other programs contribute.
-    pub fn pressing(&self) -> u64 {
+    /// Returns the bytes that count as memory pressure: with a limit, the unreclaimable bytes of its group; otherwise
+    /// the decrease of the machine's `MemAvailable` since the start of the watch, to which other programs contribute.
+    pub fn pressure_bytes(&self) -> u64 {
         match self.tightest() {
             Some(_) => self.unreclaimable(),
             None => self
@@ -196,10 +198,10 @@ impl MemoryWatch {
         }
     }
 
-    /// The same as a share of the limit, or of the machine's memory.
+    /// Returns [`Self::pressure_bytes`] as a share of the limit, or without a limit, of the machine's memory.
     pub fn pressure(&self) -> f64 {
         let whole = self.limit().or_else(|| self.machine("MemTotal:")).unwrap_or(0);
-        self.pressing() as f64 / whole.max(1) as f64
+        self.pressure_bytes() as f64 / whole.max(1) as f64
     }
 
     fn tightest(&self) -> Option<(&GroupMemory, u64)> {
@@ -215,14 +217,14 @@ impl MemoryWatch {
         self.kibibytes("proc/meminfo", name)
     }
 
-    /// A line such as `MemTotal:  5 kB`, in bytes.
+    /// Returns the value of a line such as `MemTotal:  5 kB`, in bytes.
     fn kibibytes(&self, file: &str, name: &str) -> Option<u64> {
         let text = fs::read_to_string(self.root.join(file)).ok()?;
         field(&text, name)?.checked_mul(1024)
     }
 }
 
-/// The number after a name at the start of a line.
+/// Returns the number after `name` in the line that starts with it.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -234,7 +236,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A tree of files, each with its text.
+    /// Creates a tree of files with the given texts.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let tree = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -275,13 +277,13 @@ mod tests {
         assert_eq!(watch.pressure(), 0.2);
         assert_eq!(watch.refaults(), Some(3 * page_bytes() as u64), "of the process's own group");
         assert_eq!(watch.groups[0].oom_kills(), Some(2));
-        // A second limit, of the group itself, with less room in it.
+        // Another limit, that of the group itself, leaves less memory.
         let own = |name: &str, text: &str| {
             fs::write(tree.path().join("sys/fs/cgroup/a/b").join(name), text).unwrap();
         };
         own("memory.max", "300000\n");
         assert_eq!((watch.limit(), watch.page_cache_available()), (Some(300_000), Some(200_000)));
-        // A limit of the group above can leave less, although it is wider.
+        // The limit of the parent group can leave less memory although it is larger.
         own("memory.current", "0\n");
         fs::write(tree.path().join("sys/fs/cgroup/a/memory.current"), "650000\n").unwrap();
         assert_eq!((watch.limit(), watch.page_cache_available()), (Some(300_000), Some(150_000)));
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_the_machine_tells() {
+    fn without_a_limit_the_memory_of_the_machine_counts() {
         let tree = tree(&[
             MACHINE,
             STATUS,
@@ -323,18 +325,18 @@ mod tests {
         let watch = MemoryWatch::under(tree.path());
         // 2000000 bytes are more than the machine has.
         assert_eq!((watch.limit(), watch.unreclaimable()), (None, 30 << 10));
-        assert_eq!((watch.page_cache_available(), watch.pressing()), (Some(800 << 10), 0));
+        assert_eq!((watch.page_cache_available(), watch.pressure_bytes()), (Some(800 << 10), 0));
         let meminfo = "MemTotal: 1000 kB\nMemAvailable: 550 kB\n";
         fs::write(tree.path().join(MACHINE.0), meminfo).unwrap();
-        assert_eq!((watch.pressing(), watch.pressure()), (250 << 10, 0.25));
+        assert_eq!((watch.pressure_bytes(), watch.pressure()), (250 << 10, 0.25));
     }
 
     #[test]
-    fn missing_and_odd_files_say_nothing() {
+    fn missing_and_malformed_files_are_unknown() {
         let empty = tempfile::tempdir().unwrap();
         let watch = MemoryWatch::under(empty.path());
         assert_eq!((watch.page_cache_available(), watch.limit(), watch.refaults()), (None, None, None));
-        assert_eq!((watch.unreclaimable(), watch.pressing(), watch.pressure()), (0, 0, 0.0));
+        assert_eq!((watch.unreclaimable(), watch.pressure_bytes(), watch.pressure()), (0, 0, 0.0));
         let tree = tree(&[
             ("proc/meminfo", "MemTotal: many kB\nMemAvailable: 18446744073709551615 kB\nMemTotal"),
             ("proc/self/cgroup", "::::\n0::\n4:memory\n0::/../../etc\n"),
@@ -353,13 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_room() {
+    fn this_process_has_available_memory() {
         if !Path::new("/proc/meminfo").exists() {
-            eprintln!("SKIPPED this_process_has_room: there is no /proc/meminfo here");
+            eprintln!("SKIPPED this_process_has_available_memory: there is no /proc/meminfo");
             return;
         }
         let watch = MemoryWatch::of_this_process();
-        assert!(watch.page_cache_available().is_some_and(|room| room > 0));
+        assert!(watch.page_cache_available().is_some_and(|bytes| bytes > 0));
         assert!((0.0..=1.0).contains(&watch.pressure()));
     }
 }

@@ -1,7 +1,7 @@
-//! The scalar oracle: a plain forward pass that other backends are compared with.
+//! The scalar oracle: a simple forward pass with which other backends are compared.
 //!
-//! One thread, one token at a time, one row at a time, scalar kernels: the equations of [`crate::hyperparameters`] in
-//! their order, and nothing else. The fast backend must give the same bits.
+//! It computes the equations of [`crate::hyperparameters`] in their order, with scalar kernels on one thread, one
+//! token and one row at a time. The fast CPU backend must give the same bits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,22 +16,23 @@ use crate::rope::Pairs;
 use crate::weights::Weights;
 use crate::weights::tensors::Tensor;
 use hearth_kernels::attention::Scoring;
-use hearth_kernels::product::{Matrix, scalar_dot};
+use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 const SCALAR: InstructionSet = InstructionSet::SCALAR;
 
-/// The backend to compare others with.
+/// The backend with which other backends are compared.
 #[derive(Debug)]
 pub struct Oracle {
     weights: Arc<Weights>,
-    /// The KV caches by sequence and layer.
+    /// The KV caches, by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
-    /// A pool of one thread, used for its measurements.
+    /// A pool of one thread, used only to measure the cost.
     pool: Pool,
 }
 
 impl Oracle {
+    /// Creates a backend for `layers`.
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
@@ -70,8 +71,9 @@ impl Backend for Oracle {
     }
 }
 
-/// One row of input times a matrix, with the input rounded as its format asks for: what every kernel is compared with.
-pub fn product(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
+/// Returns the matrix-vector product `[rows]` of `matrix` and `input` `[length]`, which is rounded as the format of the
+/// matrix requires. All kernels are compared with it.
+pub fn matvec(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.resize(1, input.len());
     activations.rows_mut().copy_from_slice(input);
@@ -101,24 +103,24 @@ fn normalise_each(weights: &Weights, rows: &mut [f32], norm: Option<Tensor>) {
 }
 
 fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
-    let (tensors, shape, numbers) = (weights.layer(layer), weights.shape(), weights.hyperparameters());
+    let (tensors, shape, parameters) = (weights.layer(layer), weights.shape(), weights.hyperparameters());
     let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
-    let input = normalised(row, weights.vector(tensors.attention_norm), numbers.epsilon);
-    let mut query = product(weights.matrix(tensors.query), &input);
-    let mut key = product(weights.matrix(tensors.key), &input);
-    let mut value = product(weights.matrix(tensors.value), &input);
+    let input = normalised(row, weights.vector(tensors.attention_norm), parameters.epsilon);
+    let mut query = matvec(weights.matrix(tensors.query), &input);
+    let mut key = matvec(weights.matrix(tensors.key), &input);
+    let mut value = matvec(weights.matrix(tensors.value), &input);
     add_bias(weights, &mut query, tensors.biases.query);
     add_bias(weights, &mut key, tensors.biases.key);
     add_bias(weights, &mut value, tensors.biases.value);
     normalise_each(weights, &mut query, tensors.query_norm);
     normalise_each(weights, &mut key, tensors.key_norm);
 
-    let mut turns = vec![[0.0; 2]; numbers.rope.frequencies.len()];
-    numbers.rope.turns(position, &mut turns);
+    let mut angles = vec![[0.0; 2]; parameters.rope.frequencies.len()];
+    parameters.rope.cosines_and_sines(position, &mut angles);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-        match numbers.rope.pairs {
-            Pairs::Interleaved => elementwise::rotate(SCALAR, head, &turns),
-            Pairs::Halves => elementwise::rotate_halves(SCALAR, head, &turns),
+        match parameters.rope.pairs {
+            Pairs::Interleaved => elementwise::rotate(SCALAR, head, &angles),
+            Pairs::Halves => elementwise::rotate_halves(SCALAR, head, &angles),
         }
     }
     for (head, key) in key.chunks_exact(key_length).enumerate() {
@@ -128,9 +130,9 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
         cache.values.set(head, position as usize, value);
     }
 
-    let seen = numbers.first_visible(layer, position as usize)..position as usize + 1;
+    let seen = parameters.first_visible(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
-    let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
+    let scoring = Scoring { scale: parameters.attention_scale, cap: parameters.attention_cap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];
     let mut scores = vec![0.0; seen.len()];
     for (head, (query, out)) in
@@ -140,24 +142,24 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
         let values = cache.values.rows(head / group, seen.clone());
         attention::attend(SCALAR, query, scoring, keys, values, &mut scores, out);
     }
-    let mut change = product(weights.matrix(tensors.attention_output), &mixed);
+    let mut change = matvec(weights.matrix(tensors.attention_output), &mixed);
     add_bias(weights, &mut change, tensors.biases.attention_output);
     normalise_each(weights, &mut change, tensors.post_attention_norm);
     elementwise::add(SCALAR, row, &change);
 }
 
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
-    let (tensors, numbers) = (weights.layer(layer), weights.hyperparameters());
-    let input = normalised(row, weights.vector(tensors.feed_forward_norm), numbers.epsilon);
-    let mut gate = product(weights.matrix(tensors.gate), &input);
-    let mut up = product(weights.matrix(tensors.up), &input);
+    let (tensors, parameters) = (weights.layer(layer), weights.hyperparameters());
+    let input = normalised(row, weights.vector(tensors.feed_forward_norm), parameters.epsilon);
+    let mut gate = matvec(weights.matrix(tensors.gate), &input);
+    let mut up = matvec(weights.matrix(tensors.up), &input);
     add_bias(weights, &mut gate, tensors.biases.gate);
     add_bias(weights, &mut up, tensors.biases.up);
-    match numbers.gating {
+    match parameters.gating {
         Gating::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
         Gating::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
     }
-    let mut change = product(weights.matrix(tensors.down), &gate);
+    let mut change = matvec(weights.matrix(tensors.down), &gate);
     add_bias(weights, &mut change, tensors.biases.down);
     normalise_each(weights, &mut change, tensors.post_feed_forward_norm);
     elementwise::add(SCALAR, row, &change);

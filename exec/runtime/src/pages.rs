@@ -1,20 +1,21 @@
-//! System calls on the pages of a mapping: query, read ahead, evict.
+//! System calls on the pages of a mapped file: query, read ahead, evict.
 //!
-//! The system calls under every residency policy. `mincore` tells for each page of a mapping whether it is in
-//! the page cache; only the file's owner gets a true answer, others see every page as present. A region is
-//! widened to whole pages when it is asked for, and narrowed when it is given up: a neighbour may be using the
-//! rest of the page.
+//! All residency policies use these functions. `mincore` reports for each page of a mapping whether it is in the page
+//! cache, but only to the owner of the file; for others it reports all pages as present. When a region is read, it is
+//! widened to whole pages. When it is evicted, it is narrowed to whole pages, because other data may use the rest of
+//! a page.
 //!
-//! On systems other than Linux these functions do nothing and report no resident page.
+//! On systems other than Linux these functions do nothing and report no resident pages.
 
 use std::fs::File;
 
 use hearth_profiles::measure::drop_cache;
 
-/// One call of `MADV_WILLNEED`: it reads at most one read-ahead window, and this is the smallest usual one.
+/// Maximum bytes of one `MADV_WILLNEED` call. A call reads at most one read-ahead window; 128 KiB is the smallest
+/// common window.
 const WILL_NEED_BYTES: usize = 128 << 10;
 
-/// The system's page, in bytes: 4096 on most machines, 16384 on some.
+/// Returns the page size of the system in bytes: 4096 on most machines, 16384 on some.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn page_bytes() -> usize {
     static PAGE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
@@ -25,21 +26,21 @@ pub fn page_bytes() -> usize {
     })
 }
 
-/// The system's page, in bytes.
+/// Returns the page size in bytes.
 #[cfg(not(any(target_os = "android", target_os = "linux")))]
 pub fn page_bytes() -> usize {
     4096
 }
 
-/// Bytes of a mapped region that are in memory.
+/// Returns the bytes of a mapped region that are in memory.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn resident(region: &[u8]) -> u64 {
     let page = page_bytes();
     let begin = region.as_ptr() as usize & !(page - 1);
     let length = region.as_ptr() as usize + region.len() - begin;
     let mut pages = vec![0u8; length.div_ceil(page)];
-    // SAFETY: the range lies in a live mapping, whose start is page-aligned, and the vector has a byte for each
-    // of its pages.
+    // SAFETY: the range is in a live mapping, whose start is page-aligned, and the vector has a byte for each of its
+    // pages.
     let result = unsafe { libc::mincore(begin as *mut libc::c_void, length, pages.as_mut_ptr()) };
     if result != 0 {
         return 0;
@@ -48,20 +49,21 @@ pub fn resident(region: &[u8]) -> u64 {
     region.len().saturating_sub(absent) as u64
 }
 
-/// Bytes of a mapped region that are in memory.
+/// Returns the bytes of a mapped region that are in memory.
 #[cfg(not(any(target_os = "android", target_os = "linux")))]
 pub fn resident(_region: &[u8]) -> u64 {
     0
 }
 
-/// Whether [`resident`] is reliable for a mapped file: since Linux 5.0 only the file's owner gets true answers.
+/// Whether [`resident`] is reliable for a mapped file: since Linux 5.0 only the owner of the file gets the real
+/// state.
 pub fn is_residency_reported(file: &File) -> bool {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::unix::fs::MetadataExt;
         // SAFETY: the call has no preconditions and touches no memory of this process.
         let user = unsafe { libc::geteuid() };
-        user == 0 || file.metadata().is_ok_and(|it| it.uid() == user)
+        user == 0 || file.metadata().is_ok_and(|metadata| metadata.uid() == user)
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
     {
@@ -70,23 +72,24 @@ pub fn is_residency_reported(file: &File) -> bool {
     }
 }
 
-/// Starts reading a region and does not wait. Returns the bytes that the kernel accepted.
+/// Starts to read a region, without waiting. Returns the bytes that the kernel accepted.
 pub fn will_need(region: &[u8]) -> u64 {
     advise(region, WILL_NEED_BYTES, Advice::WillNeed)
 }
 
-/// Does the same in one call, which the kernel silently shortens to one read-ahead window.
-pub fn will_need_at_once(region: &[u8]) {
+/// Starts to read a region with a single call, which the kernel silently shortens to one read-ahead window.
+pub fn will_need_in_one_call(region: &[u8]) {
     advise(region, usize::MAX, Advice::WillNeed);
 }
 
-/// Reads a region and maps its pages before it returns. Returns the bytes that the kernel accepted.
+/// Reads a region and maps its pages, waiting until this is done. Returns the bytes that the kernel accepted.
 pub fn populate(region: &[u8]) -> u64 {
-    // A kernel before 5.14 does not know this; what is not read now is read when it is touched.
+    // Kernels before 5.14 do not have this advice; pages that are not read now are read when they are touched.
     advise(region, usize::MAX, Advice::PopulateRead)
 }
 
-/// Advises the kernel that a whole mapping is accessed at random: a touched page is read alone, without read-ahead.
+/// Advises the kernel that a whole mapping is accessed randomly: a page fault then reads one page, without
+/// read-ahead.
 pub fn advise_random(mapping: &[u8]) {
     advise(mapping, usize::MAX, Advice::Random);
 }
@@ -96,7 +99,7 @@ pub fn advise_normal(mapping: &[u8]) {
     advise(mapping, usize::MAX, Advice::Normal);
 }
 
-/// Processors that may hold a stock of memory charges: all that run, whatever this process may use of them.
+/// Returns the number of online processors, each of which may hold a stock of memory charges of a control group.
 pub fn processors() -> u32 {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -108,9 +111,10 @@ pub fn processors() -> u32 {
     1
 }
 
-/// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim others. The region is
-/// unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but at more than twice the
-/// cost, not for a file of another owner, and it leaves traces that count as refaults when the pages come back.
+/// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim other pages. The
+/// region is unmapped first, because mapped pages are not dropped. `MADV_PAGEOUT` does the same in one call, but it
+/// costs more than twice as much, fails for files of other owners, and causes refaults to be counted when the pages
+/// are read again.
 pub fn evict(region: &[u8], file: &File, offset: u64) {
     let page = page_bytes() as u64;
     let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
@@ -119,7 +123,7 @@ pub fn evict(region: &[u8], file: &File, offset: u64) {
     drop_cache(file, &(begin..end));
 }
 
-/// Arguments of `madvise`.
+/// The advice argument of `madvise`.
 #[derive(Clone, Copy)]
 enum Advice {
     WillNeed,
@@ -129,7 +133,8 @@ enum Advice {
     DontNeed,
 }
 
-/// Advises a region, widened to whole pages, in calls of `step` bytes. Returns the bytes that the kernel accepted.
+/// Calls `madvise` for a region, widened to whole pages, in steps of `step` bytes. Returns the bytes that the kernel
+/// accepted.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
     let advice = match advice {
@@ -143,9 +148,9 @@ fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
     let (mut at, end) = (begin & !(page_bytes() - 1), begin + region.len());
     while at < end {
         let length = step.min(end - at);
-        // SAFETY: the range lies in a live read-only file mapping (its first page may begin earlier, in the
-        // same mapping, whose start is page-aligned). None of the advices changes what the mapping holds: pages
-        // that are unmapped come back from the file.
+        // SAFETY: the range is in a live read-only file mapping; its first page may start earlier, in the same
+        // mapping, whose start is page-aligned. No advice changes the contents of the mapping: unmapped pages are
+        // read from the file again.
         let result = unsafe { libc::madvise(at as *mut libc::c_void, length, advice) };
         if result != 0 {
             break;

@@ -1,13 +1,14 @@
-//! The pool of threads that compute a layer.
+//! The thread pool that computes a layer.
 //!
-//! A persistent pool: the calling thread and n - 1 pinned workers. A phase is one closure that every
-//! participant runs; inside, they take chunks from a shared counter. Workers spin for a while after a phase,
-//! because the next one is microseconds away while a token is computed, then park. A worker that is late (the
-//! processor is busy elsewhere) is not waited for: the caller closes the phase when its own work is done and
-//! waits only for those who have entered.
+//! The pool is persistent: the calling thread and n - 1 pinned workers. A phase is one closure that every participant
+//! runs; in it, participants take chunks from a shared counter. After a phase, workers spin for a short time, because
+//! the next phase of a token follows within microseconds, and then park. The caller does not wait for a worker that
+//! has not started (its processor may be busy): when its own work is done, it closes the phase and waits only for
+//! workers that have entered.
 //!
-//! Not here: what a phase computes, and how its cost is reckoned ([`crate::cost`]). One phase at a time; a
-//! phase started inside another would deadlock.
+//! There is one phase at a time; a phase started inside another would deadlock.
+//!
+//! Not here: what a phase computes, and its cost ([`crate::cost`]).
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -19,14 +20,14 @@ use std::thread::{self, JoinHandle, Thread};
 use crate::clock::{Stopwatch, wall_nanos};
 use crate::cost::{ComputeCost, Phase, Report};
 
-/// Options of a pool.
+/// The options of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolOptions {
-    /// Participants, the caller included; at least one.
+    /// Number of threads, including the caller; at least one.
     pub threads: usize,
     /// Whether to pin each worker to one processor (Linux). The calling thread is not pinned.
     pub pin: bool,
-    /// How long a worker spins for the next phase before it parks, in nanoseconds.
+    /// Time for which a worker spins before it parks, in nanoseconds.
     pub spin_ns: u64,
 }
 
@@ -37,6 +38,7 @@ impl Default for PoolOptions {
     }
 }
 
+/// A pool of compute threads.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -46,46 +48,46 @@ pub struct Pool {
     measuring: Mutex<()>,
 }
 
-/// State that only the thread that runs phases uses.
+/// State that only the calling thread uses.
 #[derive(Debug, Default)]
 struct Caller {
     epoch: u64,
-    /// The cost so far, during a measurement.
+    /// The stopwatch and the cost so far of the current measurement.
     meter: Option<(Stopwatch, ComputeCost)>,
 }
 
 type Job = dyn Fn(usize) + Sync;
 
 struct Shared {
-    /// Epoch in the high half; the open bit; participants inside in the low bits.
+    /// The epoch in the high half, then the bit [`OPEN`], and the number of workers inside the phase in the low bits.
     state: AtomicU64,
     /// The closure of the open phase.
     job: UnsafeCell<Option<*const Job>>,
     stop: AtomicBool,
     panicked: AtomicBool,
-    /// Set by a caller that has parked until the last worker leaves.
+    /// Whether the caller has parked until the last worker leaves.
     caller_parked: AtomicBool,
     caller: UnsafeCell<Option<Thread>>,
     slots: Vec<WorkerSlot>,
     spin_ns: u64,
 }
 
-/// A worker's state, on cache lines of its own.
+/// The state of a worker, alone on its cache lines.
 #[repr(align(128))]
 struct WorkerSlot {
     parked: AtomicBool,
-    /// The last phase it took part in, and when it was done with its part.
+    /// The measurements of the last phase in which this worker took part.
     report: UnsafeCell<Report>,
 }
 
-/// The number of items of a region that were handed out, on a cache line of its own.
+/// The number of items of a region that have been assigned, alone on its cache lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct Region(AtomicUsize);
 
-// SAFETY: `job` and `caller` are written while the phase is closed and nobody is inside, and read by those
-// inside; `report` is written by its worker while inside and read by the caller after everyone has left. The
-// atomic `state` orders these.
+// SAFETY: `job` and `caller` are written while the phase is closed and no worker is inside, and read by workers
+// inside. `report` is written by its worker inside the phase and read by the caller after all workers have left. The
+// atomic `state` orders these accesses.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointers refer to closures that may be shared between threads.
 unsafe impl Send for Shared {}
@@ -96,10 +98,13 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+/// The bit of the state that is set while workers may enter the phase.
 const OPEN: u64 = 1 << 31;
+/// The bits of the state that count the workers inside the phase.
 const INSIDE: u64 = OPEN - 1;
 
 impl Pool {
+    /// Starts the worker threads.
     pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
         let workers = options.threads.max(1) - 1;
         let slot =
@@ -127,7 +132,7 @@ impl Pool {
         Ok(Pool { shared, workers, caller: Mutex::default(), measuring: Mutex::default() })
     }
 
-    /// The number of threads, including the caller.
+    /// Returns the number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
@@ -135,7 +140,7 @@ impl Pool {
     /// Runs `job(participant)` once on the caller (participant 0) and at most once on every worker.
     ///
     /// # Panics
-    /// If the job does, on any participant.
+    /// If `job` panics in any thread.
     pub fn run(&self, job: impl Fn(usize) + Sync) {
         let mut caller = self.lock();
         if self.workers.is_empty() {
@@ -155,7 +160,7 @@ impl Pool {
         if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
             let waited = watch.lap();
             let phase = Phase { epoch, opened, own, own_end, waited, closed: watch.last_lap() };
-            // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
+            // SAFETY: all workers have left the phase, and only this thread can start the next one.
             let reports = self.shared.slots.iter().map(|slot| unsafe { *slot.report.get() });
             cost.add_phase(&phase, reports);
         }
@@ -166,10 +171,10 @@ impl Pool {
         assert!(!self.shared.panicked.swap(false, Ordering::AcqRel), "a compute worker panicked");
     }
 
-    /// Calls `body(participant, range)` for chunks of at most `grain` that together make `0..count`.
+    /// Calls `body(participant, range)` for chunks of at most `grain` items that together cover `0..count`.
     ///
-    /// Each participant begins in a region of its own, so that it reads memory in order, and helps in the
-    /// others' when it is done.
+    /// Each participant starts in its own region of items, so that it reads memory in order, and then helps with the
+    /// other regions.
     pub fn for_each(&self, count: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         let grain = grain.max(1);
         if count <= grain || self.workers.is_empty() {
@@ -193,33 +198,34 @@ impl Pool {
         });
     }
 
-    /// Runs `body` and says what the phases in it, and the caller between them, cost. Measurements of several
-    /// threads take turns.
+    /// Runs `body` and returns its result and the cost of its phases and of the caller between them.
+    ///
+    /// Only one measurement runs at a time; others wait. A measurement inside another would deadlock.
     ///
     /// # Panics
-    /// If a phase does. A measurement inside another would wait for itself.
+    /// If a phase panics.
     pub fn measured<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
-        let _turn = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let start = wall_nanos();
         self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
         let result = body();
-        let (mut watch, mut cost) = self.lock().meter.take().expect("measurements take turns");
+        let (mut watch, mut cost) = self.lock().meter.take().expect("only one measurement runs at a time");
         cost.add(watch.lap());
         cost.wall_ns = wall_nanos() - start;
         (result, cost)
     }
 
     fn lock(&self) -> MutexGuard<'_, Caller> {
-        // A phase that panicked leaves nothing half done: the caller's state is counters.
+        // The caller's state consists of counters, which are valid after a panic.
         self.caller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self, epoch: u64, job: &(impl Fn(usize) + Sync)) {
         let shared = &*self.shared;
         let job: &(dyn Fn(usize) + Sync) = job;
-        // SAFETY: only the lifetime is erased; `close` returns only when nobody can use the closure any more.
+        // SAFETY: only the lifetime is erased; `close` returns only when no worker can use the closure.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
-        // SAFETY: the last phase is closed and empty, so nobody reads these.
+        // SAFETY: the last phase is closed and empty, so no worker reads these.
         unsafe {
             *shared.job.get() = Some(job);
             *shared.caller.get() = Some(thread::current());
@@ -232,7 +238,7 @@ impl Pool {
         }
     }
 
-    /// Closes the phase to new participants and waits for those inside.
+    /// Closes the phase to new workers and waits for those inside.
     fn close(&self) {
         let shared = &*self.shared;
         let mut inside = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
@@ -280,7 +286,7 @@ fn run_worker(shared: &Shared, index: usize) {
             continue;
         }
         watch.lap();
-        // SAFETY: inside an open phase the closure stays alive until `close` has seen everyone leave.
+        // SAFETY: the closure stays alive until all workers inside the phase have left, see `close`.
         let job = unsafe { (*shared.job.get()).expect("an open phase has a job") };
         // SAFETY: as above.
         if catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index + 1) })).is_err() {
@@ -298,7 +304,8 @@ fn run_worker(shared: &Shared, index: usize) {
     }
 }
 
-/// Spins, then parks, until there is a phase after `seen`; `None` when the pool ends.
+/// Spins, then parks, until a phase with another epoch than `seen` opens; returns its state, or `None` when the pool
+/// is dropped.
 fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> {
     let fresh = |state: u64| state >> 32 != seen && state & OPEN != 0;
     loop {
@@ -329,7 +336,7 @@ fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> 
     }
 }
 
-/// Registers the worker in the phase, unless it has closed.
+/// Registers a worker in the phase of `state`. Returns false if the phase has closed.
 fn enter(shared: &Shared, mut state: u64) -> bool {
     let epoch = state >> 32;
     while state & OPEN != 0 && state >> 32 == epoch {
@@ -341,7 +348,7 @@ fn enter(shared: &Shared, mut state: u64) -> bool {
     false
 }
 
-/// Keeps the calling thread on the `index`-th processor it may use, counted round.
+/// Pins the calling thread to the processor with this index (modulo their number) among those that it may use.
 pub fn pin_to_processor(index: usize) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -355,7 +362,7 @@ pub fn pin_to_processor(index: usize) {
                 (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed)).collect();
             let mut one: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(processors[index % processors.len()], &mut one);
-            // Refused by some sandboxes; an unpinned worker computes the same.
+            // Some sandboxes refuse this; an unpinned worker gives the same results.
             libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
         }
     }
@@ -394,7 +401,7 @@ mod tests {
         let pool = pool(2);
         let ((), cost) = pool.measured(|| {
             pool.run(|participant| {
-                // Whoever enters sleeps as a thread does whose page is on its way.
+                // Each thread sleeps as if it waited for a page.
                 let long = if participant == 0 { 30 } else { 60 };
                 thread::sleep(Duration::from_millis(long));
             });

@@ -1,8 +1,8 @@
-//! Counts the bytes that a process or thread has caused to be read from disk.
+//! A counter of the bytes that a process or thread has read from disk.
 
 use std::fs::File;
 
-/// A file of `/proc`. It stays open, because it is read around every step.
+/// A file of `/proc` that stays open, because it is read before and after every step.
 #[derive(Debug)]
 pub(crate) struct ProcFile(Option<File>);
 
@@ -11,7 +11,7 @@ impl ProcFile {
         Self(File::open(path).ok())
     }
 
-    /// Returns the number that `find` finds in the text, or 0.
+    /// Returns the number that `find` extracts from the first 256 bytes of the file, or 0 if there is none.
     #[cfg(unix)]
     pub(crate) fn number(&self, find: impl Fn(&str) -> Option<u64>) -> u64 {
         use std::os::unix::fs::FileExt;
@@ -26,20 +26,23 @@ impl ProcFile {
     }
 }
 
-/// Counts the bytes that a process or thread has caused to be read from disk (`read_bytes` of its `io` file);
-/// 0 where there is no such file.
+/// A counter of the bytes that a process or thread has read from disk (`read_bytes` of its `io` file in `/proc`). It
+/// is always 0 on systems without such a file.
 #[derive(Debug)]
 pub struct ReadCounter(ProcFile);
 
 impl ReadCounter {
+    /// Creates the counter of this process.
     pub fn of_this_process() -> Self {
         Self(ProcFile::open("/proc/self/io"))
     }
 
+    /// Creates the counter of the calling thread.
     pub fn of_this_thread() -> Self {
         Self(ProcFile::open("/proc/thread-self/io"))
     }
 
+    /// Returns the bytes read since the start of the process or thread.
     pub fn bytes(&self) -> u64 {
         let line =
             |text: &str| text.lines().find_map(|line| line.strip_prefix("read_bytes:")?.trim().parse().ok());

@@ -1,16 +1,17 @@
-//! Rotary position embedding: the angle of each pair of dimensions at a position.
+//! Rotary position embedding (RoPE): the rotation angle of each pair of dimensions at a position.
 //!
-//! Pair i of d rotated dimensions turns by `position * base^(-2i / d)`, changed by what the file says:
+//! Pair i of d rotated dimensions is rotated by `position * base^(-2i / d)`. The model file can modify this angle:
 //!
-//! - factors a pair, which divide (Llama 3.1, `rope_freqs.weight`);
-//! - linear scaling by f: every angle divided by f (Chen et al. 2023);
-//! - YaRN (Peng et al. 2023): pairs that turn often in the trained context keep their angle, pairs that turn seldom
-//!   are divided by f, those between are mixed by a ramp; and cosine and sine grow by `1 + 0.1 ln f`.
+//! - factors, one for each pair, by which the angle is divided (Llama 3.1, `rope_freqs.weight`);
+//! - linear scaling by f: all angles are divided by f (Chen et al. 2023);
+//! - YaRN with the factor f (Peng et al. 2023): pairs with many rotations in the trained context keep their angle,
+//!   the angle of pairs with few rotations is divided by f, and pairs in between are interpolated by a ramp. Cosine
+//!   and sine are multiplied by `1 + 0.1 ln f`.
 //!
-//! Which dimensions are a pair depends on how the converter stored the rows of q and k: neighbours
-//! ([`Pairs::Interleaved`], "NORM" in llama.cpp) or i and i + d/2 ([`Pairs::Halves`], "NEOX").
+//! Which dimensions are a pair depends on how the converter stored the rows of q and k: adjacent ones
+//! ([`Pairs::Interleaved`], "NORM" in llama.cpp), or i and i + d/2 ([`Pairs::Halves`], "NEOX" in llama.cpp).
 //!
-//! Not here: turning. That is `kernels::elementwise`.
+//! Not here: the rotation itself. That is `kernels::elementwise`.
 
 use hearth_profiles::gguf::Metadata;
 use hearth_profiles::model::{Architecture, ModelShape};
@@ -20,39 +21,47 @@ use crate::error::ExecError;
 /// The dimensions of a head that form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairs {
-    /// 2i and 2i + 1.
+    /// Dimensions 2i and 2i + 1.
     Interleaved,
-    /// i and i + d/2, of d rotated ones.
+    /// Dimensions i and i + d/2, of d rotated dimensions.
     Halves,
 }
 
+/// The rotary embedding of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     pub pairs: Pairs,
-    /// Angle a position of each rotated pair, in radians. [rotated dimensions / 2]
+    /// The rotation angle of each pair for one position, in radians, [rotated dimensions / 2].
     pub frequencies: Vec<f64>,
-    /// Multiplies cosines and sines; 1 without YaRN.
+    /// The factor of cosines and sines; 1 without YaRN.
     pub magnitude: f64,
 }
 
-/// Turns in the trained context above which YaRN keeps a pair's angle.
+/// Rotations in the trained context above which YaRN keeps the angle of a pair.
 /// source: Peng et al. 2023, section 3.4
 const BETA_FAST: f32 = 32.0;
-/// Turns below which YaRN interpolates.
+/// Rotations in the trained context below which YaRN divides the angle of a pair by the factor.
 /// source: Peng et al. 2023, section 3.4
 const BETA_SLOW: f32 = 1.0;
-/// Growth of the magnitude with the logarithm of the factor.
+/// Increase of the magnitude with the natural logarithm of the YaRN factor.
 /// source: Peng et al. 2023, section 3.5
 const MAGNITUDE_SLOPE: f64 = 0.1;
 
-/// The scaling in the file.
+/// The scaling of angles that the file defines.
 enum Scaling {
-    Linear { factor: f64 },
-    Yarn { factor: f64, low: f64, high: f64 },
+    Linear {
+        factor: f64,
+    },
+    /// The ramp begins at pair `low` and ends at pair `high`.
+    Yarn {
+        factor: f64,
+        low: f64,
+        high: f64,
+    },
 }
 
 impl Rope {
-    /// Reads the metadata; `factors` divide the frequencies.
+    /// Reads the rotary embedding from the metadata of a model; `factors` divide the frequencies.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
@@ -65,16 +74,15 @@ impl Rope {
         let dimensions = rotated(metadata, shape)?;
         let base = f64::from(base);
         let scaling = scaling(metadata, shape, base, dimensions)?;
-        // The table gives a factor for each pair; without one nothing divides.
         let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
-        // libm's functions are the same code on every platform; the system's are not.
+        // libm gives the same bits on every platform; the functions of the system do not.
         let frequency = |pair: u32| {
             let exponent = -2.0 * f64::from(pair) / f64::from(dimensions);
-            scaling.share(pair) * libm::pow(base, exponent) / factor(pair)
+            scaling.angle_factor(pair) * libm::pow(base, exponent) / factor(pair)
         };
         let frequencies: Vec<f64> = (0..dimensions / 2).map(frequency).collect();
         if frequencies.iter().any(|frequency| !frequency.is_finite()) {
-            let hint = "with it frequencies are no numbers; convert the model again";
+            let hint = "it gives frequencies that are not finite; convert the model again";
             return Err(ExecError::Metadata { key: base_key, found: base.to_string(), hint });
         }
         let attention_key = key("scaling.attn_factor");
@@ -84,16 +92,16 @@ impl Rope {
         Ok(Rope { pairs: pairs(shape.architecture), frequencies, magnitude })
     }
 
-    /// Writes cosine and sine of every pair's angle at `position` into `turns` `[pairs]`.
-    pub fn turns(&self, position: u32, turns: &mut [[f32; 2]]) {
-        for (turn, frequency) in turns.iter_mut().zip(&self.frequencies) {
+    /// Writes cosine and sine of the angle of each pair at `position` into `out`, `[pairs]`.
+    pub fn cosines_and_sines(&self, position: u32, out: &mut [[f32; 2]]) {
+        for (pair, frequency) in out.iter_mut().zip(&self.frequencies) {
             let angle = f64::from(position) * frequency;
-            *turn = [libm::cos(angle), libm::sin(angle)].map(|part| (part * self.magnitude) as f32);
+            *pair = [libm::cos(angle), libm::sin(angle)].map(|part| (part * self.magnitude) as f32);
         }
     }
 }
 
-/// Dimensions of a head that are rotated.
+/// Returns the number of rotated dimensions of a head.
 pub(crate) fn rotated(metadata: &Metadata, shape: &ModelShape) -> Result<u32, ExecError> {
     let key = format!("{}.rope.dimension_count", shape.architecture);
     let dimensions = metadata.get_u32(&key)?.unwrap_or(shape.key_length);
@@ -114,12 +122,12 @@ fn pairs(architecture: Architecture) -> Pairs {
 }
 
 impl Scaling {
-    /// What is left of a pair's angle.
-    fn share(&self, pair: u32) -> f64 {
+    /// Returns the factor of a pair's angle.
+    fn angle_factor(&self, pair: u32) -> f64 {
         match *self {
             Scaling::Linear { factor } => 1.0 / factor,
             Scaling::Yarn { factor, low, high } => {
-                // source: ggml's guard against a ramp of no width
+                // source: ggml's guard against a ramp of zero width
                 let ramp = (f64::from(pair) - low) / (high - low).max(0.001);
                 let kept = 1.0 - ramp.clamp(0.0, 1.0);
                 kept + (1.0 - kept) / factor
@@ -155,18 +163,18 @@ fn scaling(
             Ok(Scaling::Linear { factor: f64::from(factor) })
         }
         Some("yarn") => {
-            yarn_can_be_executed(metadata, shape, base, used, factor)?;
+            check_yarn(metadata, shape, base, used, factor)?;
             let trained = metadata.get_u32(&key("scaling.original_context_length"))?;
             let trained = f64::from(trained.unwrap_or(shape.context_length).max(1));
             let bound = |name: &str, default: f32| {
                 let key = key(name);
-                let turns = metadata.get_f32(&key)?.unwrap_or(default);
-                positive(&key, turns)?;
-                Ok::<f64, ExecError>(f64::from(turns))
+                let rotations = metadata.get_f32(&key)?.unwrap_or(default);
+                positive(&key, rotations)?;
+                Ok::<f64, ExecError>(f64::from(rotations))
             };
-            // The pair that makes that many turns in the trained context.
-            let pair = |turns: f64| {
-                f64::from(dimensions) * libm::log(trained / (turns * std::f64::consts::TAU))
+            // The pair that has this number of rotations in the trained context.
+            let pair = |rotations: f64| {
+                f64::from(dimensions) * libm::log(trained / (rotations * std::f64::consts::TAU))
                     / (2.0 * libm::log(base))
             };
             let fast = pair(bound("scaling.yarn_beta_fast", BETA_FAST)?);
@@ -177,13 +185,13 @@ fn scaling(
         Some(other) => Err(ExecError::Metadata {
             key: type_key,
             found: format!("`{other}`"),
-            hint: "none, linear and yarn scaling can be executed; use a model with one of these",
+            hint: "only the scaling types none, linear and yarn are supported; use a model with one of them",
         }),
     }
 }
 
-/// Refuses YaRN with weights of its parts other than the published ones, or with invalid numbers.
-fn yarn_can_be_executed(
+/// Refuses YaRN with parameters other than those of the paper, or with invalid values.
+fn check_yarn(
     metadata: &Metadata,
     shape: &ModelShape,
     base: f64,
@@ -201,12 +209,12 @@ fn yarn_can_be_executed(
         let hint = "yarn needs a base above 1; convert the model again";
         return refused(key("freq_base"), base.to_string(), hint);
     }
-    // source: llama.cpp's defaults, with which the paper's formulas hold
+    // source: llama.cpp's defaults, which correspond to the formulas of the paper
     let parts = [("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_log_multiplier", 0.0)];
     for (name, plain) in parts {
         let key = key(&format!("scaling.{name}"));
         if let Some(found) = metadata.get_f32(&key)?.filter(|found| *found != plain) {
-            let hint = "only yarn without this change can be executed; use a model without it";
+            let hint = "yarn is supported only without this change; use a model without it";
             return refused(key, found.to_string(), hint);
         }
     }
@@ -247,7 +255,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Keys of llama.
+    /// Returns metadata with keys of the llama architecture.
     pub(crate) fn metadata(keys: &[(&str, Value)]) -> Metadata {
         keys_of("llama", keys)
     }
@@ -274,15 +282,15 @@ pub(crate) mod tests {
         let rope = Rope::read(&keys, &shape(), Some(&[1.0, 4.0])).unwrap();
         // 100^0 / 2 / 1 and 100^(-2/4) / 2 / 4.
         assert_eq!(rope.frequencies, [0.5, 0.1 / 8.0]);
-        let mut turns = [[0.0; 2]; 2];
-        rope.turns(0, &mut turns);
-        assert_eq!(turns, [[1.0, 0.0]; 2]);
-        rope.turns(3, &mut turns);
-        assert_eq!(turns[0], [1.5f64.cos() as f32, 1.5f64.sin() as f32]);
+        let mut angles = [[0.0; 2]; 2];
+        rope.cosines_and_sines(0, &mut angles);
+        assert_eq!(angles, [[1.0, 0.0]; 2]);
+        rope.cosines_and_sines(3, &mut angles);
+        assert_eq!(angles[0], [1.5f64.cos() as f32, 1.5f64.sin() as f32]);
     }
 
     #[test]
-    fn yarn_keeps_what_turns_often_and_divides_what_turns_seldom() {
+    fn yarn_keeps_high_frequencies_and_divides_low_ones() {
         let keys = metadata(&[
             ("rope.freq_base", Value::F32(10.0)),
             ("rope.scaling.type", text("yarn")),
@@ -292,19 +300,19 @@ pub(crate) mod tests {
             ("rope.scaling.yarn_beta_slow", Value::F32(4.0)),
         ]);
         let rope = Rope::read(&keys, &shape(), None).unwrap();
-        // 4 ln(100 / (16 tau)) / (2 ln 10) = -0.004, so low is 0; 4 ln(100 / (4 tau)) / (2 ln 10) = 1.2, so high is 2:
-        // pair 0 is kept, pair 1 half a quarter and half kept.
+        // 4 ln(100 / (16 tau)) / (2 ln 10) = -0.004, so low is 0; 4 ln(100 / (4 tau)) / (2 ln 10) = 1.2, so high is
+        // 2: pair 0 is kept, and pair 1 is half kept and half divided by four: 0.5 + 0.5 / 4 = 0.625.
         assert_eq!(rope.frequencies, [1.0, libm::pow(10.0, -0.5) * 0.625]);
         assert_eq!(rope.magnitude, 1.0 + 0.1 * libm::log(4.0));
     }
 
     #[test]
-    fn what_cannot_be_executed_is_named() {
+    fn unsupported_scaling_is_refused() {
         let longrope = metadata(&[("rope.scaling.type", text("longrope"))]);
         assert_eq!(
             Rope::read(&longrope, &shape(), None).unwrap_err().to_string(),
             "key `llama.rope.scaling.type` is `longrope`: \
-             none, linear and yarn scaling can be executed; use a model with one of these"
+             only the scaling types none, linear and yarn are supported; use a model with one of them"
         );
         let odd = metadata(&[("rope.dimension_count", Value::U32(3))]);
         assert!(Rope::read(&odd, &shape(), None).is_err());

@@ -1,8 +1,9 @@
 //! The sampler: chooses the next token from logits.
 //!
-//! Greedy: the largest logit, the lowest id of equals. Otherwise the k most likely tokens at the given
-//! temperature, of those the fewest that together have probability p, and one of these by a `ChaCha8` stream
-//! from the seed. The exponential is the project's own, so a seed gives the same text on every platform.
+//! Temperature 0 is greedy: it chooses the largest logit, and the lowest id among equal ones. Otherwise the sampler
+//! keeps the k most likely tokens (top-k), of these the smallest set with a total probability of at least p (top-p),
+//! and draws one of them with a `ChaCha8` random generator. The exponential is the project's own, so that a seed
+//! gives the same text on every platform.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -10,15 +11,16 @@ use rand_chacha::ChaCha8Rng;
 use crate::error::ExecError;
 use hearth_kernels::exponential;
 
-/// The options of sampling.
+/// The options of a sampler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplerOptions {
-    /// The temperature; zero is greedy.
+    /// The temperature; zero is greedy sampling.
     pub temperature: f32,
-    /// The largest number of candidates; zero keeps all.
+    /// The maximum number of candidates (top-k); zero keeps all.
     pub top_k: usize,
     /// The threshold of nucleus sampling (top-p); one keeps all.
     pub top_p: f32,
+    /// The seed of the random generator.
     pub seed: u64,
 }
 
@@ -28,6 +30,7 @@ impl Default for SamplerOptions {
     }
 }
 
+/// Chooses tokens from logits by [`SamplerOptions`].
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplerOptions,
@@ -36,6 +39,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
+    /// Creates a sampler. Fails if an option is out of range.
     pub fn new(options: SamplerOptions) -> Result<Sampler, ExecError> {
         let SamplerOptions { temperature, top_p, .. } = options;
         if !(temperature.is_finite() && temperature >= 0.0) {
@@ -50,8 +54,8 @@ impl Sampler {
         Ok(Sampler { options, stream, candidates: Vec::new() })
     }
 
-    /// The same choices from a stream of its own: that of the seed and the number of a sequence. Number 0 has the
-    /// stream of the seed alone.
+    /// Creates a sampler with the same options and an independent random stream, given by the seed and the number of
+    /// the sequence. Sequence 0 has the stream of [`Sampler::new`].
     #[must_use]
     pub fn for_sequence(&self, sequence: u32) -> Sampler {
         let mut stream = ChaCha8Rng::seed_from_u64(self.options.seed);
@@ -59,7 +63,7 @@ impl Sampler {
         Sampler { options: self.options, stream, candidates: Vec::new() }
     }
 
-    /// Returns the next token after these logits, `[vocabulary]`.
+    /// Chooses a token from `logits` `[vocabulary]`.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature == 0.0 {
             return greedy(logits);
@@ -91,7 +95,7 @@ impl Sampler {
                 break;
             }
         }
-        // 53 bits, the numbers an f64 has between 0 and 1.
+        // A uniform number in 0..1 with 53 random bits, the precision of an f64.
         let uniform = (self.stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = uniform * sum;
         for (index, weight) in weights[..kept].iter().enumerate() {
@@ -104,7 +108,7 @@ impl Sampler {
     }
 }
 
-/// Returns the token with the largest logit, the lowest id of equals.
+/// Returns the token with the largest logit, and the lowest id among equal ones.
 pub fn greedy(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, &logit) in logits.iter().enumerate() {
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_a_text() {
+    fn equal_seeds_give_equal_tokens() {
         let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
         let draw = || {
             let mut sampler = sampler(0.8, 40, 0.95);
@@ -160,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_has_a_stream_of_its_own() {
+    fn each_sequence_has_its_own_random_stream() {
         let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
         let draw = |mut sampler: Sampler| (0..30).map(|_| sampler.sample(&logits)).collect::<Vec<_>>();
         let seed = sampler(0.8, 40, 0.95);

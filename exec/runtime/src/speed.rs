@@ -1,10 +1,10 @@
 //! Measures how fast this machine runs a model.
 //!
-//! Single tokens, then one pass over prompts of several lengths, on all layers and the output in this process; beside
-//! them the rate at which the same threads read the same weights and do nothing else, which is what no decoding can
-//! beat while the weights come from memory.
+//! It measures decoding of single tokens, and prefill of prompts of several lengths, with all layers and the output
+//! head in this process. It also measures the rate at which the same threads read the same weights without computing,
+//! which is an upper bound for decoding from memory.
 //!
-//! Not here: a comparison with another engine, which takes processes of its own.
+//! Not here: the comparison with another engine, which runs in a process of its own.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,42 +23,46 @@ use crate::{CacheOptions, Cpu, Extent, Head, Pool, PoolOptions, Stage, Weights};
 #[derive(Debug, Clone)]
 pub struct SpeedOptions {
     pub threads: usize,
+    /// Lengths of the prompts, in tokens.
     pub prompts: Vec<u32>,
+    /// Number of tokens that are decoded.
     pub tokens: u32,
 }
 
 /// The result of a speed measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
-    /// Seconds from opening the file to the logits of a first token.
+    /// Seconds from opening the file to the logits of the first token.
     pub load_s: f64,
     pub prefill: Vec<Prefill>,
-    /// Tokens per second, one by one: the median of all tokens.
+    /// Tokens per second of decoding: the reciprocal of the median time of a token.
     pub decode_tokens_per_s: f64,
-    /// Bytes of the process that are in memory once it has decoded, where the system tells.
+    /// Resident memory of the process after decoding, in bytes, if the system reports it.
     pub resident_bytes: Option<u64>,
-    /// The same after the prompts, whose buffers grow with their length.
+    /// Resident memory after the prompts, in bytes; buffers grow with the length of a prompt.
     pub resident_bytes_after_prompts: Option<u64>,
-    /// Bytes of weights that a token reads; another engine does not say.
+    /// Bytes of weights that are read for a token; unknown for other engines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_per_token: Option<u64>,
-    /// The best rate of reading those weights, all threads at once, in bytes per second.
+    /// The best rate at which all threads together read these weights, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_s: Option<f64>,
+    /// The name of the instruction set of the kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<String>,
 }
 
-/// The speed of reading a prompt at once.
+/// The speed of processing a prompt in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Prefill {
     pub tokens: u32,
     pub tokens_per_s: f64,
 }
 
-/// Passes over the weights when the rate of reading is measured. source: assumed, the best of five is steady
+/// Number of passes over the weights in the measurement of the read rate. source: assumed, the best of five is stable
 const READING_PASSES: usize = 5;
 
+/// Measures the speed of the model at `path`.
 pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> {
     let start = wall_nanos();
     let weights = Arc::new(Weights::open(path)?);
@@ -87,7 +91,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     let vocabulary = weights.shape().vocabulary;
     let mut prefill = Vec::new();
     for &tokens in &options.prompts {
-        // Any tokens do: the work does not depend on them.
+        // The work does not depend on which tokens the prompt has.
         let prompt: Vec<u32> = (0..tokens).map(|at| at.wrapping_mul(7919) % vocabulary).collect();
         engine.stage.truncate(0);
         let start = wall_nanos();
@@ -95,7 +99,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
         prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
     let resident_bytes_after_prompts = MemoryWatch::shared().resident();
-    let extents = read_a_token(&weights);
+    let extents = extents_per_token(&weights);
     Ok(Speed {
         load_s,
         prefill,
@@ -103,7 +107,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
         resident_bytes,
         resident_bytes_after_prompts,
         weight_bytes_per_token: Some(extents.iter().map(|extent| extent.length).sum()),
-        read_bytes_per_s: Some(reading(&weights, &extents, &pool)),
+        read_bytes_per_s: Some(read_rate(&weights, &extents, &pool)),
         instructions: Some(cpu.instructions.name().into()),
     })
 }
@@ -112,7 +116,7 @@ fn seconds_since(start: u64) -> f64 {
     (wall_nanos() - start) as f64 * 1e-9
 }
 
-/// A model in this process.
+/// All layers and the head of a model.
 struct Engine {
     stage: Stage,
     head: Head,
@@ -120,7 +124,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// Runs tokens at positions from `first` on and gives the likeliest next one.
+    /// Runs a pass over tokens at positions from `first` on and returns the most likely next token.
     fn pass(&mut self, tokens: &[u32], first: u32) -> Result<u32, ExecError> {
         let positions: Vec<u32> = (first..).take(tokens.len()).collect();
         let mut hidden = self.head.embed(tokens)?;
@@ -129,15 +133,15 @@ impl Engine {
     }
 }
 
-/// Returns the extents that every token reads: all layers and the output head.
-fn read_a_token(weights: &Weights) -> Vec<Extent> {
+/// Returns the extents of the weights that are read for every token: all layers and the output head.
+fn extents_per_token(weights: &Weights) -> Vec<Extent> {
     let mut extents = weights.layers_extents(0..weights.shape().layers.0);
     extents.extend(weights.head_extents());
     extents
 }
 
-/// The best of some passes over these bytes, all threads adding up words, in bytes per second.
-fn reading(weights: &Weights, extents: &[Extent], pool: &Pool) -> f64 {
+/// Returns the best rate of several passes in which all threads read these bytes, in bytes per second.
+fn read_rate(weights: &Weights, extents: &[Extent], pool: &Pool) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..READING_PASSES {
         let start = wall_nanos();

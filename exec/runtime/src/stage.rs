@@ -1,8 +1,8 @@
 //! A stage: the layers of one device of the ring, with their KV caches.
 //!
-//! A stage owns some ranges of layers (its windows) and their KV caches. The ring hands it rows of activations
-//! and says which of its layers to run; one process with one stage of all layers is the same code. Everything
-//! a peer could get wrong is checked here.
+//! A stage owns some ranges of layers (its windows) and their KV caches. The ring passes it rows of activations and
+//! the range of layers to run. A process that runs the whole model has one stage with all layers. All arguments that
+//! come from peers are checked here.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), hearth_runtime::ExecError> {
@@ -35,20 +35,21 @@ use crate::cpu::{Cpu, CpuLayers};
 use crate::error::ExecError;
 use crate::weights::Weights;
 
-/// Some layers of a model, with their KV caches.
+/// The layers of a model that a device computes, with their KV caches.
 pub struct Stage {
     weights: Arc<Weights>,
     owned: Vec<Range<u32>>,
     context: u32,
-    /// Positions that the cache of each sequence and layer holds.
+    /// Number of cached positions, by sequence and layer.
     filled: BTreeMap<(u32, u32), u32>,
-    /// Applies this function to the hidden rows after every layer: rounding, so that they can be sent in fewer bytes.
+    /// The function applied to the hidden rows after every layer. It rounds them, so that they can be sent in fewer
+    /// bytes.
     after_layer: Option<fn(&mut [f32])>,
     backend: Box<dyn Backend>,
 }
 
 impl Stage {
-    /// Creates a stage of the layers in `owned`, computed on the processors of this device.
+    /// Creates a stage of the layers in `owned`, computed on the CPU.
     pub fn on_cpu(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
@@ -61,7 +62,7 @@ impl Stage {
         Stage::new(weights, owned, cache, Box::new(backend))
     }
 
-    /// Creates a stage of the layers in `owned`, computed by `backend`, which has caches of the size of `cache`.
+    /// Creates a stage of the layers in `owned`, computed by `backend`, whose caches have the size given by `cache`.
     pub fn new(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
@@ -82,28 +83,29 @@ impl Stage {
         })
     }
 
-    /// Does this to the hidden rows after every layer: rounds them, so that they can travel in fewer bytes.
+    /// Sets a function that is applied to the hidden rows after every layer. It rounds them, so that they can be sent
+    /// in fewer bytes.
     #[must_use]
     pub fn after_layer(mut self, rounding: fn(&mut [f32])) -> Stage {
         self.after_layer = Some(rounding);
         self
     }
 
-    /// Runs `layers` over tokens of the first sequence, see [`Stage::forward_of`].
+    /// Runs `layers` over tokens of the first sequence, see [`Stage::forward_sequence`].
     pub fn forward(
         &mut self,
         layers: Range<u32>,
         hidden: &mut [f32],
         positions: &[u32],
     ) -> Result<ComputeCost, ExecError> {
-        self.forward_of(0, layers, hidden, positions)
+        self.forward_sequence(0, layers, hidden, positions)
     }
 
-    /// Runs `layers`, all of one owned range, over `hidden` [tokens, embedding] of a sequence in place.
+    /// Runs `layers`, which must be inside one owned range, in place over `hidden` [tokens, embedding] of a sequence.
     ///
-    /// `positions` are consecutive. They may begin before the end of what was cached, which forgets the rest
-    /// (a rejected draft), but not after it.
-    pub fn forward_of(
+    /// `positions` must be consecutive and leave no gap after the cached ones. If they start before the end of the
+    /// cached positions, the cache is rolled back first, as after a rejected draft.
+    pub fn forward_sequence(
         &mut self,
         sequence: u32,
         layers: Range<u32>,
@@ -136,44 +138,47 @@ impl Stage {
         Ok(cost)
     }
 
-    /// The logits of rows after all layers, if the backend holds the output matrix. Not finite where weights are no
-    /// numbers.
+    /// Returns the logits of rows after all layers, or `None` if the backend does not compute the output matrix.
+    /// Damaged weights can give logits that are not finite.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
         self.backend.logits(hidden)
     }
 
-    /// Forgets cached positions of all sequences from `length` on.
+    /// Removes the cached positions of all sequences from `length` on.
     pub fn truncate(&mut self, length: u32) {
         for filled in self.filled.values_mut() {
             *filled = (*filled).min(length);
         }
     }
 
-    /// Forgets cached positions of one sequence from `length` on.
+    /// Removes the cached positions of one sequence from `length` on.
     pub fn roll_back(&mut self, sequence: u32, length: u32) {
         for (_, filled) in self.filled.iter_mut().filter(|((of, _), _)| *of == sequence) {
             *filled = (*filled).min(length);
         }
     }
 
+    /// Returns the ranges of layers of this stage.
     pub fn owned(&self) -> &[Range<u32>] {
         &self.owned
     }
 
+    /// Returns the name of the backend for traces.
     pub fn backend_name(&self) -> &'static str {
         self.backend.name()
     }
 
-    /// Whether a GPU computes the layers that the plan gave to one.
+    /// Whether a GPU computes the layers that the plan assigns to it.
     pub fn has_gpu(&self) -> bool {
         self.backend.has_gpu()
     }
 
+    /// Returns the bytes of all KV caches.
     pub fn cache_bytes(&self) -> u64 {
         self.backend.cache_bytes()
     }
 
-    /// Returns the first position and the end; `None` if there is nothing to compute.
+    /// Returns the first position and the end of `positions`, or `None` if there are no positions.
     fn check_positions(
         &self,
         sequence: u32,
@@ -181,7 +186,7 @@ impl Stage {
         positions: &[u32],
     ) -> Result<Option<(u32, u32)>, ExecError> {
         let Some(&first) = positions.first() else { return Ok(None) };
-        // A sequence without a cache holds nothing, and can hold nothing.
+        // A sequence without a cache cannot be computed.
         let filled = layers.clone().map(|layer| self.filled.get(&(sequence, layer)).copied());
         let Some(filled) = filled.min().flatten() else {
             return Err(ExecError::Sequence { sequence });

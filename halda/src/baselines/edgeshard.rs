@@ -1,24 +1,24 @@
-//! The strategy `edgeshard`: the fastest consecutive blocks of layers that memory holds.
+//! The strategy `edgeshard`: the fastest division into consecutive blocks of layers that fit in memory.
 //!
-//! EdgeShard (Zhang et al., 2024), the latency form of its dynamic program: cuts the layers into consecutive blocks,
-//! one per device of a pipeline, the first on the device that holds the prompt, and minimises the sum of computing
-//! and communication per token. Devices may be left out.
+//! It is the dynamic program for latency of EdgeShard (Zhang et al., 2024). The layers are divided into consecutive
+//! blocks, one per device of a pipeline. The first block is on the device with the prompt. The sum of computing and
+//! communication per token is minimised. Devices may be dropped.
 //!
 //! ```text
-//! f_m(j) = min( f_{m-1}(j),  min over 1 <= w <= min(j, room_m) of f_{m-1}(j - w) + t_m(w) ),   answer f_M(L)
+//! f_m(j) = min( f_{m-1}(j),  min over 1 <= w <= min(j, cap_m) of f_{m-1}(j - w) + t_m(w) ),   result f_M(L)
 //! ```
 //!
-//! Here `t_m(w)` is the latency model's time of device m for a window of w in one round, including its hop, with as
-//! many layers as possible on the faster processor.
+//! `cap_m` is the number of layers that fit on device m. `t_m(w)` is its time by the latency model for a window of w
+//! layers in one round, including its hop, with as many layers as possible on the faster processor.
 //!
-//! Deviation: in the paper the last device and the set of used devices belong to the state of the program. Here
-//! devices come in the instance's order, so that the used ones are always among the first m and the program is exact
-//! for that order, except for hops: where they depend on the receiver, a device counts its estimate, and a head that
-//! takes all layers counts one although it makes none.
+//! Deviation: in the paper the last device and the set of used devices are part of the state. Here the devices are in
+//! the instance's order, so the used devices are always among the first m, and the program is exact for that order
+//! except for hops. If a hop depends on the receiver, an estimate is used, and a head with all layers counts one hop
+//! although it has none.
 //!
-//! Deviation: whether a block fits is decided by what a device holds without reading from disk (`crate::capacity`),
-//! because weights are memory-mapped here. If all devices together cannot hold the model, or the head no layer, there
-//! is no plan.
+//! Deviation: a block fits if the device holds it without reading from disk (`crate::capacity`), because weights are
+//! memory-mapped here. If all devices together cannot hold the model, or the head cannot hold a layer, there is no
+//! plan.
 //!
 //! Not here: several rounds, and plans that read from disk ([`crate::solvers::exact`]).
 
@@ -43,17 +43,17 @@ impl Strategy for EdgeShard {
             .zip(&window_layers)
             .map(|(capacity, window)| capacity.gpu_layers(*window))
             .collect();
-        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+        Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
 
-/// Solves the program above. The budgets hold the model, and the head's at least one layer.
+/// Solves the dynamic program. All capacities together must hold the model, and that of the head at least one layer.
 fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32> {
     let layers = model.model_layers() as usize;
-    // fastest[j]: the least time for the first j layers on the devices so far.
+    // fastest[j]: the minimum time for the first j layers on the devices so far.
     let mut fastest = vec![f64::INFINITY; layers + 1];
     fastest[0] = 0.0;
-    // chosen[device][j]: the block of the device when the first j layers are placed.
+    // chosen[device][j]: the block of the device in the best division of the first j layers.
     let mut chosen = Vec::with_capacity(capacities.len());
     for (device, capacity) in capacities.iter().enumerate() {
         let head = device == 0;

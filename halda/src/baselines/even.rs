@@ -1,9 +1,9 @@
 //! The strategy `even`: windows of the same size on every device.
 //!
-//! The control of the experiments. A ring of W = L/k layers, for a given k, is cut into M windows that differ by at
-//! most one layer, the first W mod M of them larger; each window gets its best GPU split.
+//! It is the control of the experiments. For a given k, a round of W = L/k layers is divided into M windows. The
+//! first W mod M windows have one layer more than the others. Each window gets its best GPU split.
 //!
-//! Not here: dropping devices, and rounds that leave a remainder.
+//! Not here: dropped devices and partial last rounds.
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
@@ -13,6 +13,7 @@ use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Even {
+    /// k, a factor of L.
     pub rounds: u32,
 }
 
@@ -32,7 +33,7 @@ impl Strategy for Even {
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let model_layers = model.model_layers();
         let rounds = self.rounds;
-        // k = L is a ring of one layer: useless for a search, allowed when asked for by a lone device.
+        // k = L gives rounds of one layer. Searches skip it, but a single device may use it.
         if rounds == 0 || !model_layers.is_multiple_of(rounds) {
             let valid = valid_rounds(model_layers);
             return Err(StrategyError::Rounds { rounds, model_layers, valid });
@@ -59,10 +60,11 @@ impl Strategy for Even {
             round_counts,
         ) {
             Some(split) => split.gpu_layers,
-            // Nothing is allowed: the fullest GPU comes closest, and the check names what is broken.
+            // No split is allowed. With the maximum of GPU layers, the check of the plan names the violated
+            // constraint.
             None => model.max_gpu_layers(device, device == 0, window, round_counts),
         };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();
-        Ok(Proposal::of(Assignment::new(0, rounds, window_layers, gpu_layers)))
+        Ok(Proposal::new(Assignment::new(0, rounds, window_layers, gpu_layers)))
     }
 }

@@ -1,10 +1,10 @@
 //! The strategy `exhaustive`: tries every plan, as an oracle for the solvers.
 //!
-//! Enumerates all (w, n), filters them by the constraints and evaluates them with the latency model, independently of
-//! the program that it checks ([`crate::solvers::exact`]). With `w_m` = `n_m` + `c_m` a plan is 2M numbers whose sum
-//! is at most L, so there are C(L + 2M, 2M) of them. Where hops depend on the neighbour, each is combined with every
-//! choice of relays among the devices without layers, and where the order is free with every order of the devices
-//! after the head. Above a limit the strategy returns an error.
+//! It enumerates all (w, n), filters them by the constraints and evaluates them with the latency model, independently
+//! of the dynamic program of [`crate::solvers::exact`]. With `w_m` = `n_m` + `c_m`, a plan consists of 2M integers
+//! whose sum is at most L, so there are C(L + 2M, 2M) plans. If hops depend on the next device, each plan is combined
+//! with every choice of relays among the devices without layers. If the order is free, it is also combined with every
+//! order of the devices after the head. If there are too many plans, the strategy returns an error.
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::{Rules, ring_violations, violations};
@@ -13,6 +13,7 @@ use crate::solvers::overlap::best_residencies;
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
 use crate::strategy::{Infeasible, Objective, Proposal, SearchStep, Strategy, StrategyError};
 
+/// The maximum number of plans to evaluate.
 const MAX_PLANS: f64 = 2e7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,7 +22,7 @@ pub struct Exhaustive {
     /// Restricts the search to this k.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
-    /// The time that is minimised.
+    /// The objective to minimise.
     pub objective: Objective,
 }
 
@@ -61,7 +62,7 @@ impl Strategy for Exhaustive {
             let devices = model.device_count();
             let mut plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
             let mut search = Search { model, exhaustive: *self, with_relays, orders: &orders, best: None };
-            for_each_split(&mut plan, 0, ring_layers, &mut |plan| search.connect(plan));
+            for_each_split(&mut plan, 0, ring_layers, &mut |plan| search.try_rings(plan));
             let outcome = match search.best {
                 None => Err(Infeasible::NothingAllowed { ring_layers }),
                 Some((seconds, plan)) => {
@@ -80,7 +81,7 @@ impl Strategy for Exhaustive {
     }
 }
 
-/// Returns C(L + 2M, 2M), times the choices of relays, times the orders.
+/// Returns an upper bound of the number of plans: C(L + 2M, 2M), times the choices of relays, times the orders.
 fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays: bool) -> f64 {
     let parts = 2.0 * devices as f64;
     let windows: f64 =
@@ -93,7 +94,7 @@ fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays
     windows * relays * orders
 }
 
-/// The largest number of devices whose orders are enumerated; more would exceed the limit of plans anyway.
+/// The maximum number of devices whose orders are enumerated; more would exceed [`MAX_PLANS`] anyway.
 const MAX_ORDERED_DEVICES: usize = 10;
 
 /// Returns every order of the devices with device 0 first, or only that of the instance.
@@ -105,9 +106,9 @@ fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
     for device in 1..devices {
         let grown = |order: &Vec<usize>| {
             let order = order.clone();
-            (1..=order.len()).map(move |place| {
+            (1..=order.len()).map(move |position| {
                 let mut order = order.clone();
-                order.insert(place, device);
+                order.insert(position, device);
                 order
             })
         };
@@ -116,7 +117,7 @@ fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
     orders
 }
 
-/// Calls `visit` for every distribution of `left` layers of a round over `device` and those after it.
+/// Calls `visit` for every distribution of `left` layers of a round over `device` and the devices after it.
 pub fn for_each_split(
     plan: &mut Assignment,
     device: usize,
@@ -146,27 +147,28 @@ struct Search<'a, 'i> {
 }
 
 impl Search<'_, '_> {
-    /// Tries every ring of the devices with layers and any of the others as relays.
-    fn connect(&mut self, plan: &mut Assignment) {
+    /// Evaluates every ring of the devices with layers, with any other devices as relays.
+    fn try_rings(&mut self, plan: &mut Assignment) {
         let devices = plan.window_layers.len();
         let idle: Vec<usize> = (0..devices).filter(|device| plan.window_layers[*device] == 0).collect();
         let choices = if self.with_relays { 1_usize << idle.len() } else { 1 };
         for order in self.orders {
             for choice in 0..choices {
-                let is_out = |device: &usize| {
-                    let place = idle.iter().position(|idle| idle == device);
-                    place.is_some_and(|place| choice >> place & 1 == 0)
+                let is_left_out = |device: &usize| {
+                    let bit = idle.iter().position(|idle| idle == device);
+                    bit.is_some_and(|bit| choice >> bit & 1 == 0)
                 };
-                let ring = order.iter().copied().filter(|device| !is_out(device)).collect();
+                let ring = order.iter().copied().filter(|device| !is_left_out(device)).collect();
                 plan.order = Some(ring);
                 self.evaluate_plan(plan);
             }
         }
     }
 
+    /// Evaluates a plan, and stores it if it is allowed and the fastest so far.
     fn evaluate_plan(&mut self, plan: &Assignment) {
         let Exhaustive { rules, objective, .. } = self.exhaustive;
-        let mut proposal = Proposal::of(plan.clone());
+        let mut proposal = Proposal::new(plan.clone());
         let seconds = match objective {
             Objective::Paper if violations(self.model, plan, rules).is_empty() => self.model.seconds(plan),
             Objective::SteadyState if ring_violations(self.model, plan, rules).is_empty() => {

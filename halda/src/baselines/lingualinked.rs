@@ -1,28 +1,28 @@
-//! The strategy `lingualinked`: balances the busy time of the devices with a linear program.
+//! The strategy `lingualinked`: a linear program that balances the times of the devices.
 //!
-//! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones by a linear program over computing,
-//! communication and memory. The form taken here, for layers that are all alike, has for each device a share `c_m` on
-//! the CPU and `g_m` on the GPU:
+//! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones with a linear program over computing,
+//! communication and memory. The form used here is for equal layers. Each device has a number of layers `c_m` on the
+//! CPU and `g_m` on the GPU:
 //!
 //! ```text
 //! minimise z                                    over c, g, z >= 0
-//!   alpha c_m + (alpha + beta) g_m + xi + [head] kappa <= z       every device with capacity
-//!   sum (c_m + g_m) = L                         c_m + g_m >= 1 on the head
+//!   alpha c_m + (alpha + beta) g_m + xi + [head] kappa <= z       for every device with capacity
+//!   sum (c_m + g_m) = L                         c_m + g_m >= 1 for the head
 //!   c_m <= CPU capacity,  g_m <= GPU capacity           nothing is read from disk (crate::capacity)
 //! ```
 //!
-//! with kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu`, what the head does besides layers. Deviation: this is a variant of
-//! theirs. The objective is balance, the longest time of a device; for the sum of the times the program would be that
-//! of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has capacity,
-//! because a linear program cannot make them depend on having a layer.
+//! where kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu` is the work of the head besides layers. Deviation: this is a variant
+//! of the published program. Its objective is balance, the longest time of a device; with the sum of the times it
+//! would be the continuous form of [`crate::baselines::edgeshard`]. Window and hop costs count for every device with
+//! capacity, because a linear program cannot make them depend on whether the device has a layer.
 //!
-//! Where one device's fixed part alone is z, many shares are optimal. So a second program fixes z and minimises the
-//! sum of the times.
+//! If the fixed costs of one device alone determine z, many solutions are optimal. So a second program fixes z and
+//! minimises the sum of the times.
 //!
-//! **Contiguity.** Devices stand in the instance's order, so that consecutive shares are consecutive layers. They are
-//! rounded by cumulative rounding (`crate::baselines::proportional`), which keeps to whole limits.
+//! **Contiguity.** Devices are in the instance's order, so consecutive shares are consecutive layers. They are
+//! rounded by cumulative rounding (`crate::baselines::proportional`), which keeps integer limits.
 //!
-//! Not here: whole numbers, several rounds, reading from disk.
+//! Not here: integer variables, several rounds, and reading from disk.
 
 use crate::baselines::proportional::cumulative_rounding;
 use crate::capacity::{LayerCapacity, capacities};
@@ -32,16 +32,17 @@ use crate::problem::assignment::Assignment;
 use crate::solvers::linear_program::{self, LinearProgram};
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
-/// The largest time, in units of the fastest device's time for a layer. HiGHS refuses or drops coefficients of very
-/// different size (its `small_matrix_value` is 1e-9, its tolerances 1e-7). source: assumed; a device slower by this
-/// factor gains nothing.
+/// The maximum time, relative to a layer on the fastest device. HiGHS rejects or ignores coefficients of very
+/// different size (its `small_matrix_value` is 1e-9, its tolerances are 1e-7). source: assumed; a device slower by
+/// this factor is useless
 const MAX_RELATIVE_TIME: f64 = 1e6;
 
-/// The relative excess over z that the second program may use. source: assumed, above the solver's tolerance of 1e-7.
+/// The relative excess over z that the second program allows. source: assumed, above the solver's tolerance of 1e-7
 const SLACK: f64 = 1e-6;
 
-/// The unit of shares before they are rounded, per layer. source: assumed, far below what the solver resolves.
-const PARTS: u64 = 1 << 32;
+/// The number of parts into which a layer is divided before rounding. source: assumed, finer than the solver's
+/// tolerance
+const PARTS_PER_LAYER: u64 = 1 << 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinguaLinked;
@@ -66,16 +67,19 @@ impl Strategy for LinguaLinked {
             .zip(&window_layers)
             .map(|(capacity, window)| capacity.gpu_layers(*window))
             .collect();
-        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+        Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
 
-/// The program's input for one device; times are in units of the fastest layer.
+/// The costs and limits of one device in the program; times are relative to the fastest layer.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     capacity: LayerCapacity,
+    /// alpha.
     cpu_layer: f64,
+    /// alpha + beta.
     gpu_layer: f64,
+    /// xi, on the head plus kappa.
     fixed: f64,
 }
 
@@ -100,19 +104,20 @@ fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
     model.devices.iter().zip(capacities).enumerate().map(load).collect()
 }
 
-/// Returns the share of each device: solves both programs in turn.
+/// Solves both programs; returns the number of layers of each device, as fractions.
 fn balanced(loads: &[Load], layers: u32) -> Result<Vec<f64>, String> {
     let longest = solve(loads, layers, None)?.longest;
     Ok(solve(loads, layers, Some(longest * (1.0 + SLACK)))?.shares)
 }
 
 struct Optimum {
-    /// `c_m + g_m`.
+    /// `c_m + g_m` of each device.
     shares: Vec<f64>,
+    /// z.
     longest: f64,
 }
 
-/// Minimises z, or the sum of all times with z at most `longest`.
+/// Minimises z; if `longest` is given, minimises the sum of all times with z at most `longest`.
 fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, String> {
     let mut problem = LinearProgram::default();
     let z =
@@ -136,18 +141,21 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, S
     Ok(Optimum { shares, longest: found[z] })
 }
 
-/// Converts the shares to [`PARTS`] of a layer, within their limits and with a sum of exactly L; the solver's result
-/// is exact only within its tolerance.
+/// Converts shares to integers, in units of 1 / [`PARTS_PER_LAYER`] layers. The result satisfies the limits and sums
+/// exactly to L, although the solver is exact only within its tolerance.
 fn whole_parts(shares: &[f64], capacities: &[LayerCapacity], layers: u32) -> Vec<u64> {
-    let most: Vec<u64> = capacities.iter().map(|capacity| u64::from(capacity.layers()) * PARTS).collect();
-    let least = |device: usize| if device == 0 { PARTS } else { 0 };
+    let most: Vec<u64> =
+        capacities.iter().map(|capacity| u64::from(capacity.layers()) * PARTS_PER_LAYER).collect();
+    let least = |device: usize| if device == 0 { PARTS_PER_LAYER } else { 0 };
     let mut parts: Vec<u64> = shares
         .iter()
         .zip(&most)
         .enumerate()
-        .map(|(device, (share, most))| ((share * PARTS as f64).round() as u64).clamp(least(device), *most))
+        .map(|(device, (share, most))| {
+            ((share * PARTS_PER_LAYER as f64).round() as u64).clamp(least(device), *most)
+        })
         .collect();
-    let whole = u64::from(layers) * PARTS;
+    let whole = u64::from(layers) * PARTS_PER_LAYER;
     let mut missing = whole.saturating_sub(parts.iter().sum());
     let mut excess = parts.iter().sum::<u64>().saturating_sub(whole);
     for (device, part) in parts.iter_mut().enumerate() {
@@ -172,30 +180,36 @@ mod tests {
 
     #[test]
     fn parts_sum_to_the_model_within_the_limits() {
-        // The solver is a little off: 7.4 layers of 8, and the head is below its one layer.
+        // The solver is inexact: within the limits its shares sum to 7.4 layers of 8, and the head has less than one
+        // layer.
         let capacities = [capacity(3), capacity(2), capacity(5)];
         let parts = whole_parts(&[0.9, 2.5, 4.5], &capacities, 8);
-        assert_eq!(parts, [PARTS + PARTS / 2, 2 * PARTS, 4 * PARTS + PARTS / 2]);
+        let half = PARTS_PER_LAYER / 2;
+        assert_eq!(parts, [PARTS_PER_LAYER + half, 2 * PARTS_PER_LAYER, 4 * PARTS_PER_LAYER + half]);
         let parts = whole_parts(&[2.0, 2.0, 5.0], &capacities, 8);
-        assert_eq!(parts, [PARTS, 2 * PARTS, 5 * PARTS]);
+        assert_eq!(parts, [PARTS_PER_LAYER, 2 * PARTS_PER_LAYER, 5 * PARTS_PER_LAYER]);
     }
 
-    /// Returns the number of layers that a device computes within z seconds, on the faster processor first, limited by
+    /// Returns the number of layers that a device computes within a time, on the faster processor first, limited by
     /// its memory.
-    fn within(load: &Load, longest: f64) -> f64 {
-        let mut sides = [(load.cpu_layer, load.capacity.cpu), (load.gpu_layer, load.capacity.gpu)];
-        sides.sort_by(|left, right| left.0.total_cmp(&right.0));
-        let [(fast, first), (slow, second)] = sides.map(|(seconds, layers)| (seconds, f64::from(layers)));
+    fn layers_within(load: &Load, longest: f64) -> f64 {
+        let mut processors = [(load.cpu_layer, load.capacity.cpu), (load.gpu_layer, load.capacity.gpu)];
+        processors.sort_by(|left, right| left.0.total_cmp(&right.0));
+        let [(fast, first), (slow, second)] =
+            processors.map(|(seconds, layers)| (seconds, f64::from(layers)));
         let left = (longest - load.fixed).max(0.0);
         (left / fast).min(first) + ((left - first * fast).max(0.0) / slow).min(second)
     }
 
-    /// z by bisection: the least time in which all devices together compute L layers, the head at least one.
+    /// Returns z by bisection: the minimum time in which all devices together compute L layers, and the head at least
+    /// one.
     fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
             let fixed = |load: &Load| load.capacity.layers() == 0 || load.fixed <= longest;
-            let together: f64 = loads.iter().map(|load| within(load, longest)).sum();
-            together >= f64::from(layers) && within(&loads[0], longest) >= 1.0 && loads.iter().all(fixed)
+            let together: f64 = loads.iter().map(|load| layers_within(load, longest)).sum();
+            together >= f64::from(layers)
+                && layers_within(&loads[0], longest) >= 1.0
+                && loads.iter().all(fixed)
         };
         let (mut below, mut above) = (0.0, 1e9);
         for _ in 0..200 {
@@ -231,7 +245,7 @@ mod tests {
             prop_assert!((shares.iter().sum::<f64>() - f64::from(layers)).abs() < 1e-6);
             let longest = longest_by_bisection(&loads, layers) * (1.0 + 1e-5);
             for (load, share) in loads.iter().zip(&shares) {
-                prop_assert!(*share <= within(load, longest) + 1e-6, "{:?} in {:?}", shares, loads);
+                prop_assert!(*share <= layers_within(load, longest) + 1e-6, "{:?} in {:?}", shares, loads);
             }
             prop_assert!(shares[0] > 1.0 - 1e-6);
         }

@@ -1,7 +1,7 @@
-//! The strategy `manual`: windows, GPU layers, rounds and head given by hand.
+//! The strategy `manual`: explicit windows, GPU layers, rounds and head.
 //!
-//! The plan is checked and explained like any other. Devices may have no layers, and the last round may be partial. A
-//! plan that breaks a constraint is an error; it is not repaired.
+//! The plan is checked and explained like any other plan. Devices may have no layers, and the last round may be
+//! partial. A plan that violates a constraint is an error; it is not corrected.
 
 use hearth_schema::residency::ResidencyOptions;
 
@@ -10,16 +10,16 @@ use crate::latency::constraints::Rules;
 use crate::problem::assignment::Assignment;
 use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
 
-/// A plan given by hand; its vectors are in the instance's order of devices.
+/// An explicit plan. The vectors are in the instance's order of devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Manual {
     pub head: usize,
-    /// k, including a partial last round; by default as many as the windows need.
+    /// k, including a partial last round; if `None`, the number of rounds that the windows need.
     pub rounds: Option<u32>,
     pub window_layers: Vec<u32>,
-    /// `n_m`; if empty, no GPU layers.
+    /// `n_m`; if empty, there are no GPU layers.
     pub gpu_layers: Vec<u32>,
-    /// The residency of each device; if empty, the first one that each device allows.
+    /// The residency of each device. If empty, each device gets the first residency that it allows.
     pub residencies: Vec<ResidencyOptions>,
 }
 
@@ -29,7 +29,7 @@ impl Strategy for Manual {
     }
 
     fn objective(&self) -> Objective {
-        // What counts is what it will do.
+        // The steady state is closest to a real run of the plan.
         Objective::SteadyState
     }
 
@@ -45,6 +45,6 @@ impl Strategy for Manual {
         let ring_layers = assignment.ring_layers().max(1);
         let needed = u64::from(model.model_layers()).div_ceil(ring_layers) as u32;
         assignment.rounds = self.rounds.unwrap_or(needed);
-        Ok(Proposal { residencies: self.residencies.clone(), ..Proposal::of(assignment) })
+        Ok(Proposal { residencies: self.residencies.clone(), ..Proposal::new(assignment) })
     }
 }

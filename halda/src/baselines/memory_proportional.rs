@@ -1,33 +1,35 @@
-//! The strategies `mem` and `mem-total`: layers in proportion to memory, as prima.cpp without Halda and as exo.
+//! The strategies `mem` and `mem-total`: layers in proportion to memory, as in prima.cpp without Halda and in exo.
 //!
-//! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). One round of the ring, with windows proportional to
-//! memory by cumulative rounding (`crate::baselines::proportional`). On each device as many layers as fit go to the
-//! GPU; the rest go to its CPU, which may then have to read from disk. `mem` counts available memory, as the paper
-//! does without Halda; `mem-total` counts total memory, as exo does.
+//! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). The plan has one round, with windows in proportion to
+//! memory by cumulative rounding (`crate::baselines::proportional`). On each device as many layers as fit are on the
+//! GPU. The others are on its CPU, which may have to read them from disk. `mem` uses the available memory, as the
+//! paper does without Halda; `mem-total` uses the total memory, as exo does.
 //!
-//! If the head's share rounds to nothing, it gets one layer of the largest window.
+//! If the window of the head rounds to zero, it gets one layer of the largest window.
 //!
-//! Not here: speed. A device with a slow disk whose share does not fit is an error, because that rule belongs to the
-//! problem and not to this heuristic.
+//! Not here: speed. If the share of a device with a slow disk does not fit, the plan is an error, because the
+//! heuristic does not know the constraint on slow disks.
 
-use crate::baselines::proportional::{cumulative_rounding, keep_head};
+use crate::baselines::proportional::{cumulative_rounding, ensure_head_layer};
 use crate::latency::LatencyModel;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
 use crate::problem::instance::{Device, Gpu};
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
+/// The memory to which windows are proportional.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum MemorySizes {
-    /// Available memory: Metal's working set on Metal, otherwise RAM, plus GPU memory on CUDA (the paper's "RAM/VRAM
-    /// ratios"), without swap. The paper's w/o-halda variant.
+    /// The available memory, as in the paper's variant without Halda: the working set with Metal; otherwise RAM, with
+    /// CUDA plus GPU memory (the paper's "RAM/VRAM ratios"). Swap is excluded.
     #[default]
     Available,
-    /// Total memory, one number per device in any unit: exo's variant. An instance does not contain totals; the
-    /// caller passes those of [`crate::problem::total_memory`].
+    /// The total memory of each device in any unit, as in exo. An instance does not contain it, so the caller passes
+    /// the result of [`crate::problem::total_memory`].
     Total(Vec<u64>),
 }
 
+/// The strategy `mem`, or `mem-total` with [`MemorySizes::Total`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryProportional {
     pub sizes: MemorySizes,
@@ -59,16 +61,17 @@ impl Strategy for MemoryProportional {
         };
         let mut window_layers =
             cumulative_rounding(&sizes, model.model_layers()).ok_or(StrategyError::NoMemory)?;
-        keep_head(&mut window_layers);
+        ensure_head_layer(&mut window_layers);
         let gpu_layers = window_layers
             .iter()
             .enumerate()
             .map(|(device, window)| model.max_gpu_layers(device, device == 0, *window, RoundCounts::whole(1)))
             .collect();
-        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+        Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
 
+/// Returns the available memory of a device in bytes.
 fn available(device: &Device) -> u64 {
     match device.gpu {
         Gpu::Metal => device.metal_available,

@@ -1,4 +1,4 @@
-//! Simple rules, the rules of other systems, plans by hand, and an exhaustive oracle to compare the solvers with.
+//! Baselines to compare the solvers with: simple rules, rules of other systems, manual plans, and exhaustive search.
 
 pub mod edgeshard;
 pub mod even;

@@ -1,27 +1,30 @@
-//! The strategy `perf`: layers in proportion to speed, within memory.
+//! The strategy `perf`: layers in proportion to speed, limited by memory.
 //!
-//! prima.cpp paper, appendix A.10 (`PerfSched`): Galaxy's rule (Ye et al., 2024) with a fallback. One round of the
-//! ring, in three steps:
+//! prima.cpp paper, appendix A.10 (`PerfSched`): the rule of Galaxy (Ye et al., 2024) with a fallback. The plan has
+//! one round, computed in three steps:
 //!
-//! 1. Layers in proportion to compute power: layers per second by the latency model, without disk and hops. That is
-//!    1/(alpha + beta) on a GPU if the device has one, otherwise 1/alpha on its CPU
-//!    ([`crate::latency::coefficients`]). A device keeps what fits the memory of that processor: the GPU's, or RAM.
-//! 2. What does not fit moves to GPUs with free memory, again in proportion to power.
-//! 3. The rest goes to the CPUs of all devices in proportion to CPU speed: first into their RAM, and when that is
-//!    full, beyond it, where it is read from disk for every token.
+//! 1. Layers are distributed in proportion to compute power, which is the layers per second by the latency model
+//!    without disk and hops: 1/(alpha + beta) on a GPU if the device has one, otherwise 1/alpha on its CPU
+//!    ([`crate::latency::coefficients`]). A device keeps the layers that fit in the memory of that processor.
+//! 2. Layers that do not fit are moved to GPUs with free memory, again in proportion to power.
+//! 3. The remaining layers are moved to the CPUs of all devices in proportion to CPU speed: first to their RAM, and
+//!    when it is full, to their disks, from which they are read for every token.
 //!
-//! The paper describes them in two sentences. As read here, the "other devices" of step 2 are GPUs, because the rule
-//! is made for "GPU clusters" and the fallback adds CPUs. In another reading a lone CPU takes in step 2 all that its
-//! RAM holds, before the CPU beside a GPU takes anything. On devices guessed after those of the paper's Fig. 10 and
-//! 70B that reading takes 3.1 times the optimum and this one 1.3 times; the paper's takes 1.6 times Halda's time.
+//! The paper describes these steps in two sentences. Here the "other devices" of step 2 are interpreted as GPUs,
+//! because the rule is for "GPU clusters" and the fallback adds CPUs. In another interpretation, a device without a
+//! GPU fills its RAM in step 2, before the CPU of a device with a GPU gets any layer. On devices estimated from the
+//! paper's Fig. 10 with the 70B model, that interpretation takes 3.1 times the optimum, and this one 1.3 times. In
+//! the paper, the strategy takes 1.6 times the time of Halda.
 //!
-//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::capacity`). Step 3
-//! uses no slow disks; if all disks are slow, there is no plan. As many layers of a window as fit go to the GPU. If the
-//! head's share rounds to nothing, it gets one layer of the largest window.
+//! A GPU that cannot hold a layer, or is slower than the CPU of its device, is ignored in steps 1 and 2
+//! (`crate::capacity`). Step 3 uses no slow disks; if all disks are slow, there is no plan. As many layers of a
+//! window as fit are on the GPU. If the window of the head rounds to zero, it gets one layer of the largest window.
 //!
-//! Not here: the cost of hops and disks. A device that slows down all others still gets its share.
+//! Not here: the cost of hops and disks. A device that slows down the ring still gets its share.
 
-use crate::baselines::proportional::{cumulative_rounding, keep_head, speed_weights, within_room};
+use crate::baselines::proportional::{
+    cumulative_rounding, ensure_head_layer, speed_weights, within_capacity,
+};
 use crate::capacity::LayerCapacity;
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
@@ -41,7 +44,7 @@ impl Strategy for PerformanceProportional {
         let capacities: Vec<LayerCapacity> =
             (0..model.device_count()).map(|device| LayerCapacity::new(model, device, device == 0)).collect();
         let mut window_layers = windows(model, &capacities)?;
-        keep_head(&mut window_layers);
+        ensure_head_layer(&mut window_layers);
         let gpu_layers = window_layers
             .iter()
             .zip(&capacities)
@@ -54,10 +57,11 @@ impl Strategy for PerformanceProportional {
                 }
             })
             .collect();
-        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+        Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
 
+/// Computes the window of each device in the three steps of the module documentation.
 fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32>, StrategyError> {
     let layers = model.model_layers();
     let costs = &model.devices;
@@ -73,23 +77,23 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
         .iter()
         .map(|capacity| if capacity.gpu_first { capacity.gpu } else { capacity.cpu })
         .collect();
-    let asked = cumulative_rounding(&power, layers).unwrap_or_default();
+    let proportional = cumulative_rounding(&power, layers).unwrap_or_default();
     let mut windows: Vec<u32> =
-        asked.iter().zip(&first).map(|(asked, capacity)| *asked.min(capacity)).collect();
+        proportional.iter().zip(&first).map(|(window, capacity)| *window.min(capacity)).collect();
 
     let on_gpus: Vec<u32> = capacities
         .iter()
         .zip(&windows)
         .map(|(capacity, window)| if capacity.gpu_first { capacity.gpu - window } else { 0 })
         .collect();
-    offload(&mut windows, &power, &on_gpus, layers);
+    add_remaining(&mut windows, &power, &on_gpus, layers);
 
     let on_cpus: Vec<u32> =
         capacities.iter().zip(&windows).map(|(capacity, window)| capacity.layers() - window).collect();
-    offload(&mut windows, &cpu_power, &on_cpus, layers);
+    add_remaining(&mut windows, &cpu_power, &on_cpus, layers);
 
-    let beyond: Vec<u32> = costs.iter().map(|device| if device.slow_disk { 0 } else { layers }).collect();
-    offload(&mut windows, &cpu_power, &beyond, layers);
+    let on_disks: Vec<u32> = costs.iter().map(|device| if device.slow_disk { 0 } else { layers }).collect();
+    add_remaining(&mut windows, &cpu_power, &on_disks, layers);
 
     let held: u32 = windows.iter().sum();
     if held < layers {
@@ -104,10 +108,10 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
     Ok(windows)
 }
 
-/// Distributes the layers that no window has yet, within `capacity`.
-fn offload(windows: &mut [u32], power: &[u64], capacity: &[u32], layers: u32) {
+/// Distributes the layers that are in no window yet in proportion to power, at most `capacity` to each device.
+fn add_remaining(windows: &mut [u32], power: &[u64], capacity: &[u32], layers: u32) {
     let left = layers - windows.iter().sum::<u32>();
-    for (window, more) in windows.iter_mut().zip(within_room(power, capacity, left)) {
+    for (window, more) in windows.iter_mut().zip(within_capacity(power, capacity, left)) {
         *window += more;
     }
 }

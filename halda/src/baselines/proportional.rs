@@ -1,27 +1,30 @@
-//! Proportional sharing of layers with cumulative rounding.
+//! Proportional distribution of layers with cumulative rounding.
 //!
-//! Windows are contiguous, so each is the distance of two cumulative shares, each rounded to the nearest layer
-//! (half up):
+//! Windows are contiguous, so each window is the difference of two cumulative shares, which are rounded to the
+//! nearest layer (half up):
 //!
 //! ```text
 //! w_m = round(L (d_1 + ... + d_m)/D) - round(L (d_1 + ... + d_{m-1})/D),     D = sum d
 //! ```
 //!
-//! Memories 8, 8, 11 and 32 layers give 9.48 -> 9, 18.96 -> 19, 32: windows 9, 10, 13, exo's plan for Llama-3-8B
-//! in the prima.cpp paper (section 4.1). Every window is at most one layer off its share, they sum to L, and a
-//! share between two whole numbers gives a window between the same two: rounding breaks no whole limit.
+//! For example, memory sizes of 8, 8 and 11 and 32 layers give the cumulative shares 9.48, 18.96 and 32, rounded 9,
+//! 19 and
+//! 32. The windows are 9, 10 and 13, as in exo's plan for Llama-3-8B in the prima.cpp paper (section 4.1). A window
+//!     differs
+//! from its share by less than one layer, so it never exceeds an integer limit that its share satisfies. The windows
+//! sum to L.
 //!
-//! Where devices have limited memory, what exceeds the limit of one is shared among those that have
-//! some left, again in proportion, until all is placed or all are full. But for the rounding these are the
-//! windows min(capacity, lambda d) with one lambda for all.
+//! If devices have limited capacity, the layers above it are distributed to devices with free capacity, again in
+//! proportion, until all layers are assigned or all devices are full. Apart from rounding, the windows are then
+//! min(capacity, lambda d) with the same lambda for all devices.
 //!
-//! Not here: what to be proportional to. The strategies decide that.
+//! Not here: the weights d, which the strategies choose.
 
-/// The weight of the fastest device where weights are speeds. source: assumed; fine enough to separate two devices
-/// whose shares of [`crate::problem::validation::MAX_MODEL_LAYERS`] layers differ.
-const FASTEST_WEIGHT: f64 = (1_u64 << 40) as f64;
+/// The weight of the fastest device if weights are speeds. source: assumed; fine enough to distinguish two devices
+/// whose shares of [`crate::problem::validation::MAX_MODEL_LAYERS`] layers differ
+const MAX_SPEED_WEIGHT: f64 = (1_u64 << 40) as f64;
 
-/// Returns the windows of the formula above, `None` if all sizes are zero.
+/// Returns windows in proportion to `sizes` that sum to `layers`; `None` if all sizes are zero.
 pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>> {
     let total: u128 = sizes.iter().map(|size| u128::from(*size)).sum();
     let mut before = 0;
@@ -38,13 +41,13 @@ pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>
         .collect()
 }
 
-/// Distributes `layers` in proportion to the weights, at most `capacity` to each device. Layers that exceed all
-/// capacities are not placed.
-pub(crate) fn within_room(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
+/// Distributes `layers` in proportion to the weights, at most `capacity` to each device. Layers above the total
+/// capacity are not assigned.
+pub(crate) fn within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
     let mut placed = vec![0; capacity.len()];
     let mut left = layers;
     while left > 0 {
-        // A weight of at least one: every device with memory left gets a share in the end.
+        // The minimum weight is one, so that every device with free capacity eventually gets layers.
         let open = |device: usize| placed[device] < capacity[device];
         let sizes: Vec<u64> = weights
             .iter()
@@ -64,11 +67,12 @@ pub(crate) fn within_room(weights: &[u64], capacity: &[u32], layers: u32) -> Vec
 /// Converts seconds per layer to integer weights in proportion to layers per second.
 pub(crate) fn speed_weights(layer_seconds: &[f64]) -> Vec<u64> {
     let fastest = layer_seconds.iter().copied().fold(f64::INFINITY, f64::min);
-    layer_seconds.iter().map(|seconds| (fastest / seconds * FASTEST_WEIGHT).round() as u64).collect()
+    layer_seconds.iter().map(|seconds| (fastest / seconds * MAX_SPEED_WEIGHT).round() as u64).collect()
 }
 
-/// Moves one layer of the largest window to device 0, the head, if it has none; ties go to the lower index.
-pub(crate) fn keep_head(windows: &mut [u32]) {
+/// Moves one layer of the largest window to the head, which is device 0, if the head has none. Ties go to the lower
+/// index.
+pub(crate) fn ensure_head_layer(windows: &mut [u32]) {
     if windows[0] == 0 {
         let largest = (0..windows.len()).rev().max_by_key(|device| windows[*device]).unwrap_or(0);
         windows[largest] -= 1;
@@ -95,15 +99,16 @@ mod tests {
     }
 
     #[test]
-    fn excess_goes_to_devices_with_room() {
-        // 4 : 2 : 1 of 14 layers are 8, 4, 2; the first holds 5, and its 3 go to the others as 2 : 1.
-        assert_eq!(within_room(&[4, 2, 1], &[5, 14, 14], 14), [5, 6, 3]);
-        // Then the second is full too, and the third takes what is left.
-        assert_eq!(within_room(&[4, 2, 1], &[5, 5, 14], 14), [5, 5, 4]);
-        assert_eq!(within_room(&[4, 2, 1], &[5, 5, 1], 14), [5, 5, 1], "three layers find no room");
-        assert_eq!(within_room(&[4, 0], &[5, 14], 14), [5, 9], "room counts, however slow");
-        assert_eq!(within_room(&[1, 1], &[0, 0], 14), [0, 0]);
-        assert_eq!(within_room(&[1, 1], &[9, 9], 0), [0, 0]);
+    fn excess_goes_to_devices_with_free_capacity() {
+        // 14 layers in the ratio 4:2:1 are 8, 4, 2. The first device holds 5; its other 3 go to the others in the
+        // ratio 2:1.
+        assert_eq!(within_capacity(&[4, 2, 1], &[5, 14, 14], 14), [5, 6, 3]);
+        // Here the second device is full too, and the third gets the rest.
+        assert_eq!(within_capacity(&[4, 2, 1], &[5, 5, 14], 14), [5, 5, 4]);
+        assert_eq!(within_capacity(&[4, 2, 1], &[5, 5, 1], 14), [5, 5, 1], "three layers are not assigned");
+        assert_eq!(within_capacity(&[4, 0], &[5, 14], 14), [5, 9], "a weight of zero excludes no device");
+        assert_eq!(within_capacity(&[1, 1], &[0, 0], 14), [0, 0]);
+        assert_eq!(within_capacity(&[1, 1], &[9, 9], 0), [0, 0]);
     }
 
     #[test]
@@ -116,9 +121,9 @@ mod tests {
     #[test]
     fn head_takes_its_layer_from_the_largest_window() {
         let mut windows = [0, 4, 9, 9];
-        keep_head(&mut windows);
+        ensure_head_layer(&mut windows);
         assert_eq!(windows, [1, 4, 8, 9]);
-        keep_head(&mut windows);
+        ensure_head_layer(&mut windows);
         assert_eq!(windows, [1, 4, 8, 9]);
     }
 }

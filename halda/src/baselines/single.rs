@@ -1,10 +1,10 @@
-//! The strategy `single`: all layers on one device, as llama.cpp runs them.
+//! The strategy `single`: all layers on one device, as with llama.cpp.
 //!
-//! All L layers in one window, as many on the GPU as its memory holds and the rest on the CPU (`--n-gpu-layers` as
-//! large as possible, memory-mapped weights). The device is the head; by default it is the one that is fastest alone.
+//! All L layers are in one window. As many as fit are on the GPU, the others on the CPU (memory-mapped weights,
+//! maximum `--n-gpu-layers`). By default the device is the one that is fastest alone.
 //!
-//! Not here: whether fewer GPU layers would be faster, because a GPU may be slower than its CPU. llama.cpp does not
-//! check that either; `exact` does.
+//! Not here: fewer GPU layers than fit, which are faster if the GPU is slower than the CPU. llama.cpp does not check
+//! that either; `exact` does.
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::violations;
@@ -12,10 +12,9 @@ use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
-/// All layers on one device, as many as possible on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Single {
-    /// The device; by default the fastest one with an allowed plan, the lower index on a tie.
+    /// The index of the device. If `None`, the fastest one with an allowed plan; ties go to the lower index.
     pub device: Option<usize>,
 }
 
@@ -36,12 +35,12 @@ impl Strategy for Single {
             None => 0..devices,
         };
         let mut best: Option<(f64, Assignment)> = None;
-        let mut broken = Vec::new();
+        let mut violated = Vec::new();
         for device in candidates {
             let plan = alone(model, device);
             let violations = violations(model, &plan, self.rules());
             if !violations.is_empty() {
-                broken.extend(violations);
+                violated.extend(violations);
                 continue;
             }
             let seconds = model.seconds(&plan);
@@ -50,12 +49,13 @@ impl Strategy for Single {
             }
         }
         match best {
-            Some((_, assignment)) => Ok(Proposal::of(assignment)),
-            None => Err(StrategyError::ConstraintsViolated { strategy: self.name(), violations: broken }),
+            Some((_, assignment)) => Ok(Proposal::new(assignment)),
+            None => Err(StrategyError::ConstraintsViolated { strategy: self.name(), violations: violated }),
         }
     }
 }
 
+/// Returns the plan with all layers on one device.
 fn alone(model: &LatencyModel, device: usize) -> Assignment {
     let layers = model.model_layers();
     let mut window_layers = vec![0; model.device_count()];

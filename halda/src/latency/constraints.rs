@@ -1,19 +1,19 @@
-//! The named constraints of an assignment, and which of them one breaks.
+//! The named constraints of an assignment, and the check for violations.
 //!
-//! prima.cpp paper, Eq. 22-36, each as a named constraint that renders a sentence. Eq. 27-29 (a device in
-//! M1-M3 *must* be over) are absent on purpose: here the memory case follows from the assignment instead of
-//! being chosen with it, so that they hold by construction.
+//! These are Eq. 22-36 of the prima.cpp paper. Each violation is formatted as a sentence. Eq. 27-29 (a device in
+//! M1-M3 *must* exceed its memory) are not checked: here the memory case follows from the assignment, so that they
+//! always hold.
 //!
 //! | constraint | paper |
 //! | --- | --- |
-//! | the shape: one window a device, n <= w, 1 <= W <= L, k = ceil(L/W), a head with layers | 22-24 |
-//! | every device has a window (unless devices may be dropped) | 22 |
+//! | shape: one window per device, n <= w, 1 <= W <= L, k = ceil(L/W), the head has layers | 22-24 |
+//! | every device has layers (unless devices may be dropped) | 22 |
 //! | no partial last round (unless allowed) | 23, Assumption 1 |
-//! | a slow disk is never read for weights | Case 4, 30-32 |
-//! | each device reaches the next one; a relay and a partial last round do not go together | 3.3 |
-//! | GPU layers fit GPU memory (CUDA), the working set (Metal), or are none | 34-36 |
+//! | weights are not read from a slow disk for every token | Case 4, 30-32 |
+//! | each device has a link to the next one; there are no relays if the last round is partial | 3.3 |
+//! | GPU layers fit in GPU memory (CUDA) or in the working set (Metal); none without a GPU | 34-36 |
 //!
-//! Not here: how good an allowed assignment is.
+//! Not here: the time of an allowed assignment ([`crate::latency`]).
 
 use crate::latency::LatencyModel;
 use crate::problem::assignment::{Assignment, Share};
@@ -22,69 +22,69 @@ use crate::problem::instance::Gpu;
 /// The optional rules of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// Whether devices other than the head may have no layers.
+    /// Whether devices other than the head may have no layers, that is, may be dropped.
     pub may_drop: bool,
     /// Whether the last round of the ring may be partial: k W < L.
     pub may_leave_remainder: bool,
 }
 
 impl Rules {
+    /// Returns the rules that are set, as `name=true`.
     pub fn options(self) -> Vec<String> {
         let rules = [("drop", self.may_drop), ("remainder", self.may_leave_remainder)];
-        rules.iter().filter(|(_, holds)| *holds).map(|(name, _)| format!("{name}=true")).collect()
+        rules.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| format!("{name}=true")).collect()
     }
 }
 
+/// A constraint that an assignment violates.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Violation {
-    #[error("the plan has {windows} windows and {gpu_entries} GPU entries for {devices} devices")]
+    #[error("the plan has {windows} windows and {gpu_entries} values for GPU layers for {devices} devices")]
     DeviceCount { devices: usize, windows: usize, gpu_entries: usize },
-    #[error("the head is device {head}, and there are {devices} devices, counted from 0")]
+    #[error("the head is device {head}, but there are {devices} devices, counted from 0")]
     NoSuchHead { head: usize, devices: usize },
-    #[error("`{device}` is the head and has no layers")]
+    #[error("the head `{device}` has no layers")]
     HeadWithoutLayers { device: String },
-    #[error("`{device}` has no layers and dropping devices is not allowed here")]
+    #[error("`{device}` has no layers, but devices may not be dropped")]
     EmptyWindow { device: String },
-    #[error("a round covers {ring_layers} layers, and the model has {model_layers}")]
+    #[error("a round covers {ring_layers} layers, but the model has only {model_layers}")]
     RingExceedsModel { ring_layers: u64, model_layers: u32 },
     #[error(
-        "{rounds} rounds of {ring_layers} layers do not cover the {model_layers} layers of the model: \
-         {expected} do"
+        "{rounds} rounds of {ring_layers} layers do not match the {model_layers} layers of the model, which take \
+         {expected} rounds"
     )]
     RoundsDoNotCover { rounds: u32, ring_layers: u64, model_layers: u32, expected: u32 },
     #[error(
-        "the last of {rounds} rounds is partial: {ring_layers} layers a round leave {remainder} of \
-         {model_layers} for it"
+        "the last of {rounds} rounds is partial: with {ring_layers} layers per round, only {remainder} of the \
+         {model_layers} layers remain for it"
     )]
     PartialLastRound { remainder: u32, rounds: u32, ring_layers: u64, model_layers: u32 },
-    #[error("`{device}` has {gpu_layers} GPU layers in a window of {window_layers}")]
+    #[error("`{device}` has {gpu_layers} GPU layers in a window of {window_layers} layers")]
     GpuLayersExceedWindow { device: String, gpu_layers: u32, window_layers: u32 },
-    #[error("`{device}` has {gpu_layers} GPU layers and no GPU")]
+    #[error("`{device}` has {gpu_layers} GPU layers, but no GPU")]
     NoGpu { device: String, gpu_layers: u32 },
     #[error("the order of the ring is invalid: {what}")]
     Order { what: String },
     #[error("`{from}` has no link to `{to}`, the next device in the ring")]
     Unreachable { from: String, to: String },
-    #[error(
-        "`{device}` is a relay and the last of {rounds} rounds is partial: relays need whole rounds here"
-    )]
+    #[error("`{device}` is a relay, but the last of {rounds} rounds is partial: relays need whole rounds")]
     RelayInPartialRound { device: String, rounds: u32 },
-    #[error("the GPU of `{device}` holds {fit} layers and gets {layers}")]
+    #[error("`{device}` has {layers} GPU layers, but only {fit} fit in its GPU memory")]
     GpuMemory { device: String, layers: u32, fit: i64 },
     #[error(
-        "the {layers} GPU layers of `{device}` take {needed} bytes, and its GPU has {available} for them"
+        "the {layers} GPU layers of `{device}` take {needed} bytes, but its GPU has {available} bytes for them"
     )]
     GpuBytes { device: String, layers: u32, needed: i64, available: i64 },
-    #[error("Metal's working set on `{device}` holds {fit} layers and gets {layers}")]
+    #[error("`{device}` has {layers} GPU layers, but only {fit} fit in Metal's working set")]
     MetalWorkingSet { device: String, layers: u32, fit: i64 },
     #[error(
-        "`{device}` needs {need:.0} bytes and has {capacity}, and its disk ({disk_read:.0} B/s) is slower than the \
-         threshold ({threshold:.0} B/s) for reading weights for every token"
+        "`{device}` needs {need:.0} bytes of memory but has {capacity}, and its disk ({disk_read:.0} B/s) is slower \
+         than the threshold ({threshold:.0} B/s) for reading weights for every token"
     )]
     SlowDiskOverloaded { device: String, need: f64, capacity: u64, disk_read: f64, threshold: f64 },
     #[error(
-        "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left to stream \
-         weights"
+        "`{device}` has {capacity} bytes of memory, of which buffers and cache take {held:.0}: too little remains to \
+         stream weights"
     )]
     OutOfMemory { device: String, held: f64, capacity: u64 },
 }
@@ -95,29 +95,27 @@ impl Violation {
         match self {
             Self::NoGpu { .. } => "give the device no GPU layers, or complete `gpu` in its profile",
             Self::GpuMemory { .. } | Self::GpuBytes { .. } | Self::MetalWorkingSet { .. } => {
-                "give its GPU fewer layers, or shorten `context`, whose cache is in GPU memory too"
+                "give its GPU fewer layers, or reduce `context`, because GPU memory also holds the cache"
             }
             Self::SlowDiskOverloaded { .. } => {
                 "give the device fewer layers, or lower `planner.slow_disk` if its disk may be read for every token"
             }
-            Self::OutOfMemory { .. } => "shorten `context`, or give the device fewer layers or none",
+            Self::OutOfMemory { .. } => "reduce `context`, or give the device fewer layers or none",
             Self::Unreachable { .. } => "use `--order best`, or add the link to `links.between`",
             Self::PartialLastRound { .. } | Self::RelayInPartialRound { .. } => {
-                "use rounds that divide the layers, or leave them to the planner"
+                "use a number of rounds that divides the layers, or let the planner choose it"
             }
-            Self::EmptyWindow { .. } => "leave `keep_all` out, or give every device a layer",
-            Self::HeadWithoutLayers { .. } => {
-                "give the head a layer, or write `head: true` at another device"
-            }
+            Self::EmptyWindow { .. } => "remove `keep_all`, or give every device a layer",
+            Self::HeadWithoutLayers { .. } => "give the head a layer, or set `head: true` on another device",
             Self::RingExceedsModel { .. } | Self::RoundsDoNotCover { .. } => {
-                "give windows whose sum times the rounds is the number of layers"
+                "choose windows whose sum times the rounds is the number of layers"
             }
             _ => "check the given windows, GPU layers and rounds",
         }
     }
 }
 
-/// Returns every constraint that the assignment breaks.
+/// Returns all constraints that an assignment violates by the paper's objective.
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = ring_violations(model, assignment, rules);
     if shape_violations(model, assignment).is_empty() {
@@ -127,11 +125,11 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -
     found
 }
 
-/// Returns the broken constraints of the shape, the optional rules and the links: all but those of memory.
+/// Returns the violated constraints except those of memory: shape, optional rules and links.
 pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
-        // Without a shape nothing else can be counted.
+        // The other checks need a valid shape.
         return found;
     }
     let model_layers = model.model_layers();
@@ -143,11 +141,11 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
     }
     let relays = assignment.ring().into_iter().filter(|device| assignment.is_relay(*device));
     if remainder > 0 {
-        let broken = |device: usize| Violation::RelayInPartialRound {
+        let violation = |device: usize| Violation::RelayInPartialRound {
             device: model.instance().devices[device].name.clone(),
             rounds: assignment.rounds,
         };
-        found.extend(relays.map(broken));
+        found.extend(relays.map(violation));
     }
     let name = |device: usize| model.instance().devices[device].name.clone();
     if !rules.may_drop {
@@ -157,7 +155,7 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
     found
 }
 
-/// Eq. 34-36.
+/// Checks the GPU memory of all devices, Eq. 34-36.
 fn gpu_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
     let over =
@@ -165,7 +163,7 @@ fn gpu_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violatio
     over.collect()
 }
 
-/// Checks case 4 of the paper: slow disks that would be read for every token.
+/// Checks that no slow disk is read for every token, Case 4 of the paper.
 fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
     let over = shares.filter_map(|(device, share)| {
@@ -181,7 +179,7 @@ fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     over.collect()
 }
 
-/// Checks the constraints without which an assignment has no meaning, and hence no time.
+/// Checks the shape and the links. An assignment that violates these has no time.
 pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let Assignment { window_layers, gpu_layers, .. } = assignment;
     let (head, rounds) = (assignment.head, assignment.rounds);
@@ -217,12 +215,13 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     }
     found.extend(order_violation(model, assignment));
     if found.is_empty() {
-        found.extend(unreachable(model, assignment));
+        found.extend(link_violation(model, assignment));
     }
     found
 }
 
-/// Checks that a given order begins with the head, contains every device with layers, and none twice.
+/// Checks that `order`, if set, starts with the head, contains every device with layers, and contains no device
+/// twice.
 fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let order = assignment.order.as_ref()?;
     let name = |device: usize| &model.instance().devices[device].name;
@@ -230,7 +229,7 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
     for &device in order {
         let Some(seen) = in_ring.get_mut(device) else {
             let devices = model.device_count();
-            let what = format!("it names device {device} and there are {devices}, counted from 0");
+            let what = format!("it names device {device}, but there are {devices} devices, counted from 0");
             return Some(Violation::Order { what });
         };
         if *seen {
@@ -247,21 +246,21 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
     Some(Violation::Order { what: format!("it lacks `{}`, which has layers", name(left_out)) })
 }
 
-/// Returns the first device of the ring that cannot send to its successor, in whole rounds or in a partial one.
-fn unreachable(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
+/// Returns the first missing link of the ring, in whole rounds or in the partial last round.
+fn link_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let shares = assignment.shares(model.model_layers());
     let seconds = model.communication(assignment, &shares);
     let ring = assignment.ring();
-    let place = ring.iter().position(|device| seconds[*device] == f64::INFINITY)?;
-    let from = ring[place];
-    let next = ring[(place + 1) % ring.len()];
-    // Where the next one is in reach it is the way back to the head that is missing, in the partial last round.
+    let position = ring.iter().position(|device| seconds[*device] == f64::INFINITY)?;
+    let from = ring[position];
+    let next = ring[(position + 1) % ring.len()];
+    // If the link to the next device exists, the link back to the head is missing, in the partial last round.
     let to = if model.hops.seconds(from, next) == f64::INFINITY { next } else { assignment.head };
     let name = |device: usize| model.instance().devices[device].name.clone();
     Some(Violation::Unreachable { from: name(from), to: name(to) })
 }
 
-/// Eq. 34-36 for one device.
+/// Checks the GPU memory of one device, Eq. 34-36.
 fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: Share) -> Option<Violation> {
     let layers = share.gpu_layers;
     let fit = model.devices[device].gpu_layers_that_fit(head, &model.model, share.windows);

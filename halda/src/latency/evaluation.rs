@@ -1,4 +1,4 @@
-//! The times of whole assignments, by the paper's objective and in the steady state.
+//! The time of an assignment, by the paper's objective and in the steady state.
 
 use hearth_schema::residency::ResidencyOptions;
 
@@ -7,8 +7,11 @@ use super::{Breakdown, DeviceTerms, LatencyModel};
 use crate::problem::assignment::Assignment;
 
 impl LatencyModel<'_> {
-    /// Evaluates the token time and all its terms by the paper's objective. Fails if the shape of the assignment is
-    /// wrong; a plan that breaks a memory rule still has a time.
+    /// Evaluates the time per token and its terms by the paper's objective. A plan that violates a memory constraint
+    /// has a time too.
+    ///
+    /// # Errors
+    /// If the shape of the assignment is invalid, or a link is missing.
     pub fn evaluate(&self, assignment: &Assignment) -> Result<Breakdown, Violation> {
         if let Some(violation) = shape_violations(self, assignment).into_iter().next() {
             return Err(violation);
@@ -24,15 +27,15 @@ impl LatencyModel<'_> {
                 ..self.terms(device, device == assignment.head, share)
             })
             .collect();
-        Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices, waits: None })
+        Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices, disk_wait: None })
     }
 
-    /// Returns T by the paper's objective, infinite if the shape is wrong.
+    /// Returns T in seconds by the paper's objective; infinite if [`Self::evaluate`] fails.
     pub fn seconds(&self, assignment: &Assignment) -> f64 {
         self.evaluate(assignment).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
     }
 
-    /// Returns T in the steady state, infinite if the assignment has none.
+    /// Returns T in seconds in the steady state; infinite if [`Self::steady_state`] fails.
     pub fn steady_seconds(&self, assignment: &Assignment, residencies: &[ResidencyOptions]) -> f64 {
         self.steady_state(assignment, residencies).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
     }

@@ -1,37 +1,42 @@
 //! The best number of GPU layers for a given window.
 //!
-//! For a given window the time is a convex function of lgpu: arithmetic and memory are linear in it, and
-//! the disk term is a maximum of lines that falls with it (on Metal it does not depend on it). lgpu in turn
-//! grows with n. So the best n is an end of its range or a neighbour of the one kink, where the CPU share
-//! starts to fit: at most four candidates instead of w + 1, and none is lost.
+//! For a given window the time is a convex function of lgpu. Compute and memory terms are linear in lgpu. The disk
+//! term is convex, piecewise linear and decreases with lgpu; with Metal it does not depend on lgpu. lgpu increases
+//! with n. So the best n is an end of its range or next to the one kink, where the CPU share starts to fit: four
+//! candidates instead of w + 1 suffice.
 //!
-//! The range is `lgpu <= GPU memory`, and on a slow disk `l - lgpu <= x`, or `l <= x` on Metal.
+//! The range is `lgpu <= GPU memory`, and with a slow disk also `l - lgpu <= x`, or `l <= x` with Metal.
 //!
-//! Not here: how large the window should be. That is [`crate::solvers::exact`].
+//! Not here: the choice of the window ([`crate::solvers::exact`]).
 
 use crate::latency::LatencyModel;
 use crate::problem::assignment::Share;
 
+/// A division of a window between GPU and CPU, with its time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Split {
+    /// n: the layers on the GPU.
     pub gpu_layers: u32,
+    /// The seconds that the device adds to a token.
     pub seconds: f64,
 }
 
+/// How often a token passes through the window of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoundCounts {
-    /// k: whole rounds.
+    /// floor(L/W): the number of whole rounds.
     pub rounds: u32,
-    /// Layers left for this device and those after it in a partial last round.
+    /// `rest_m`: the layers that remain in a partial last round when it reaches the device.
     pub rest: u32,
 }
 
 impl RoundCounts {
+    /// Creates counts without a partial last round.
     pub(crate) fn whole(rounds: u32) -> Self {
         Self { rounds, rest: 0 }
     }
 
-    /// Returns the largest n with lgpu(n) = k n + min(n, rest) <= `layers`; -1 if `layers` is negative.
+    /// Returns the maximum n with lgpu(n) = rounds n + min(n, rest) <= `layers`; -1 if `layers` is negative.
     fn gpu_layers_within(self, layers: i64) -> i64 {
         let (rounds, rest) = (i64::from(self.rounds), i64::from(self.rest));
         if layers < 0 {
@@ -45,7 +50,7 @@ impl RoundCounts {
 }
 
 impl LatencyModel<'_> {
-    /// Returns the largest n that GPU memory allows in a window.
+    /// Returns the maximum n that GPU memory allows for a window.
     pub(crate) fn max_gpu_layers(
         &self,
         device: usize,
@@ -58,7 +63,8 @@ impl LatencyModel<'_> {
         round_counts.gpu_layers_within(fit).min(i64::from(window)) as u32
     }
 
-    /// Returns the best split of a window, `None` if a slow disk allows none. Ties go to fewer GPU layers.
+    /// Returns the best split of a window; `None` if the share must fit because of a slow disk, but does not. Ties go
+    /// to fewer GPU layers.
     pub(crate) fn best_split(
         &self,
         device: usize,
@@ -69,6 +75,7 @@ impl LatencyModel<'_> {
         self.best_split_with_hop(device, head, window, round_counts, self.devices[device].hop)
     }
 
+    /// Returns the best split of a window if the hop after it takes `hop` seconds; see [`Self::best_split`].
     pub(crate) fn best_split_with_hop(
         &self,
         device: usize,
@@ -108,8 +115,8 @@ impl LatencyModel<'_> {
         best
     }
 
-    /// Returns the CPU layers up to which the disk term stays at its floor. On the head these are a little more than
-    /// fit, because the row of the embedding is always read.
+    /// Returns the maximum number of CPU layers for which the disk term has its minimum. On the head it is slightly
+    /// more than the layers that fit, because a row of the embedding is always read.
     fn layers_before_reading(&self, device: usize, head: bool) -> i64 {
         let costs = &self.devices[device];
         let head_bytes = if head { self.model.output_head_bytes } else { 0 };

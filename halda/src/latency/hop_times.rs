@@ -1,22 +1,22 @@
 //! Hop times: seconds to send the hidden state from one device to the next.
 //!
-//! `t_comm` of the prima.cpp paper, Table 6, belongs to the sender alone. If an instance gives hops by pair, it
-//! belongs to the device that really comes next: devices that are not in the ring, or have no layers in a partial
-//! last round, are passed by, and the last one hands back to the head. A ring of one device then has no hop.
+//! In the prima.cpp paper, Table 6, `t_comm` depends only on the sender. If an instance has hops by pair, the time
+//! also depends on the next device. Devices that are not in the ring, or have no layers in a partial last round, are
+//! skipped, and the last device sends to the head. A ring of one device then has no hop.
 //!
-//! A pair without an entry has no link. Whether the next device matters at all is decided once: where every
-//! device sends equally fast to all others, planners do without the order of the ring.
+//! A pair without an entry has no link. If every device sends equally fast to all others, the order of the ring does
+//! not matter, and the planners ignore it (`neighbour_matters`).
 //!
-//! Not here: which device comes next ([`crate::problem::assignment`]).
+//! Not here: which device is next ([`crate::problem::assignment`]).
 
 use crate::problem::instance::Instance;
 
 /// The hop times of a validated instance.
 #[derive(Debug, Clone)]
 pub(crate) struct HopTimes {
-    /// The hop of each sender to any device; the instance's `hop` where it depends on the neighbour.
+    /// The hop of each sender to any device in seconds; the instance's `hop` if it depends on the next device.
     pub of_sender: Vec<f64>,
-    /// between[from * M + to], infinite where there is no link; empty if the instance has only senders' hops.
+    /// The hops by pair in seconds, at index from * M + to; infinite without a link. Empty if the instance has none.
     between: Vec<f64>,
     /// Whether a hop depends on the next device.
     pub neighbour_matters: bool,
@@ -45,7 +45,7 @@ impl HopTimes {
         Self { of_sender, between, neighbour_matters }
     }
 
-    /// Returns the seconds from one device to another, infinite where there is no link.
+    /// Returns the hop from one device to another in seconds; infinite without a link.
     pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
         if self.between.is_empty() {
             self.of_sender[from]
@@ -56,24 +56,24 @@ impl HopTimes {
         }
     }
 
-    /// Returns whether hops are given by pair; then a ring of one device has none.
+    /// Returns whether the instance has hops by pair. A ring of one device then has no hop.
     pub(crate) fn by_pair(&self) -> bool {
         !self.between.is_empty()
     }
 
-    /// Returns the hop of a window if it does not depend on the next device, otherwise 0: it is then counted
-    /// separately.
+    /// Returns the hop of a sender in seconds if it does not depend on the next device. Otherwise returns 0, because
+    /// hops are then counted separately.
     pub(crate) fn own(&self, from: usize) -> f64 {
         if self.neighbour_matters { 0.0 } else { self.of_sender[from] }
     }
 
-    /// Returns the longest existing hop of a sender.
+    /// Returns the longest hop of a sender over existing links, in seconds.
     pub(crate) fn longest(&self, from: usize) -> f64 {
         let others = (0..self.of_sender.len()).map(|to| self.seconds(from, to));
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
     }
 
-    /// Returns the shortest hop of a sender to another device, infinite if it reaches none.
+    /// Returns the shortest hop of a sender to another device in seconds; infinite if it has no link.
     pub(crate) fn shortest(&self, from: usize) -> f64 {
         let others = (0..self.of_sender.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
         others.fold(f64::INFINITY, f64::min)

@@ -1,4 +1,4 @@
-//! The paper's latency model: the time of a token under an assignment, term by term.
+//! The paper's latency model: the time per token of an assignment, and its terms.
 //!
 //! prima.cpp paper, appendix A.3, Eq. 11-19 with its ambiguities resolved (see below):
 //!
@@ -6,7 +6,7 @@
 //! T_comp = (l - lgpu) Fc + lgpu Fg + [head] Fo
 //! T_mem  = (l - lgpu)(t_kv_cpu + b'/T_cpu) + lgpu (t_kv_gpu + b'/T_gpu)
 //!        + win (t_ram_vram + t_vram_ram)(1 - UMA) + [head](b_i/V + b_o)/T_cpu
-//! T_comm = win t_comm                       or the sum of the hops to the devices that come next, see crate::latency::hop_times
+//! T_comm = win t_comm                       or the sum of the hops to the next devices, see hop_times
 //! need   = (l - lgpu) b' + [head](b_i/V + b_o) + c_cpu          not Metal
 //!        = l b' + [head](b_i/V + b_o) + c_cpu + c_gpu           Metal
 //! over   = need > cap
@@ -15,13 +15,15 @@
 //! T      = sum over devices of T_comp + T_mem + T_disk + T_comm
 //! ```
 //!
-//! Resolved: need = cap fits; the `b_i/V` floor of the disk term is the head's alone (the paper's Eq. 20 counts
-//! it once, its Eq. 12-19 for every device); a device without layers costs nothing at all, its buffers included.
+//! Resolved ambiguities: need = cap fits in memory. The minimum `b_i/V` of the disk term applies to the head only
+//! (the paper's Eq. 20 counts it once, its Eq. 12-19 for every device). A device without layers has no costs, not
+//! even those of its buffers.
 //!
-//! Every planner of this crate scores by this file, and a reported T is always [`LatencyModel::evaluate`] of
-//! the reported assignment, never the planner's own running sum.
+//! All planners of this crate use this model or the [steady state](steady_state). A reported T always comes from
+//! [`LatencyModel::evaluate`] or [`LatencyModel::steady_state`] for the reported assignment, and not from a sum
+//! inside a planner.
 //!
-//! Not here: overlap of reading with computing; there the rounds begin to matter.
+//! Not here: the overlap of reading with computing, which makes the number of rounds matter ([`steady_state`]).
 
 pub mod coefficients;
 pub mod constraints;
@@ -38,7 +40,7 @@ use crate::problem::validation::InstanceError;
 use coefficients::{DeviceCosts, MemoryCase, ModelCosts};
 use hop_times::HopTimes;
 
-/// A validated instance with its per-device constants, the input of every planner.
+/// A validated instance with the coefficients of its devices; the input of every planner.
 #[derive(Debug, Clone)]
 pub struct LatencyModel<'i> {
     instance: &'i Instance,
@@ -47,46 +49,53 @@ pub struct LatencyModel<'i> {
     pub(crate) hops: HopTimes,
 }
 
+/// The time per token of an assignment, and its terms.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Breakdown {
     /// T: seconds per token.
     pub seconds: f64,
     /// The terms of each device, in the instance's order.
     pub devices: Vec<DeviceTerms>,
-    /// The device whose disk cannot keep up, and the seconds that the token waits for it; included in that device's
-    /// disk term.
-    pub waits: Option<(usize, f64)>,
+    /// The device with the slowest disk and the seconds that a token waits for it, if it does. They are included in
+    /// the disk term of the device.
+    #[serde(rename = "waits")]
+    pub disk_wait: Option<(usize, f64)>,
 }
 
-/// One device's terms of the token time, in seconds, and its memory.
+/// The terms of one device in the time per token, in seconds, and its memory in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeviceTerms {
     pub share: Share,
-    /// `T_comp`: arithmetic.
+    /// `T_comp`: the arithmetic.
     pub compute: f64,
-    /// `T_mem`: memory traffic of weights, cache and hidden state.
+    /// `T_mem`: the memory traffic of weights, cache and hidden state.
     pub memory: f64,
-    /// `T_disk`: rereading weights that did not stay in memory.
+    /// `T_disk`: reading weights that did not stay in memory.
     pub disk: f64,
     /// `T_comm`: sending the hidden state to the next device.
     pub communication: f64,
-    /// Bytes needed in memory that the operating system may reclaim.
+    /// need: the bytes of memory that the share needs.
     pub need: f64,
-    /// cap: bytes of that memory.
+    /// cap: the bytes of memory that the device has for it.
     pub capacity: u64,
-    /// Whether `need` exceeds `capacity`.
+    /// Whether `need` exceeds `capacity`, so that weights are read from disk for every token.
     pub over: bool,
-    /// The paper's set `M_m`.
+    /// The memory case of the device.
     pub case: MemoryCase,
 }
 
 impl DeviceTerms {
+    /// Returns the seconds that the device adds to a token.
     pub fn seconds(&self) -> f64 {
         self.compute + self.memory + self.disk + self.communication
     }
 }
 
 impl<'i> LatencyModel<'i> {
+    /// Validates an instance and computes its coefficients.
+    ///
+    /// # Errors
+    /// If the instance is invalid.
     pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
         instance.validate()?;
         let model = ModelCosts::new(instance);
@@ -101,6 +110,7 @@ impl<'i> LatencyModel<'i> {
         self.instance
     }
 
+    /// Returns L, the number of decoder layers of the model.
     pub fn model_layers(&self) -> u32 {
         self.model.layers
     }
@@ -109,8 +119,8 @@ impl<'i> LatencyModel<'i> {
         self.devices.len()
     }
 
-    /// Returns `T_comm` of each device: its hops in whole rounds and in a partial last round, which skips the devices
-    /// without layers in it but not the relays. Infinite where there is no link.
+    /// Returns `T_comm` of each device in seconds: its hops in whole rounds and in a partial last round. The partial
+    /// round skips devices without layers in it, but not relays. Infinite if a link is missing.
     pub(crate) fn communication(&self, assignment: &Assignment, shares: &[Share]) -> Vec<f64> {
         let mut seconds = vec![0.0; shares.len()];
         let ring = assignment.ring();
@@ -124,13 +134,13 @@ impl<'i> LatencyModel<'i> {
         } else {
             Vec::new()
         };
-        let next = |ring: &[usize], place: usize| ring[(place + 1) % ring.len()];
-        let mut place_in_partial = 0;
-        for (place, &device) in ring.iter().enumerate() {
-            let hop = self.hops.seconds(device, next(&ring, place));
-            if visited.get(place_in_partial) == Some(&device) {
-                let last_hop = self.hops.seconds(device, next(&visited, place_in_partial));
-                place_in_partial += 1;
+        let next = |ring: &[usize], position: usize| ring[(position + 1) % ring.len()];
+        let mut partial_position = 0;
+        for (position, &device) in ring.iter().enumerate() {
+            let hop = self.hops.seconds(device, next(&ring, position));
+            if visited.get(partial_position) == Some(&device) {
+                let last_hop = self.hops.seconds(device, next(&visited, partial_position));
+                partial_position += 1;
                 seconds[device] = if hop == last_hop {
                     f64::from(whole_rounds + 1) * hop
                 } else {
@@ -143,7 +153,7 @@ impl<'i> LatencyModel<'i> {
         seconds
     }
 
-    /// Returns the terms of one device for one share. Its hops are an estimate where they depend on the next device.
+    /// Returns the terms of a device for a share. Its hops are an estimate if they depend on the next device.
     pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
         self.terms_with_hop(device, head, share, self.devices[device].hop)
     }
@@ -197,8 +207,8 @@ impl<'i> LatencyModel<'i> {
         }
     }
 
-    /// Returns the time of a share on a device, `None` where a slow disk forbids it. Does not allocate; the same
-    /// arithmetic as [`LatencyModel::evaluate`].
+    /// Returns the seconds that a share on a device adds to a token; `None` if it would read from a slow disk. Uses
+    /// the same arithmetic as [`LatencyModel::evaluate`], and does not allocate.
     pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
         let terms = self.terms_with_hop(device, head, share, hop);
         if terms.over && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }

@@ -1,4 +1,4 @@
-//! Findings about one device's part of a plan.
+//! Findings about a single device in a plan.
 
 use hearth_core::Member;
 use hearth_core::memory::MemoryBudget;
@@ -9,20 +9,23 @@ use hearth_schema::residency::Residency;
 
 use super::{Finding, Severity};
 
-pub(super) struct PlannedPart<'p> {
+/// A device in a plan, with its profile and its memory budget.
+pub(super) struct DeviceCheck<'p> {
     pub plan: &'p Plan,
+    /// The index of the device in the plan.
     pub place: usize,
     pub planned: &'p PlannedDevice,
     pub member: &'p Member,
     pub budget: MemoryBudget,
 }
 
-impl PlannedPart<'_> {
+impl DeviceCheck<'_> {
     /// Returns the path of a key of this device in the plan.
     fn at(&self, key: &str) -> String {
         format!("plan devices[{}] `{}`{key}", self.place, self.planned.name)
     }
 
+    /// Returns the findings about this device.
     pub fn findings(&self, slow_disk: BytesPerSecond) -> Vec<Finding> {
         let mut found = Vec::new();
         self.gpu(&mut found);
@@ -35,6 +38,7 @@ impl PlannedPart<'_> {
         found
     }
 
+    /// Checks the GPU and its memory.
     fn gpu(&self, found: &mut Vec<Finding>) {
         let (name, layers) = (&self.planned.name, self.planned.gpu_layers);
         if layers == 0 {
@@ -42,7 +46,7 @@ impl PlannedPart<'_> {
         }
         let usable = self.member.device.gpu.as_ref().filter(|gpu| !gpu.matvec.is_empty());
         let Some(gpu) = usable else {
-            let what = format!("`{name}` has {layers} GPU layers a window and no GPU with a known speed");
+            let what = format!("`{name}` has {layers} GPU layers per window, but no GPU with a known speed");
             let fix = "set `gpu_layers: 0`, or complete the device's profile";
             found.push(Finding::error("no-gpu", self.at(".gpu_layers"), what, fix));
             return;
@@ -54,13 +58,15 @@ impl PlannedPart<'_> {
             found.push(Finding::error(
                 "gpu-memory",
                 self.at(".gpu_layers"),
-                format!("weights, key-value cache and buffers take {needed} of the GPU of `{name}`, which has {available}"),
+                format!(
+                    "weights, cache and buffers take {needed} of GPU memory on `{name}`, which has {available}"
+                ),
                 "lower `gpu_layers` or `context`",
             ));
         }
     }
 
-    /// Checks the share against what Metal keeps wired; the rest is read again.
+    /// Checks whether the weights fit in Metal's working set.
     fn working_set(&self, needed: Bytes, available: Bytes, found: &mut Vec<Finding>) {
         let Some(wired) = self.budget.wired.filter(|&wired| self.budget.weights > wired) else { return };
         let (name, share) = (&self.planned.name, self.budget.weights);
@@ -68,23 +74,24 @@ impl PlannedPart<'_> {
             "working-set-exceeded",
             self.at(".gpu_layers"),
             format!(
-                "Metal's working set on `{name}` has {available}, of which the GPU's layers take {needed}: it keeps {wired} \
-                 of weights wired, the share is {share}, and all of it is read again for every token"
+                "Metal's working set on `{name}` is {available}, of which the GPU layers take {needed}: only {wired} of \
+                 the {share} of weights can stay wired, so all of them are read again for every token"
             ),
-            "give the device fewer layers, on its CPU too, or lower `context`",
+            "give the device fewer layers (on GPU and CPU), or lower `context`",
         ));
     }
 
+    /// Checks whether cache, buffers and the output head fit in memory.
     fn memory(&self, found: &mut Vec<Finding>) {
-        let MemoryBudget { available, kv_cache, buffers, left, head_weights, .. } = self.budget;
+        let MemoryBudget { available, kv_cache, buffers, weight_cache: left, head_weights, .. } = self.budget;
         let name = &self.planned.name;
         if !self.budget.fits {
             found.push(Finding::error(
                 "memory-exceeded",
                 self.at(""),
                 format!(
-                    "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with room for weights \
-                     to pass through that is more than the {available} of `{name}`",
+                    "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with the minimum \
+                     memory for weights this exceeds the {available} of `{name}`",
                     self.plan.context
                 ),
                 "lower `context`, or give the device fewer layers",
@@ -94,15 +101,15 @@ impl PlannedPart<'_> {
                 "head-over-memory",
                 self.at(""),
                 format!(
-                    "the head's output matrix takes {head_weights}, and {left} are left beside cache and buffers: it is read \
-                     again for every token"
+                    "the output head takes {head_weights}, but only {left} remain beside cache and buffers, so it is \
+                     read again for every token"
                 ),
-                "let a device with more memory be the head",
+                "use a device with more memory as the head",
             ));
         }
     }
 
-    /// Checks the settings of a device that reads from disk for every token.
+    /// Checks the settings of a device that reads weights from disk for every token.
     fn reading(&self, slow_disk: BytesPerSecond, found: &mut Vec<Finding>) {
         let MemoryBudget { weights: share, largest_window: window, .. } = self.budget;
         let room = self.budget.max_resident();
@@ -113,12 +120,12 @@ impl PlannedPart<'_> {
             "share-exceeds-memory",
             self.at(""),
             format!(
-                "the weights that `{name}` uses for a token are {share}, {excess} more than there is room for"
+                "`{name}` uses {share} of weights for each token, {excess} more than its memory for weights"
             ),
             if managed {
-                "give it fewer layers if that is too slow"
+                "give it fewer layers if this is too slow"
             } else {
-                "give it fewer layers, or let `managed` residency read only what does not fit"
+                "give it fewer layers, or use `managed` residency, which reads only the weights that do not fit"
             },
         ));
         let disk = self.member.device.disk_read();
@@ -127,9 +134,9 @@ impl PlannedPart<'_> {
                 "slow-disk-overloaded",
                 self.at(".window"),
                 format!(
-                    "`{name}` reads for every token from a disk of {disk}, under the threshold of {slow_disk}"
+                    "`{name}` reads weights for every token from a disk of {disk}, below the threshold of {slow_disk}"
                 ),
-                "give it fewer layers, or lower `planner.slow_disk` if that is meant",
+                "give it fewer layers, or lower `planner.slow_disk` if this is intended",
             ));
         }
         if managed {
@@ -138,8 +145,8 @@ impl PlannedPart<'_> {
             found.push(Finding::warning(
                 "reads-without-prefetch",
                 self.at(".residency"),
-                format!("`{name}` reads what does not fit only when it needs it, and everybody waits"),
-                "let it prefetch, or make it `managed`",
+                format!("`{name}` reads weights from disk only when it needs them, while all devices wait"),
+                "enable prefetching, or use `managed` residency",
             ));
         } else if self.plan.rounds > 1 {
             let ahead = options.prefetch_budget.map_or(window, |budget| budget.min(window));
@@ -147,7 +154,9 @@ impl PlannedPart<'_> {
                 found.push(Finding::warning(
                     "window-exceeds-memory",
                     self.at(".window"),
-                    format!("one window of `{name}` takes {window}, and there is room for {room}: none of it stays"),
+                    format!(
+                        "a window of `{name}` takes {window}, but only {room} fit in memory, so none of it stays there"
+                    ),
                     "give it smaller windows in more rounds, or `managed` residency",
                 ));
             } else if window + ahead > room {
@@ -155,8 +164,8 @@ impl PlannedPart<'_> {
                     "windows-evict-each-other",
                     self.at(".window"),
                     format!(
-                        "a window of {window} and {ahead} of the next, read ahead, exceed the room of {room}: what is \
-                         read ahead evicts what is in use"
+                        "a window of {window} and {ahead} of the next one, which are read ahead, exceed the {room} of \
+                         memory for weights: reading ahead evicts weights in use"
                     ),
                     "give it smaller windows in more rounds, a `prefetch_budget`, or `managed` residency",
                 ));
@@ -164,15 +173,16 @@ impl PlannedPart<'_> {
         }
     }
 
+    /// Checks the size of the stream buffer.
     fn buffer(&self, found: &mut Vec<Finding>) {
-        let (room, buffer) = (self.budget.left, self.planned.residency.buffer());
+        let (room, buffer) = (self.budget.weight_cache, self.planned.residency.buffer());
         let half = Bytes(room.0 / 2);
         if buffer > half {
             found.push(Finding::warning(
                 "stream-buffer-too-large",
                 self.at(".residency.stream_buffer"),
-                format!("the buffer is {buffer} and the room for weights {room}: it is cut to {half}"),
-                "give it a smaller `stream_buffer`: what it takes cannot be kept",
+                format!("the stream buffer is {buffer} of the {room} for weights: it is limited to {half}"),
+                "use a smaller `stream_buffer`, which leaves more memory for kept weights",
             ));
         }
     }

@@ -2,12 +2,12 @@
 //!
 //! Each finding has a stable code (listed in `docs/reference/lint.md`), a description, a place and a fix. Memory is
 //! counted layer by layer as in a run ([`hearth_core::memory`]), so a memory error means that a run would fail before
-//! it starts. Advice about speed is a rule of thumb; the simulator has the numbers.
+//! it starts. Advice about speed is a rule of thumb; the simulator computes the effect.
 //!
-//! Not here: what documents reject when they are read.
+//! Not here: errors that are found when documents are read.
 
 mod devices;
-mod held;
+mod pinned;
 mod profiles;
 mod rates;
 mod ring;
@@ -17,9 +17,9 @@ use serde::Serialize;
 
 pub use profiles::uncertain_rates;
 pub use ring::plan;
-pub use scenario::{late, scenario};
+pub use scenario::{events_after_end, scenario};
 
-/// The severity of a finding, the worst first.
+/// The severity of a finding; the most severe is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -40,17 +40,18 @@ impl std::fmt::Display for Severity {
     }
 }
 
+/// A problem in a scenario or plan, with a fix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
     /// The stable identifier of the rule.
     pub code: &'static str,
-    /// The finding.
+    /// The description of the problem.
     pub what: String,
-    /// The document and the path of the key in it.
+    /// The document, and the path of the key in it.
     #[serde(rename = "where")]
     pub place: String,
-    /// How to fix it.
+    /// How to fix the problem.
     pub fix: String,
 }
 

@@ -1,6 +1,6 @@
-//! Findings about device profiles that lack a number or measured it with a wide spread.
+//! Findings about device profiles with missing or noisy measurements, and about models that are too small.
 //!
-//! They name the numbers to measure, or to measure again. Implausible numbers are in `rates`.
+//! They name the values to measure, or to measure again. Implausible values are checked in `rates`.
 
 use hearth_core::Cluster;
 use hearth_profiles::device::Device;
@@ -11,16 +11,17 @@ use hearth_schema::scenario::DeviceEntry;
 
 use super::Finding;
 
-/// The largest relative distance of the quartiles from the median. source: assumed, the accepted error of predicted
-/// token times
-const NOISY: f64 = 0.1;
-/// The smallest part of a layer's bytes for which the rate of a format matters. source: assumed
-const WORTH_A_RATE: f64 = 0.05;
-/// The smallest model for which predictions were validated; below it fixed costs outweigh reading. source: a tenth of
-/// the lab's usual model, a 1B Llama of 638 MB; of smaller ones only the trained model of 7M parameters was compared,
-/// in one lab
-const SMALLEST: Bytes = Bytes(64_000_000);
+/// The maximum relative distance of the quartiles from the median. source: assumed, the accepted error of predicted
+/// times per token
+const MAX_SPREAD: f64 = 0.1;
+/// The minimum fraction of a layer's bytes for which the rate of a format matters. source: assumed
+const MIN_FORMAT_SHARE: f64 = 0.05;
+/// The minimum size of models for which predictions were validated; below it fixed costs exceed those of reading
+/// weights. source: a tenth of the lab's usual model, a 1B Llama of 638 MB; of smaller models only the trained one of
+/// 7M parameters was compared, in one lab
+const MIN_MODEL_SIZE: Bytes = Bytes(64_000_000);
 
+/// Checks the profiles and the model.
 pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let formats = formats(&cluster.model);
     for (entry, member) in scenario.devices.iter().zip(&cluster.members) {
@@ -29,26 +30,26 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
         threads(entry, &member.device, found);
     }
     let weights = cluster.model.total_bytes();
-    if weights < SMALLEST {
+    if weights < MIN_MODEL_SIZE {
         let what = format!(
-            "all weights of `{}` are {weights}: fixed costs of layers and messages outweigh reading them, and predictions \
-             have hardly been compared with runs of models so small",
+            "the weights of `{}` are only {weights}: fixed costs of layers and messages dominate, and predictions for \
+             such small models have hardly been compared with runs",
             cluster.model.name
         );
-        let fix = "trust the order of such predictions more than their numbers";
+        let fix = "rely on the ranking of the predictions rather than on their values";
         found.push(Finding::note("model-too-small", "scenario model", what, fix));
     }
 }
 
-/// Returns the formats that make up the layers, without those below [`WORTH_A_RATE`].
+/// Returns the weight formats of the layers with at least [`MIN_FORMAT_SHARE`] of the bytes.
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let layer = model.mean_layer();
-    let least = layer.bytes().as_f64() * WORTH_A_RATE;
+    let least = layer.bytes().as_f64() * MIN_FORMAT_SHARE;
     layer.by_format().filter(|(_, share)| share.bytes.as_f64() >= least).map(|(format, _)| format).collect()
 }
 
-/// Returns the numbers of a device with a wide spread, such as `cpu.matvec.q4_k by 14 %`; rates of formats only where
-/// `wanted` is true.
+/// Returns the measured values of a device that have a wide spread, such as `cpu.matvec.q4_k` by 14 %. Rates of
+/// weight formats are included only if `wanted` is true for the format.
 pub fn uncertain_rates(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
@@ -70,11 +71,12 @@ pub fn uncertain_rates(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<
         known.map(move |(format, rate)| (format!("{key}.{format}"), rate.spread)).collect::<Vec<_>>()
     });
     let all = plain.into_iter().map(|(key, spread)| (key.to_owned(), spread)).chain(rates);
-    all.filter_map(|(key, spread)| Some((key, spread.filter(|spread| spread.0 > NOISY)?)))
+    all.filter_map(|(key, spread)| Some((key, spread.filter(|spread| spread.0 > MAX_SPREAD)?)))
         .map(|(key, spread)| format!("`{key}` by {:.0} %", 100.0 * spread.0))
         .collect()
 }
 
+/// Reports measurements with a wide spread.
 fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
     let wide = uncertain_rates(device, |format| formats.contains(&format));
     if !wide.is_empty() {
@@ -85,19 +87,19 @@ fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Findin
     }
 }
 
-/// Reports formats of the model without a measured rate; the rate of another format is used for them.
+/// Reports weight formats of the model without a measured rate, for which the rate of another format is used.
 fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
     let without = |rates: &PerFormat<_>| -> Vec<String> {
         formats.iter().filter(|&&format| rates.get(format).is_none()).map(ToString::to_string).collect()
     };
-    // A SoC has rates of its own, for all formats.
+    // A SoC has its own rates, which apply to all formats.
     let cpu = Some(&device.cpu.matvec).filter(|_| device.soc.is_none());
     let gpu = device.gpu.as_ref().map(|gpu| &gpu.matvec).filter(|rates| !rates.is_empty());
     for (key, rates) in [("cpu.matvec", cpu), ("gpu.matvec", gpu)] {
         let missing = rates.map(without).unwrap_or_default();
         if !missing.is_empty() {
             let what = format!(
-                "`{name}` has no rate for {}, in which the model is: that of the format nearest in size stands for it",
+                "`{name}` has no rate for {}, which the model uses: that of the format nearest in size is used",
                 missing.join(", ")
             );
             let fix = "measure the device with the model: `hearth profile --model MODEL.gguf`";
@@ -106,6 +108,7 @@ fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut 
     }
 }
 
+/// Reports a limit of threads above the number of cores.
 fn threads(entry: &DeviceEntry, device: &Device, found: &mut Vec<Finding>) {
     let cores = device.cpu.cores;
     let Some(threads) = entry.limits.as_ref().and_then(|limits| limits.threads).filter(|&all| all > cores)
@@ -117,8 +120,8 @@ fn threads(entry: &DeviceEntry, device: &Device, found: &mut Vec<Finding>) {
         "threads-above-cores",
         format!("device `{name}` limits.threads"),
         format!(
-            "`{name}` is to compute with {threads} threads and has {cores} cores: threads wait for each other"
+            "`{name}` computes with {threads} threads on only {cores} cores, so threads wait for each other"
         ),
-        "give it as many threads as it has cores, or fewer",
+        "set at most as many threads as cores",
     ));
 }

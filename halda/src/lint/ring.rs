@@ -1,4 +1,4 @@
-//! Findings about a plan as a whole; those about a single device are in `devices`.
+//! Findings about a plan as a whole. Those about a single device are in `devices`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::{MemoryBudget, draft};
@@ -8,8 +8,8 @@ use hearth_schema::Plan;
 use hearth_schema::plan::{Origin, Role};
 use hearth_schema::residency::ResidencyOptions;
 
-use super::devices::PlannedPart;
-use super::{Finding, held};
+use super::devices::DeviceCheck;
+use super::{Finding, pinned};
 use crate::baselines::manual::Manual;
 use crate::explanation::DropReason;
 use crate::latency::LatencyModel;
@@ -18,11 +18,11 @@ use crate::problem::assignment::ring_order;
 use crate::problem::instance::Instance;
 use crate::solve::solve;
 
-/// The part of the token time in hops above which distribution does not pay. source: assumed
+/// The maximum fraction of the time per token that hops should take. source: assumed
 const MAX_HOP_SHARE: f64 = 0.5;
 
-/// Checks a plan for a scenario. The cluster includes the scenario's limits; a disk slower than `slow_disk` (by
-/// default [`SLOW_DISK`]) must not be read for a token.
+/// Checks a plan for a scenario. `cluster` must include the scenario's limits. Disks slower than `slow_disk` (by
+/// default [`SLOW_DISK`]) should not be read for every token.
 pub fn plan(
     plan: &Plan,
     scenario: &Origin,
@@ -30,7 +30,7 @@ pub fn plan(
     slow_disk: Option<BytesPerSecond>,
 ) -> Vec<Finding> {
     if let Err(error) = plan.validate() {
-        let fix = "mend the plan, or plan again from this scenario";
+        let fix = "correct the plan, or plan again from this scenario";
         return vec![Finding::error("plan-invalid", "plan", error.what(), fix)];
     }
     let mut found = origin(plan, scenario, cluster);
@@ -38,7 +38,7 @@ pub fn plan(
         return found;
     }
     if plan.only_simulated().is_some() {
-        found.extend(held::findings(plan, cluster));
+        found.extend(pinned::findings(plan, cluster));
         return found;
     }
     let cluster = &match cluster_beside_draft(plan, cluster) {
@@ -48,26 +48,26 @@ pub fn plan(
             return found;
         }
     };
-    let parts: Vec<PlannedPart> = plan
+    let checks: Vec<DeviceCheck> = plan
         .devices
         .iter()
         .enumerate()
         .filter_map(|(place, planned)| {
             let member = cluster.member(&planned.name)?;
             let budget = MemoryBudget::new(plan, place, &cluster.model, &member.device);
-            Some(PlannedPart { plan, place, planned, member, budget })
+            Some(DeviceCheck { plan, place, planned, member, budget })
         })
         .collect();
-    for part in &parts {
-        found.extend(part.findings(slow_disk.unwrap_or(SLOW_DISK)));
+    for check in &checks {
+        found.extend(check.findings(slow_disk.unwrap_or(SLOW_DISK)));
     }
-    rounds(plan, &parts, cluster, &mut found);
+    rounds(plan, &checks, cluster, &mut found);
     addresses(plan, &mut found);
     dropped(plan, cluster, slow_disk, &mut found);
     found
 }
 
-/// Returns the cluster without the memory that the draft model takes.
+/// Returns the cluster without the memory of the draft model.
 fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
     let mut left = cluster.clone();
     left.draft = None;
@@ -90,10 +90,11 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     let (planned, model) = (&plan.model, &cluster.model);
     let same_file =
-        planned.digest.as_ref().is_some_and(|digest| model.matches(digest) != DigestMatch::Different);
+        planned.digest.as_ref().is_some_and(|digest| model.match_digest(digest) != DigestMatch::Different);
     let same_shape = planned.shape_digest == model.shape_digest();
     if planned.layers != model.shape.layers.0 || !(same_file || same_shape) {
-        let what = format!("the plan is for `{}` and the scenario's model is `{}`", planned.name, model.name);
+        let what =
+            format!("the plan is for `{}`, but the scenario's model is `{}`", planned.name, model.name);
         found.push(Finding::error("other-model", "plan model", what, again));
     }
     for (place, device) in plan.devices.iter().enumerate() {
@@ -108,14 +109,14 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
     }
     if plan.scenario.digest != scenario.digest {
         let what = format!(
-            "the plan was made from `{}` ({}), and this scenario is `{}` ({})",
+            "the plan was made from `{}` ({}), but this scenario is `{}` ({})",
             plan.scenario.name, plan.scenario.digest, scenario.name, scenario.digest
         );
         found.push(Finding::warning("other-scenario", "plan scenario", what, again));
     }
     if (plan.context, plan.kv_cache) != (cluster.context, cluster.kv_cache) {
         let what = format!(
-            "the plan's cache is for {} tokens in {:?} and the scenario's for {} in {:?}",
+            "the key-value cache of the plan is for {} tokens in {:?}, that of the scenario for {} tokens in {:?}",
             plan.context, plan.kv_cache, cluster.context, cluster.kv_cache
         );
         found.push(Finding::warning("other-context", "plan context", what, again));
@@ -124,71 +125,73 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
 }
 
 /// Checks the number of rounds.
-fn rounds(plan: &Plan, parts: &[PlannedPart], cluster: &Cluster, found: &mut Vec<Finding>) {
-    if parts.iter().any(|part| !part.budget.fits) {
-        // Nothing runs, so nothing is read.
+fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) {
+    if checks.iter().any(|check| !check.budget.fits) {
+        // The plan cannot run, so advice about speed is useless.
         return;
     }
-    let names = |parts: &mut dyn Iterator<Item = &PlannedPart>| {
-        parts.map(|part| format!("`{}`", part.planned.name)).collect::<Vec<_>>().join(", ")
+    let names = |checks: &mut dyn Iterator<Item = &DeviceCheck>| {
+        checks.map(|check| format!("`{}`", check.planned.name)).collect::<Vec<_>>().join(", ")
     };
     let working = plan.devices.iter().filter(|device| device.window > 0).count();
     let round_hops = hops_of_round(plan, cluster);
-    let over = || parts.iter().filter(|part| part.budget.is_exceeded());
-    let ahead = |part: &&PlannedPart| part.planned.residency.prefetches();
+    let over = || checks.iter().filter(|check| check.budget.is_exceeded());
+    let prefetches = |check: &&DeviceCheck| check.planned.residency.prefetches();
     if plan.rounds > 1 && over().next().is_none() {
         let more = round_hops * f64::from(plan.rounds - 1);
         let what = format!(
-            "every share fits in memory, so there is nothing to read between {} rounds, and the additional ones cost \
-             {more} of hops a token",
+            "all weights fit in memory, so {} rounds hide no reading, and their additional hops take {more} per token",
             plan.rounds
         );
         found.push(Finding::warning("rounds-without-reading", "plan rounds", what, "plan with `--rounds 1`"));
     }
-    // These have weighed more rounds.
-    let weighed = matches!(plan.planner.strategy.as_str(), "overlap" | "refine");
-    if !weighed && plan.rounds == 1 && working > 1 && plan.model.layers as usize >= 2 * working {
-        let reading = names(&mut over().filter(ahead));
+    // These strategies have compared different numbers of rounds.
+    let compared = matches!(plan.planner.strategy.as_str(), "overlap" | "refine");
+    if !compared && plan.rounds == 1 && working > 1 && plan.model.layers as usize >= 2 * working {
+        let reading = names(&mut over().filter(prefetches));
         if !reading.is_empty() {
-            let what = format!("{reading}: over memory, and in one round reading hides behind one wait only");
-            let fix = "compare with `--rounds 2` and more";
+            let what = format!(
+                "the weights of {reading} exceed memory, and in one round little of the reading is hidden"
+            );
+            let fix = "compare with more rounds, such as `--rounds 2`";
             found.push(Finding::warning("one-round-over-memory", "plan rounds", what, fix));
         }
     }
     let (layers, ring) = (plan.model.layers, plan.ring_layers());
     if !layers.is_multiple_of(ring) {
         let last = plan.rounds - 1;
-        let idle = |part: &&PlannedPart| part.planned.window > 0 && plan.window(part.place, last).is_empty();
-        let idle = names(&mut parts.iter().filter(idle));
-        let idle = if idle.is_empty() { "nobody".to_owned() } else { idle };
+        let idle =
+            |check: &&DeviceCheck| check.planned.window > 0 && plan.window(check.place, last).is_empty();
+        let idle = names(&mut checks.iter().filter(idle));
+        let idle = if idle.is_empty() { "none".to_owned() } else { idle };
         let what = format!(
-            "the last of {} rounds has {} of {ring} layers; without any: {idle}",
+            "the last of {} rounds has only {} of {ring} layers; devices without layers in it: {idle}",
             plan.rounds,
             layers % ring
         );
-        let fix = "choose windows whose sum divides the layers, if that matters";
+        let fix = "to avoid it, choose windows whose sum divides the number of layers";
         found.push(Finding::note("partial-last-round", "plan rounds", what, fix));
     }
     let hops = round_hops * f64::from(plan.rounds);
     if let Some(predicted) = plan.predicted.filter(|predicted| hops.0 > MAX_HOP_SHARE * predicted.tpot.0) {
-        let what = format!("hops take {hops} of the {} that a token is expected to take", predicted.tpot);
+        let what = format!("hops take {hops} of the expected {} per token", predicted.tpot);
         let fix = "use fewer devices or rounds, or faster links";
         found.push(Finding::warning("hops-dominate", "plan devices", what, fix));
     }
 }
 
-/// Returns the time of all hops of a whole round.
+/// Returns the total time of the hops of a whole round.
 fn hops_of_round(plan: &Plan, cluster: &Cluster) -> Seconds {
     let activation = plan.activations.bytes(&cluster.model.shape);
     let devices = &plan.devices;
-    let hop = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
-        let next = &devices[(place + 1) % devices.len()];
+    let hop = |(position, device): (usize, &hearth_schema::plan::PlannedDevice)| {
+        let next = &devices[(position + 1) % devices.len()];
         cluster.links.between(&device.name, &next.name).map_or(Seconds(0.0), |link| link.time(activation))
     };
     if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
 }
 
-/// Reports workers without an address if other devices have one.
+/// Reports workers without an address, if other devices have one.
 fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     if plan.devices.iter().all(|device| device.address.is_none()) {
         return;
@@ -198,8 +201,8 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
             found.push(Finding::note(
                 "no-address",
                 format!("plan devices[{place}] `{}`.address", device.name),
-                format!("`{}` has no address and others have: `hearth execute` cannot reach it", device.name),
-                "give it the `address` where its worker listens",
+                format!("`{}` has no address, so `hearth execute` cannot reach it", device.name),
+                "set its `address` to where its worker listens",
             ));
         }
     }
@@ -211,7 +214,7 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
     let Ok(model) = LatencyModel::new(&instance) else { return };
     let planned = |name: &str| plan.devices.iter().find(|device| device.name == name);
     let order = instance.devices.iter().filter(|device| planned(&device.name).is_some());
-    // A plan of another order or head is another problem than the instance.
+    // The instance does not describe a plan with another order or head.
     if !order.map(|device| &device.name).eq(plan.devices.iter().map(|device| &device.name)) {
         return;
     }
@@ -238,11 +241,11 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
         };
         if seconds < -1e-9 {
             let what = format!(
-                "`{}` has no layers; in the steady state the best plan with it saves {} a token",
+                "`{}` has no layers; in the steady state the best plan with it saves {} per token",
                 device.name,
                 Seconds(-seconds)
             );
-            let fix = "compare plans with it in the simulator: `hearth plan --compare`";
+            let fix = "compare the plans in the simulator with `hearth plan --compare`";
             found.push(Finding::note("dropped-device-would-help", "plan dropped", what, fix));
         }
     }

@@ -1,6 +1,6 @@
-//! Findings about a scenario, whatever the plan.
+//! Findings about a scenario that do not depend on a plan, and about its run events.
 //!
-//! Not here: what a scenario document rejects when it is read.
+//! Not here: errors that are found when the scenario is read.
 
 use hearth_core::Cluster;
 use hearth_core::cluster::Connection;
@@ -10,24 +10,24 @@ use hearth_schema::{Plan, Scenario};
 
 use super::{Finding, profiles, rates};
 
-/// The longest hop of a home network. source: assumed, seven times the longest of the 3-7 ms of Wi-Fi in the
-/// prima.cpp paper, section 4
-const SLOW_HOP: Seconds = Seconds(0.05);
+/// The maximum time of a hop in a home network. source: assumed, seven times the maximum of the 3-7 ms of Wi-Fi in
+/// the prima.cpp paper, section 4
+const MAX_HOP: Seconds = Seconds(0.05);
 
-/// Checks a scenario. The cluster does not include the scenario's limits.
+/// Checks a scenario. `cluster` must not include the scenario's memory limits.
 pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     addresses(scenario, &mut found);
     memory(scenario, cluster, &mut found);
     links(scenario, cluster, &mut found);
-    late_events(scenario, &mut found);
+    token_events_after_end(scenario, &mut found);
     rates::findings(scenario, cluster, &mut found);
     profiles::findings(scenario, cluster, &mut found);
     let (devices, layers) = (scenario.devices.len(), cluster.model.shape.layers.0);
     if devices > layers as usize {
         let what =
             format!("{devices} devices share {layers} layers: {} stay idle", devices - layers as usize);
-        let (place, fix) = ("scenario devices", "remove devices, or take a model of more layers");
+        let (place, fix) = ("scenario devices", "remove devices, or use a model with more layers");
         found.push(if scenario.planner.keep_all {
             let fix = "remove devices, or `planner.keep_all`";
             Finding::error("more-devices-than-layers", place, what, fix)
@@ -38,24 +38,25 @@ pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     found
 }
 
+/// Reports devices with the same address.
 fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
     for (index, device) in scenario.devices.iter().enumerate() {
         let earlier = &scenario.devices[..index];
-        let twin = earlier.iter().find(|other| device.address.is_some() && other.address == device.address);
-        if let (Some(twin), Some(address)) = (twin, &device.address) {
+        let same = earlier.iter().find(|other| device.address.is_some() && other.address == device.address);
+        if let (Some(same), Some(address)) = (same, &device.address) {
             found.push(Finding::error(
                 "same-address",
                 format!("scenario devices[{index}] `{}`.address", device.name),
-                format!("`{}` and `{}` both listen at {address}", twin.name, device.name),
+                format!("`{}` and `{}` have the same address {address}", same.name, device.name),
                 "give each device its own address or port",
             ));
         }
     }
 }
 
-/// Reports events after the end of a run of this plan, estimated as the planner's token time for each prompt and
-/// generated token.
-pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
+/// Reports run events after the estimated end of a run: the planner's time per token, for each prompt and generated
+/// token.
+pub fn events_after_end(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let Some(predicted) = plan.predicted else { return Vec::new() };
     let workload = &scenario.workload;
     let tokens = (f64::from(workload.prompt) + f64::from(workload.generate)) * f64::from(workload.sequences);
@@ -66,30 +67,31 @@ pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
         Finding::warning(
             "event-after-end",
             format!("scenario events[{index}].at"),
-            format!("the plan expects the run to be over before {end}, and this happens at {at}"),
-            "move it, or generate more",
+            format!("the run is expected to end before {end}, but the event is at {at}"),
+            "move the event, or generate more tokens",
         )
     })
     .collect()
 }
 
-/// Reports events at a token that is never generated.
-fn late_events(scenario: &Scenario, found: &mut Vec<Finding>) {
+/// Reports run events at a token that is never generated.
+fn token_events_after_end(scenario: &Scenario, found: &mut Vec<Finding>) {
     let last = u64::from(scenario.workload.generate) * u64::from(scenario.workload.sequences);
     for (index, event) in scenario.events.iter().enumerate() {
         if let Some(token) = event.token.filter(|token| u64::from(*token) >= last) {
             found.push(Finding::warning(
                 "event-after-end",
                 format!("scenario events[{index}].token"),
-                format!("the run is over when token {last} is out, and this waits for token {token}"),
-                "move it, or generate more",
+                format!("the run ends after {last} tokens, but the event waits for token {token}"),
+                "move the event, or generate more tokens",
             ));
         }
     }
 }
 
+/// Checks the memory limits of the devices.
 fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
-    let by_hand = scenario.planner.windows.is_some();
+    let has_windows = scenario.planner.windows.is_some();
     for (index, (entry, member)) in scenario.devices.iter().zip(&cluster.members).enumerate() {
         let Some(limits) = &entry.limits else { continue };
         let place = |key: &str| format!("scenario devices[{index}] `{}`.limits.{key}", entry.name);
@@ -98,32 +100,33 @@ fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
             found.push(Finding::warning(
                 "limit-above-memory",
                 place("memory"),
-                format!("`{}` may use {limit} and has {total}", entry.name),
-                "lower the limit: it counts as the device's memory",
+                format!("the memory limit of `{}` is {limit}, but the device has {total}", entry.name),
+                "lower the limit, because it is used as the memory of the device",
             ));
         }
-        if limits.memory_share.is_some() && !by_hand {
+        if limits.memory_share.is_some() && !has_windows {
             found.push(Finding::note(
                 "memory-share-while-planning",
                 place("memory_share"),
                 format!(
-                    "the memory of `{}` is a share of what the plan gives it, so planners take all of its {total}",
+                    "`memory_share` of `{}` depends on the plan, so planners assume its whole memory of {total}",
                     entry.name
                 ),
-                "give `limits.memory`, or the windows by hand",
+                "set `limits.memory`, or set the windows with `planner.windows`",
             ));
         }
     }
 }
 
+/// Checks the links: their hop times, and pairs that are given twice.
 fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let between = &scenario.links.between;
     let activation = cluster.activations.bytes(&cluster.model.shape);
     let mut slow = |place: String, time: Seconds| {
         // NaN counts as slow.
-        if time.0.is_nan() || time > SLOW_HOP {
-            let what = format!("a hop takes {time}, for every device and round of every token");
-            let fix = "use a faster link, or leave the device out";
+        if time.0.is_nan() || time > MAX_HOP {
+            let what = format!("a hop over this link takes {time} in every round of every token");
+            let fix = "use a faster link, or remove the device";
             found.push(Finding::warning("slow-link", place, what, fix));
         }
     };
@@ -131,7 +134,7 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let pairs = devices * devices.saturating_sub(1) / 2;
     let channels = scenario.links.wifi.iter().flat_map(|wifi| wifi.channels.iter());
     let stations: usize = channels.map(|channel| channel.stations.len()).sum();
-    // With Wi-Fi the default link is a wire: a single wired device only talks to stations.
+    // With Wi-Fi the default link is between wired devices. A single wired device sends only to stations.
     if between.len() < pairs && (stations == 0 || stations + 1 < devices) {
         slow("scenario links.default".to_owned(), scenario.links.default.time(activation));
     }
@@ -147,7 +150,7 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         let same =
             |pair: &[String; 2]| (&pair[0], &pair[1]) == (one, other) || (&pair[0], &pair[1]) == (other, one);
         if between[..index].iter().any(|earlier| same(&earlier.devices)) {
-            let what = format!("`{one}` and `{other}` have a link already, and that one counts");
+            let what = format!("`{one}` and `{other}` already have a link, which is used instead");
             found.push(Finding::warning("link-twice", place, what, "remove one of the two"));
         }
     }

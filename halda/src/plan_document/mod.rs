@@ -1,8 +1,8 @@
-//! The plan document of a solution.
+//! Conversion of a solution to a plan document.
 //!
-//! It lists the devices in ring order from the head, the dropped devices with their reasons, the predicted terms of
-//! each device, and the explanation in sentences. A plan is self-contained: a runner needs nothing else. A relay is
-//! in the ring with a window of 0 ([`crate::solvers::relays`]).
+//! A plan lists the devices in ring order from the head, the dropped devices with reasons, the predicted terms of
+//! each device, and the explanation as sentences. It is self-contained: a run needs no other document of the planner.
+//! A relay is in the ring with a window of 0 ([`crate::solvers::relays`]).
 
 mod reasons;
 
@@ -24,15 +24,20 @@ use crate::solve::Solution;
 use crate::solvers::overlap::best_residencies;
 use reasons::{dropped_reason, sentences};
 
+/// Why a solution cannot be converted to a plan document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    #[error("the solution is for {solved} devices, of which the cluster lacks `{name}`")]
+    #[error("the solution is for {solved} devices, but the cluster has no device `{name}`")]
     OtherCluster { name: String, solved: usize },
     #[error("the plan is not valid: {0}")]
     Invalid(#[from] DocumentError),
 }
 
-/// Converts a solution of [`crate::Instance::from_cluster`] for this cluster to a plan document.
+/// Converts a solution to a plan document. The instance must be that of [`crate::Instance::from_cluster`] for
+/// `cluster`.
+///
+/// # Errors
+/// If the cluster lacks a device of the solution, or the plan is not valid.
 pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result<Plan, PlanError> {
     let explained = &solution.explanation.devices;
     let mut devices = Vec::new();
@@ -76,7 +81,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     Ok(plan)
 }
 
-/// Returns a plan of one round without devices.
+/// Returns a plan with one round and no devices, to be filled in.
 pub fn empty_plan(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
     Plan {
         schema: Plan::SCHEMA.to_owned(),
@@ -98,6 +103,7 @@ pub fn empty_plan(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) 
     }
 }
 
+/// Why an assignment cannot be converted to a plan document.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DraftError {
     #[error(transparent)]
@@ -106,7 +112,10 @@ pub enum DraftError {
     Plan(#[from] PlanError),
 }
 
-/// Converts an assignment to a plan document without an explanation, for a caller that scores many.
+/// Converts an assignment to a plan document without an explanation, for callers that score many plans.
+///
+/// # Errors
+/// If the assignment violates a constraint, or the plan is not valid.
 pub fn draft(
     model: &LatencyModel,
     assignment: &Assignment,
@@ -132,14 +141,15 @@ pub fn draft(
         explanation: Explanation { searched: Vec::new(), devices, optimum: None, gap: None, limit: None },
     };
     let mut draft = plan(&solution, cluster, scenario)?;
-    // Reasons were not asked for.
+    // The sentences would explain a search that was not run.
     draft.explanation.clear();
     Ok(draft)
 }
 
-/// Returns the processor of the output matrix: the head's GPU if all its layers are there and it fits beside them,
-/// because llama.cpp offloads it as the layer after the last. Deviation: the prima.cpp paper always leaves it on the
-/// CPU (appendix A.3), which its published times of 8B and 14B, 15 and 20 ms, rule out.
+/// Returns the processor of the output head. It is the GPU of the head if all layers of the head are on its GPU and
+/// the output head fits beside them, because llama.cpp offloads it like a further layer. Deviation: in the prima.cpp
+/// paper it is always on the CPU (appendix A.3), which contradicts the published times of 15 and 20 ms for 8B and
+/// 14B.
 fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
@@ -152,6 +162,7 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     if fits { Processor::Gpu } else { Processor::Cpu }
 }
 
+/// Converts the terms of a device.
 fn predicted(terms: &DeviceTerms) -> PredictedTerms {
     PredictedTerms {
         compute: Seconds(terms.compute),

@@ -1,25 +1,29 @@
-//! The sentences of a plan document that explain the plan, made from the [`Explanation`](crate::Explanation) alone.
+//! The sentences in a plan document that explain the plan, generated from its [`Explanation`](crate::Explanation).
 
 use crate::explanation::{BindingConstraint, DeviceExplanation, DropReason};
 use crate::latency::DeviceTerms;
 use crate::solve::Solution;
 use crate::strategy::Infeasible;
 
-/// Returns the explanation: general sentences, then one sentence per device in the instance's order.
+/// Returns the explanation as sentences: general ones, then one per device in the instance's order.
 pub fn sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
     if let (Some(optimum), Some(gap)) = (solution.explanation.optimum, solution.explanation.gap) {
         all.push(if gap.abs() < 1e-9 {
-            "By the same count no plan of this kind is faster.".to_owned()
+            "By the same objective no plan of this kind is faster.".to_owned()
         } else {
-            format!("By the same count it is {:.1} % above the optimum of {}.", gap * 100.0, time(optimum))
+            let percent = gap * 100.0;
+            format!(
+                "By the same objective it is {percent:.1} % slower than the optimum of {}.",
+                time(optimum)
+            )
         });
     }
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
         let relay = device.relay.as_ref()?;
         let why =
-            if relay.reachable { "faster than they do directly" } else { "which cannot reach each other" };
+            if relay.reachable { "faster than their direct link" } else { "which cannot reach each other" };
         Some(format!(
             "`{}` has no layers and relays from `{}` to `{}`, {why}.",
             device.name, relay.from, relay.to
@@ -29,20 +33,22 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
     all.extend(devices.filter(|(device, _)| device.dropped.is_none()).map(|(device, terms)| {
         let binding: Vec<&str> = device.binding.iter().map(|binding| binding_words(*binding)).collect();
-        let held = if binding.is_empty() { "nothing binds it".to_owned() } else { binding.join(", ") };
-        format!("`{}`: {}, {held}; {}.", device.name, share(terms), one_more(device))
+        let limits =
+            if binding.is_empty() { "no constraint limits it".to_owned() } else { binding.join(", ") };
+        format!("`{}`: {}, {limits}; {}.", device.name, share(terms), one_more(device))
     }));
     all
 }
 
-/// Returns what was not searched, and the largest possible improvement.
+/// Returns what was not searched, and an upper bound of the possible improvement.
 fn limit(solution: &Solution) -> Vec<String> {
     let Some(limit) = &solution.explanation.limit else { return Vec::new() };
     let mut all = limit.notes.clone();
     if let Some(bound) = limit.lower_bound {
         let above =
             if bound > 0.0 { (solution.seconds() / bound - 1.0).max(0.0) * 100.0 } else { f64::INFINITY };
-        all.push(format!("No plan can be under {}; this one is at most {above:.1} % above it.", time(bound)));
+        let bound = time(bound);
+        all.push(format!("No plan can be faster than {bound}; this one is at most {above:.1} % slower."));
     }
     all
 }
@@ -51,27 +57,29 @@ fn limit(solution: &Solution) -> Vec<String> {
 pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
     Some(match device.dropped? {
         DropReason::Slower(seconds) if seconds < 0.0 => {
-            format!("the strategy leaves it out, although using it would save {} a token", time(-seconds))
+            format!("the strategy drops it, although using it would save {} per token", time(-seconds))
         }
         DropReason::Slower(seconds) if seconds < NEGLIGIBLE => {
             "the best plan that uses it is as fast".to_owned()
         }
         DropReason::Slower(seconds) => {
-            format!("the best plan that uses it takes {} longer a token", time(seconds))
+            format!("the best plan that uses it takes {} longer per token", time(seconds))
         }
-        DropReason::Unreachable => "no ring in this order leads through it".to_owned(),
+        DropReason::Unreachable => "links are missing, so no ring in this order can include it".to_owned(),
         DropReason::NoLayerFits => {
-            "its memory holds not one layer of a turn, and its disk may not make up for it".to_owned()
+            "one layer of a round does not fit in its memory, and its disk is too slow to read it for every token"
+                .to_owned()
         }
         DropReason::NotFaster => "no plan that uses it is faster".to_owned(),
-        DropReason::NoLayerLeft => "a turn of the ring has no layer to spare for it".to_owned(),
+        DropReason::NoLayerLeft => "a round has too few layers to give it one".to_owned(),
     })
 }
 
+/// Returns the best time for each number of rounds with the head of the plan.
 fn best_by_rounds(solution: &Solution) -> String {
     let head = solution.assignment.head;
     let steps = solution.explanation.searched.iter().filter(|step| step.head == head);
-    // A k comes up more than once with partial last rounds, and when memory cases are tried one after the other.
+    // A k occurs more than once with partial last rounds, and if several memory cases are tried.
     let mut by_rounds: Vec<(u32, Option<f64>, bool)> = Vec::new();
     for step in steps {
         let found = step.outcome.as_ref().ok().copied();
@@ -87,41 +95,41 @@ fn best_by_rounds(solution: &Solution) -> String {
     let each: Vec<String> = by_rounds
         .into_iter()
         .map(|(rounds, best, skipped)| {
-            let none = if skipped { "none better" } else { "none" };
+            let none = if skipped { "not faster" } else { "no plan" };
             format!("{rounds}: {}", best.map_or(none.to_owned(), time))
         })
         .collect();
-    format!("Best time a token by rounds: {}.", each.join(", "))
+    format!("Best time per token by number of rounds: {}.", each.join(", "))
 }
 
 fn share(terms: &DeviceTerms) -> String {
-    let memory = if terms.over { "over its memory" } else { "within its memory" };
+    let memory = if terms.over { "more than its memory holds" } else { "within its memory" };
     format!("{} layers, {} of them on the GPU, {memory}", terms.share.layers, terms.share.gpu_layers)
 }
 
-/// Seconds that count as zero. source: assumed
+/// Differences below this, in seconds, count as zero. source: assumed
 const NEGLIGIBLE: f64 = 1e-9;
 
 fn one_more(device: &DeviceExplanation) -> String {
     match device.one_more_layer {
         None => "a wider window is not allowed".to_owned(),
         Some(seconds) if seconds.abs() < NEGLIGIBLE => {
-            "a window one layer wider would cost nothing".to_owned()
+            "a window one layer wider would add no time".to_owned()
         }
         Some(seconds) if seconds < 0.0 => {
-            format!("a window one layer wider would save it {}, and cost others more", time(-seconds))
+            format!("a window one layer wider would save {}, but cost more on other devices", time(-seconds))
         }
-        Some(seconds) => format!("a window one layer wider would cost it {}", time(seconds)),
+        Some(seconds) => format!("a window one layer wider would add {}", time(seconds)),
     }
 }
 
 fn binding_words(binding: BindingConstraint) -> &'static str {
     match binding {
-        BindingConstraint::SmallestWindow => "has the smallest window there is",
-        BindingConstraint::GpuMemory => "its GPU is full",
+        BindingConstraint::SmallestWindow => "its window has the minimum size",
+        BindingConstraint::GpuMemory => "its GPU memory is full",
         BindingConstraint::Memory => "its memory is full",
-        BindingConstraint::Overloaded => "reads from disk for every token",
-        BindingConstraint::SlowDisk => "its memory is full and its disk too slow to help",
+        BindingConstraint::Overloaded => "it reads weights from disk for every token",
+        BindingConstraint::SlowDisk => "its memory is full and its disk too slow to read for every token",
     }
 }
 

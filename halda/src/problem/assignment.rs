@@ -1,57 +1,57 @@
 //! Assignments: how many layers each device computes in a round, and how many rounds a token takes.
 //!
-//! prima.cpp paper, section 3.2 and Eq. 11-12. Going once round the ring covers `W = sum w_m` layers; the ring
-//! goes round floor(L/W) times completely and, if R = L mod W layers are left, once more with the first R layers'
-//! worth of windows, the last of them cut short. `rounds` counts that partial round too, k = ceil(L/W), as a
-//! plan document does; where W divides L, which is all that the paper's planner considers, it is the paper's k.
+//! prima.cpp paper, section 3.2 and Eq. 11-12. A round of the ring covers `W = sum w_m` layers, and a token takes
+//! floor(L/W) whole rounds. If R = L mod W layers remain, a partial last round follows: the windows are filled in
+//! ring order until the R layers are used up. `rounds` includes that partial round, k = ceil(L/W), as in a plan
+//! document. If W divides L, which the paper's planner assumes, it is the paper's k.
 //!
 //! ```text
 //! rest_m = max(0, R - sum_{j before m} w_j)
 //! l_m    = floor(L/W) w_m + min(w_m, rest_m)         layers of m
-//! lgpu_m = floor(L/W) n_m + min(n_m, rest_m)         of which on the GPU (the first n_m of a window)
+//! lgpu_m = floor(L/W) n_m + min(n_m, rest_m)         of these, layers on the GPU (the first n_m of a window)
 //! win_m  = floor(L/W) + min(1, rest_m)               windows of m
 //! ```
 //!
-//! Deviation: a device with `w_m` = 0 is outside the ring, so it has no window and no hop, although the last
-//! line alone would give it floor(L/W).
+//! Deviation: a device with `w_m` = 0 is outside the ring, so it has no window and no hop, although by the last line
+//! it would have floor(L/W) windows.
 //!
-//! Not here: whether an assignment is allowed ([`crate::latency::constraints`]) or good ([`crate::latency`]).
+//! Not here: whether an assignment is allowed ([`crate::latency::constraints`]), and its time ([`crate::latency`]).
 
 use serde::Serialize;
 
-/// A layer-to-device assignment: (w, n, k) and which device is the head.
+/// A layer-to-device assignment: (w, n, k), the head and the order of the ring.
 ///
-/// The vectors follow the instance's order of devices. The ring starts at the head and continues in that order,
-/// from the last device to the first, unless `order` says otherwise.
+/// The vectors are in the instance's order of devices. Unless `order` is set, the ring starts at the head and
+/// continues in that order; the first device follows the last one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Assignment {
-    /// The device that embeds, runs the output head and samples.
+    /// The index of the device that embeds the tokens, computes the output head and samples.
     pub head: usize,
-    /// k: rounds per token, including a partial last one.
+    /// k: the number of rounds per token, including a partial last one.
     pub rounds: u32,
-    /// `w_m`: layers of each device in a whole round; 0 for a dropped device.
+    /// `w_m`: the layers of each device in a whole round; 0 for a dropped device.
     pub window_layers: Vec<u32>,
-    /// `n_m`: how many of these are on the GPU.
+    /// `n_m`: the layers of each window that are on the GPU.
     pub gpu_layers: Vec<u32>,
-    /// The devices in the ring, the head first, including relays, which have no layers. By default the devices with
-    /// layers in the instance's order from the head.
+    /// The devices in the ring, the head first, including relays, which have no layers. If `None`, the ring has the
+    /// devices with layers, in the instance's order from the head.
     pub order: Option<Vec<usize>>,
 }
 
 /// The work of one device for a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Share {
-    /// `l_m`: layers of the model.
+    /// `l_m`: the layers of the model on the device.
     pub layers: u32,
-    /// `lgpu_m`: layers of these on the GPU.
+    /// `lgpu_m`: the layers on its GPU.
     pub gpu_layers: u32,
-    /// Windows, each followed by a hop.
+    /// `win_m`: the windows per token. A hop follows each window.
     pub windows: u32,
 }
 
 impl Share {
-    /// Returns the share of a window of `window` layers, `gpu` of them on the GPU, in `rounds` whole rounds and a
-    /// last one that has `rest` layers left when it reaches the device.
+    /// Computes the share of a device with `window` layers per round, `gpu` of them on the GPU, in `rounds` whole
+    /// rounds and a partial round of which `rest` layers remain at the device.
     pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
         if window == 0 {
             return Self::default();
@@ -65,6 +65,7 @@ impl Share {
 }
 
 impl Assignment {
+    /// Creates an assignment in the instance's order of devices.
     pub fn new(head: usize, rounds: u32, window_layers: Vec<u32>, gpu_layers: Vec<u32>) -> Self {
         Self { head, rounds, window_layers, gpu_layers, order: None }
     }
@@ -92,13 +93,13 @@ impl Assignment {
         in_order && self.window_layers.get(device) == Some(&0)
     }
 
-    /// W: layers of a whole round.
+    /// Returns W, the layers of a whole round.
     pub fn ring_layers(&self) -> u64 {
         self.window_layers.iter().map(|window| u64::from(*window)).sum()
     }
 
-    /// Returns the share of each device in the instance's order. The assignment must have passed
-    /// [`crate::latency::constraints::shape_violations`]: as many GPU entries as windows, 1 <= W <= L.
+    /// Returns the share of each device in the instance's order. The assignment must have no
+    /// [shape violations](crate::latency::constraints::shape_violations).
     pub(crate) fn shares(&self, model_layers: u32) -> Vec<Share> {
         let ring_layers = self.ring_layers() as u32;
         let rounds = model_layers / ring_layers;
@@ -113,12 +114,12 @@ impl Assignment {
     }
 }
 
-/// Returns the devices in ring order: the head, those after it, then those before it.
+/// Returns the devices in ring order: the head, the devices after it, then the devices before it.
 pub fn ring_order(head: usize, devices: usize) -> impl Iterator<Item = usize> {
     (head..devices).chain(0..head.min(devices))
 }
 
-/// Returns the k that the paper enumerates: the factors of L without L itself (kept if L = 1), ascending.
+/// Returns the values of k that the paper considers: the factors of L except L itself, ascending; 1 if L = 1.
 pub fn valid_rounds(model_layers: u32) -> Vec<u32> {
     (1..=model_layers.max(2) / 2).filter(|rounds| model_layers.is_multiple_of(*rounds)).collect()
 }
@@ -137,8 +138,8 @@ mod tests {
 
     #[test]
     fn partial_round_fills_windows_in_ring_order() {
-        // L = 11, W = 4: two whole rounds (8 layers) and R = 3, of which device 1 (the head) takes 1, then
-        // device 2 takes 2 of its 2, then nothing is left for device 0.
+        // L = 11, W = 4: two whole rounds (8 layers) and R = 3, of which device 1 (the head) computes 1
+        // and device 2 computes 2, so none remains for device 0.
         let assignment = Assignment::new(1, 3, vec![1, 1, 2], vec![0, 0, 1]);
         let shares = assignment.shares(11);
         assert_eq!(shares[1], Share { layers: 3, gpu_layers: 0, windows: 3 });

@@ -1,32 +1,35 @@
-//! The assignment problem of a cluster: an [`Instance`] from devices, links and a model.
+//! Conversion of a cluster (devices, links and a model) to an [`Instance`].
 //!
-//! Converts a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
+//! Each symbol of the prima.cpp paper, Table 6, is taken from the resolved cluster as follows:
 //!
-//! | symbol | from |
+//! | symbol | source |
 //! | --- | --- |
 //! | devices | the members in the scenario's order, rotated so that the head is device 0 |
-//! | b, `f_q` | the mean layer (layers differ under mixed quantisation, shares of many layers hardly) |
-//! | `b_i`, `b_o`, `f_{q,out}` | the embedding; output norm and head |
-//! | `n_kv` | the context, of each sequence: memory must last until the cache is full |
-//! | `s_{cpu,q}` | matrix times vector from cache; a format not measured borrows the nearest one's |
-//! | `t_kv` | copying one token's keys and values of one layer |
-//! | `t_ram_vram`, `t_vram_ram` | one activation vector up and down |
-//! | `t_comm` | one activation vector to each other device; none where the scenario knows no way |
-//! | `s_disk` | sequential on Linux and Android, random on macOS |
-//! | `c_cpu` | compute buffers, and the small tensors that every device keeps |
+//! | b, `f_q` | the mean layer: layers differ under mixed quantisation, but shares of many layers hardly do |
+//! | `b_i`, `b_o`, `f_{q,out}` | the input embedding; the output norm and the output head |
+//! | `n_kv` | the context of each sequence, so that memory suffices for a full cache |
+//! | `s_{cpu,q}` | matrix-vector products with weights in cache; an unmeasured format gets the nearest speed |
+//! | `t_kv` | copying the keys and values of one token and layer |
+//! | `t_ram_vram`, `t_vram_ram` | copying one activation vector to the GPU and back |
+//! | `t_comm` | sending one activation vector to each other device; none without a link in the scenario |
+//! | `s_disk` | sequential reading on Linux and Android, random reading on macOS |
+//! | `c_cpu` | compute buffers, and the small tensors that every device stores |
 //!
-//! Where a profile has them, two costs that the paper's symbols leave out are put where they occur as often as what
-//! they join. Deviation: attention over the mean cache length and the fixed cost of a layer go into `t_kv_cpu`.
-//! Published devices have neither. What else is known about a device goes into its [`RuntimeModel`].
+//! Deviation: two costs of a layer have no symbol in the paper, attention over the mean cache length and a fixed
+//! overhead. If a profile has them, they are added to `t_kv_cpu`, which also occurs once per layer. Published devices
+//! have neither. All other properties of a device go into its [`RuntimeModel`].
 //!
-//! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
-//! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
+//! Deviations: an f32 key-value cache counts as an f16 cache of twice the tokens. If a GPU shares memory without
+//! Metal, its memory is subtracted from RAM, so that no memory is counted twice. Every GPU on macOS is used through
+//! Metal.
 //!
-//! A device's own `hop` is the one to its neighbour in the full ring (0 without one); the hops by pair overrule it.
+//! `hop` of a device is the time to its neighbour in the full ring, or 0 without a link. The hops by pair override
+//! it.
 //!
-//! A head that drafts has the memory that its draft leaves it; what is planned for is a token of the large model alone.
+//! The memory of a draft model is subtracted from the head. The planned time is that of a token of the target model
+//! alone.
 //!
-//! Not here: which device comes next.
+//! Not here: which device follows in the ring.
 
 use std::borrow::Cow;
 
@@ -43,14 +46,15 @@ use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 use crate::runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
 
-/// The public implementation's threshold for a disk that is too slow to be used.
+/// The default speed below which a disk may not be read for every token. source: the public implementation of
+/// prima.cpp
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
 
 impl Instance {
-    /// Returns the assignment problem of a cluster. A disk slower than `slow_disk` may never be read for a token.
-    /// [`crate::LatencyModel::new`] validates the numbers.
+    /// Returns the assignment problem of a cluster. A disk slower than `slow_disk` may not be read for every token.
+    /// [`crate::LatencyModel::new`] validates the values.
     pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
-        let cluster = &*draft::cluster_beside(cluster);
+        let cluster = &*draft::cluster_without_draft(cluster);
         let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
         let devices = order
             .iter()
@@ -73,7 +77,7 @@ impl Instance {
     }
 }
 
-/// Returns the member at its sustained speed, which a quota of processor time reduces.
+/// Returns the member at its sustained speed: a quota of processor time slows it down.
 fn sustained(member: &Member) -> Cow<'_, Member> {
     if member.device.cpu.quota.is_none() {
         return Cow::Borrowed(member);
@@ -83,8 +87,9 @@ fn sustained(member: &Member) -> Cow<'_, Member> {
     Cow::Owned(slowed)
 }
 
-/// Returns the memory that exo counts on each device, in the instance's order: that of a discrete GPU if there is
-/// one, else the total RAM. Profiles record the available, not the total, memory of a GPU.
+/// Returns the memory in bytes that exo counts on each device, in the instance's order: the memory of a discrete GPU
+/// if there is one, else the total RAM. For a GPU it is the available memory, because profiles do not record the
+/// total.
 pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
     let total = |member: usize| {
         let profile = &cluster.members[member].device;
@@ -94,7 +99,7 @@ pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
     ring_order(cluster.head, cluster.members.len()).map(total).collect()
 }
 
-/// Returns the time of one activation vector from a member to another, 0 to itself, `None` without a link.
+/// Returns the time to send one activation vector from one member to another: 0 to itself, `None` without a link.
 fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
     if from == to {
         return Some(Seconds(0.0));
@@ -107,7 +112,7 @@ fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
 fn model(cluster: &Cluster) -> Model {
     let profile = &cluster.model;
     let shape = &profile.shape;
-    // The cache is counted in f16 tokens of two bytes a number.
+    // The cache size is counted in tokens with f16 elements of two bytes.
     let f16_tokens = cluster.kv_cache.element_bytes() / 2;
     Model {
         name: profile.name.clone(),
@@ -128,6 +133,7 @@ fn model(cluster: &Cluster) -> Model {
     }
 }
 
+/// Returns the FLOP of a tensor group for one token, by weight format.
 fn work(group: &TensorGroup) -> PerFormat {
     group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
@@ -165,7 +171,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
         cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
         can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
-        // Without a known bound there is none.
+        // If the free swap space is unknown, it does not limit swapping.
         swap_available: memory
             .swap_available
             .as_ref()
@@ -177,8 +183,8 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     }
 }
 
-/// Returns what the paper's symbols leave out. If the scenario does not fix the residency, it is `os`, or on Linux
-/// and Android, where single pages can be released, also `managed`.
+/// Returns the properties of a member for which the paper has no symbol. If the scenario does not fix the residency,
+/// a planner may choose `os` and, on Linux and Android, where single pages can be released, also `managed`.
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
     let usual = ResidencyOptions::default();
@@ -187,7 +193,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
         residencies: member.residency.map_or(open, |residency| vec![residency]),
         rereads: match profile.memory.page_cache {
             PageCachePolicy::PaperLinear => Rereads::Excess,
-            // All others read a share that does not fit again for every token, or nearly so.
+            // The other policies read a share that does not fit again almost completely for every token.
             _ => Rereads::Everything,
         },
         processors: profile.cpu.cores,
@@ -201,7 +207,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     }
 }
 
-/// Returns the simulator's times for a token of mean cache length.
+/// Returns the times that the simulator uses for a token at the mean cache length.
 fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::plain(0, mean_length(cluster), 1, true);
@@ -224,8 +230,8 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     }
 }
 
-/// Converts a SoC to rates of the paper's latency model: the memory rate at which a layer takes its simulated time, and
-/// a compute rate that adds a hundredth.
+/// Converts the simulated time of a layer on a SoC to rates of the paper's latency model: a memory rate that gives
+/// this time, and a compute rate that adds 1 % to it. Returns `None` if the device has no SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
@@ -234,7 +240,7 @@ fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, Byte
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }
 
-/// Returns the time of attention over the mean cache length, and the fixed cost of a layer.
+/// Returns the time of attention over the mean cache length plus the fixed overhead of a layer.
 fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let cpu = &member.device.cpu;
     let length = mean_length(cluster);
@@ -243,12 +249,12 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
 }
 
-/// Returns the mean cache length over the generated tokens.
+/// Returns the mean cache length over the generated tokens, in tokens.
 fn mean_length(cluster: &Cluster) -> u32 {
     cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context)
 }
 
-/// Returns the speeds for the formats in which the model has work.
+/// Returns the speed for each weight format of the model.
 fn speeds(
     model: &ModelProfile,
     rate: impl Fn(hearth_profiles::Format) -> Option<FlopsPerSecond>,

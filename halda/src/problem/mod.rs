@@ -1,4 +1,4 @@
-//! The layer-to-device assignment problem: instances, where they come from, and assignments.
+//! The layer-to-device assignment problem: instances, their validation and their source, and assignments.
 
 pub mod assignment;
 mod from_cluster;

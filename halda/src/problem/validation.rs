@@ -1,19 +1,19 @@
-//! Validation of instances: every number is finite and within the range that the planners rely on.
+//! Validation of instances: every value must be finite and within the range that the planners rely on.
 //!
-//! Every speed that divides must be finite and above zero, every time and amount finite and not negative, every byte
-//! count at most 2^50 and L at most 512 (the largest model today has 126). The last two keep memory arithmetic within
-//! `i64`, so that "does it fit" is decided on integers and never on rounded numbers. The worst token time must be
-//! finite too, so that no planner meets an infinity or the difference of two. An instance without a feasible plan is
-//! still valid.
+//! Speeds must be finite and above zero, times and amounts finite and not negative, byte counts at most 2^50, and L
+//! at most 512 (the largest model today has 126 layers). The last two keep memory arithmetic within `i64`, so that
+//! memory constraints are checked on integers without rounding. The upper bound of the token time must be finite too,
+//! so that no planner computes an infinity or NaN. An instance without a feasible plan is still valid.
 
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 
-/// The largest byte count: 1 PiB.
+/// The maximum byte count: 1 PiB.
 pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
 
+/// The maximum number of layers of a model.
 pub const MAX_MODEL_LAYERS: u32 = 512;
 
-/// An invalid instance. `place` is the model, or the device's index and name.
+/// Why an instance is invalid. `place` is the model, or the index and name of a device.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InstanceError {
     #[error("instance `{instance}` has no devices: give at least the head")]
@@ -28,24 +28,29 @@ pub enum InstanceError {
     TooLarge { place: String, field: String, limit: u64 },
     #[error("`{field}` of {place} has no speed for `{format}`, which the model uses: measure or estimate it")]
     MissingSpeed { place: String, field: String, format: String },
-    #[error("`gpu` of {place} is {gpu:?} on {os:?}: Metal exists on macOS only and CUDA everywhere else")]
+    #[error("`gpu` of {place} is {gpu:?} on {os:?}: Metal requires macOS, and CUDA requires another system")]
     GpuOnOtherSystem { place: String, gpu: Gpu, os: OperatingSystem },
-    #[error("`layer_bytes` of the model has {given} numbers for {layers} layers: give one a layer, or none")]
+    #[error(
+        "`layer_bytes` of the model has {given} entries for {layers} layers: give one per layer, or none"
+    )]
     LayerCount { given: usize, layers: u32 },
-    #[error("`{field}` of {place} has {given} times for {layers} layers: give one a layer")]
+    #[error("`{field}` of {place} has {given} times for {layers} layers: give one per layer")]
     TimeCount { place: String, field: &'static str, given: usize, layers: u32 },
-    #[error("`runtime.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
+    #[error("`runtime.residencies` of {place} is empty: name at least one residency, such as `os`")]
     NoResidency { place: String },
     #[error("{0}")]
     Residency(String),
-    #[error("`t_comm_between` has {found} {what} and there are {devices} devices")]
+    #[error("`t_comm_between` has {found} {what}, but there are {devices} devices")]
     HopCount { what: String, found: usize, devices: usize },
-    #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
+    #[error("a token on {place} would take infinite time: its speeds are too low for the model")]
     InfiniteTokenTime { place: String },
 }
 
 impl Instance {
-    /// Checks everything that the planners rely on; returns the first problem found.
+    /// Checks everything that the planners rely on.
+    ///
+    /// # Errors
+    /// The first problem found.
     pub fn validate(&self) -> Result<(), InstanceError> {
         if self.devices.is_empty() {
             return Err(InstanceError::NoDevices { instance: self.name.clone() });
@@ -68,13 +73,13 @@ impl Instance {
         for (from, row) in hops.iter().enumerate() {
             let sender = &self.devices[from];
             if row.len() != devices {
-                let what = format!("entries in the row of {}", sender.place(from));
+                let what = format!("entries in the row of {}", sender.label(from));
                 return Err(InstanceError::HopCount { what, found: row.len(), devices });
             }
             for (to, seconds) in row.iter().enumerate().filter(|(to, _)| *to != from) {
                 let Some(seconds) = seconds else { continue };
                 let checked =
-                    Checker { place: &|| format!("{} to `{}`", sender.place(from), self.devices[to].name) };
+                    Checker { place: &|| format!("{} to `{}`", sender.label(from), self.devices[to].name) };
                 checked.not_negative("t_comm_between", *seconds)?;
             }
         }
@@ -106,16 +111,16 @@ impl Model {
 }
 
 impl Device {
-    /// Returns the index and name of the device for messages.
-    pub(crate) fn place(&self, index: usize) -> String {
+    /// Formats the index and name of the device for messages.
+    pub(crate) fn label(&self, index: usize) -> String {
         format!("devices[{index}] `{}`", self.name)
     }
 
     fn validate(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
-        let checked = Checker { place: &|| self.place(index) };
+        let checked = Checker { place: &|| self.label(index) };
         if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == OperatingSystem::Macos) {
             return Err(InstanceError::GpuOnOtherSystem {
-                place: self.place(index),
+                place: self.label(index),
                 gpu: self.gpu,
                 os: self.os,
             });
@@ -126,7 +131,7 @@ impl Device {
             checked.positive("T_gpu", self.gpu_memory_rate)?;
             checked.speed("s_gpu", &self.gpu_speed, &model.layer_flops)?;
         }
-        // Any device may be asked to be the head, so its CPU must be able to run the output head too.
+        // A planner may choose any device as the head, so its CPU needs the speeds for the output head too.
         checked.speed("s_cpu", &self.cpu_speed, &model.layer_flops)?;
         checked.speed("s_cpu", &self.cpu_speed, &model.output_flops)?;
         for (field, value) in [
@@ -157,11 +162,11 @@ impl Device {
         }
         self.validate_work(index, model)?;
         if self.runtime.residencies.is_empty() {
-            return Err(InstanceError::NoResidency { place: self.place(index) });
+            return Err(InstanceError::NoResidency { place: self.label(index) });
         }
         for residency in &self.runtime.residencies {
             residency
-                .validate(&self.place(index))
+                .validate(&self.label(index))
                 .map_err(|error| InstanceError::Residency(error.to_string()))?;
         }
         Ok(())
@@ -170,7 +175,7 @@ impl Device {
 
 impl Device {
     fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
-        let checked = Checker { place: &|| self.place(index) };
+        let checked = Checker { place: &|| self.label(index) };
         let Some(work) = &self.runtime.work else { return Ok(()) };
         for (field, seconds) in [
             ("runtime.work.output", work.output),
@@ -185,7 +190,7 @@ impl Device {
             ("runtime.work.gpu_layers", &work.gpu_layers, gpu_layers),
         ] {
             if times.len() as u64 != u64::from(layers) {
-                let place = self.place(index);
+                let place = self.label(index);
                 return Err(InstanceError::TimeCount { place, field, given: times.len(), layers });
             }
             times.iter().try_for_each(|seconds| checked.not_negative(field, *seconds))?;
@@ -194,8 +199,9 @@ impl Device {
     }
 }
 
-/// Checks of numbers with their place, which is formatted only if one fails.
+/// Checks the values of the model, a device or a pair of devices.
 struct Checker<'a> {
+    /// Formats what the values belong to; called only if a check fails.
     place: &'a dyn Fn() -> String,
 }
 
@@ -238,7 +244,7 @@ impl Checker<'_> {
         work.iter().try_for_each(|(format, flops)| self.not_negative(&format!("{field}.{format}"), *flops))
     }
 
-    /// Checks that every format with work has a speed above zero; other speeds are ignored.
+    /// Checks that every format with work has a speed above zero. Other speeds are ignored.
     fn speed(&self, field: &str, speeds: &PerFormat, work: &PerFormat) -> Result<(), InstanceError> {
         for format in work.iter().filter(|(_, flops)| **flops > 0.0).map(|(format, _)| format) {
             let Some(speed) = speeds.get(format) else {

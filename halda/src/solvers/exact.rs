@@ -1,35 +1,37 @@
-//! The strategy `exact`: the optimum of the paper's objective.
+//! The strategy `exact`: the optimal plan by the paper's objective.
 //!
-//! For one ring size, head and order the program in `crate::solvers::dynamic_program` is exact, device selection
-//! included. The ring sizes are L/k for every valid k, with remainder windows every size; the heads are one or all; the
-//! order is the instance's from the head on, or the best (`crate::solvers::ring_order`).
+//! For one ring size, head and order the dynamic program in `crate::solvers::dynamic_program` is exact, including the
+//! selection of devices. The ring sizes are L/k for every valid k, or all sizes if the last round may be partial. One
+//! device or all devices are tried as the head. The order is the instance's, starting at the head, or the best one
+//! (`crate::solvers::ring_order`).
 //!
-//! Two things save time and lose nothing. Without a given k only the single round decides: any plan's shares can be
-//! merged into one round of the same devices, which has no more windows and no more hops. So the other ring sizes are
-//! searched for the record, and left out of it where there are too many. And a head whose lower bound
-//! (`crate::solvers::lower_bound`) is above the best time found is not searched.
+//! Two properties save time without losing the optimum. First, if k is not given, one round decides: the shares of
+//! any plan can be merged into one round of the same devices, which has no more windows and no more hops. The other
+//! ring sizes are searched only to report their times, and they are skipped if there are too many. Second, a head
+//! whose lower bound (`crate::solvers::lower_bound`) exceeds the best time is not searched.
 //!
-//! Where k is given and its ring sizes are too many, the search is limited, and says so with a lower bound.
+//! If k is given and has too many ring sizes, the search is limited, and it reports this with a lower bound.
 //!
-//! Not here: overlap of reading with computing, which makes more than one round pay.
+//! Not here: the overlap of reading with computing, for which several rounds can be faster
+//! ([`crate::solvers::overlap`]).
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
 use crate::problem::assignment::{Assignment, ring_order};
 use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::bounds_by_head;
-use crate::solvers::ring_order::{best_ring, candidate_cycle, is_exact};
+use crate::solvers::ring_order::{best_ring, can_try_all_subsets, candidate_cycle};
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
 use crate::solvers::shortest_cycle::ShortestCycles;
 use crate::strategy::{Proposal, SearchLimit, SearchStep, Strategy, StrategyError};
 
-/// The largest number of table entries in a search over remainder windows (source: measured, 20 ns each, so 0.3 s).
+/// The maximum number of table entries in a search over partial last rounds. source: measured, 20 ns each, so 0.3 s
 const MAX_TABLE_ENTRIES: f64 = 1.5e7;
 
-/// The heads tried in a heuristic search for the order, best bounds first (source: assumed).
+/// The maximum number of heads in a heuristic search for the order, those with the best bounds. source: assumed
 const MAX_HEADS_TRIED: usize = 4;
 
-/// The iterations of a heuristic search for the order (source: assumed; random rings of 20 devices need one or two).
+/// The maximum number of orders in a heuristic search. source: assumed; random rings of 20 devices need one or two
 const MAX_ORDER_TRIALS: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +44,8 @@ pub struct Exact {
 }
 
 impl Default for Exact {
-    /// Device 0 is the head, every device keeps a layer, whole rounds only, any k: the paper's problem.
+    /// Returns the options of the paper's problem: device 0 is the head, every device has a layer, all rounds are
+    /// whole, and k is free.
     fn default() -> Self {
         let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
         Self { rules: Rules::default(), head, rounds: None, order }
@@ -70,7 +73,7 @@ impl Strategy for Exact {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
         self.head.candidates(model.device_count())?;
         let mut search = Search::new(model, *self);
-        // Where neighbours do not matter every order of whole rounds is as fast as any other.
+        // If the next device does not matter, all orders of whole rounds are equally fast.
         if self.order == OrderChoice::Best && model.hops.neighbour_matters {
             search.best_order(&rings);
         } else {
@@ -80,16 +83,18 @@ impl Strategy for Exact {
     }
 }
 
+/// The state of a search over heads, ring sizes and orders.
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     exact: Exact,
+    /// The ring sizes among which the optimum is.
     deciding: Vec<u32>,
     /// A lower bound of T for each head.
     bounds: Vec<f64>,
     searched: Vec<SearchStep>,
     best: Option<(f64, Assignment)>,
     notes: Vec<String>,
-    /// A lower bound of T over all plans, where the search was limited.
+    /// A lower bound of T over all plans; `None` if the search is complete.
     bound: Option<f64>,
 }
 
@@ -99,9 +104,10 @@ impl<'a, 'i> Search<'a, 'i> {
         Self { model, exact, deciding, bounds, searched, best: None, notes, bound: None }
     }
 
+    /// Searches the instance's order.
     fn given_order(&mut self, rings: &[u32]) {
         let cycle: Vec<usize> = (0..self.model.device_count()).collect();
-        let (mut heads, deciding) = self.prepared(rings);
+        let (mut heads, deciding) = self.heads_and_deciding_sizes(rings);
         let deciding = self.affordable(&deciding, &mut heads, 1);
         for &head in &heads {
             if self.cannot_improve(head) {
@@ -112,24 +118,25 @@ impl<'a, 'i> Search<'a, 'i> {
             }
         }
         let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
-        for ring_layers in self.for_the_record(rings, &deciding) {
+        for ring_layers in self.sizes_to_report(rings, &deciding) {
             self.try_ring(head, &cycle, ring_layers);
         }
     }
 
+    /// Searches for the best order.
     fn best_order(&mut self, rings: &[u32]) {
-        let (mut heads, deciding) = self.prepared(rings);
+        let (mut heads, deciding) = self.heads_and_deciding_sizes(rings);
         let first_head = heads[0];
         let (whole, partial): (Vec<u32>, Vec<u32>) = deciding.iter().partition(|ring| self.is_whole(**ring));
-        if whole.is_empty() || !is_exact(self.model, self.exact.rules, heads.len(), &whole) {
+        if whole.is_empty() || !can_try_all_subsets(self.model, self.exact.rules, heads.len(), &whole) {
             self.given_order(rings);
             heads.truncate(MAX_HEADS_TRIED);
             self.try_some_orders(heads, &deciding);
         } else {
             self.try_all_orders(&heads, rings, &whole);
             if !partial.is_empty() {
-                self.limited(
-                    "Partial last rounds were searched in one order only, that of the best whole ones.",
+                self.record_limit(
+                    "Partial last rounds were searched in one order only, the best one for whole rounds.",
                 );
             }
             let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
@@ -138,10 +145,10 @@ impl<'a, 'i> Search<'a, 'i> {
                 self.try_ring(head, &self.best_cycle(), ring_layers);
             }
         }
-        // The order is found: the record follows it.
+        // The other ring sizes are reported in the order of the best plan.
         let cycle = self.best_cycle();
         let head = self.best.as_ref().map_or(first_head, |(_, best)| best.head);
-        for ring_layers in self.for_the_record(rings, &deciding) {
+        for ring_layers in self.sizes_to_report(rings, &deciding) {
             let known = self.searched.iter().any(|step| step.head == head && step.ring_layers == ring_layers);
             if !known {
                 self.try_ring(head, &cycle, ring_layers);
@@ -149,7 +156,8 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// Tries all subsets and tours, for the deciding sizes and, with the best head, for the record.
+    /// Tries all subsets and cycles for the ring sizes that decide; then, with the best head, also for the other
+    /// sizes.
     fn try_all_orders(&mut self, heads: &[usize], rings: &[u32], whole: &[u32]) {
         let (model, rules) = (self.model, self.exact.rules);
         let cycles = ShortestCycles::new(model);
@@ -157,7 +165,7 @@ impl<'a, 'i> Search<'a, 'i> {
         let try_best = |search: &mut Self, head, ring_layers| {
             match best_ring(model, &cycles, rules, head, ring_layers) {
                 Some(ring) => search.try_order(head, &ring, ring_layers),
-                // There is no plan; the program says why.
+                // There is no plan; the dynamic program gives the reason.
                 None => search.try_ring(head, &given, ring_layers),
             }
         };
@@ -172,23 +180,23 @@ impl<'a, 'i> Search<'a, 'i> {
         let Some(head) = self.best.as_ref().map(|(_, best)| best.head) else { return };
         let others = rings.iter().copied().filter(|ring| self.is_whole(*ring) && !whole.contains(ring));
         let record: Vec<u32> = others.collect();
-        if self.exact.rounds.is_none() && is_exact(model, rules, 1, &record) {
+        if self.exact.rounds.is_none() && can_try_all_subsets(model, rules, 1, &record) {
             for ring_layers in record {
                 try_best(self, head, ring_layers);
             }
         }
     }
 
-    /// Tries the given order and then short cycles, each with the exact program.
+    /// Tries short cycles as orders, each with the exact dynamic program.
     fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
         let all: Vec<usize> = (0..self.model.device_count()).collect();
         let deciding = self.affordable(deciding, &mut heads, MAX_ORDER_TRIALS);
         if let Some((_, best)) = self.best.as_ref().filter(|(_, best)| !heads.contains(&best.head)) {
             heads.push(best.head);
         }
-        self.limited(
-            "Not every order of the ring was tried, there are too many: only short cycles through all devices and \
-             through those of the best plan.",
+        self.record_limit(
+            "Not every order of the ring was tried, because there are too many: only short cycles through all devices \
+             and through those of the best plan.",
         );
         let mut cycles = vec![candidate_cycle(self.model, &all)];
         cycles.extend(self.best.as_ref().map(|(_, best)| candidate_cycle(self.model, &best.ring())));
@@ -218,8 +226,8 @@ impl<'a, 'i> Search<'a, 'i> {
         self.model.model_layers().is_multiple_of(ring_layers)
     }
 
-    /// Returns the heads, best bounds first, and the deciding ring sizes.
-    fn prepared(&mut self, rings: &[u32]) -> (Vec<usize>, Vec<u32>) {
+    /// Returns the heads to try, those with the lowest bounds first, and the ring sizes that decide.
+    fn heads_and_deciding_sizes(&mut self, rings: &[u32]) -> (Vec<usize>, Vec<u32>) {
         let deciding = match (self.exact.rounds, self.exact.head) {
             (None, HeadChoice::Best) => vec![self.model.model_layers()],
             (None, HeadChoice::Fixed(_)) => rings.iter().take(1).copied().collect(),
@@ -238,8 +246,7 @@ impl<'a, 'i> Search<'a, 'i> {
         (heads, deciding)
     }
 
-    /// Computes the lower bound of each head. Rounds with a remainder are bounded by the single round that merges
-    /// them.
+    /// Computes the lower bound of each head. Partial last rounds are bounded by one round with the same shares.
     fn bound_by_head(&mut self, deciding: &[u32]) {
         let ring_layers = match deciding {
             [ring] if self.is_whole(*ring) => *ring,
@@ -248,14 +255,14 @@ impl<'a, 'i> Search<'a, 'i> {
         self.bounds = bounds_by_head(self.model, ring_layers, self.exact.rules.may_drop);
     }
 
-    /// Returns whether no plan with this head can be faster than the best so far, allowing for rounding.
+    /// Returns whether no plan with this head can be faster than the best plan so far, allowing for rounding errors.
     fn cannot_improve(&self, head: usize) -> bool {
         let best = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
         self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > best)
     }
 
-    /// Returns the ring sizes that can be searched `times` times within the limit with these heads. If there are too
-    /// many, keeps the head with the best bound and evenly spaced sizes.
+    /// Returns the ring sizes that can be searched `times` times with these heads within the limit. If there are too
+    /// many, keeps only the head with the lowest bound, and evenly spaced sizes.
     fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>, times: usize) -> Vec<u32> {
         let once: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
         let entries = once * times as f64;
@@ -265,16 +272,17 @@ impl<'a, 'i> Search<'a, 'i> {
         heads.truncate(1);
         let steps = (entries / MAX_TABLE_ENTRIES).ceil().max(1.0) as usize;
         let kept: Vec<u32> = rings.iter().step_by(steps).copied().collect();
-        self.limited(&format!(
-            "Of {} ring sizes {} were searched, with the most promising head: all would take too long.",
-            rings.len(),
-            kept.len()
+        self.record_limit(&format!(
+            "Only {} of {} ring sizes were searched, with the most promising head: all would take too long.",
+            kept.len(),
+            rings.len()
         ));
         kept
     }
 
-    /// Returns the ring sizes that do not decide and are listed too, if that takes little time.
-    fn for_the_record(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
+    /// Returns the ring sizes that do not decide but are searched to report their times: all that do not take too
+    /// long.
+    fn sizes_to_report(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
         if self.exact.rounds.is_some() {
             return Vec::new();
         }
@@ -283,14 +291,14 @@ impl<'a, 'i> Search<'a, 'i> {
             return left;
         }
         self.note(
-            "More rounds that leave a remainder are not listed, there are too many: one round with the same layers \
-             on each device is never slower by this latency model.",
+            "Partial last rounds are not listed, because there are too many: by this latency model one round with the \
+             same layers on each device is never slower.",
         );
         left.into_iter().filter(|ring| self.model.model_layers().is_multiple_of(*ring)).collect()
     }
 
-    /// Records what a limit leaves out, and the lower bound.
-    fn limited(&mut self, note: &str) {
+    /// Records a note about what is skipped, and a lower bound.
+    fn record_limit(&mut self, note: &str) {
         self.note(note);
         if self.bounds.is_empty() {
             self.bound_by_head(&self.deciding.clone());
@@ -302,20 +310,21 @@ impl<'a, 'i> Search<'a, 'i> {
         self.bound = Some(least).filter(|least| least.is_finite());
     }
 
+    /// Records a note once.
     fn note(&mut self, note: &str) {
         if !self.notes.iter().any(|known| known == note) {
             self.notes.push(note.to_owned());
         }
     }
 
-    /// Searches the best windows in the order of a cycle of all devices, from the head on.
+    /// Searches the best windows in the order of a cycle of all devices, starting at the head.
     fn try_ring(&mut self, head: usize, cycle: &[usize], ring_layers: u32) {
-        let place = cycle.iter().position(|device| *device == head).unwrap_or(0);
-        let order: Vec<usize> = ring_order(place, cycle.len()).map(|place| cycle[place]).collect();
+        let start = cycle.iter().position(|device| *device == head).unwrap_or(0);
+        let order: Vec<usize> = ring_order(start, cycle.len()).map(|position| cycle[position]).collect();
         self.try_order(head, &order, ring_layers);
     }
 
-    /// Searches the best windows for an order that begins with the head.
+    /// Searches the best windows for an order that starts with the head.
     fn try_order(&mut self, head: usize, order: &[usize], ring_layers: u32) {
         let least = u32::from(!self.exact.rules.may_drop);
         let mut least_windows = vec![least; self.model.device_count()];
@@ -336,20 +345,21 @@ impl<'a, 'i> Search<'a, 'i> {
         self.searched.push(SearchStep { head, rounds, ring_layers, outcome });
     }
 
+    /// Returns the best plan, or the reasons why there is none.
     fn finish(self) -> Result<Proposal, StrategyError> {
         let Self { mut searched, best, notes, bound, .. } = self;
-        // By head, then in the order of the ring sizes.
+        // Steps are sorted by head, then by descending ring size.
         searched.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
         let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
         match best {
-            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::searched(assignment, searched) }),
+            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::with_steps(assignment, searched) }),
             None => Err(StrategyError::Infeasible(searched)),
         }
     }
 }
 
-/// Returns the table entries of a ring size; additions and hops count as their part of an entry's time (source:
-/// measured, half a nanosecond against 20).
+/// Returns the number of table entries for a ring size. Additions and hops count as fractions of an entry, in
+/// proportion to their time. source: measured, half a nanosecond against 20
 fn entries(model: &LatencyModel, ring_layers: u32) -> f64 {
     let devices = model.device_count() as f64;
     let ring = f64::from(ring_layers);

@@ -1,12 +1,14 @@
-//! Linear and integer programs, solved by HiGHS where the feature `highs` is on.
+//! Linear and integer programs, solved by HiGHS if the feature `highs` is on.
 //!
-//! The rest of the crate builds a [`LinearProgram`] and knows nothing of HiGHS. Without the feature [`AVAILABLE`] is
-//! false, and the strategies that need a solver refuse with an error that names the feature.
+//! The rest of the crate builds a [`LinearProgram`] and does not depend on HiGHS. Without the feature, [`AVAILABLE`]
+//! is false, and the strategies that need a solver return an error that names the feature.
 
 use std::ops::RangeInclusive;
 
+/// Whether this build has a solver.
 pub(crate) const AVAILABLE: bool = cfg!(feature = "highs");
 
+/// A minimisation problem with linear costs and constraints.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LinearProgram {
     columns: Vec<Column>,
@@ -41,7 +43,7 @@ impl LinearProgram {
         self.columns.len() - 1
     }
 
-    /// Bounds a weighted sum of columns. Infinite bounds are allowed.
+    /// Adds bounds on a weighted sum of columns; `terms` has (column, weight). Infinite bounds are allowed.
     pub(crate) fn add_row(
         &mut self,
         bounds: RangeInclusive<f64>,
@@ -50,14 +52,17 @@ impl LinearProgram {
         self.rows.push(Row { bounds, terms: terms.into_iter().collect() });
     }
 
-    /// Returns the value of each column at a minimum, or what the solver reports instead. Integer columns are as the
-    /// solver leaves them, within its tolerance of a whole number.
+    /// Returns the value of each column at a minimum. Integer columns are not rounded: they differ from a whole
+    /// number by at most the tolerance of the solver.
+    ///
+    /// # Errors
+    /// The message of the solver, if it finds no optimum.
     #[cfg(feature = "highs")]
     pub(crate) fn minimise(&self) -> Result<Vec<f64>, String> {
         highs::minimise(self)
     }
 
-    /// Reports that this build has no solver.
+    /// Returns an error, because this build has no solver.
     #[cfg(not(feature = "highs"))]
     #[expect(clippy::unused_self, reason = "the same signature as with a solver")]
     pub(crate) fn minimise(&self) -> Result<Vec<f64>, String> {
@@ -71,10 +76,11 @@ mod highs {
 
     use super::LinearProgram;
 
-    /// Seconds after which HiGHS gives up on one program. assumed: 32 devices take about a millisecond, a hundred take
-    /// milliseconds, and nothing may hang.
+    /// The time limit of one program in seconds. source: assumed; programs of 32 devices take about a millisecond,
+    /// those of a hundred take milliseconds, and a planner must not hang
     const TIME_LIMIT: f64 = 10.0;
 
+    /// Solves a program with HiGHS; see [`LinearProgram::minimise`].
     pub(super) fn minimise(program: &LinearProgram) -> Result<Vec<f64>, String> {
         let mut problem = RowProblem::default();
         let mut columns = Vec::with_capacity(program.columns.len());
@@ -108,10 +114,10 @@ mod highs {
         }
     }
 
-    /// Sets one thread, so that the same program has the same answer everywhere. For integer programs also: no gap,
-    /// because the default of 1e-4 would return the first plan that is nearly as good; the tightest tolerance on
-    /// reduced costs; and no search for a first solution beside the relaxation, which has one already and takes a sixth
-    /// of the time.
+    /// Sets the options of HiGHS. One thread makes the solution of a program the same everywhere. Integer programs
+    /// also get no gap, because the default of 1e-4 would return the first nearly optimal plan; the tightest
+    /// tolerance on reduced costs; and no feasibility heuristic, because the relaxation already gives a solution in a
+    /// sixth of the time.
     fn configure(model: &mut Model, integer: bool) -> Result<(), TrySetOptionError> {
         model.try_set_option("threads", 1)?;
         model.try_set_option("parallel", "off")?;

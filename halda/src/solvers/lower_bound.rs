@@ -1,23 +1,23 @@
-//! Lower bounds of the token time for each head, from the cheapest hop of every sender.
+//! Lower bounds of the time per token for each head, from the shortest hop of each sender.
 //!
-//! Then the next device does not matter, the objective is separable again, and its optimum is under that of every
-//! order of the ring: a lower bound, and the exact value where hops do not depend on the neighbour. The bounds for
-//! all heads together cost little more than one program: with `p_i` and `s_i` the programs over the devices
-//! before and after i, each device is left out in turn and put back as the head,
+//! With the shortest hop of each sender, the next device does not matter, and the objective is separable. Its optimum
+//! is a lower bound for every order of the ring, and exact if hops do not depend on the next device. The bounds for
+//! all heads together take little more time than one dynamic program. Let `p_i` and `s_i` be the programs over the
+//! devices before and after i; then each device is combined with the others as the head:
 //!
 //! ```text
 //! bound(i) = min over w of g_head,i(w) + (p_i (+) s_i)(W - w),      (f (+) g)(j) = min over a of f(a) + g(j - a)
 //! ```
 //!
-//! Not here: partial last rounds. They are bounded by the single round that merges their layers: it has the same
-//! shares and at most as many windows.
+//! Not here: partial last rounds. Their lower bound is that of one round with the same share on each device, which
+//! has at most as many windows.
 
 use crate::latency::LatencyModel;
 use crate::latency::gpu_split::RoundCounts;
 use crate::solvers::dynamic_program::min_plus_update;
 
-/// Returns a lower bound of T with each device as the head, for whole rounds of W layers; infinite where no plan
-/// exists. Rounding may raise it by some 1e-12.
+/// Returns a lower bound of T in seconds with each device as the head, for whole rounds of W layers; infinite if no
+/// plan exists. Rounding errors may increase it by about 1e-12 (relative).
 pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: bool) -> Vec<f64> {
     let devices = model.device_count();
     let window_times = |device: usize, head: bool| window_times(model, ring_layers, device, head);
@@ -32,8 +32,8 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
     let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
     (0..devices)
         .map(|head| {
-            let with_others = others.completed(head, &window_times(head, true));
-            // A ring of one device has no hop at all.
+            let with_others = others.with_device(head, &window_times(head, true));
+            // With hops by pair, a ring of one device has no hop.
             let hop = model.hops.seconds(head, head);
             let alone = model.best_split_with_hop(head, true, ring_layers, round_counts, hop);
             let alone = alone.filter(|_| may_drop || devices == 1);
@@ -42,7 +42,7 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
         .collect()
 }
 
-/// Returns g(w) with the device's cheapest hop, for w from 0; infinite for 0.
+/// Returns g(w) with the shortest hop of the device, for w from 0; infinite for w = 0.
 fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: bool) -> Vec<f64> {
     let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
     let hop = if model.hops.neighbour_matters { model.hops.shortest(device) } else { model.hops.own(device) };
@@ -53,9 +53,11 @@ fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: boo
     std::iter::once(f64::INFINITY).chain(windows).collect()
 }
 
-/// The programs over all devices but one, for each of them.
+/// The dynamic programs over all devices but one, for each of these devices.
 struct LeaveOneOut {
+    /// `p_i`: the program over the devices before i.
     before: Vec<Vec<f64>>,
+    /// `s_i`: the program over the devices after i.
     after: Vec<Vec<f64>>,
 }
 
@@ -74,14 +76,14 @@ impl LeaveOneOut {
         Self { before, after }
     }
 
-    /// Returns the best time with device `device` added back with these window times.
-    fn completed(&self, device: usize, own: &[f64]) -> f64 {
+    /// Returns the best time of all devices if `device` has the window times `own`.
+    fn with_device(&self, device: usize, own: &[f64]) -> f64 {
         let others = min_plus_convolution(&self.before[device], &self.after[device]);
         own.iter().zip(others.iter().rev()).map(|(own, others)| own + others).fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Returns (f (+) g)(j) for every j up to W.
+/// Returns the min-plus convolution (f (+) g)(j) for j from 0 to W.
 pub(crate) fn min_plus_convolution(first: &[f64], second: &[f64]) -> Vec<f64> {
     let mut merged = vec![f64::INFINITY; first.len()];
     for (placed, &seconds) in first.iter().enumerate().filter(|(_, seconds)| seconds.is_finite()) {

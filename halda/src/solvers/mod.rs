@@ -1,4 +1,4 @@
-//! The searches: exact ones for both objectives, Algorithm 1 of the prima.cpp paper, and a local search.
+//! Solvers: exact searches for both objectives, Algorithm 1 of the prima.cpp paper, and a local search.
 
 pub(crate) mod dynamic_program;
 pub mod exact;

@@ -1,20 +1,21 @@
-//! Local search around a plan, scored by the caller, for example with the simulator.
+//! Local search (hill climbing) that improves a plan by a score of the caller, for example its simulated time.
 //!
-//! From the best plan so far it tries one neighbour after the other and moves to the first that is better:
+//! The search tries the neighbours of the best plan so far in turn, and moves to the first better one. A neighbour
+//! differs by one move:
 //!
-//! - another number of rounds: the next factor of L or the next number, with the windows scaled to it;
-//! - one layer of a round moved to another processor, including from CPU to GPU of the same device, from a window
-//!   of one layer (which drops the device), or to a device without layers (which adds it); or one layer of a round
-//!   more or fewer, for which the last round compensates;
-//! - the windows of two devices exchanged;
-//! - all layers of a device moved to another.
+//! - another number of rounds: the next factor of L or the next integer, with the windows scaled to it;
+//! - one layer of a round is moved to another processor. This includes the GPU or CPU of the same device. A device
+//!   that loses its only layer is dropped, and a device without layers can get one;
+//! - a round has one layer more or fewer, and the last round compensates for it;
+//! - the windows of two devices are exchanged;
+//! - all layers of a device are moved to another device.
 //!
-//! After a step it tries the same move again first. It stops when no neighbour is better, after a number of
-//! evaluations, or when the caller says so. Each plan is scored once. Only plans that satisfy the named constraints
-//! are scored, each with the residencies that are fastest in the steady state; the last round may be partial. The
-//! same start, objective and number of evaluations give the same plan, unless the caller stops by a clock.
+//! After an improvement the same move is tried again first. The search stops when no neighbour is better, after a
+//! number of evaluations, or when the caller stops it. Each plan is scored once. Only plans that satisfy the named
+//! constraints are scored, with the residencies that are fastest in the steady state; the last round may be partial.
+//! The same start, score and number of evaluations give the same plan, unless the caller stops the search by a clock.
 //!
-//! Not here: the objective, and other heads.
+//! Not here: the score, and other heads.
 
 use std::collections::BTreeMap;
 
@@ -31,42 +32,43 @@ use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
 /// The limits of the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefineOptions {
-    /// Which optional rules the plans may use.
+    /// The optional rules of the plans.
     pub rules: Rules,
-    /// Whether k stays the same.
+    /// Whether the number of rounds stays the same.
     pub same_rounds: bool,
-    /// The largest number of evaluations, including that of the start; unlimited by default.
+    /// The maximum number of evaluations, including that of the start; unlimited by default.
     pub max_evaluations: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Progress {
     pub evaluations: u64,
-    /// `None` while no plan has a score.
+    /// The best score so far; `None` while no plan has a score.
     pub best: Option<f64>,
 }
 
+/// Why a search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     NoBetterNeighbour,
-    Evaluations,
-    Stopped,
+    EvaluationLimit,
+    StoppedByCaller,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct RefineResult {
-    /// The start if no better plan was found.
+    /// The best plan; the start if no better plan was found.
     pub assignment: Assignment,
     /// The score of the start, if it has one.
-    pub from: Option<f64>,
+    pub start_score: Option<f64>,
     /// The score of the best plan, if any plan has one.
-    pub to: Option<f64>,
+    pub best_score: Option<f64>,
     pub evaluations: u64,
-    pub ended: StopReason,
+    pub stop_reason: StopReason,
 }
 
-/// Searches for a plan with a smaller score than `start`. `score` returns `None` for a plan that cannot run;
-/// `should_continue` is called before every evaluation.
+/// Searches for a plan with a lower score than `start`. `score` returns `None` for a plan that cannot run.
+/// `should_continue` is called before each evaluation.
 pub fn refine(
     model: &LatencyModel,
     start: &Assignment,
@@ -77,23 +79,23 @@ pub fn refine(
     let mut scores =
         ScoreCache { score, should_continue, search, known: BTreeMap::new(), progress: Progress::default() };
     let mut best = start.clone();
-    // A start without a shape has no neighbours, and no score.
-    let whole = shape_violations(model, start).is_empty();
-    let from = if whole { scores.of(start).unwrap_or(None) } else { None };
-    let moves = if whole { moves(model) } else { Vec::new() };
-    let (mut at, mut fruitless) = (0, 0);
-    let mut ended = StopReason::NoBetterNeighbour;
-    while fruitless < moves.len() {
-        let neighbour = moves[at].apply(&best, model).filter(|next| {
+    // A start with an invalid shape has no neighbours and no score.
+    let is_valid = shape_violations(model, start).is_empty();
+    let start_score = if is_valid { scores.get_or_score(start).unwrap_or(None) } else { None };
+    let moves = if is_valid { moves(model) } else { Vec::new() };
+    let (mut index, mut failed_moves) = (0, 0);
+    let mut stop_reason = StopReason::NoBetterNeighbour;
+    while failed_moves < moves.len() {
+        let neighbour = moves[index].apply(&best, model).filter(|next| {
             let allowed = !search.same_rounds || next.rounds == best.rounds;
             allowed
                 && ring_violations(model, next, search.rules).is_empty()
                 && best_residencies(model, next).is_some()
         });
         let before = scores.progress.best;
-        let found = match neighbour.as_ref().map(|next| scores.of(next)) {
+        let found = match neighbour.as_ref().map(|next| scores.get_or_score(next)) {
             Some(Err(reason)) => {
-                ended = reason;
+                stop_reason = reason;
                 break;
             }
             Some(Ok(found)) => found,
@@ -102,19 +104,19 @@ pub fn refine(
         match neighbour {
             Some(next) if found.is_some_and(|found| before.is_none_or(|before| found < before)) => {
                 best = next;
-                fruitless = 0;
+                failed_moves = 0;
             }
             _ => {
-                at = (at + 1) % moves.len();
-                fruitless += 1;
+                index = (index + 1) % moves.len();
+                failed_moves += 1;
             }
         }
     }
-    let Progress { evaluations, best: to } = scores.progress;
-    RefineResult { assignment: best, from, to, evaluations, ended }
+    let Progress { evaluations, best: best_score } = scores.progress;
+    RefineResult { assignment: best, start_score, best_score, evaluations, stop_reason }
 }
 
-/// The cached objective, with the limits of the search.
+/// The scores of all plans so far, with the limits of the search.
 struct ScoreCache<S, G> {
     score: S,
     should_continue: G,
@@ -124,17 +126,21 @@ struct ScoreCache<S, G> {
 }
 
 impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCache<S, G> {
-    fn of(&mut self, assignment: &Assignment) -> Result<Option<f64>, StopReason> {
+    /// Returns the score of a plan, from the cache or from the caller.
+    ///
+    /// # Errors
+    /// If the plan must not be scored, because the evaluations are used up or the caller stops the search.
+    fn get_or_score(&mut self, assignment: &Assignment) -> Result<Option<f64>, StopReason> {
         if let Some(known) = self.known.get(assignment) {
             return Ok(*known);
         }
         if self.search.max_evaluations.is_some_and(|most| self.progress.evaluations >= most) {
-            return Err(StopReason::Evaluations);
+            return Err(StopReason::EvaluationLimit);
         }
         if !(self.should_continue)(self.progress) {
-            return Err(StopReason::Stopped);
+            return Err(StopReason::StoppedByCaller);
         }
-        // What is no number cannot be compared, and what is infinite is not better than anything.
+        // NaN cannot be compared, and an infinite score is never better.
         let score = (self.score)(assignment).filter(|score| score.is_finite());
         self.progress.evaluations += 1;
         self.progress.best = [self.progress.best, score].into_iter().flatten().min_by(f64::total_cmp);
@@ -143,25 +149,27 @@ impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCach
     }
 }
 
+/// The CPU or the GPU of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Processor {
     device: usize,
     gpu: bool,
 }
 
+/// A change that turns a plan into a neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// Changes k to the next factor of L, or to the next number.
+    /// Increases or decreases k to the next factor of L, or by one.
     Rounds { more: bool, factors: bool },
-    /// Moves one layer of a round; the round grows or shrinks by it if one side is missing.
+    /// Moves one layer of a round. If `from` or `to` is `None`, the round gets one layer more or fewer.
     Layer { from: Option<Processor>, to: Option<Processor> },
     /// Exchanges the windows of two devices.
     Swap { one: usize, other: usize },
-    /// Moves all layers of a device.
+    /// Moves all layers of a device to another one.
     Drop { device: usize, to: usize },
 }
 
-/// Returns every move in the order in which they are tried.
+/// Returns all moves in the order in which they are tried.
 fn moves(model: &LatencyModel) -> Vec<Move> {
     let mut all = Vec::new();
     for factors in [true, false] {
@@ -176,9 +184,9 @@ fn moves(model: &LatencyModel) -> Vec<Move> {
             [Some(cpu), has_gpu.then_some(Processor { device, gpu: true })].into_iter().flatten()
         })
         .collect();
-    let somewhere = || processors.iter().copied().map(Some).chain([None]);
-    for from in somewhere() {
-        all.extend(somewhere().filter(|to| *to != from).map(|to| Move::Layer { from, to }));
+    let ends = || processors.iter().copied().map(Some).chain([None]);
+    for from in ends() {
+        all.extend(ends().filter(|to| *to != from).map(|to| Move::Layer { from, to }));
     }
     for one in devices.clone() {
         all.extend((one + 1..devices.end).map(|other| Move::Swap { one, other }));
@@ -190,7 +198,8 @@ fn moves(model: &LatencyModel) -> Vec<Move> {
 }
 
 impl Move {
-    /// Returns the neighbour after the move, if there is one; it may break constraints.
+    /// Returns the plan after the move; `None` if the move is impossible or changes nothing. The plan may violate
+    /// constraints.
     fn apply(self, at: &Assignment, model: &LatencyModel) -> Option<Assignment> {
         let mut next = at.clone();
         match self {
@@ -225,7 +234,8 @@ impl Move {
             }
         }
         if let Some(order) = &at.order {
-            // An emptied device leaves the ring; a device that got layers joins where the detour is shortest.
+            // A device without layers is removed from the ring. A new device is inserted where the detour is
+            // shortest.
             let mut order = with_missing_devices(model, order.clone());
             order.retain(|device| next.window_layers[*device] > 0);
             next.order = Some(order).filter(|order| order.first() == Some(&next.head));
@@ -235,6 +245,7 @@ impl Move {
     }
 }
 
+/// Returns the next larger or smaller k; `None` if there is none.
 fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool) -> Option<u32> {
     if !factors {
         return if more { at.rounds.checked_add(1) } else { at.rounds.checked_sub(1) };
@@ -247,8 +258,9 @@ fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool)
     }
 }
 
-/// Scales a plan to another number of rounds: windows in the same ratios by largest remainder, no window becomes
-/// empty, and GPU layers are split again where there were any.
+/// Scales a plan to another number of rounds. Windows keep their ratios (largest remainder method), none becomes
+/// empty, and devices with GPU layers get a new split. Returns `None` if no ring size has this number of rounds, or
+/// if it has fewer layers than devices.
 fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assignment> {
     let layers = model.model_layers();
     if rounds == 0 {
@@ -256,7 +268,7 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
     }
     let ring_layers = layers.div_ceil(rounds);
     let used = at.window_layers.iter().filter(|window| **window > 0).count();
-    // Not every k has a W: 10 layers take 4 rounds of 3, or 5 of 2, and 6 of nothing.
+    // Not every k has a W: 10 layers take 4 rounds of 3 or 5 rounds of 2, but no W gives 6 rounds.
     if layers.div_ceil(ring_layers) != rounds || (ring_layers as usize) < used {
         return None;
     }
@@ -266,19 +278,19 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
     for window in &mut next.window_layers {
         *window = (u64::from(*window) * new / old).max(u64::from(*window > 0)) as u32;
     }
-    // How much a window lacks of its ratio, in parts of the old ring.
-    let lack = |next: &Assignment, device: usize| {
+    // How much smaller than its exact share a window is, in units of 1 / old layers.
+    let deficit = |next: &Assignment, device: usize| {
         (u64::from(at.window_layers[device]) * new) as i64
             - (u64::from(next.window_layers[device]) * old) as i64
     };
     while next.ring_layers() != new {
         let used = (0..next.window_layers.len()).filter(|&device| next.window_layers[device] > 0);
         if next.ring_layers() < new {
-            let device = used.rev().max_by_key(|&device| lack(&next, device))?;
+            let device = used.rev().max_by_key(|&device| deficit(&next, device))?;
             next.window_layers[device] += 1;
         } else {
             let wide = used.filter(|&device| next.window_layers[device] > 1);
-            let device = wide.min_by_key(|&device| lack(&next, device))?;
+            let device = wide.min_by_key(|&device| deficit(&next, device))?;
             next.window_layers[device] -= 1;
         }
     }
@@ -290,7 +302,7 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
     Some(next)
 }
 
-/// Gives a window the number of GPU layers that the latency model rates best; none if no split is allowed.
+/// Sets the GPU layers of a window to the fastest split by the latency model; to 0 if no split is allowed.
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     let (layers, ring_layers) = (model.model_layers(), next.ring_layers().max(1) as u32);
     let round_counts = RoundCounts { rounds: (layers / ring_layers).max(1), rest: layers % ring_layers };
@@ -298,12 +310,12 @@ fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     next.gpu_layers[device] = best.map_or(0, |split| split.gpu_layers);
 }
 
-/// What a search has found, as a strategy's proposal, to be checked, evaluated and explained like any other.
+/// The strategy `refine`, which proposes the result of a search so that it is checked, evaluated and explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refine {
-    /// The plan that was found.
+    /// The best plan of the search.
     pub assignment: Assignment,
-    /// The strategy whose plan the search started from.
+    /// The name of the strategy whose plan was the start of the search.
     pub start: String,
     /// The rules of the search.
     pub rules: Rules,
@@ -330,6 +342,6 @@ impl Strategy for Refine {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let residencies = best_residencies(model, &self.assignment).unwrap_or_default();
-        Ok(Proposal { residencies, ..Proposal::of(self.assignment.clone()) })
+        Ok(Proposal { residencies, ..Proposal::new(self.assignment.clone()) })
     }
 }

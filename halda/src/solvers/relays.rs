@@ -1,37 +1,37 @@
 //! Relays: devices without layers that connect two devices of the ring.
 //!
-//! prima.cpp paper, section 3.3: where removing a device would break the ring, it is kept as a relay without work.
-//! For an assignment whose ring has a gap, each gap in turn is bridged by the cheapest path through devices that
-//! are not in the ring yet (Dijkstra's algorithm; the hop then costs the sum of its hops). A device is in the ring
-//! once, so that an earlier gap may take what a later one needs.
+//! prima.cpp paper, section 3.3: a device whose removal would break the ring stays in it as a relay without layers. A
+//! gap is a pair of successive devices without a link. The gaps of an assignment are closed one after the other, each
+//! by the fastest path through devices that are not in the ring yet (Dijkstra's algorithm). A device can be in the
+//! ring only once, so an earlier gap may use a device that a later gap needs.
 //!
-//! Not here: `exact`, which weighs relays with everything else ([`crate::solvers::dynamic_program`]), and rings without
-//! a gap, even where a detour would be faster.
+//! Not here: `exact`, which chooses relays together with the windows ([`crate::solvers::dynamic_program`]), and
+//! relays that are only faster than an existing link.
 
 use crate::latency::LatencyModel;
 use crate::problem::assignment::Assignment;
 
-/// Adds relays where the ring has gaps that devices without layers can bridge. An assignment without gaps, or with
-/// gaps that no relay closes, is returned unchanged.
+/// Adds relays that close the gaps of a ring. Returns the assignment unchanged if it has no gaps, or a gap that
+/// relays cannot close.
 pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assignment {
     let devices = model.device_count();
     let ring = assignment.ring();
     let in_range = ring.iter().all(|device| *device < devices) && assignment.window_layers.len() == devices;
-    let gap = |(place, &from): (usize, &usize)| {
-        model.hops.seconds(from, ring[(place + 1) % ring.len()]) == f64::INFINITY
+    let is_gap = |(position, &from): (usize, &usize)| {
+        model.hops.seconds(from, ring[(position + 1) % ring.len()]) == f64::INFINITY
     };
-    if !in_range || !ring.iter().enumerate().any(gap) {
+    if !in_range || !ring.iter().enumerate().any(is_gap) {
         return assignment;
     }
     let mut free: Vec<bool> = (0..devices).map(|device| !ring.contains(&device)).collect();
     let mut order = Vec::with_capacity(devices);
-    for (place, &from) in ring.iter().enumerate() {
+    for (position, &from) in ring.iter().enumerate() {
         order.push(from);
-        let to = ring[(place + 1) % ring.len()];
+        let to = ring[(position + 1) % ring.len()];
         if model.hops.seconds(from, to) < f64::INFINITY {
             continue;
         }
-        let Some(path) = cheapest_path(model, from, to, &free) else { return assignment };
+        let Some(path) = fastest_path(model, from, to, &free) else { return assignment };
         for relay in path {
             free[relay] = false;
             order.push(relay);
@@ -40,8 +40,8 @@ pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assig
     Assignment { order: Some(order), ..assignment }
 }
 
-/// Returns the devices between two on the cheapest path through free ones.
-fn cheapest_path(model: &LatencyModel, from: usize, to: usize, free: &[bool]) -> Option<Vec<usize>> {
+/// Returns the devices between `from` and `to` on the fastest path through free devices; `None` if there is no path.
+fn fastest_path(model: &LatencyModel, from: usize, to: usize, free: &[bool]) -> Option<Vec<usize>> {
     let devices = free.len();
     let mut seconds: Vec<f64> = (0..devices).map(|device| model.hops.seconds(from, device)).collect();
     let mut before = vec![from; devices];

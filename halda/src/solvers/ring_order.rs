@@ -1,18 +1,19 @@
-//! The best order of the ring: which devices are in it, and their order.
+//! The best ring: the devices in it and their order.
 //!
-//! In whole rounds T(S, order) is the layers' time over the devices in S plus k times the shortest closed cycle through
-//! S, and the layers' time does not know the order. So the best plan is the minimum over S of
+//! With whole rounds, T of a set S of devices is the time of the layers plus k times the length of the cycle through
+//! S. The time of the layers does not depend on the order. So the best plan is the minimum over S of
 //!
 //! ```text
 //! F(S) + k cycle(S),      F(S) = min of sum over S of g_m(w_m),  sum w = W,  w >= 0 off the head
 //! ```
 //!
-//! with cycles by [`crate::solvers::shortest_cycle`]. A device of S without layers is a relay. F grows device by device
-//! along a tree of subsets: O(2^M W^2). Up to [`MAX_DEVICES`] devices that is done; above it, short cycles through all
-//! devices and through those of the best plan so far are tried as orders, each with the exact program inside, and the
-//! lower bound of [`crate::solvers::lower_bound`] is reported.
+//! with the shortest cycles from [`crate::solvers::shortest_cycle`]. A device of S without layers is a relay. F is
+//! extended by one device at a time along a tree of subsets, which takes O(2^M W^2). This is done for up to
+//! [`MAX_DEVICES`] devices. For more devices, `exact` tries short cycles as orders, through all devices and through
+//! those of the best plan so far. For each order it runs the exact dynamic program, and it reports the lower bound of
+//! [`crate::solvers::lower_bound`].
 //!
-//! Not here: orders of partial last rounds. These are searched in the order found for whole rounds.
+//! Not here: orders for partial last rounds, which are searched only in the best order for whole rounds.
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
@@ -21,14 +22,14 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::min_plus_convolution;
 use crate::solvers::shortest_cycle::{ShortestCycles, short_cycle, with_missing_devices};
 
-/// The largest number of devices for which all subsets are tried (source: assumed; at most a second of work, measured).
+/// The maximum number of devices for which all subsets are tried. source: assumed; measured to take at most a second
 pub const MAX_DEVICES: usize = 12;
 
-/// The largest number of additions in the search over subsets (source: measured, half a nanosecond each).
+/// The maximum number of additions in the search over subsets. source: measured, half a nanosecond each
 const MAX_ADDITIONS: f64 = 1.2e9;
 
-/// Returns whether all subsets can be tried for this number of heads and these ring sizes.
-pub(crate) fn is_exact(model: &LatencyModel, rules: Rules, heads: usize, rings: &[u32]) -> bool {
+/// Returns whether all subsets of devices can be tried within the limits, for a number of heads and these ring sizes.
+pub(crate) fn can_try_all_subsets(model: &LatencyModel, rules: Rules, heads: usize, rings: &[u32]) -> bool {
     let devices = model.device_count();
     if devices > MAX_DEVICES {
         return false;
@@ -68,27 +69,30 @@ pub(crate) fn best_ring(
         return None;
     }
     let mut ring = cycles.order(set);
-    let place = ring.iter().position(|device| *device == head)?;
-    ring.rotate_left(place);
+    let position = ring.iter().position(|device| *device == head)?;
+    ring.rotate_left(position);
     Some(ring)
 }
 
-/// The search over the tree of subsets: each device in turn is in the ring or not.
+/// The search over the tree of subsets, in which each level decides whether one device is in the ring.
 struct Subsets<'a> {
+    /// g(w) of each device, for w from 0.
     tables: Vec<Vec<f64>>,
     cycles: &'a ShortestCycles,
     rounds: f64,
     least_windows: &'a [u32],
+    /// The best T and its set, as a bit mask of devices.
     best: (f64, usize),
 }
 
 impl Subsets<'_> {
-    /// Visits the subsets below `set`; `times` is F of the set for every number of layers.
+    /// Visits all extensions of `set` by devices from `device` on. `times` is F of the set for every number of
+    /// layers.
     fn descend(&mut self, device: usize, times: &[f64], set: usize) {
         let with = set | 1 << device;
         let may_stay_out = self.least_windows[device] == 0;
         if device + 1 == self.tables.len() {
-            // Only whole rings are asked for now.
+            // At the last device only the total for all W layers is needed.
             let all = times.iter().zip(self.tables[device].iter().rev()).map(|(placed, own)| placed + own);
             let all = all.fold(f64::INFINITY, f64::min);
             if may_stay_out {
@@ -104,7 +108,7 @@ impl Subsets<'_> {
         self.descend(device + 1, &grown, with);
     }
 
-    /// Keeps the best set; on a tie the smaller one.
+    /// Replaces the best set if `set` is faster, or equally fast with fewer devices.
     fn keep_best(&mut self, layers_time: f64, set: usize) {
         if layers_time == f64::INFINITY || set == 0 {
             return;
@@ -117,7 +121,7 @@ impl Subsets<'_> {
     }
 }
 
-/// Returns an order of all devices: a short cycle through the members of a good ring, and the others inserted.
+/// Returns an order of all devices: a short cycle through `members`, with the other devices inserted.
 pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
     with_missing_devices(model, short_cycle(model, members))
 }

@@ -1,4 +1,4 @@
-//! The choices that the searches share: which devices may be the head, ring sizes, and orders of the ring.
+//! The search space that several solvers share: heads, ring sizes and orders of the ring.
 
 use std::ops::Range;
 
@@ -6,14 +6,17 @@ use crate::latency::constraints::Rules;
 use crate::problem::assignment::valid_rounds;
 use crate::strategy::StrategyError;
 
+/// Which devices a search tries as the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadChoice {
+    /// Only the device with this index.
     Fixed(usize),
-    /// The device that gives the fastest plan; ties go to the lower index.
+    /// All devices; the one with the fastest plan is chosen, and ties go to the lower index.
     Best,
 }
 
 impl HeadChoice {
+    /// Returns the indices of the devices to try.
     pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, StrategyError> {
         match self {
             HeadChoice::Fixed(device) if device >= devices => {
@@ -25,11 +28,13 @@ impl HeadChoice {
     }
 }
 
+/// Which orders of the ring a search tries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OrderChoice {
-    /// The instance's order, from the head on.
+    /// Only the instance's order, starting at the head.
     #[default]
     Given,
+    /// All orders, or some of them if there are too many.
     Best,
 }
 
@@ -51,7 +56,8 @@ pub(crate) fn search_options(
     options
 }
 
-/// Returns every W to search, largest (fewest rounds) first.
+/// Returns the values of W to search in descending order, so that fewer rounds come first. With `rounds`, only those
+/// with that k.
 pub(crate) fn ring_sizes(
     model_layers: u32,
     may_leave_remainder: bool,

@@ -1,29 +1,31 @@
-//! Shortest closed cycles through devices, exact for few devices and improved step by step for many.
+//! Shortest cycles through devices: exact for few devices, by local search for many.
 //!
-//! A token's hops in a whole round are a closed tour through the devices in the ring, in one direction, with hops
-//! that need not be the same both ways. Few devices: Held and Karp's dynamic program over all subsets,
+//! The hops of a token in a whole round are a cycle through the devices in the ring (a travelling salesman problem).
+//! Hops may differ by direction. For few devices, Held and Karp's dynamic program over all subsets is used:
 //!
 //! ```text
-//! d(S, j) = min over i in S \ {j} of d(S \ {j}, i) + hop(i, j)       tour(S) = min over j of d(S, j) + hop(j, s)
+//! d(S, j) = min over i in S \ {j} of d(S \ {j}, i) + hop(i, j)      cycle(S) = min over j of d(S, j) + hop(j, s)
 //! ```
 //!
-//! with s the first of S (M. Held, R. M. Karp, "A dynamic programming approach to sequencing problems", 1962).
-//! Many: the nearest neighbour as a start, then reversing and moving stretches while that helps.
+//! where s is the first device of S (M. Held, R. M. Karp, "A dynamic programming approach to sequencing problems",
+//! 1962). For many devices, a nearest-neighbour cycle is improved by reversing and moving segments.
 //!
-//! Not here: layers, and which devices the tour should visit ([`crate::solvers::ring_order`]).
+//! Not here: layers, and which devices the cycle contains ([`crate::solvers::ring_order`]).
 
 use crate::latency::LatencyModel;
 
+/// The shortest cycles through all sets of devices. A set is a bit mask of devices.
 pub(crate) struct ShortestCycles {
+    /// M.
     devices: usize,
-    /// hops[from * M + to]
+    /// The hops in seconds, at index from * M + to.
     hops: Vec<f64>,
-    /// paths[S * M + j]: the shortest path from the first of S through all of S to j.
+    /// d(S, j) at index S * M + j: the length of the shortest path from the first device of S through all of S to j.
     paths: Vec<f64>,
 }
 
 impl ShortestCycles {
-    /// Computes all of them: O(2^M M^2).
+    /// Computes the cycles of all sets in O(2^M M^2).
     pub(crate) fn new(model: &LatencyModel) -> Self {
         let devices = model.device_count();
         let pairs = (0..devices).flat_map(|from| (0..devices).map(move |to| (from, to)));
@@ -46,12 +48,13 @@ impl ShortestCycles {
         Self { devices, hops, paths }
     }
 
-    /// Returns the length of the tour through a set in seconds, infinite if there is none, 0 for one device.
+    /// Returns the length of the shortest cycle through a set in seconds: infinite if there is no cycle, 0 for one
+    /// device.
     pub(crate) fn seconds(&self, set: usize) -> f64 {
         self.last(set).map_or(f64::INFINITY, |last| self.closed(set, last))
     }
 
-    /// Returns the tour through a set, from its first device.
+    /// Returns the shortest cycle through a set, starting at its first device.
     pub(crate) fn order(&self, set: usize) -> Vec<usize> {
         let mut order = Vec::new();
         let mut left = set;
@@ -68,20 +71,22 @@ impl ShortestCycles {
         order
     }
 
+    /// Returns the length of the cycle through a set whose last device is `last`, in seconds.
     fn closed(&self, set: usize, last: usize) -> f64 {
         let first = set.trailing_zeros() as usize;
-        let home = if last == first { 0.0 } else { self.hops[last * self.devices + first] };
-        self.paths[set * self.devices + last] + home
+        let return_hop = if last == first { 0.0 } else { self.hops[last * self.devices + first] };
+        self.paths[set * self.devices + last] + return_hop
     }
 
-    /// Returns the last device of the shortest tour.
+    /// Returns the last device of the shortest cycle through a set.
     fn last(&self, set: usize) -> Option<usize> {
         let members = (0..self.devices).filter(|device| set >> device & 1 == 1);
         members.min_by(|left, right| self.closed(set, *left).total_cmp(&self.closed(set, *right)))
     }
 }
 
-/// Returns a short closed tour through these devices by local search; avoiding missing links comes first.
+/// Returns a short cycle through these devices, found by local search. Avoiding missing links has priority over
+/// length.
 pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
     let mut cycle: Vec<usize> = members.iter().take(1).copied().collect();
     let mut left: Vec<usize> = members.iter().skip(1).copied().collect();
@@ -92,7 +97,7 @@ pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize>
         cycle.push(left.remove(nearest));
     }
     let mut length = cycle_length(model, &cycle);
-    // Every step shortens the tour, so that this ends; the cap bounds the time on wild hops.
+    // Each step shortens the cycle, so the search ends. The limit bounds its time for extreme hops.
     for _ in 0..members.len() * 4 {
         let Some((shorter, seconds)) = improved(model, &cycle, length) else { break };
         (cycle, length) = (shorter, seconds);
@@ -100,26 +105,27 @@ pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize>
     cycle
 }
 
-/// Inserts all devices missing from a cycle, each where it adds the shortest detour.
+/// Inserts all devices that are missing from a cycle, each where its two new hops are shortest.
 pub(crate) fn with_missing_devices(model: &LatencyModel, mut cycle: Vec<usize>) -> Vec<usize> {
     let others: Vec<usize> = (0..model.device_count()).filter(|device| !cycle.contains(device)).collect();
     for device in others {
-        let added = |place: usize| {
-            let (before, after) = (cycle[place], cycle[(place + 1) % cycle.len()]);
-            let missing = [(before, device), (device, after)].map(|(from, to)| model.hops.seconds(from, to));
-            missing.iter().sum::<f64>()
+        let added = |position: usize| {
+            let (before, after) = (cycle[position], cycle[(position + 1) % cycle.len()]);
+            let new_hops = [(before, device), (device, after)].map(|(from, to)| model.hops.seconds(from, to));
+            new_hops.iter().sum::<f64>()
         };
         let best = (0..cycle.len()).min_by(|one, other| added(*one).total_cmp(&added(*other)));
-        cycle.insert(best.map_or(cycle.len(), |place| place + 1), device);
+        cycle.insert(best.map_or(cycle.len(), |position| position + 1), device);
     }
     cycle
 }
 
+/// The length of a cycle: the number of missing links, and the seconds of the existing ones.
 type Length = (usize, f64);
 
 fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
-    let hops = cycle.iter().enumerate().map(|(place, &from)| {
-        let to = cycle[(place + 1) % cycle.len()];
+    let hops = cycle.iter().enumerate().map(|(position, &from)| {
+        let to = cycle[(position + 1) % cycle.len()];
         if from == to { 0.0 } else { model.hops.seconds(from, to) }
     });
     hops.fold(
@@ -130,16 +136,17 @@ fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
     )
 }
 
-fn shorter(one: Length, other: Length) -> bool {
+/// Returns whether a length is shorter than another by more than rounding errors.
+fn is_shorter(one: Length, other: Length) -> bool {
     one.0 < other.0 || one.0 == other.0 && one.1 < other.1 * (1.0 - 1e-12)
 }
 
-/// Returns the best tour by reversing or moving one segment, if it is shorter.
+/// Returns the shortest cycle after reversing or moving one segment; `None` if none is shorter than `cycle`.
 fn improved(model: &LatencyModel, cycle: &[usize], length: Length) -> Option<(Vec<usize>, Length)> {
     let mut best: Option<(Vec<usize>, Length)> = None;
     let mut offer = |candidate: Vec<usize>| {
         let seconds = cycle_length(model, &candidate);
-        if shorter(seconds, best.as_ref().map_or(length, |(_, seconds)| *seconds)) {
+        if is_shorter(seconds, best.as_ref().map_or(length, |(_, seconds)| *seconds)) {
             best = Some((candidate, seconds));
         }
     };
@@ -149,12 +156,12 @@ fn improved(model: &LatencyModel, cycle: &[usize], length: Length) -> Option<(Ve
             reversed[from..to].reverse();
             offer(reversed);
         }
-        for stretch in 1..=3.min(cycle.len() - from) {
+        for segment in 1..=3.min(cycle.len() - from) {
             let mut without = cycle.to_vec();
-            let moved: Vec<usize> = without.drain(from..from + stretch).collect();
-            for place in 0..=without.len() {
+            let moved: Vec<usize> = without.drain(from..from + segment).collect();
+            for position in 0..=without.len() {
                 let mut candidate = without.clone();
-                candidate.splice(place..place, moved.iter().copied());
+                candidate.splice(position..position, moved.iter().copied());
                 offer(candidate);
             }
         }

@@ -1,20 +1,20 @@
-//! Algorithm 1 of the prima.cpp paper on the certified instances.
+//! Algorithm 1 of the prima.cpp paper on the instances with certified optima.
 //!
-//! It may miss the optimum. It is never below the optimum, breaks no rule, reports the latency model's T, and gives a
-//! reason where it has no plan. On every certified instance it agrees with another implementation.
+//! The algorithm may miss the optimum, but it is never below it, violates no constraint, reports the T of the latency
+//! model, and gives a reason if it has no plan. On all certified instances it agrees with another implementation.
 
 use std::collections::BTreeSet;
 
 use hearth_halda::{
-    Halda, Infeasible, Instance, LatencyModel, SearchStep, Solution, Strategy as Planner, StrategyError,
-    Terms, solve, valid_rounds, violations,
+    CostTerms, Halda, Infeasible, Instance, LatencyModel, SearchStep, Solution, Strategy as Planner,
+    StrategyError, solve, valid_rounds, violations,
 };
 use proptest::prelude::*;
 use serde_json::Value;
 
 use crate::fixtures::{cases, certified_rows};
 
-/// The plan after the checks that every plan and every refusal must pass; `optimum` is the certified one.
+/// Solves an instance, and checks the plan or the error. `optimum` is the certified T, null if there is no plan.
 #[track_caller]
 fn checked(place: &str, halda: &Halda, model: &LatencyModel, optimum: &Value) -> Option<Solution> {
     match solve(halda, model) {
@@ -40,10 +40,10 @@ fn certified_instances_match_the_other_implementation() {
         let model = LatencyModel::new(&instance).unwrap();
         let found = checked(&place, &Halda::PAPER, &model, &row["optimum"]["T"]).map(|plan| plan.seconds());
         match (found, row["halda_global_text"]["T"].as_f64()) {
-            (Some(found), Some(there)) => {
-                assert!((found - there).abs() <= 1e-9 * there, "{place}: {found} is not {there}");
+            (Some(found), Some(expected)) => {
+                assert!((found - expected).abs() <= 1e-9 * expected, "{place}: {found} is not {expected}");
             }
-            (found, there) => assert_eq!(found, there, "{place}"),
+            (found, expected) => assert_eq!(found, expected, "{place}"),
         }
     }
 }
@@ -53,7 +53,7 @@ fn no_variant_is_below_the_optimum() {
     for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         for flip_memory_cases in [false, true] {
-            for terms in [Terms::PAPER, Terms::SHIPPED] {
+            for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
                 for (may_drop, key) in [(false, "optimum"), (true, "optimum_with_device_selection")] {
                     let halda = Halda { may_drop, terms, flip_memory_cases, ..Halda::PAPER };
                     checked(&place, &halda, &model, &row[key]["T"]);
@@ -73,8 +73,8 @@ fn skipped_program_is_not_below_its_bound() {
     let mut compared = 0;
     for (place, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
-        let steps = |skip_bounded| {
-            let proposal = Halda { skip_bounded, ..Halda::PAPER }.propose(&model);
+        let steps = |prune_by_bound| {
+            let proposal = Halda { prune_by_bound, ..Halda::PAPER }.propose(&model);
             proposal.map_or(Vec::new(), |proposal| proposal.searched)
         };
         for (step, solved) in steps(true).into_iter().zip(steps(false)) {
@@ -105,30 +105,30 @@ fn flips_are_never_slower_and_find_every_plan() {
 
 #[test]
 fn device_selection_removes_devices_with_one_layer() {
-    let (mut fired, mut stayed) = (0, 0);
+    let (mut removed, mut kept) = (0, 0);
     for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let halda = Halda { may_drop: true, ..Halda::PAPER };
         let optimum = &row["optimum_with_device_selection"]["T"];
         let Some(plan) = checked(&place, &halda, &model, optimum) else { continue };
         let windows = &plan.assignment.window_layers;
-        fired += usize::from(windows.contains(&0));
+        removed += usize::from(windows.contains(&0));
         if windows[1..].contains(&1) {
-            // They stay only if there is no plan without them.
+            // Devices with one layer remain only if there is no plan without them.
             let mut without = instance.clone();
             without.devices.clear();
-            let many = (0..windows.len()).filter(|device| *device == 0 || windows[*device] > 1);
-            without.devices.extend(many.map(|device| instance.devices[device].clone()));
+            let others = (0..windows.len()).filter(|device| *device == 0 || windows[*device] > 1);
+            without.devices.extend(others.map(|device| instance.devices[device].clone()));
             let model = LatencyModel::new(&without).unwrap();
             assert!(
                 matches!(solve(&halda, &model), Err(StrategyError::Infeasible(_))),
                 "{place}: {windows:?}"
             );
-            stayed += 1;
+            kept += 1;
         }
     }
-    assert!(stayed > 0);
-    assert!(fired > 10, "{fired}");
+    assert!(kept > 0);
+    assert!(removed > 10, "{removed}");
 }
 
 #[test]
@@ -141,8 +141,8 @@ fn more_devices_than_layers_is_an_error() {
         refusal.to_string(),
         "no plan exists: k = 1: a round of 1 layers cannot give each of 2 devices a layer"
     );
-    let away = solve(&Halda { head: 2, ..Halda::PAPER }, &model).unwrap_err();
-    assert_eq!(away, StrategyError::NoSuchDevice { device: 2, devices: 2 });
+    let missing_head = solve(&Halda { head: 2, ..Halda::PAPER }, &model).unwrap_err();
+    assert_eq!(missing_head, StrategyError::NoSuchDevice { device: 2, devices: 2 });
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn plans_are_deterministic() {
     }
 }
 
-/// Devices of the kept instances in any mixture, with more or less memory.
+/// Generates instances with random devices of the certified instances, whose memory is scaled by up to 2.
 fn ring(largest: usize) -> impl Strategy<Value = Instance> {
     let instances: Vec<Instance> = certified_rows().into_iter().map(|(_, instance, _)| instance).collect();
     let devices: Vec<_> = instances.iter().flat_map(|instance| instance.devices.clone()).collect();
@@ -226,10 +226,11 @@ proptest! {
                     other => return Err(TestCaseError::fail(other.to_string())),
                 },
             };
-            // Each turn forces a device or ends, each removal takes a device, each pass of flips tries them all.
-            let turns = (devices + 1) * if may_drop { devices } else { 1 };
+            // Each iteration but the last forces a device, each removal drops a device, and each pass of flips tries
+            // all devices.
+            let iterations = (devices + 1) * if may_drop { devices } else { 1 };
             let flipped = if flip_memory_cases { 2 * devices * devices } else { 0 };
-            prop_assert!(steps.len() <= rounds * (turns + flipped), "{} steps", steps.len());
+            prop_assert!(steps.len() <= rounds * (iterations + flipped), "{} steps", steps.len());
             let solver = |step: &SearchStep| matches!(step.outcome, Err(Infeasible::Solver { .. }));
             prop_assert!(!steps.iter().any(solver), "{steps:?}");
         }

@@ -1,6 +1,6 @@
-//! The heuristics by hand.
+//! Baselines on instances whose plans can be computed by hand.
 //!
-//! A layer has 100 bytes, so that reading it at 1000 B/s takes 0.1 s; there is no arithmetic, no cache, no buffer.
+//! A layer has 100 bytes, so reading it at 1000 B/s takes 0.1 s. There is no arithmetic, no cache and no buffer.
 
 use hearth_halda::{
     Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, LinguaLinked, PerformanceProportional, Solution,
@@ -9,9 +9,10 @@ use hearth_halda::{
 
 use crate::fixtures::{plain_device, plain_model};
 
+/// The bytes of a layer.
 const LAYER: u64 = 100;
 
-/// A device whose CPU computes `speed` layers per second and whose RAM holds `layers` layers.
+/// Returns a device whose CPU computes `speed` layers per second and whose RAM holds `layers` layers.
 fn device(name: &str, speed: f64, layers: u64) -> Device {
     Device {
         cpu_memory_rate: speed * LAYER as f64,
@@ -21,7 +22,7 @@ fn device(name: &str, speed: f64, layers: u64) -> Device {
     }
 }
 
-/// The device with a GPU.
+/// Adds a GPU that computes `speed` layers per second and holds `layers` layers.
 fn with_gpu(device: Device, speed: f64, layers: u64) -> Device {
     Device { gpu: Gpu::Cuda, gpu_memory_rate: speed * LAYER as f64, cuda_available: layers * LAYER, ..device }
 }
@@ -48,7 +49,8 @@ fn chosen(solution: &Solution, windows: &[u32], gpu_layers: &[u32]) {
     assert_eq!(solution.assignment.rounds, 1);
 }
 
-/// A head with 10 layers a second, a laptop with a GPU of 40 and a CPU of 5, a phone with 10.
+/// Returns a head with 10 layers/s, a laptop with a GPU of 40 and a CPU of 5 layers/s, and a phone with 10 layers/s.
+/// The arguments are the layers that fit in memory; for the laptop on GPU and CPU.
 fn three(head: u64, laptop: [u64; 2], phone: u64) -> Vec<Device> {
     let laptop = with_gpu(device("laptop", 5.0, laptop[1]), 40.0, laptop[0]);
     vec![device("head", 10.0, head), laptop, device("phone", 10.0, phone)]
@@ -56,7 +58,7 @@ fn three(head: u64, laptop: [u64; 2], phone: u64) -> Vec<Device> {
 
 #[test]
 fn perf_follows_compute_power() {
-    // 10 : 40 : 10 of 20 layers are 3.33, 16.67, 20 summed up: 3, 14, 3, all of which fit.
+    // 20 layers in the ratio 10:40:10 have the cumulative shares 3.33, 16.67, 20: windows of 3, 14, 3, which all fit.
     let solution = solved(&PerformanceProportional, 20, three(20, [20, 20], 20)).unwrap();
     chosen(&solution, &[3, 14, 3], &[0, 14, 0]);
     assert!((solution.seconds() - (3.0 / 10.0 + 14.0 / 40.0 + 3.0 / 10.0)).abs() < 1e-12);
@@ -67,32 +69,34 @@ fn perf_moves_what_exceeds_a_gpu_to_other_gpus() {
     let gpu = |name, speed, layers| with_gpu(device(name, 5.0, 10), speed, layers);
     let four =
         |last| vec![device("head", 10.0, 20), gpu("a", 40.0, 6), gpu("b", 20.0, 20), gpu("c", 20.0, last)];
-    // 10 : 40 : 20 : 20 of 18 layers are 2, 8, 4, 4. The second holds 6, and its 2 move as 1 and 1.
+    // 18 layers in the ratio 10:40:20:20 are 2, 8, 4, 4. The second device holds 6; its other 2 go to the
+    // other GPUs, 1 each.
     let solution = solved(&PerformanceProportional, 18, four(5)).unwrap();
     chosen(&solution, &[2, 6, 5, 5], &[0, 6, 5, 5]);
-    // The last has no room for another.
+    // The last device cannot hold another layer.
     let solution = solved(&PerformanceProportional, 18, four(4)).unwrap();
     chosen(&solution, &[2, 6, 6, 4], &[0, 6, 6, 4]);
 }
 
 #[test]
 fn perf_offloads_to_cpus_by_their_speed() {
-    // 3, 14, 3, of which the GPU holds 6. 10 : 5 : 10 of the 8 left are 3.2, 4.8, 8: 3, 2, 3. The phone has room
-    // for 2, and 10 : 5 of the last layer are 0.67, 1: the head's.
+    // The shares are 3, 14, 3, and the GPU holds 6. The other 8 layers in the ratio 10:5:10 have the cumulative
+    // shares 3.2, 4.8, 8: 3, 2, 3. The phone can hold only 2 of its 3. The last layer in the ratio 10:5 has 0.67, 1:
+    // it is the head's.
     let solution = solved(&PerformanceProportional, 20, three(10, [6, 4], 5)).unwrap();
     chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
 }
 
 #[test]
 fn perf_overloads_cpus_when_all_memory_is_full() {
-    // 4, 6 + 1 and 5 fit. Of the 4 left, 10 : 5 : 10 gives 1.6, 2.4, 4: 2, 0, 2.
+    // 4, 6 + 1 and 5 layers fit. The other 4 in the ratio 10:5:10 have the cumulative shares 1.6, 2.4, 4: 2, 0, 2.
     let devices = three(4, [6, 1], 5);
     let solution = solved(&PerformanceProportional, 20, devices.clone()).unwrap();
     chosen(&solution, &[6, 7, 7], &[0, 6, 0]);
-    // Two layers more than fit at one layer a second.
+    // Two layers do not fit, and the disk reads one layer per second.
     assert_eq!(solution.breakdown.devices[0].disk, 2.0);
 
-    // A slow disk is passed over: 10 : 5 of the 4 left are 2.67, 4: 3, 1.
+    // A device with a slow disk is skipped: the 4 layers in the ratio 10:5 have the cumulative shares 2.67, 4: 3, 1.
     let mut instance = Instance {
         name: "slow".to_owned(),
         slow_disk_threshold: 60.0,
@@ -106,13 +110,14 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
 
     instance.slow_disk_threshold = 101.0;
     let refusal = solved_instance(&PerformanceProportional, &instance).unwrap_err();
-    let expected = "no plan exists: k = 1: a round has 20 layers, memory holds 16, and the disks are too slow to be read for every token";
+    let expected = "no plan exists: k = 1: a round has 20 layers, only 16 fit in memory, and the disks are too slow \
+                    to read weights for every token";
     assert_eq!(refusal, expected);
 }
 
 #[test]
 fn perf_keeps_the_head_in_the_ring() {
-    // 1 : 100 of 10 layers are 0.1: nothing for the head, which takes one.
+    // 10 layers in the ratio 1:100 give the head 0.1, which rounds to zero, so it gets one layer of the other device.
     let devices = vec![device("head", 1.0, 10), device("desktop", 100.0, 10)];
     let solution = solved(&PerformanceProportional, 10, devices).unwrap();
     chosen(&solution, &[1, 9], &[0, 0]);
@@ -120,7 +125,8 @@ fn perf_keeps_the_head_in_the_ring() {
 
 #[test]
 fn perf_uses_a_slow_gpu_last() {
-    // The laptop counts with its CPU, 10 : 10 : both hold 4 and 4 in RAM; the last 2 go to the slow GPU.
+    // The laptop counts with its CPU, so the ratio is 10:10. Each device holds 4 layers in RAM; the last 2 go to the
+    // slow GPU.
     let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
     let solution = solved(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop]).unwrap();
     chosen(&solution, &[4, 6], &[0, 2]);
@@ -129,21 +135,22 @@ fn perf_uses_a_slow_gpu_last() {
 
 #[test]
 fn edgeshard_trades_speed_for_hops() {
-    // 0.1 s a layer on the head, 0.05 s on the others. A block on a device saves 0.05 s a layer and costs its hop:
-    // 8 layers on the near one save 0.4 for 0.1, the ninth and tenth on the far one would save 0.05 for 0.2.
+    // A layer takes 0.1 s on the head and 0.05 s on the others. A block on another device saves 0.05 s per layer and
+    // costs a hop. 8 layers on the near device save 0.4 s for a hop of 0.1 s. One more layer on the far device would
+    // save 0.05 s for a hop of 0.2 s.
     let near = Device { hop: 0.1, ..device("near", 20.0, 8) };
     let far = Device { hop: 0.2, ..device("far", 20.0, 20) };
     let devices = vec![device("head", 10.0, 10), near, far];
     let solution = solved(&EdgeShard, 10, devices.clone()).unwrap();
     chosen(&solution, &[2, 8, 0], &[0, 0, 0]);
     assert!((solution.seconds() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
-    // Of 20 layers the far one holds all but the head's, and only its hop is paid.
+    // With 20 layers, all but one are on the far device, so that there is only its hop.
     chosen(&solved(&EdgeShard, 20, devices).unwrap(), &[1, 0, 19], &[0, 0, 0]);
 }
 
 #[test]
 fn edgeshard_reads_nothing_even_where_reading_is_faster() {
-    // The worker computes 100 times slower than the head, whose disk gives 50 layers a second.
+    // The worker is 100 times slower than the head, and the disk of the head reads 50 layers per second.
     let mut devices = vec![device("head", 100.0, 6), device("worker", 1.0, 10)];
     devices[0].disk_read = 50.0 * LAYER as f64;
     chosen(&solved(&EdgeShard, 10, devices.clone()).unwrap(), &[6, 4], &[0, 0]);
@@ -151,16 +158,16 @@ fn edgeshard_reads_nothing_even_where_reading_is_faster() {
     chosen(&exact, &[9, 1], &[0, 0]);
 
     let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
-    assert_eq!(refusal, "`edgeshard` reads no weights from disk, and memory holds 16 of the 17 layers");
+    assert_eq!(refusal, "`edgeshard` reads no weights from disk, and only 16 of the 17 layers fit in memory");
     devices[0].ram_available = LAYER - 1;
     let refusal = solved(&EdgeShard, 10, devices).unwrap_err();
     let expected =
-        "`edgeshard` reads no weights from disk, and the memory of the head, `head`, holds no layer";
+        "`edgeshard` reads no weights from disk, and the head `head` has too little memory for a layer";
     assert_eq!(refusal, expected);
 }
 
 #[test]
-fn edgeshard_fills_the_faster_side_first() {
+fn edgeshard_fills_the_faster_processor_first() {
     let desktop = with_gpu(device("desktop", 10.0, 4), 40.0, 3);
     chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[3]);
     let desktop = with_gpu(device("desktop", 10.0, 4), 2.0, 3);
@@ -169,13 +176,13 @@ fn edgeshard_fills_the_faster_side_first() {
 
 #[test]
 fn lingualinked_balances_computing_and_communication() {
-    // x/10 = (10 - x)/20 + 0.1 for x = 4: both take 0.4 s.
+    // x/10 = (10 - x)/20 + 0.1 gives x = 4: both devices take 0.4 s.
     let near = Device { hop: 0.1, ..device("near", 20.0, 10) };
     let solution = solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), near.clone()]).unwrap();
     chosen(&solution, &[4, 6], &[0, 0]);
     let seconds = |device: usize| solution.breakdown.devices[device].seconds();
     assert!((seconds(0) - 0.4).abs() < 1e-12 && (seconds(1) - 0.4).abs() < 1e-12);
-    // The worker holds 5, or the head holds 3: the other takes the rest.
+    // If the worker holds only 5 layers, or the head only 3, the other device gets the rest.
     let tight = Device { ram_available: 5 * LAYER, ..near.clone() };
     chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), tight]).unwrap(), &[5, 5], &[0, 0]);
     chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 3), near]).unwrap(), &[3, 7], &[0, 0]);
@@ -183,7 +190,7 @@ fn lingualinked_balances_computing_and_communication() {
 
 #[test]
 fn lingualinked_counts_gpu_and_cpu_of_a_device() {
-    // 4/40 + (x - 4)/10 = (11 - x)/10 for x = 7.
+    // 4/40 + (x - 4)/10 = (11 - x)/10 gives x = 7.
     let head = with_gpu(device("head", 10.0, 20), 40.0, 4);
     let solution = solved(&LinguaLinked, 11, vec![head, device("worker", 10.0, 20)]).unwrap();
     chosen(&solution, &[7, 4], &[4, 0]);
@@ -191,8 +198,8 @@ fn lingualinked_counts_gpu_and_cpu_of_a_device() {
 
 #[test]
 fn lingualinked_minimises_the_sum_where_balance_is_impossible() {
-    // The far device's hop of 10 s is the longest time whatever the others do; their sum is least if the fast one
-    // has all but the head's layer.
+    // The hop of the far device takes 10 s, which is the longest time in any case. The sum of the other times is
+    // minimal if the fast device has all layers but one.
     let far = Device { hop: 10.0, ..device("far", 10.0, 10) };
     let devices = vec![device("head", 10.0, 10), device("fast", 20.0, 10), far];
     chosen(&solved(&LinguaLinked, 10, devices).unwrap(), &[1, 9, 0], &[0, 0, 0]);
@@ -202,5 +209,8 @@ fn lingualinked_minimises_the_sum_where_balance_is_impossible() {
 fn lingualinked_without_memory_is_an_error() {
     let devices = vec![device("head", 10.0, 4), device("worker", 10.0, 5)];
     let refusal = solved(&LinguaLinked, 10, devices).unwrap_err();
-    assert_eq!(refusal, "`lingualinked` reads no weights from disk, and memory holds 9 of the 10 layers");
+    assert_eq!(
+        refusal,
+        "`lingualinked` reads no weights from disk, and only 9 of the 10 layers fit in memory"
+    );
 }

@@ -1,7 +1,7 @@
-//! Times and explanations by hand.
+//! Times and explanations, compared with hand-computed ones.
 //!
-//! The instances in `hard.jsonl` have round numbers: a layer is 2^29 bytes and takes 10 ms on a CPU, RAM gives
-//! 30 GB/s, a hop takes 5 ms, a key-value write 5 us, a copy to or from a GPU 50 us.
+//! The instances in `hard.jsonl` have round values: a layer has 2^29 bytes and takes 10 ms on a CPU, RAM has 30 GB/s,
+//! a hop takes 5 ms, a key-value write 5 us, and a copy to or from a GPU 50 us.
 
 use hearth_halda::{
     Assignment, BindingConstraint, DropReason, Even, Exact, Instance, LatencyModel, Manual,
@@ -10,6 +10,7 @@ use hearth_halda::{
 
 use crate::fixtures::certified_instance;
 
+/// The bytes of a layer.
 const LAYER: f64 = 536_870_912.0;
 
 #[track_caller]
@@ -17,15 +18,16 @@ fn near(found: f64, expected: f64) {
     assert!((found - expected).abs() <= 1e-12 * expected.abs().max(1.0), "{found} is not {expected}");
 }
 
+/// Returns `exact` with devices that may be dropped.
 fn select() -> Exact {
     Exact { rules: Rules { may_drop: true, may_leave_remainder: false }, ..Exact::default() }
 }
 
 #[test]
-fn partial_last_round_by_hand() {
+fn partial_last_round_has_its_terms() {
     let instance = certified_instance("tie");
     let model = LatencyModel::new(&instance).unwrap();
-    // L = 24, W = 10: two whole turns and R = 4, all of which the head's window of 5 takes.
+    // L = 24, W = 10: two whole rounds and R = 4, which all fit in the head's window of 5.
     let assignment = Assignment::new(0, 3, vec![5, 5], vec![0, 0]);
     let breakdown = model.evaluate(&assignment).unwrap();
     let [head, worker] = &breakdown.devices[..] else { panic!("two devices") };
@@ -33,7 +35,7 @@ fn partial_last_round_by_hand() {
     assert_eq!(worker.share, Share { layers: 10, gpu_layers: 0, windows: 2 });
     near(head.compute, 14.0 * 0.01 + 0.01);
     near(head.memory, 14.0 * (5e-6 + LAYER / 30e9) + 3.0 * 1e-4);
-    // 12 layers fit exactly, so two are read again at 1 GB/s.
+    // 12 of the 14 layers fit in memory, so two are read again at 1 GB/s.
     near(head.disk, 2.0 * LAYER / 1e9);
     near(head.communication, 3.0 * 0.005);
     near(worker.disk, 0.0);
@@ -41,7 +43,7 @@ fn partial_last_round_by_hand() {
     let refusal = solve(&Exact { rounds: Some(5), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "24 layers cannot be divided into 5 rounds; valid numbers are [1, 2, 3, 4, 6, 8, 12]"
+        "24 layers cannot be divided into 5 rounds; valid numbers of rounds are [1, 2, 3, 4, 6, 8, 12]"
     );
 }
 
@@ -51,10 +53,10 @@ fn exact_fit_is_bound_by_memory() {
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.explanation.gap, Some(0.0));
-    assert_eq!(solution.explanation.searched.len(), 7, "24 has 7 factors below itself");
+    assert_eq!(solution.explanation.searched.len(), 7, "24 has 7 factors less than itself");
     for device in &solution.explanation.devices {
         assert_eq!(device.binding, [BindingConstraint::Memory]);
-        // Computed, moved and read again.
+        // One more layer adds arithmetic, memory traffic and reading from disk.
         near(device.one_more_layer.unwrap(), 0.01 + 5e-6 + LAYER / 30e9 + LAYER / 1e9);
     }
 }
@@ -67,7 +69,7 @@ fn full_metal_device_rereads_everything_for_one_more_layer() {
     assert_eq!(solution.assignment.window_layers, [12, 12]);
     let [metal, linux] = &solution.explanation.devices[..] else { panic!("two devices") };
     assert_eq!(metal.binding, [BindingConstraint::GpuMemory, BindingConstraint::Memory]);
-    // 13 layers at 700 MB/s, and the thirteenth runs on the CPU because the working set holds 12.
+    // 13 layers are read at 700 MB/s, and the thirteenth is on the CPU because the working set holds 12.
     near(metal.one_more_layer.unwrap(), 13.0 * LAYER / 700e6 + 0.01 + 5e-6 + LAYER / 30e9);
     assert_eq!(linux.binding, [BindingConstraint::Overloaded]);
 }
@@ -78,7 +80,7 @@ fn dropped_device_has_its_cost() {
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&select(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 0]);
-    // The devices compute equally fast, so it would cost its hop and its copies.
+    // The devices are equally fast, so the dropped device would add only its hop and its copies.
     let Some(DropReason::Slower(seconds)) = solution.explanation.devices[1].dropped else {
         panic!("{:?}", solution.explanation.devices[1])
     };
@@ -92,7 +94,8 @@ fn infeasible_instance_names_the_reason() {
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "no plan exists: k = 1: a round has 40 layers, memory holds 16, and the disks are too slow to be read for every token"
+        "no plan exists: k = 1: a round has 40 layers, only 16 fit in memory, and the disks are too slow to read \
+         weights for every token"
     );
     let instance = certified_instance("LltM");
     let model = LatencyModel::new(&instance).unwrap();
@@ -104,7 +107,7 @@ fn infeasible_instance_names_the_reason() {
 }
 
 #[test]
-fn baselines_by_hand() {
+fn baselines_have_their_windows() {
     let instance = certified_instance("tie");
     let model = LatencyModel::new(&instance).unwrap();
     let mem = solve(&MemoryProportional { sizes: MemorySizes::Total(vec![1, 2]) }, &model).unwrap();
@@ -114,7 +117,7 @@ fn baselines_by_hand() {
     near(even.seconds(), 2.908_700_377_6);
     let single = solve(&Single::default(), &model).unwrap();
     assert_eq!(single.assignment.window_layers, [24, 0]);
-    // 12 of 24 layers do not fit and are read again; the optimum reads none.
+    // 12 of 24 layers do not fit and are read again. The optimum reads nothing.
     near(single.breakdown.devices[0].disk, 12.0 * LAYER / 1e9);
     near(single.explanation.optimum.unwrap(), 0.689_816_729_6);
     assert!(single.explanation.gap.unwrap() > 9.0);
@@ -141,8 +144,8 @@ fn manual_plan_is_checked() {
     assert_eq!(
         sentences,
         [
-            "the 9 GPU layers of `linux-cuda` take 4831838208 bytes, and its GPU has 4294967296 for them",
-            "`linux-none` has 1 GPU layers and no GPU"
+            "the 9 GPU layers of `linux-cuda` take 4831838208 bytes, but its GPU has 4294967296 bytes for them",
+            "`linux-none` has 1 GPU layers, but no GPU"
         ]
     );
     let found = broken(manual(Some(3), vec![6, 6], vec![0, 7]));
@@ -158,30 +161,30 @@ fn manual_plan_is_checked() {
 
 #[test]
 fn invalid_instance_names_field_and_device() {
-    let spoiled = |spoil: fn(&mut Instance)| {
+    let error = |change: fn(&mut Instance)| {
         let mut instance = certified_instance("slowgpu");
-        spoil(&mut instance);
+        change(&mut instance);
         LatencyModel::new(&instance).unwrap_err().to_string()
     };
     assert_eq!(
-        spoiled(|instance| instance.devices[1].disk_read = 0.0),
+        error(|instance| instance.devices[1].disk_read = 0.0),
         "`s_disk` of devices[1] `linux-none` is 0: it must be above zero"
     );
     assert_eq!(
-        spoiled(|instance| instance.devices[0].hop = f64::NAN),
+        error(|instance| instance.devices[0].hop = f64::NAN),
         "`t_comm` of devices[0] `linux-cuda` is NaN: it must be a finite number"
     );
     assert_eq!(
-        spoiled(|instance| instance.devices[0].gpu_speed.clear()),
+        error(|instance| instance.devices[0].gpu_speed.clear()),
         "`s_gpu` of devices[0] `linux-cuda` has no speed for `q4k`, which the model uses: measure or \
          estimate it"
     );
     assert_eq!(
-        spoiled(|instance| instance.devices.clear()),
+        error(|instance| instance.devices.clear()),
         "instance `slowgpu` has no devices: give at least the head"
     );
     assert_eq!(
-        spoiled(|instance| instance.model.model_layers = 0),
+        error(|instance| instance.model.model_layers = 0),
         "`L` of the model `hard` is 0: it must be above zero"
     );
     let unknown = r#"{"name": "a", "s_threshold": 0, "modle": {}}"#;

@@ -1,4 +1,4 @@
-//! Instances and checks that several tests share.
+//! Instances and checks for several tests.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use hearth_halda::{
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// Files of instances with certified optima, described in `data/lda/README.md`.
+/// The files of instances with certified optima, described in `data/lda/README.md`.
 const FILES: [(&str, &str); 3] = [
     ("small.jsonl", include_str!("../data/lda/small.jsonl")),
     ("medium.jsonl", include_str!("../data/lda/medium.jsonl")),
     ("hard.jsonl", include_str!("../data/lda/hard.jsonl")),
 ];
 
-/// Every instance with certified optima: where it is, the instance, and its whole line.
+/// Returns all instances with certified optima as (file and line, instance, JSON object of the line).
 pub fn certified_rows() -> Vec<(String, Instance, Value)> {
     let mut rows = Vec::new();
     for (file, text) in FILES {
@@ -30,12 +30,12 @@ pub fn certified_rows() -> Vec<(String, Instance, Value)> {
     rows
 }
 
-/// The instance with certified optima of this name.
+/// Returns the instance with certified optima that has this name.
 pub fn certified_instance(name: &str) -> Instance {
     certified_rows().into_iter().find(|(_, instance, _)| instance.name == name).unwrap().1
 }
 
-/// A device on Linux without a GPU and without costs but for its disk: no memory, no hops, no buffers.
+/// Returns a device on Linux without GPU, memory, hops and buffers. Only its disk takes time.
 pub fn plain_device(name: &str) -> Device {
     Device {
         name: name.to_owned(),
@@ -63,7 +63,7 @@ pub fn plain_device(name: &str) -> Device {
     }
 }
 
-/// A model of layers of these bytes and operations, without a cache, an embedding or an output matrix.
+/// Returns a model with equal layers of `layer_bytes` and `layer_flops`, without cache, embedding and output head.
 pub fn plain_model(layers: u32, layer_bytes: u64, layer_flops: f64) -> Model {
     Model {
         name: "plain".to_owned(),
@@ -84,7 +84,7 @@ pub fn plain_model(layers: u32, layer_bytes: u64, layer_flops: f64) -> Model {
     }
 }
 
-/// Every combination of the optional rules.
+/// All combinations of the optional rules.
 pub const ALL_RULES: [Rules; 4] = [
     Rules { may_drop: false, may_leave_remainder: false },
     Rules { may_drop: false, may_leave_remainder: true },
@@ -92,11 +92,13 @@ pub const ALL_RULES: [Rules; 4] = [
     Rules { may_drop: true, may_leave_remainder: true },
 ];
 
+/// Returns whether two values are equal to a relative 1e-9.
 pub fn equal(left: f64, right: f64) -> bool {
     (left - right).abs() <= 1e-9 * left.abs().max(right.abs())
 }
 
-/// Checks that a strategy finds the time of the oracle, without a limit, or that neither has a plan.
+/// Checks that a strategy finds a plan as fast as that of the oracle, without a search limit, or that neither finds a
+/// plan.
 pub fn same_time(
     strategy: &dyn Strategy,
     oracle: &dyn Strategy,
@@ -122,7 +124,7 @@ pub fn same_time(
     }
 }
 
-/// Checks that `exact` with the best head is as fast as with the fastest of all heads.
+/// Checks that `exact` with [`HeadChoice::Best`] is as fast as with the fastest fixed head.
 pub fn best_head_is_fastest(exact: Exact, model: &LatencyModel) -> Result<(), TestCaseError> {
     let with =
         |head| solve(&Exact { head, ..exact }, model).map_or(f64::INFINITY, |solution| solution.seconds());
@@ -133,7 +135,8 @@ pub fn best_head_is_fastest(exact: Exact, model: &LatencyModel) -> Result<(), Te
     Ok(())
 }
 
-/// The number of random cases: all of them with `HEARTH_SLOW=1`, else what `PROPTEST_CASES` says, else an eighth.
+/// Returns the number of random cases: `all` with `HEARTH_SLOW=1`, else `PROPTEST_CASES` if it is set, else an eighth
+/// of `all` but at least 8.
 pub fn cases(all: u32) -> ProptestConfig {
     if std::env::var_os("HEARTH_SLOW").is_some_and(|value| value == "1") {
         ProptestConfig::with_cases(all)

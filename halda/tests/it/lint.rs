@@ -1,7 +1,7 @@
-//! Lint: each rule fires on its case and on nothing else.
+//! Lint rules, each tested on a valid scenario and plan with one change.
 //!
-//! Each case is a sound scenario and plan with one thing changed; the codes of what is found are compared as a whole.
-//! The tests of the command line check that a memory error means a run that fails before it starts.
+//! All codes of the findings are compared, so a test also fails if another rule fires. The tests of the command line
+//! check that a memory error means that a run fails before it starts.
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::lint::{self, Finding, Severity};
@@ -24,7 +24,7 @@ links:
   default: {latency: {value: 2 ms, source: test}, bandwidth: {value: 400 Mbit/s, source: test}}
 ";
 
-/// A scenario's text as documents and numbers.
+/// A parsed scenario with its cluster.
 struct Case {
     scenario: Scenario,
     origin: Origin,
@@ -67,15 +67,16 @@ impl Case {
         lint::plan(plan, &self.origin, &self.cluster, self.scenario.planner.slow_disk)
     }
 
-    /// Leaves a device this much memory beside key-value cache and buffers.
-    fn room(&mut self, device: usize, layers: u32, room: Bytes) {
+    /// Sets the memory of a device so that `left` remains beside buffers and the key-value cache of `layers` layers.
+    fn set_memory_left(&mut self, device: usize, layers: u32, left: Bytes) {
         let member = &mut self.cluster.members[device].device;
         let cache = self.cluster.model.shape.kv_bytes_per_layer(512, Bytes(2)).0 * u64::from(layers);
-        member.memory.available.value = room + Bytes(cache) + member.cpu.compute_buffer.value;
+        member.memory.available.value = left + Bytes(cache) + member.cpu.compute_buffer.value;
         (member.memory.can_swap, member.memory.swap_available) = (None, None);
     }
 }
 
+/// Checks the codes of the findings, given in ascending order.
 #[track_caller]
 fn codes(found: &[Finding], expected: &[&str]) {
     let mut codes: Vec<&str> = found.iter().map(|finding| finding.code).collect();
@@ -104,8 +105,8 @@ fn scenario_findings() {
     codes(&lint("profile: d2", "profile: d2, limits: {memory: 1 GiB}"), &[]);
     let share = "profile: d2, limits: {memory_share: 50 %}";
     codes(&lint("profile: d2", share), &["memory-share-while-planning"]);
-    let by_hand = format!("{share}}}\nplanner: {{strategy: manual, windows: [16, 16]");
-    codes(&lint("profile: d2", &by_hand), &[]);
+    let with_windows = format!("{share}}}\nplanner: {{strategy: manual, windows: [16, 16]");
+    codes(&lint("profile: d2", &with_windows), &[]);
     codes(&lint("value: 2 ms", "value: 60 ms"), &["slow-link"]);
     codes(&lint("400 Mbit/s", "1 Mbit/s"), &["slow-link"]);
     codes(&lint("profile: d2", "profile: d2, limits: {threads: 64}"), &["threads-above-cores"]);
@@ -121,7 +122,7 @@ fn scenario_findings() {
     };
     let links = [named("[a, b]"), named("[b, a]")].concat();
     let case = Case::new(&format!("{}  between:\n{links}", SCENARIO.replace("value: 2 ms", "value: 1 s")));
-    // Every pair has a link of its own, so the default's second is nobody's.
+    // Every pair has its own link, so the slow default link is not used.
     codes(&lint::scenario(&case.scenario, &case.cluster), &["link-twice"]);
 }
 
@@ -137,7 +138,7 @@ fn profile_findings() {
         cpu.read_bandwidth.spread = Some(Fraction(spread));
         let rate = cpu.matvec.0.get_mut(&Format::Q4K).unwrap();
         rate.spread = Some(Fraction(spread));
-        // Of a format that the model does not have.
+        // The model does not have this format.
         let rate = rate.clone();
         cpu.matvec.0.insert(Format::Iq1S, rate);
     };
@@ -166,11 +167,11 @@ fn slow_wifi_channel_is_found_and_unused_wire_is_not() {
         lint::scenario(&case.scenario, &case.cluster)
     };
     codes(&lint("value: 2 ms", "value: 60 ms"), &[]);
-    // 16 KiB at 0.5 MB/s, up and down.
+    // 16 KiB at 0.5 MB/s, to the access point and from it.
     let found = lint("600 Mbit/s", "4 Mbit/s");
     codes(&found, &["slow-link"]);
     assert_eq!(found[0].place, "scenario links.wifi.channels[0]");
-    // The other device on a wire: once is half of twice.
+    // If the other device is wired, the message is sent over the channel only once.
     codes(&lint("600 Mbit/s, source: t}, stations: [a, b]", "4 Mbit/s, source: t}, stations: [b]"), &[]);
 }
 
@@ -225,12 +226,12 @@ fn missing_or_small_gpus() {
 fn memory_findings() {
     let mut case = Case::new(SCENARIO);
     let plan = case.plan(&[24, 8]);
-    // 16 MiB is the least room; the output head of llama-8b alone is some 400 MiB.
-    case.room(0, 24, Bytes::mib(16) - Bytes(1));
+    // The minimum memory for weights is 16 MiB. The output head of llama-8b alone has about 400 MiB.
+    case.set_memory_left(0, 24, Bytes::mib(16) - Bytes(1));
     codes(&case.lint(&plan), &["memory-exceeded"]);
-    case.room(0, 24, Bytes::mib(16));
+    case.set_memory_left(0, 24, Bytes::mib(16));
     codes(&case.lint(&plan), &["head-over-memory", "one-round-over-memory", "share-exceeds-memory"]);
-    case.room(0, 24, Bytes::mib(1024));
+    case.set_memory_left(0, 24, Bytes::mib(1024));
     codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory"]);
     case.cluster.members[0].device.disk.sequential.value = BytesPerSecond(5e7);
     codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory", "slow-disk-overloaded"]);
@@ -245,17 +246,17 @@ fn rounds_and_residency_findings() {
     assert_eq!(fits.rounds, 4);
     let found = case.lint(&fits);
     codes(&found, &["rounds-without-reading"]);
-    assert!(found[0].what.contains("of hops a token"), "{}", found[0].what);
+    assert!(found[0].what.contains("additional hops take"), "{}", found[0].what);
     let layer = case.cluster.model.max_layer_bytes();
     // The worker has 8 layers in 4 windows of 2.
-    case.room(1, 8, layer * 5);
+    case.set_memory_left(1, 8, layer * 5);
     codes(&case.lint(&fits), &["share-exceeds-memory"]);
-    case.room(1, 8, layer * 3);
+    case.set_memory_left(1, 8, layer * 3);
     codes(&case.lint(&fits), &["share-exceeds-memory", "windows-evict-each-other"]);
     let mut bounded = fits.clone();
     bounded.devices[1].residency.prefetch_budget = Some(Bytes(layer.0 / 2));
     codes(&case.lint(&bounded), &["share-exceeds-memory"]);
-    case.room(1, 8, layer);
+    case.set_memory_left(1, 8, layer);
     codes(&case.lint(&fits), &["share-exceeds-memory", "window-exceeds-memory"]);
     let mut plain = fits.clone();
     plain.devices[1].residency = ResidencyOptions::default().without_prefetch();
@@ -274,7 +275,7 @@ fn partial_rounds_hops_and_addresses() {
     let found = case.lint(&partial);
     codes(&found, &["partial-last-round", "rounds-without-reading"]);
     let note = found.iter().find(|finding| finding.code == "partial-last-round").unwrap();
-    assert!(note.what.contains("has 9 of 23 layers; without any: `b`"), "{}", note.what);
+    assert!(note.what.contains("only 9 of 23 layers; devices without layers in it: `b`"), "{}", note.what);
     let mut plan = case.plan(&[24, 8]);
     plan.predicted.as_mut().unwrap().tpot = Seconds(0.008);
     codes(&case.lint(&plan), &["hops-dominate"]);
@@ -292,7 +293,7 @@ fn dropped_device_that_would_help() {
     let found = case.lint(&case.plan(&[32, 0]));
     codes(&found, &["dropped-device-would-help"]);
     assert!(found[0].what.starts_with("`b` has no layers"), "{}", found[0].what);
-    // The best plan of the same model leaves nobody out wrongly.
+    // The best plan by the same latency model drops no device wrongly.
     let instance = Instance::from_cluster(&case.cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
     let best = plan(&solve(&Overlap::default(), &model).unwrap(), &case.cluster, &case.origin).unwrap();

@@ -1,6 +1,6 @@
-//! The integration tests of the planners, one module for each subject.
+//! Integration tests of the planners, one module for each subject.
 //!
-//! Properties run few cases by default; `HEARTH_SLOW=1` runs all of them and `PROPTEST_CASES=N` runs N.
+//! Property tests run few cases by default. `HEARTH_SLOW=1` runs all cases, and `PROPTEST_CASES=N` runs N.
 
 mod algorithm_one;
 mod baselines;

@@ -1,4 +1,4 @@
-//! The planners of other systems distribute the model as the prima.cpp paper describes.
+//! Planners of other systems, compared with their description in the prima.cpp paper.
 
 use hearth_core::memory::PinnedMemory;
 use hearth_core::{Cluster, LinkTable, Member};
@@ -9,7 +9,7 @@ use hearth_schema::plan::{Origin, Plan};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 
-/// Shipped devices with a shipped model; the first is the head.
+/// Returns a cluster of shipped devices with a shipped model. The first device is the head.
 fn cluster(model: &str, devices: &[&str]) -> Cluster {
     let member = |(place, name): (usize, &&str)| Member {
         name: if devices[..place].contains(name) { format!("{name}-{place}") } else { (*name).to_owned() },
@@ -35,15 +35,17 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
     }
 }
 
+/// The devices of the paper, with D3 as the head.
 const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
 
+/// Returns the plan of a system.
 fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemError> {
     let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
     let origin = Origin { name: "test".into(), digest: String::new() };
     plan(name, cluster, &origin, SystemOptions { weights_as, air_time })
 }
 
-/// The formats that a system accepts.
+/// Returns the weight formats that a system supports.
 fn formats(name: &str) -> Vec<Option<Format>> {
     if matches!(name, "exo" | "dllama") {
         vec![None]
@@ -68,15 +70,15 @@ fn exo_has_the_windows_of_the_paper() {
     assert_eq!(
         (d1.residency.policy, d1.residency.weights_as),
         (Residency::Pinned, None),
-        "4 bits stay 4 bits"
+        "MLX keeps the format of the model"
     );
-    // From D1, as the paper lists them.
+    // With D1 as the head, in the paper's order.
     let listed = self::cluster("llama-8b", &["d1", "d2", "d3"]);
     let windows: Vec<u32> =
         made("exo", &listed, None).expect("a plan").devices.iter().map(|device| device.window).collect();
     assert_eq!(windows, [9, 10, 13]);
     let phone = self::cluster("llama-8b", &["d4", "d3"]);
-    assert!(made("exo", &phone, None).unwrap_err().to_string().contains("does not run on `d4`, the head"));
+    assert!(made("exo", &phone, None).unwrap_err().to_string().contains("does not run on the head `d4`"));
 }
 
 #[test]
@@ -146,7 +148,7 @@ fn faster_devices_get_larger_slices() {
         let rows = |device: &str| {
             tensor.slices.iter().find(|slice| slice.device == device).map_or(0, |slice| slice.feed_forward)
         };
-        // Reading bandwidths of 58.6, 41.9 and 7.5 GB/s on CPUs.
+        // The CPUs read 58.6, 41.9 and 7.5 GB/s.
         assert!(rows("d3") > rows("d2") && rows("d2") > rows("d4"), "{name}: {:?}", tensor.slices);
     }
 }

@@ -1,4 +1,4 @@
-//! Conversion of a cluster to an instance, and of a solution to a plan document.
+//! Conversion of clusters to instances, and of solutions to plan documents.
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
@@ -22,7 +22,7 @@ fn link(milliseconds: f64) -> Link {
     Link { latency: assumed(Seconds(milliseconds / 1e3)), bandwidth: assumed(BytesPerSecond(50e6)) }
 }
 
-/// A device; its GPU by kind, whether memory is unified, and GiB.
+/// Returns a device with `gib` GiB of memory. The GPU is given as (kind, unified memory, GiB).
 fn device(name: &str, os: &str, gib: u64, gpu: Option<(&str, bool, u64)>) -> Member {
     let yaml = format!(
         "schema: device/1
@@ -64,13 +64,14 @@ disk:
     Member { name: name.to_owned(), address: None, device, residency: None }
 }
 
-/// Links of 3 ms, but for one from which nothing reaches the other.
+/// Returns links of 3 ms, except that `from` cannot send to `to`.
 fn one_way(from: &str, to: &str) -> LinkTable {
     let devices = [from.to_owned(), to.to_owned()];
     let between = vec![NamedLink { devices, link: None, unreachable: Some(Unreachable::Forward) }];
     LinkTable::new(Links { between, ..Links::constant(link(3.0)) })
 }
 
+/// Returns a mac, a desktop as the head, and a laptop, with a shipped model.
 fn cluster(model: &str) -> Cluster {
     let members = vec![
         device("mac", "macos", 8, Some(("metal", true, 5))),
@@ -108,10 +109,10 @@ fn cpu_quota_slows_a_device() {
         device.runtime.work.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
     };
     let ratio = layer(&slowed) / layer(&free);
-    // What copying keys and values takes is counted as before.
+    // The time to copy keys and values does not change.
     assert!((3.9..=4.0).contains(&ratio), "{ratio}");
     cluster.members[2].device.cpu.quota = Some(quota(cores));
-    assert_eq!(of(&cluster), free, "a quota of all it has");
+    assert_eq!(of(&cluster), free, "a quota of all cores has no effect");
 }
 
 #[test]
@@ -121,11 +122,11 @@ fn instance_from_cluster_by_symbol() {
     let names: Vec<&str> = instance.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["desktop", "laptop", "mac"], "the ring begins at the head");
     assert_eq!(instance.slow_disk_threshold, 1e8);
-    // 8 heads of 128 keys and as many values, two bytes, 1024 tokens: 4 MiB.
+    // Keys and values: 2 x 8 heads x 128 elements x 2 bytes x 1024 tokens = 4 MiB.
     assert_eq!(instance.model.layer_cache_bytes(), Some(4 << 20));
     assert_eq!(instance.model.layer_weight_bytes, cluster.model.mean_layer_bytes().0);
     let [desktop, laptop, mac] = &instance.devices[..] else { panic!("three devices") };
-    // 4 * 4096 bytes at 50 MB/s and the link's latency; laptop and mac have their own.
+    // 4 * 4096 bytes at 50 MB/s plus the latency of the link; the link between laptop and mac has 7 ms.
     let wire = 16384.0 / 50e6;
     assert_eq!(desktop.hop, 0.003 + wire);
     assert_eq!(laptop.hop, 0.007 + wire);
@@ -137,9 +138,9 @@ fn instance_from_cluster_by_symbol() {
     assert_eq!((desktop.disk_read, mac.disk_read), (2e9, 1e9), "sequential on Linux, random on macOS");
     assert_eq!((desktop.cuda_available, mac.metal_available), (8 << 30, 5 << 30));
     assert_eq!(laptop.gpu_speed.len(), 0);
-    // Formats that were not measured borrow the nearest speed.
+    // An unmeasured format gets the speed of the nearest format.
     assert_eq!(laptop.cpu_speed["q6_k"], 100e9);
-    // One token's keys and values of a layer: 4096 bytes.
+    // The keys and values of one token and layer have 4096 bytes.
     assert_eq!(laptop.cpu_cache_write, 1e-6 + 4096.0 / 10e9);
     cluster.links = one_way("laptop", "mac");
     let hops = Instance::from_cluster(&cluster, None).hops.unwrap();
@@ -149,7 +150,7 @@ fn instance_from_cluster_by_symbol() {
     assert_eq!(wide.model.layer_cache_bytes(), Some(8 << 20));
     cluster.members.truncate(1);
     cluster.head = 0;
-    assert_eq!(Instance::from_cluster(&cluster, None).devices[0].hop, 0.0, "nobody to send to");
+    assert_eq!(Instance::from_cluster(&cluster, None).devices[0].hop, 0.0, "a single device has no hop");
 }
 
 #[test]
@@ -163,6 +164,7 @@ fn shared_gpu_memory_is_counted_once() {
     LatencyModel::new(&instance).unwrap();
 }
 
+/// Solves a cluster and converts the solution, after checks of the plan document.
 fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
     let instance = Instance::from_cluster(cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
@@ -170,7 +172,7 @@ fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
     let scenario = Origin { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() };
     let plan = plan(&solution, cluster, &scenario).unwrap();
     assert_eq!(Plan::from_yaml(&plan.to_yaml()).unwrap(), plan);
-    // The layers that a runner will give each device are those that the planner counted.
+    // The layers of each device in the plan document are those that the planner counted.
     for (position, device) in plan.devices.iter().enumerate() {
         let index = instance.devices.iter().position(|other| other.name == device.name).unwrap();
         let share = solution.breakdown.devices[index].share;
@@ -222,7 +224,7 @@ fn mem_total_gives_the_plan_of_exo() {
     let windows: Vec<u32> = plan.devices.iter().map(|device| device.window).collect();
     assert_eq!(windows, [9, 10, 13]);
     assert_eq!(plan.planner.strategy, "mem-total");
-    // The ring begins at the head; memory that a GPU shares is counted once, as RAM.
+    // The ring starts at the head, and memory that a GPU shares is counted once, as RAM.
     cluster.head = 1;
     cluster.members[2].device.gpu = device("gpu", "linux", 8, Some(("vulkan", true, 6))).device.gpu;
     assert_eq!(total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
@@ -234,15 +236,15 @@ fn plan_has_an_explanation() {
     assert_eq!(plan.devices.len(), 1);
     assert_eq!(plan.devices[0].name, "desktop");
     assert_eq!(plan.dropped.len(), 2);
-    // The mac's GPU is as fast as the desktop's, so a layer there costs two hops, there and back, of 3 ms and
-    // 16 KiB at 50 MB/s. Alone the desktop has none.
+    // The GPU of the mac is as fast as that of the desktop. So a plan with the mac costs two hops of 3 ms plus 16 KiB
+    // at 50 MB/s. The desktop alone has no hop.
     assert_eq!(plan.dropped[1].name, "mac");
-    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 6.66 ms longer a token");
-    assert_eq!(plan.explanation[1], "By the same count no plan of this kind is faster.");
+    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 6.66 ms longer per token");
+    assert_eq!(plan.explanation[1], "By the same objective no plan of this kind is faster.");
     assert_eq!(
         plan.explanation[2],
-        "`desktop`: 32 layers, 32 of them on the GPU, within its memory, nothing binds it; a window one layer \
-         wider would cost it 669 us."
+        "`desktop`: 32 layers, 32 of them on the GPU, within its memory, no constraint limits it; a window one \
+         layer wider would add 669 us."
     );
     assert!(plan.model.digest.is_none(), "no file");
     let predicted = plan.devices[0].predicted.unwrap();
@@ -252,15 +254,14 @@ fn plan_has_an_explanation() {
 
 #[test]
 fn plan_has_relays() {
-    // The desktop cannot send to the mac, which holds what the desktop does not; the laptop computes far too slowly
-    // to be given a layer.
+    // The desktop cannot send to the mac, but needs it for its memory. The laptop is too slow to have a layer.
     let mut cluster = cluster("llama-8b");
     cluster.links = one_way("desktop", "mac");
     cluster.members[1] = device("desktop", "linux", 3, None);
     cluster.members[2].device.cpu.matvec =
         [(Format::Q4K, assumed(FlopsPerSecond(1e7)))].into_iter().collect();
     for member in &mut cluster.members {
-        // Nobody may read weights from disk for every token.
+        // With slow disks no device may read weights for every token.
         member.device.disk.sequential = assumed(BytesPerSecond(5e7));
         member.device.disk.random = None;
     }
@@ -276,7 +277,7 @@ fn plan_has_relays() {
     let sentence =
         "`laptop` has no layers and relays from `desktop` to `mac`, which cannot reach each other.";
     assert!(plan.explanation.iter().any(|found| found == sentence), "{:?}", plan.explanation);
-    // Without the relay it is a plan that cannot be carried out.
+    // Without the relay the plan cannot be executed.
     let mut direct = plan;
     direct.devices.remove(1);
     let refused = cluster.links.check_plan(&direct).unwrap_err().to_string();

@@ -1,17 +1,18 @@
 //! Properties of the planners on random instances.
 //!
-//! Small instances of every kind (Metal, CUDA, Android, slow disks, tight memory): `exact` equals trying
-//! every plan, and `halda` finds the same with and without skipping programs. All strategies: a returned plan
-//! satisfies the named constraints and its T is the re-evaluated one. Wild instances: no panic, no NaN.
+//! On small instances of all kinds (Metal, CUDA, Android, slow disks, little memory), `exact` equals exhaustive
+//! search, and `halda` finds the same plan with and without pruning. The plans of all strategies satisfy the named
+//! constraints, and their T equals the re-evaluated one. Extreme instances cause neither a panic nor a NaN.
 
 use std::collections::BTreeMap;
 
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
-    Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance, LatencyModel,
-    LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, OrderChoice,
-    Overlap, PerformanceProportional, ReadRates, Rereads, Rules, RuntimeModel, Single, Strategy as Planner,
-    StrategyError, Terms, WorkTimes, latency::constraints::ring_violations, solve, valid_rounds, violations,
+    Assignment, CostTerms, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance,
+    LatencyModel, LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem,
+    OrderChoice, Overlap, PerformanceProportional, ReadRates, Rereads, Rules, RuntimeModel, Single,
+    Strategy as Planner, StrategyError, WorkTimes, latency::constraints::ring_violations, solve,
+    valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -19,15 +20,16 @@ use proptest::prelude::*;
 
 use crate::fixtures::{ALL_RULES, best_head_is_fastest, cases, equal, same_time};
 
-/// Bytes of a layer in the small instances.
+/// The bytes of a layer in the small instances.
 const LAYER: u64 = 100 << 20;
 
+/// Returns a value for each weight format.
 fn per_format(value: f64) -> BTreeMap<String, f64> {
     BTreeMap::from([("q4k".to_owned(), value), ("f32".to_owned(), value / 2.0)])
 }
 
 prop_compose! {
-    /// How weights may be kept: mostly in one of several ways, with all that concerns reading ahead.
+    /// Generates a runtime model with one or two residencies.
     fn runtime()(
         residencies in prop::collection::vec(residency(), 1..=2),
         excess in any::<bool>(),
@@ -41,7 +43,8 @@ prop_compose! {
     }
 }
 
-/// Times of layers that are not all alike, those on the GPU such a part of those on the CPU.
+/// Returns times of unequal layers. A layer takes about `cpu` seconds on the CPU, and `of_gpu` times as long on the
+/// GPU.
 fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
     let cpu_layers: Vec<f64> =
         (0..layers).map(|layer| cpu * (1.0 + f64::from(layer * 7 % 5) / 10.0)).collect();
@@ -58,6 +61,7 @@ fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
     }
 }
 
+/// Generates a residency.
 fn residency() -> impl Strategy<Value = ResidencyOptions> {
     let of = ResidencyOptions::of;
     let buffered = move |buffer| ResidencyOptions { stream_buffer: Some(buffer), ..of(Residency::Managed) };
@@ -73,7 +77,7 @@ fn residency() -> impl Strategy<Value = ResidencyOptions> {
 }
 
 prop_compose! {
-    /// A device whose memories hold a few layers, give or take a fraction of one.
+    /// Generates a device whose memory sizes hold up to `layers` layers, in whole layers if `exact_fit` is true.
     fn device(layers: u32)(
         kind in prop_oneof![
             Just((OperatingSystem::Linux, Gpu::None)),
@@ -126,6 +130,7 @@ prop_compose! {
 }
 
 prop_compose! {
+    /// Generates an instance; `largest` is the maximum number of layers by number of devices.
     fn small(largest: [u32; 4])(devices in 1..=4_usize)(
         layers in 1..=largest[devices - 1],
         devices in prop::collection::vec(device(largest[devices - 1]), devices),
@@ -168,7 +173,7 @@ prop_compose! {
     }
 }
 
-/// Every strategy with all its options.
+/// Returns all strategies with various options.
 fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     let layers = model.model_layers();
     let devices = model.device_count();
@@ -191,11 +196,11 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
         all.push(Box::new(Overlap { rules, head: HeadChoice::Best, order, ..Overlap::default() }));
     }
     for may_drop in [false, true] {
-        for terms in [Terms::PAPER, Terms::SHIPPED] {
+        for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
             all.push(Box::new(Halda { may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER }));
         }
         all.push(Box::new(Halda { may_drop, head: devices - 1, rounds: Some(layers), ..Halda::PAPER }));
-        all.push(Box::new(Halda { may_drop, skip_bounded: false, ..Halda::PAPER }));
+        all.push(Box::new(Halda { may_drop, prune_by_bound: false, ..Halda::PAPER }));
     }
     for rounds in [0, 1, 2, layers] {
         all.push(Box::new(Even { rounds }));
@@ -252,10 +257,17 @@ fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The fastest steady state of all plans with device 0 as the head, by trying every one.
+/// Returns the minimum T in the steady state of all plans with device 0 as the head, by exhaustive search.
 fn every_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
-    /// Distributes `left` layers of a round over `device` and those after it in every way.
-    fn place(model: &LatencyModel, rules: Rules, plan: &mut Plan, device: usize, left: u32, best: &mut f64) {
+    /// Tries all distributions of `left` layers of a round over `device` and the devices after it.
+    fn try_splits(
+        model: &LatencyModel,
+        rules: Rules,
+        plan: &mut Plan,
+        device: usize,
+        left: u32,
+        best: &mut f64,
+    ) {
         let devices = model.device_count();
         if device == devices {
             let broken = left > 0 || !ring_violations(model, &plan.0, rules).is_empty();
@@ -270,7 +282,7 @@ fn every_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
                     plan.0.window_layers[device] = window;
                     plan.0.gpu_layers[device] = gpu;
                     plan.1[device] = *residency;
-                    place(model, rules, plan, device + 1, left - window, best);
+                    try_splits(model, rules, plan, device + 1, left - window, best);
                 }
             }
         }
@@ -282,7 +294,7 @@ fn every_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
         let rounds = layers.div_ceil(ring_layers);
         let assignment = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
         let mut plan = (assignment, vec![ResidencyOptions::default(); devices]);
-        place(model, rules, &mut plan, 0, ring_layers, &mut best);
+        try_splits(model, rules, &mut plan, 0, ring_layers, &mut best);
     }
     best
 }
@@ -321,8 +333,8 @@ proptest! {
         check_contract(&LatencyModel::new(&instance).unwrap())?;
     }
 
-    // (w, n, k) and (k w, k n, 1) give every device the same layers; the second has a k-th of the hops and of the
-    // copies to GPUs. So the paper's objective never prefers more than one round.
+    // (w, n, k) and (k w, k n, 1) have the same layers on each device, but the second has only 1/k of the hops and
+    // copies to GPUs. So the paper's objective never prefers several rounds.
     #[test]
     fn one_round_is_never_slower(instance in small([20, 12, 12, 12])) {
         let model = LatencyModel::new(&instance).unwrap();
@@ -349,16 +361,17 @@ proptest! {
     }
 
     #[test]
-    fn skipping_programs_changes_no_plan(instance in small([40, 24, 16, 12])) {
+    fn pruning_changes_no_plan(instance in small([40, 24, 16, 12])) {
         let model = LatencyModel::new(&instance).unwrap();
-        let variants = [(Terms::PAPER, false), (Terms::PAPER, true), (Terms::SHIPPED, false), (Terms::SHIPPED, true)];
-        for (terms, may_drop) in variants {
-            let halda = Halda { may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER };
-            let plan = |skip_bounded| {
-                let solution = solve(&Halda { skip_bounded, ..halda }, &model);
-                solution.map(|solution| solution.assignment).ok()
-            };
-            prop_assert_eq!(plan(true), plan(false));
+        for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
+            for may_drop in [false, true] {
+                let halda = Halda { may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER };
+                let plan = |prune_by_bound| {
+                    let solution = solve(&Halda { prune_by_bound, ..halda }, &model);
+                    solution.map(|solution| solution.assignment).ok()
+                };
+                prop_assert_eq!(plan(true), plan(false));
+            }
         }
     }
 
@@ -377,7 +390,7 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         let fastest = solve(&EdgeShard, &model);
         let balanced = solve(&LinguaLinked, &model);
-        // Both count the same layers in memory.
+        // Both use the same capacities, so they fail on the same instances.
         let fastest = match (fastest, &balanced) {
             (Ok(fastest), _) => fastest,
             (Err(StrategyError::OutOfMemory { held, .. }), Err(StrategyError::OutOfMemory { held: same, .. })) => {
@@ -392,13 +405,13 @@ proptest! {
             for device in &solution.breakdown.devices {
                 prop_assert!(!device.over, "{}: {:?}", solution.strategy, device);
             }
-            // Of the plans that read nothing and fill the faster side first, `edgeshard` is the fastest.
+            // `edgeshard` is the fastest plan that reads nothing and fills the faster processor first.
             prop_assert!(solution.seconds() >= fastest.seconds() * (1.0 - 1e-9), "{}", solution.strategy);
         }
     }
 }
 
-/// Resizes everything that is given by layer, so that validation gets past the counts.
+/// Resizes all vectors with an element per layer, so that their lengths pass validation.
 fn resize_layers(instance: &mut Instance, layers: u32) {
     instance.model.model_layers = layers;
     let count = layers.min(600) as usize;
@@ -413,7 +426,8 @@ fn resize_layers(instance: &mut Instance, layers: u32) {
     }
 }
 
-fn wild_number() -> impl Strategy<Value = f64> {
+/// Generates a value that may be extreme or invalid.
+fn extreme_value() -> impl Strategy<Value = f64> {
     prop_oneof![
         6 => 1e-3..1e12_f64,
         1 => Just(0.0),
@@ -422,7 +436,8 @@ fn wild_number() -> impl Strategy<Value = f64> {
     ]
 }
 
-fn wild_bytes() -> impl Strategy<Value = u64> {
+/// Generates a byte count that may be extreme or invalid.
+fn extreme_bytes() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..1_u64 << 36,
         2 => prop_oneof![Just(0), Just(1), Just(1 << 50)],
@@ -436,20 +451,20 @@ proptest! {
     #[test]
     fn extreme_instances_neither_panic_nor_yield_nan(
         instance in small([20, 12, 8, 8]),
-        numbers in prop::collection::vec((0..14_usize, wild_number()), 0..3),
-        bytes in prop::collection::vec((0..13_usize, wild_bytes()), 0..4),
+        values in prop::collection::vec((0..14_usize, extreme_value()), 0..3),
+        bytes in prop::collection::vec((0..13_usize, extreme_bytes()), 0..4),
         layers in prop_oneof![4 => 0..30_u32, 1 => Just(u32::MAX)],
-        rows in prop::option::of(prop::collection::vec(prop::option::of(wild_number()), 16)),
+        rows in prop::option::of(prop::collection::vec(prop::option::of(extreme_value()), 16)),
         columns in prop_oneof![9 => Just(0_usize), 1 => 0..6_usize],
     ) {
         let mut instance = instance;
         instance.hops = rows.map(|entries| {
             let devices = instance.devices.len();
-            let wide = if columns == 0 { devices } else { columns };
-            entries.chunks(wide).take(devices).map(<[_]>::to_vec).collect()
+            let width = if columns == 0 { devices } else { columns };
+            entries.chunks(width).take(devices).map(<[_]>::to_vec).collect()
         });
         resize_layers(&mut instance, layers);
-        for (field, value) in numbers {
+        for (field, value) in values {
             let count = instance.devices.len();
             let device = &mut instance.devices[field % count];
             let target = match field {

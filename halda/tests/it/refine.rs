@@ -1,7 +1,7 @@
-//! The local search, compared with enumeration and with its start.
+//! The local search `refine`, compared with enumeration and with its start.
 //!
-//! The objectives are toys: a convex one has one valley, which single steps must reach from anywhere; one without
-//! any order shows that the search keeps its promises whatever it is told. Instances are those with certified optima.
+//! The scores are artificial. With a convex score, the search must reach the global minimum from any start. With a
+//! pseudo-random score, it must keep its guarantees. The instances are those with certified optima.
 
 use std::collections::BTreeSet;
 
@@ -16,9 +16,10 @@ use proptest::prelude::*;
 
 use crate::fixtures::{cases, certified_rows};
 
+/// Devices may be dropped, and the last round may be partial.
 const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
 
-/// The small instances that have a plan, with that of `exact`.
+/// Returns the small instances for which `exact` has a plan, with that plan.
 fn instances() -> Vec<(Instance, Assignment)> {
     let small = certified_rows().into_iter().filter(|(place, ..)| place.starts_with("small.jsonl"));
     let instances = small.map(|(_, instance, _)| instance);
@@ -31,19 +32,21 @@ fn instances() -> Vec<(Instance, Assignment)> {
     planned.collect()
 }
 
+/// Returns whether a plan satisfies all constraints.
 fn allowed(model: &LatencyModel, at: &Assignment) -> bool {
     ring_violations(model, at, FREE).is_empty() && best_residencies(model, at).is_some()
 }
 
-/// A convex sum over processors: how far the layers of each are from a target, squared and weighted.
-fn valley(assignment: &Assignment, targets: &[(f64, f64)]) -> f64 {
+/// Returns a convex score: the weighted sum of squares of the distance of each processor's layers from a target.
+/// `targets` has (target, weight) for each processor.
+fn convex_score(assignment: &Assignment, targets: &[(f64, f64)]) -> f64 {
     let split = assignment.window_layers.iter().zip(&assignment.gpu_layers);
     let layers = split.flat_map(|(window, gpu)| [f64::from(window - gpu), f64::from(*gpu)]);
     layers.zip(targets).map(|(layers, (target, weight))| weight * (layers - target).powi(2)).sum()
 }
 
-/// No order at all, but the same every time; a tenth of the plans cannot be run.
-fn noise(assignment: &Assignment, seed: u64) -> Option<f64> {
+/// Returns a pseudo-random score that depends only on the plan and the seed. A tenth of the plans have none.
+fn random_score(assignment: &Assignment, seed: u64) -> Option<f64> {
     let numbers = assignment.window_layers.iter().chain(&assignment.gpu_layers).chain([&assignment.rounds]);
     let mixed = numbers.fold(seed, |mixed, number| {
         (mixed ^ u64::from(*number)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
@@ -51,17 +54,17 @@ fn noise(assignment: &Assignment, seed: u64) -> Option<f64> {
     (!mixed.is_multiple_of(10)).then_some((mixed % 1009) as f64)
 }
 
-/// The best of all plans of one round.
-fn best_of_all(model: &LatencyModel, head: usize, score: impl Fn(&Assignment) -> f64) -> f64 {
+/// Returns the minimum score of all allowed plans with one round.
+fn minimum_score(model: &LatencyModel, head: usize, score: impl Fn(&Assignment) -> f64) -> f64 {
     let devices = model.device_count();
     let mut at = Assignment::new(head, 1, vec![0; devices], vec![0; devices]);
     let mut best = f64::INFINITY;
-    let mut place = |at: &mut Assignment| {
+    let mut visit = |at: &mut Assignment| {
         if allowed(model, at) {
             best = best.min(score(at));
         }
     };
-    for_each_split(&mut at, 0, model.model_layers(), &mut place);
+    for_each_split(&mut at, 0, model.model_layers(), &mut visit);
     best
 }
 
@@ -75,11 +78,12 @@ proptest! {
         for (instance, start) in instances().iter().filter(|(it, _)| it.devices.len() <= 3) {
             let model = LatencyModel::new(instance).unwrap();
             let search = RefineOptions { rules: FREE, same_rounds: true, max_evaluations: None };
-            let RefineResult { assignment, to, ended, .. } =
-                refine(&model, start, search, |at| Some(valley(at, &targets)), |_| true);
-            let best = best_of_all(&model, start.head, |at| valley(at, &targets));
-            prop_assert!((to.unwrap() - best).abs() <= 1e-9 * best, "{assignment:?}: {to:?}, {best}");
-            prop_assert_eq!(ended, StopReason::NoBetterNeighbour);
+            let RefineResult { assignment, best_score, stop_reason, .. } =
+                refine(&model, start, search, |at| Some(convex_score(at, &targets)), |_| true);
+            let best = minimum_score(&model, start.head, |at| convex_score(at, &targets));
+            let found = best_score.unwrap();
+            prop_assert!((found - best).abs() <= 1e-9 * best, "{assignment:?}: {found}, {best}");
+            prop_assert_eq!(stop_reason, StopReason::NoBetterNeighbour);
         }
     }
 
@@ -88,26 +92,26 @@ proptest! {
         for (instance, start) in &instances() {
             let model = LatencyModel::new(instance).unwrap();
             let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: Some(most) };
-            let mut asked = Vec::new();
+            let mut scored = Vec::new();
             let mut run = || {
                 let score = |at: &Assignment| {
-                    asked.push(at.clone());
-                    noise(at, seed)
+                    scored.push(at.clone());
+                    random_score(at, seed)
                 };
                 refine(&model, start, search, score, |_| true)
             };
             let (once, again) = (run(), run());
             prop_assert_eq!(&once, &again);
             prop_assert!(once.evaluations <= most);
-            prop_assert_eq!(asked.len() as u64, 2 * once.evaluations);
-            asked.truncate(once.evaluations as usize);
-            let different: BTreeSet<&Assignment> = asked.iter().collect();
-            prop_assert_eq!(different.len(), asked.len(), "a plan is scored once");
+            prop_assert_eq!(scored.len() as u64, 2 * once.evaluations);
+            scored.truncate(once.evaluations as usize);
+            let different: BTreeSet<&Assignment> = scored.iter().collect();
+            prop_assert_eq!(different.len(), scored.len(), "a plan is scored once");
             prop_assert!(allowed(&model, &once.assignment));
             if most > 0 {
-                prop_assert_eq!(once.to, noise(&once.assignment, seed));
-                prop_assert_eq!(once.from, noise(start, seed));
-                prop_assert!(once.from.is_none_or(|from| once.to.unwrap() <= from));
+                prop_assert_eq!(once.best_score, random_score(&once.assignment, seed));
+                prop_assert_eq!(once.start_score, random_score(start, seed));
+                prop_assert!(once.start_score.is_none_or(|start| once.best_score.unwrap() <= start));
             }
         }
     }
@@ -122,7 +126,7 @@ fn refine_changes_rounds() {
     let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: None };
     let found = refine(&model, &start, search, score, |_| true);
     assert_eq!((found.assignment.rounds, found.assignment.ring_layers()), (4, 3));
-    assert_eq!((found.from, found.to), (Some(3.0), Some(0.0)));
+    assert_eq!((found.start_score, found.best_score), (Some(3.0), Some(0.0)));
     let kept = refine(&model, &start, RefineOptions { same_rounds: true, ..search }, score, |_| true);
     assert_eq!(kept.assignment.rounds, 1);
 }
@@ -149,20 +153,20 @@ fn refine_stops_on_request() {
     let (instance, start) = instances().swap_remove(0);
     let model = LatencyModel::new(&instance).unwrap();
     let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
-    let mut heard = Vec::new();
-    let go_on = |progress: Progress| {
-        heard.push(progress);
+    let mut reported = Vec::new();
+    let should_continue = |progress: Progress| {
+        reported.push(progress);
         progress.evaluations < 7
     };
-    let found = refine(&model, &start, search, |at| Some(-f64::from(at.gpu_layers[0])), go_on);
-    assert_eq!((found.evaluations, found.ended), (7, StopReason::Stopped));
-    assert_eq!(heard.len(), 8);
-    assert!(heard.windows(2).all(|pair| pair[1].evaluations == pair[0].evaluations + 1));
+    let found = refine(&model, &start, search, |at| Some(-f64::from(at.gpu_layers[0])), should_continue);
+    assert_eq!((found.evaluations, found.stop_reason), (7, StopReason::StoppedByCaller));
+    assert_eq!(reported.len(), 8);
+    assert!(reported.windows(2).all(|pair| pair[1].evaluations == pair[0].evaluations + 1));
     let nothing = refine(&model, &start, search, |_| Some(f64::NAN), |_| true);
-    assert_eq!((nothing.assignment, nothing.from, nothing.to), (start.clone(), None, None));
-    let shapeless = Assignment::new(9, 0, vec![1], vec![]);
-    let kept = refine(&model, &shapeless, search, |_| Some(1.0), |_| true);
-    assert_eq!((kept.assignment, kept.evaluations), (shapeless, 0));
+    assert_eq!((nothing.assignment, nothing.start_score, nothing.best_score), (start.clone(), None, None));
+    let invalid = Assignment::new(9, 0, vec![1], vec![]);
+    let kept = refine(&model, &invalid, search, |_| Some(1.0), |_| true);
+    assert_eq!((kept.assignment, kept.evaluations), (invalid, 0));
 }
 
 #[test]
@@ -174,5 +178,5 @@ fn refined_plan_is_explained() {
     let solution = solve(&strategy, &model).unwrap();
     assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));
     assert_eq!(solution.options, ["start=exact", "drop=true", "remainder=true"]);
-    assert!(solution.explanation.gap.is_some_and(|gap| gap >= -1e-9), "nothing beats the default");
+    assert!(solution.explanation.gap.is_some_and(|gap| gap >= -1e-9), "the default strategy is optimal");
 }

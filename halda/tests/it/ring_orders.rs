@@ -1,7 +1,7 @@
 //! Hops by pair, missing links, relays and orders of the ring.
 //!
-//! By hand on three and four equal devices, and on random matrices against every plan there is: every split, every
-//! choice of relays, every order.
+//! Plans for three and four devices are compared with hand-computed ones. On random hops, plans are compared with an
+//! exhaustive search over all splits, choices of relays and orders.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,20 @@ use proptest::prelude::*;
 
 use crate::fixtures::{ALL_RULES, best_head_is_fastest, cases, equal, plain_device, plain_model, same_time};
 
+/// The bytes of a layer.
 const LAYER: u64 = 100 << 20;
 
-/// A device that computes a layer in so many milliseconds and holds so many of them on a disk that is too slow.
+/// Returns a device that computes a layer in `milliseconds` and holds `holds` layers in memory. Its disk is slow.
 fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
     Device {
         cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / (milliseconds / 1e3))]),
-        // A little more: the kernel needs some memory for the pages of weights.
+        // The kernel needs some additional memory for the pages of weights.
         ram_available: holds * LAYER + (24 << 20),
         ..plain_device(name)
     }
 }
 
+/// Returns an instance of equal layers with hops by pair.
 fn instance(layers: u32, devices: Vec<Device>, hops: Vec<Vec<Option<f64>>>) -> Instance {
     Instance {
         name: "ring".to_owned(),
@@ -35,18 +37,21 @@ fn instance(layers: u32, devices: Vec<Device>, hops: Vec<Vec<Option<f64>>>) -> I
     }
 }
 
-/// Hops in milliseconds; below zero there is none.
+/// Converts hops in milliseconds to seconds; a negative hop is a missing link.
 fn hops<const M: usize>(rows: [[i32; M]; M]) -> Vec<Vec<Option<f64>>> {
     let entry = |hop: i32| (hop >= 0).then_some(f64::from(hop) / 1e3);
     rows.into_iter().map(|row| row.into_iter().map(entry).collect()).collect()
 }
 
+/// Returns whether a time in seconds is close to a time in milliseconds.
 fn near(found: f64, milliseconds: f64) -> bool {
     (found * 1e3 - milliseconds).abs() < 1e-6
 }
 
+/// Devices may be dropped, and all rounds are whole.
 const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
 
+/// Solves an instance with `exact`.
 fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, StrategyError> {
     let model = LatencyModel::new(instance).unwrap();
     solve(&Exact { rules: SELECT, order, ..Exact::default() }, &model)
@@ -64,11 +69,11 @@ fn hops_go_to_the_next_device_in_each_round() {
         breakdown.devices.iter().map(|terms| (terms.communication * 1e3).round() as u32).collect::<Vec<_>>()
     };
     assert_eq!(hops([4, 3, 3], 1, None), [1, 20, 100]);
-    assert_eq!(hops([5, 0, 5], 1, None), [2, 0, 100], "b is passed by");
-    assert_eq!(hops([10, 0, 0], 1, None), [0, 0, 0], "nobody to send to");
+    assert_eq!(hops([5, 0, 5], 1, None), [2, 0, 100], "b is skipped");
+    assert_eq!(hops([10, 0, 0], 1, None), [0, 0, 0], "a ring of one device has no hops");
     assert_eq!(hops([4, 3, 3], 1, Some(vec![0, 2, 1])), [2, 10, 200]);
     assert_eq!(hops([5, 0, 5], 1, Some(vec![0, 1, 2])), [1, 20, 100], "b relays");
-    // W = 4, R = 2: two whole turns, then a with both layers alone, or with b, or nobody but a and the relay.
+    // W = 4, R = 2: after two whole rounds, the partial round has only a, or a and b, or a and the relay c.
     assert_eq!(hops([2, 1, 1], 3, None), [2, 40, 200]);
     assert_eq!(hops([1, 1, 2], 3, None), [3, 2 * 20 + 10, 200]);
     assert_eq!(hops([2, 2, 0], 3, Some(vec![0, 2, 1])), [2 * 2 + 2, 20, 2 * 200 + 100]);
@@ -81,7 +86,7 @@ fn hops_go_to_the_next_device_in_each_round() {
 
 #[test]
 fn weak_device_becomes_a_relay() {
-    // a cannot send to c; these hold 5 of 10 layers each; b would take 50 ms for one.
+    // a cannot send to c. Each of them holds 5 of 10 layers. b would take 50 ms for a layer.
     let rows = hops([[0, 2, -1], [2, 0, 3], [4, 4, 0]]);
     let devices = vec![device("a", 1.0, 5), device("b", 50.0, 4), device("c", 1.0, 5)];
     let mut instance = instance(10, devices, rows);
@@ -95,23 +100,23 @@ fn weak_device_becomes_a_relay() {
         assert_eq!((relay.from.as_str(), relay.to.as_str(), relay.reachable), ("a", "c", false));
         assert_eq!(solution.breakdown.devices[1].share, Share::default());
     }
-    // A plan by hand gets the relay too.
+    // A manual plan gets the relay too.
     let model = LatencyModel::new(&instance).unwrap();
-    let by_hand = Manual {
+    let manual = Manual {
         head: 0,
         rounds: None,
         window_layers: vec![5, 0, 5],
         gpu_layers: vec![],
         ..Manual::default()
     };
-    let by_hand = solve(&by_hand, &model).unwrap();
-    assert_eq!(by_hand.assignment.order, Some(vec![0, 1, 2]));
-    assert!(near(by_hand.seconds(), 19.0), "{}", by_hand.seconds());
-    // Without the way through b there is none.
+    let manual = solve(&manual, &model).unwrap();
+    assert_eq!(manual.assignment.order, Some(vec![0, 1, 2]));
+    assert!(near(manual.seconds(), 19.0), "{}", manual.seconds());
+    // Without the link from b to c there is no plan.
     instance.hops.as_mut().unwrap()[1][2] = None;
     let refusal = best(&instance, OrderChoice::Given).unwrap_err().to_string();
     assert!(
-        refusal.contains("no ring in this order connects devices that hold a round of 10 layers"),
+        refusal.contains("no ring in this order connects enough devices to hold a round of 10 layers"),
         "{refusal}"
     );
     assert!(best(&instance, OrderChoice::Best).is_err());
@@ -125,7 +130,7 @@ fn weak_device_becomes_a_relay() {
 
 #[test]
 fn best_order_follows_the_short_links() {
-    // Clockwise the hops take 9 ms, the other way round 1 ms; all four are needed.
+    // In the given order each hop takes 9 ms, in the reverse order 1 ms. All four devices are needed.
     let rows = hops([[0, 9, 5, 1], [1, 0, 9, 5], [5, 1, 0, 9], [9, 5, 1, 0]]);
     let devices = ["a", "b", "c", "d"].map(|name| device(name, 1.0, 2)).into();
     let instance = instance(8, devices, rows);
@@ -154,10 +159,10 @@ fn invalid_hop_matrix_is_an_error() {
         LatencyModel::new(&instance(4, devices, rows)).unwrap_err().to_string()
     };
     let row = vec![Some(0.0), Some(1.0)];
-    assert_eq!(refused(vec![row.clone()]), "`t_comm_between` has 1 rows and there are 2 devices");
+    assert_eq!(refused(vec![row.clone()]), "`t_comm_between` has 1 rows, but there are 2 devices");
     assert_eq!(
         refused(vec![row.clone(), vec![None]]),
-        "`t_comm_between` has 1 entries in the row of devices[1] `b` and there are 2 devices"
+        "`t_comm_between` has 1 entries in the row of devices[1] `b`, but there are 2 devices"
     );
     assert_eq!(
         refused(vec![row.clone(), vec![Some(-1.0), None]]),
@@ -172,7 +177,8 @@ fn invalid_hop_matrix_is_an_error() {
 
 #[test]
 fn large_ring_has_a_good_order_and_a_bound() {
-    // A circle of 16: next to each other 1 ms, otherwise more, and listed in a scattered order. All are needed.
+    // 16 devices on a circle, where a hop takes 1 ms per step. They are listed in a permuted order, and all are
+    // needed.
     let place = |device: usize| device * 7 % 16;
     let hop = |from: usize, to: usize| {
         let apart = place(from).abs_diff(place(to));
@@ -190,12 +196,13 @@ fn large_ring_has_a_good_order_and_a_bound() {
     assert!(limit.notes[0].starts_with("Not every order of the ring was tried"), "{limit:?}");
 }
 
-/// A hop, a zero, or none.
+/// Generates a hop, a hop of zero, or a missing link.
 fn any_hop() -> impl Strategy<Value = Option<f64>> {
     prop_oneof![3 => Just(None), 1 => Just(Some(0.0)), 3 => Just(Some(2e-3)), 5 => (1e-4..2e-2_f64).prop_map(Some)]
 }
 
 prop_compose! {
+    /// Generates an instance with random hops; `most_layers` is the maximum number of layers by number of devices.
     fn any_ring(most_layers: [u32; 5], devices: std::ops::RangeInclusive<usize>)(devices in devices)(
         layers in 1..=most_layers[devices - 1],
         machines in prop::collection::vec((0.5..20.0_f64, 0..4_u64, any::<bool>()), devices),
@@ -209,7 +216,7 @@ prop_compose! {
     }
 }
 
-/// Compares `exact` with trying every plan.
+/// Compares `exact` with `exhaustive`.
 fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
     let Exact { rules, rounds, order, .. } = exact;
     same_time(&exact, &Exhaustive { rules, rounds, order, ..Exhaustive::default() }, model)
@@ -225,7 +232,7 @@ proptest! {
             same(&model, Exact { rules, ..Exact::default() })?;
             same(&model, Exact { rules, order: OrderChoice::Best, ..Exact::default() })?;
             for rounds in [1, 2, 3] {
-                // Where there are no such rounds, there is nothing to compare.
+                // If L cannot be divided into these rounds, there is nothing to compare.
                 let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
                 if !matches!(solve(&exact, &model), Err(StrategyError::Rounds { .. })) {
                     same(&model, exact)?;
@@ -241,7 +248,7 @@ proptest! {
     fn best_head_is_as_fast_as_the_fastest_fixed_head_with_links(instance in any_ring([12, 12, 12, 12, 12], 1..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
         let everything = Rules { may_drop: true, may_leave_remainder: true };
-        // In the best order partial rounds follow the order of whole ones, so that heads cannot be compared there.
+        // With the best order, partial rounds use the order for whole rounds, so heads cannot be compared.
         for (rules, order, rounds) in [
             (SELECT, OrderChoice::Given, None),
             (SELECT, OrderChoice::Best, None),

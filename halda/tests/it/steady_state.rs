@@ -1,7 +1,8 @@
-//! The steady-state model by hand, and the choice of rounds and residencies.
+//! The steady-state model, compared with hand-computed times, and the choice of rounds and residencies.
 //!
-//! Two devices: a head that has room for everything and only adds time, and one whose layers, memory and disk are
-//! those of the reader in `studies/src/bin/windowed_reader.rs`: 400 MiB of weights, 400 MB/s, 1.345 s a token in total.
+//! There are two devices: a head with enough memory for all of its layers, which only adds time, and a reader like
+//! that of `studies/src/bin/windowed_reader.rs`, with 400 MiB of weights and a disk of 400 MB/s. A token takes 1.345
+//! s without reading.
 
 use std::collections::BTreeMap;
 
@@ -16,25 +17,25 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::fixtures::{plain_device, plain_model};
 
 const MIB: u64 = 1 << 20;
-/// Weight bytes of a layer.
+/// The weight bytes of a layer.
 const LAYER: u64 = 50 * MIB;
-/// What the kernel needs for the pages of 400 MiB, leaves free, and reads around them.
+/// The bytes that the kernel needs for the pages of 400 MiB, keeps free, and reads around page faults.
 const KERNEL: u64 = 20 * MIB;
-/// Seconds per token without reading.
+/// The seconds per token without reading.
 const QUIET: f64 = 1.345;
-/// Bytes per second.
+/// The disk rate in bytes per second.
 const DISK: f64 = 400e6;
-/// Seconds that the second device computes for a token of eight layers.
+/// The seconds per token that the second device computes its eight layers.
 const STAGE: f64 = 0.08;
 
-/// Seconds of a layer on the head, the rest of whose time is no layer's.
+/// The seconds of a layer on the head. The rest of its time is token overhead.
 const HEAD_LAYER: f64 = 0.001;
 
-/// A device that needs `layer` seconds for a layer.
+/// Returns a device that takes `layer` seconds for a layer.
 fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> Device {
     Device {
         cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / layer)]),
-        // Reading from memory takes no time worth counting.
+        // Reading from memory takes negligible time.
         cpu_memory_rate: 1e15,
         unified_memory: true,
         disk_read: DISK,
@@ -44,7 +45,7 @@ fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> D
     }
 }
 
-/// Eight layers on each; a hop takes `hop` seconds.
+/// Returns an instance with 16 layers for the two devices; a hop takes `hop` seconds.
 fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
     let mut devices = vec![
         device("head", HEAD_LAYER, 1 << 40, ResidencyOptions::default()),
@@ -63,7 +64,7 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
     }
 }
 
-/// Seconds of a token with eight layers on each device in k rounds.
+/// Returns the seconds per token with eight layers on each device in k rounds.
 fn seconds(memory: u64, residency: ResidencyOptions, rounds: u32) -> f64 {
     let instance = instance(memory, residency, 0.0);
     let model = LatencyModel::new(&instance).unwrap();
@@ -71,24 +72,25 @@ fn seconds(memory: u64, residency: ResidencyOptions, rounds: u32) -> f64 {
     model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap().seconds
 }
 
+/// Checks that a time is within 5 ms of the expected one.
 fn close(found: f64, expected: f64) {
     assert!((found - expected).abs() < 0.005, "{found} s, expected {expected} s");
 }
 
 #[test]
-fn lru_page_cache_by_hand() {
+fn lru_page_cache_times() {
     let os = ResidencyOptions::of(Residency::Os);
-    // Measured in `sim/tests/it/linux_rows.rs`' rows: 2.34, 2.34 to 2.38, 2.0 to 2.1, 2.22, 1.40.
+    // The rows of `sim/tests/it/linux_rows.rs` have the measured times 2.34, 2.34 to 2.38, 2.0 to 2.1, 2.22 and 1.40.
     close(seconds(305 * MIB, os.without_prefetch(), 1), 2.39);
     close(seconds(305 * MIB, os, 1), 2.39);
     close(seconds(305 * MIB, os, 2), 1.84);
     close(seconds(205 * MIB, os, 2), 2.37);
     close(seconds(305 * MIB, os, 4), QUIET);
     close(seconds(400 * MIB + KERNEL, os, 1), QUIET);
-    // Half of a window is read ahead, the other half when it is touched.
+    // Half of a window is read ahead, the other half by page faults.
     let half = ResidencyOptions { prefetch_budget: Some(Bytes(50 * MIB)), ..os };
     close(seconds(305 * MIB, half, 4), QUIET + 200.0 * MIB as f64 / DISK);
-    // A window given up behind the computation is not in the way of the next one.
+    // A window that is released after its computation does not conflict with the next one.
     close(seconds(205 * MIB, ResidencyOptions { release: true, ..os }, 2), QUIET);
 }
 
@@ -106,8 +108,8 @@ fn paper_page_cache_rereads_the_excess() {
 
 #[test]
 fn prefetched_pages_evict_kept_pages() {
-    // Fig. 3 of the paper: twice as many layers as slots, one round: every layer is read twice, with prefetch and
-    // without room for another window all of it while somebody waits.
+    // Fig. 3 of the paper: twice as many layers as fit in memory, one round. Prefetching doubles
+    // the reading and hides none of it, because the next window does not fit beside the current one.
     let mut instance = instance(200 * MIB, ResidencyOptions::default(), 0.0);
     instance.devices[1].runtime.rereads = Rereads::Excess;
     let model = LatencyModel::new(&instance).unwrap();
@@ -132,7 +134,7 @@ fn each_read_pattern_has_its_own_rate() {
     };
     let share = 400.0 * MIB as f64;
     close(seconds(ResidencyOptions::default().without_prefetch(), 1), QUIET + 4.0 * share / DISK);
-    // Four windows are read ahead of their turn, and nobody faults.
+    // All four windows are read ahead, and there are no page faults.
     close(seconds(ResidencyOptions::default(), 4), QUIET);
     let managed = ResidencyOptions::of(Residency::Managed);
     let read = (400 * MIB - kept_bytes(305 * MIB, 400 * MIB, 1, &managed) - 8 * MIB) as f64;
@@ -140,7 +142,7 @@ fn each_read_pattern_has_its_own_rate() {
 }
 
 #[test]
-fn managed_residency_by_hand() {
+fn managed_residency_times() {
     for (rounds, buffer) in [(1, 8), (2, 8), (4, 8), (4, 32)] {
         let managed = ResidencyOptions {
             stream_buffer: Some(Bytes(buffer * MIB)),
@@ -150,7 +152,7 @@ fn managed_residency_by_hand() {
         let waits = (read - f64::from(rounds) * (buffer * MIB) as f64) / DISK;
         close(seconds(305 * MIB, managed, rounds), QUIET - STAGE + waits.max(STAGE));
     }
-    // The disk itself sets the pace when there is nothing else to wait for.
+    // If nothing else takes time, a token takes as long as its disk is busy.
     let managed =
         ResidencyOptions { stream_buffer: Some(Bytes(48 * MIB)), ..ResidencyOptions::of(Residency::Managed) };
     let read = (400 * MIB - kept_bytes(205 * MIB, 400 * MIB, 1, &managed)) as f64;
@@ -166,10 +168,11 @@ fn managed_residency_by_hand() {
     );
 }
 
-/// The best plan that gives the short device its eight layers' worth: the head may not take everything.
+/// Returns the best plan if the head cannot hold more than half of the model, so that the other device has eight
+/// layers.
 fn planned(memory: u64, residency: ResidencyOptions, hop: f64) -> Solution {
     let mut instance = instance(memory, residency, hop);
-    // The head holds half of the model and may read nothing.
+    // The head holds half of the model and must not read from disk.
     instance.devices[0].ram_available = 8 * LAYER + KERNEL;
     instance.devices[0].disk_read = DISK / 2.0;
     instance.slow_disk_threshold = DISK * 0.75;
@@ -179,15 +182,15 @@ fn planned(memory: u64, residency: ResidencyOptions, hop: f64) -> Solution {
 #[test]
 fn rounds_are_chosen_only_where_they_pay() {
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
-    // Windows of half of the layers are in conflict, those of a quarter are not.
+    // Windows of half of the layers conflict with each other, windows of a quarter do not.
     let plan = planned(305 * MIB, os, 0.001);
     assert_eq!(plan.assignment.rounds, 4);
     close(plan.seconds(), QUIET + 4.0 * 0.002);
-    // Nothing is gained by what costs more than it hides, nor by rounds where nothing is read.
+    // More rounds do not pay if they cost more than they hide, or if nothing is read.
     assert_eq!(planned(305 * MIB, os, 0.4).assignment.rounds, 1);
     assert_eq!(planned(400 * MIB + KERNEL, os, 0.0).assignment.rounds, 1);
     assert_eq!(planned(305 * MIB, os.without_prefetch(), 0.0).assignment.rounds, 1);
-    // A stream buffer hides its size in every round, and a larger one costs what is kept.
+    // A stream buffer hides its size in every round, but a larger one leaves less memory for kept weights.
     let plan = planned(305 * MIB, managed, 0.001);
     let rounds = plan.assignment.rounds;
     assert!(rounds > 1, "{rounds}");

@@ -1,8 +1,8 @@
 //! Device profiles: `device/1` documents.
 //!
-//! They have the symbols of the latency model (prima.cpp paper, Table 6 and appendix A.3) that depend on neither the
-//! model nor the plan, each with its source. What depends on a model's shape follows from a latency and a bandwidth:
-//! `t_kv_cpu` is [`Transfer::time`] of one token's keys and values.
+//! A profile has those parameters of the latency model (prima.cpp paper, Table 6 and appendix A.3) that depend on
+//! neither the model nor the plan, each with its source. Times that depend on the shape of a model are computed from
+//! a latency and a bandwidth: `t_kv_cpu` is [`Transfer::time`] of the keys and values of one token.
 //!
 //! ```
 //! let desktop = hearth_profiles::device::shipped("d3").unwrap();
@@ -10,7 +10,7 @@
 //! assert_eq!(desktop.disk_read().to_string(), "3.17 GB/s");
 //! ```
 //!
-//! Not here: how the numbers are measured ([`crate::measure`]).
+//! Not here: how the values are measured ([`crate::measure`]).
 
 pub mod quota;
 pub mod shipped;
@@ -29,33 +29,33 @@ use crate::link::PeerLink;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 use crate::values::{PerFormat, Sourced};
 
-/// More than any memory of a device: sums of sizes below it never overflow.
+/// Maximum size in a device profile, with which sums of sizes never overflow.
 /// source: assumed, a thousand times the memory of a large server
 pub const MAX_BYTES: Bytes = Bytes(1 << 50);
 
-/// Operating system, which decides how memory is reclaimed.
+/// Operating system of a device, which determines how memory is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Os {
-    /// Linux on a desktop, laptop or server.
+    /// Linux on a desktop, a laptop or a server.
     Linux,
-    /// macOS; whether Metal is used follows from the GPU.
+    /// macOS. Whether Metal is used depends on the GPU of the device.
     Macos,
-    /// Android and `HarmonyOS`, where idle applications are swapped to make room.
+    /// Android and `HarmonyOS`, which swap out idle applications under memory pressure.
     Android,
 }
 
-/// API of a GPU.
+/// Programming interface of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuKind {
-    /// NVIDIA, own memory.
+    /// CUDA: an NVIDIA GPU with its own memory.
     Cuda,
-    /// Apple, shared memory.
+    /// Metal: an Apple GPU that shares main memory.
     Metal,
-    /// Any vendor through Vulkan.
+    /// Vulkan: a GPU of any vendor.
     Vulkan,
-    /// Any vendor through DX12.
+    /// `DirectX` 12: a GPU of any vendor.
     Dx12,
 }
 
@@ -63,25 +63,25 @@ pub enum GpuKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageCachePolicy {
-    /// Reload what does not fit, as in the paper's latency model.
+    /// Reloads what does not fit in memory, as in the latency model of the prima.cpp paper.
     PaperLinear,
     /// Linux with active and inactive lists.
     TwoList,
-    /// Linux with generations (`CONFIG_LRU_GEN`).
+    /// Linux with multi-generational LRU (`CONFIG_LRU_GEN`).
     #[serde(rename = "mglru")]
     MgLru,
-    /// Any page with equal probability.
+    /// Evicts pages at random, each with equal probability.
     Random,
-    /// macOS whose GPU is not used.
+    /// macOS without the GPU.
     Macos,
-    /// macOS where Metal holds the weights.
+    /// macOS where Metal wires the weights.
     MacosMetal,
-    /// Android: other applications are compressed, and the run may be killed.
+    /// Android: memory of other applications is compressed, and the run may be killed.
     Android,
 }
 
 impl PageCachePolicy {
-    /// The policy's name in documents.
+    /// Returns the name in documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::PaperLinear => "paper-linear",
@@ -95,44 +95,44 @@ impl PageCachePolicy {
     }
 }
 
-/// Parameters of page-cache policies; absent ones have the simulator's defaults.
+/// Parameters of page-cache policies. Absent ones have the simulator's defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     default,
-    expecting = "keys of how memory is reclaimed, such as `{keep_alive: true}`"
+    expecting = "the parameters of memory reclaim, such as `{keep_alive: true}`"
 )]
 pub struct Reclaim {
-    /// macOS and Android: compressed size of memory, as a share of its size.
+    /// macOS and Android: size of compressed memory, as a fraction of its original size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compressed: Option<Sourced<Fraction>>,
-    /// Android: how much memory of other applications is compressed for each evicted page of files.
+    /// Android: memory of other applications that is compressed for each evicted file page, as a fraction of a page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_per_eviction: Option<Sourced<Fraction>>,
-    /// Android: page cache below which the run is killed under pressure.
+    /// Android: size of the page cache below which the run is killed under memory pressure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kill_below: Option<Sourced<Bytes>>,
-    /// macOS: share of the installed memory that files always keep.
+    /// macOS: fraction of the installed memory that remains for file pages under pressure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_floor: Option<Sourced<Fraction>>,
     /// Metal: idle time after which weights are unwired.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unwire_after: Option<Sourced<Seconds>>,
-    /// Metal: whether something uses the weights in between, so that they stay wired.
+    /// Metal: whether the weights are accessed during idle times, so that they stay wired.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keep_alive: bool,
 }
 
-/// A copy with a fixed time and a time per byte.
+/// Cost of a copy: a fixed time and a time per byte.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a copy's `latency` and `bandwidth`, each with a source, such as `latency: {value: 10 us, source: \"measured\"}`"
 )]
 pub struct Transfer {
-    /// Time of an empty copy.
+    /// Fixed time of a copy.
     pub latency: Sourced<Seconds>,
-    /// Rate of a long copy.
+    /// Transfer rate of a long copy.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
@@ -143,79 +143,80 @@ impl Transfer {
     }
 }
 
-/// Processor.
+/// A processor (CPU).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, such as `hearth profile` writes them"
+    expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
 )]
 pub struct Cpu {
-    /// Name reported by the system.
+    /// Name reported by the operating system.
     pub name: String,
-    /// Cores available to a run.
+    /// Number of cores available to a run.
     pub cores: u32,
-    /// Matrix times one vector, weights in cache: s_cpu,q of the paper.
+    /// Speed of matrix-vector products with weights in cache: s_cpu,q of the paper.
     pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Matrix times one vector, weights streamed from memory as in decoding; absent if not measured.
+    /// Speed of matrix-vector products with weights streamed from memory, as in decoding; absent if not measured.
     #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
     pub matvec_streamed: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Matrix times a batch of vectors, as in prefill.
+    /// Speed of matmuls with a batch of tokens, as in prefill.
     #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
     pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Reading weights from memory: T_cpu.
+    /// Bandwidth of reading weights from memory: T_cpu.
     pub read_bandwidth: Sourced<BytesPerSecond>,
-    /// Attention over cached keys and values.
+    /// Speed of attention over cached keys and values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<Sourced<FlopsPerSecond>>,
-    /// Fixed cost of a layer beside its arithmetic: waking threads, norms, small buffers.
+    /// Fixed time of a layer besides its arithmetic: waking threads, norms, small buffers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_overhead: Option<Sourced<Seconds>>,
-    /// Fixed cost of a pass through one window: waking up, framing a message.
+    /// Fixed time of a pass through one window: waking threads, framing a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
-    /// Fixed cost of a token on the head: embedding, sampling, and what no other term explains.
+    /// Fixed time of a token on the head: embedding, sampling, and what no other term explains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_overhead: Option<Sourced<Seconds>>,
-    /// Copying one token's keys and values into the cache; t_kv_cpu follows from it.
+    /// Cost of copying keys and values into the cache, from which t_kv_cpu is computed.
     pub kv_copy: Transfer,
-    /// Compute buffers: c_cpu.
+    /// Size of the compute buffers: c_cpu.
     pub compute_buffer: Sourced<Bytes>,
-    /// Quota on all its threads together, set by a control group; absent: none. The rates above are without it.
+    /// CPU quota of all threads together, set by a control group; absent if there is none. The rates above are
+    /// without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
 }
 
-/// GPU with its own queue, for whole layers.
+/// A GPU with its own queue that computes whole layers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a GPU: `kind`, `name`, `memory_available` and others, as in the shipped device `d3`"
 )]
 pub struct Gpu {
-    /// API.
+    /// Programming interface.
     pub kind: GpuKind,
     /// Name reported by the driver.
     pub name: String,
-    /// Whether it shares the processor's memory, so that nothing is uploaded.
+    /// Whether the GPU shares main memory with the CPU, so that nothing is uploaded.
     pub unified_memory: bool,
-    /// Matrix times one vector: s_gpu,q.
+    /// Speed of matrix-vector products: s_gpu,q.
     pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Matrix times a batch of vectors.
+    /// Speed of matmuls with a batch of tokens.
     #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
     pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Reading weights from its memory: T_gpu.
+    /// Bandwidth of reading weights from GPU memory: T_gpu.
     pub read_bandwidth: Sourced<BytesPerSecond>,
-    /// Memory available to a run: d_cuda, or for Metal the recommended working set d_metal.
+    /// GPU memory available to a run: d_cuda, or for Metal the recommended working set d_metal.
     pub memory_available: Sourced<Bytes>,
-    /// Copying keys and values within its memory; t_kv_gpu follows from it.
+    /// Cost of copying keys and values within GPU memory, from which t_kv_gpu is computed.
     pub kv_copy: Transfer,
-    /// Host to device: t_ram_vram follows from it.
+    /// Cost of copies from main memory to GPU memory, from which t_ram_vram is computed.
     pub upload: Transfer,
-    /// Device to host: t_vram_ram follows from it.
+    /// Cost of copies from GPU memory to main memory, from which t_vram_ram is computed.
     pub download: Transfer,
-    /// Compute buffers: c_gpu.
+    /// Size of the compute buffers: c_gpu.
     pub compute_buffer: Sourced<Bytes>,
-    /// Fixed cost of a pass through one window: launches and synchronisation.
+    /// Fixed time of a pass through one window: kernel launches and synchronisation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
 }
@@ -227,7 +228,7 @@ pub struct Gpu {
     expecting = "the keys of memory, such as `available: {value: 9.7 GiB, source: \"read from /proc/meminfo\"}`"
 )]
 pub struct Memory {
-    /// Installed, or the limit of the control group.
+    /// Installed memory, or the limit of the control group.
     pub total: Sourced<Bytes>,
     /// Memory that a run can use, including page cache: d_avail.
     pub available: Sourced<Bytes>,
@@ -237,17 +238,18 @@ pub struct Memory {
     /// Free swap space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap_available: Option<Sourced<Bytes>>,
-    /// Page-cache policy.
+    /// How the kernel reclaims page cache.
     pub page_cache: PageCachePolicy,
-    /// Parameters of the policy, where they are known.
+    /// Parameters of the page-cache policy, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim: Option<Reclaim>,
 }
 
 impl Memory {
-    /// Memory obtainable by a run: what is available, and what other programs give up under pressure (`can_swap`,
-    /// limited by the swap space where that is known). Deviation: the prima.cpp paper counts the latter on Android only
-    /// (appendix A.3); its published times contradict that, see the shipped devices' sources.
+    /// Returns the memory that a run can obtain: the available memory, and the memory of other programs that is
+    /// swapped out under pressure (`can_swap`, limited by the free swap space if known). Deviation: the prima.cpp
+    /// paper counts the latter on Android only (appendix A.3); its published times contradict that, see the sources
+    /// in the shipped devices.
     pub fn obtainable(&self) -> Bytes {
         let given_up = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
         let swap = self.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
@@ -255,48 +257,49 @@ impl Memory {
     }
 }
 
-/// The disk that holds the model.
+/// The disk that stores the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a disk, such as `sequential: {value: 3 GB/s, source: \"measured\"}`"
 )]
 pub struct Disk {
-    /// Explicit sequential reads: s_disk on Linux and Android.
+    /// Rate of explicit sequential reads: s_disk on Linux and Android.
     pub sequential: Sourced<BytesPerSecond>,
-    /// Sequential page faults on a mapping; absent: as fast as sequential.
+    /// Rate of sequential page faults on a mapping; if absent, equal to `sequential`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<Sourced<BytesPerSecond>>,
-    /// Random 4 KiB reads: s_disk on macOS; absent: as fast as sequential.
+    /// Rate of random reads of 4 KiB: s_disk on macOS; if absent, equal to `sequential`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random: Option<Sourced<BytesPerSecond>>,
-    /// Populating a mapping ahead of use.
+    /// Rate of populating a mapping ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub populate: Option<Sourced<BytesPerSecond>>,
-    /// Most bytes per second that one thread brings into the page cache and evicts again on any disk: the kernel's work
-    /// for pages, which bounds a device that streams its weights. Absent: as on the machine where it was measured.
+    /// Maximum rate at which one thread reads pages into the page cache and evicts them again, however fast the disk
+    /// is: the kernel's CPU time per page limits a device that streams its weights. The default was measured on one
+    /// machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turnover: Option<Sourced<BytesPerSecond>>,
-    /// Time to the first byte of a request.
+    /// Time from a request to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
-    /// Throttle on all its reads together, set by a control group; absent: none. The rates above are without it.
+    /// Limit of all reads together, set by a control group; absent if there is none. The rates above are without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Sourced<BytesPerSecond>>,
-    /// Read-ahead window, which also bounds what one advice call reads.
+    /// Size of the read-ahead window, which also limits how much one advice call reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_ahead: Option<Sourced<Bytes>>,
 }
 
-/// Device, measured or published.
+/// A device profile, from measurements or from publications.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a device document, which begins with `schema: device/1`")]
 pub struct Device {
-    /// `device/1`.
+    /// Schema of the document: `device/1`.
     pub schema: String,
     /// Short name, unique in a cluster.
     pub name: String,
-    /// Description.
+    /// Description of the device.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
     /// Operating system.
@@ -304,19 +307,20 @@ pub struct Device {
     pub cpu: Cpu,
     pub memory: Memory,
     pub disk: Disk,
-    /// Graphics processor, if a run may use one.
+    /// GPU, if a run may use one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
-    /// GPU and NPU that compute together over main memory, if a run may use them, in place of the processor.
+    /// GPU and NPU of a SoC, which compute in place of the CPU, if a run may use them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<Soc>,
-    /// Links measured from this device to others.
+    /// Measured links from this device to others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerLink>,
 }
 
 impl Device {
-    /// s_disk of the latency model: sequential on Linux and Android, random on macOS (paper, A.3), up to the throttle.
+    /// Returns s_disk of the latency model: the sequential rate on Linux and Android, the random rate on macOS
+    /// (paper, A.3), at most the limit of the disk.
     pub fn disk_read(&self) -> BytesPerSecond {
         let rate = match self.os {
             Os::Linux | Os::Android => self.disk.sequential.value,
@@ -325,8 +329,8 @@ impl Device {
         self.disk.within_limit(rate)
     }
 
-    /// Whether the GPU's weights are pages of the mapped file, as with Metal: they are read again if memory does not
-    /// keep them. Other GPUs have copies that stay.
+    /// Returns whether the GPU reads its weights from the mapped file, as with Metal, so that evicted pages are read
+    /// from disk again. Other GPUs have copies of the weights in their own memory.
     pub fn gpu_maps_weights(&self) -> bool {
         let unified = self.gpu.as_ref().is_some_and(|gpu| gpu.unified_memory);
         unified && self.memory.page_cache == PageCachePolicy::MacosMetal
@@ -334,12 +338,12 @@ impl Device {
 }
 
 impl Disk {
-    /// The rate of reading ahead: of populating, or of sequential reads.
+    /// Returns the rate of reading ahead: that of populating, or that of sequential reads if it is unknown.
     pub fn read_ahead_rate(&self) -> BytesPerSecond {
         self.within_limit(self.populate.as_ref().unwrap_or(&self.sequential).value)
     }
 
-    /// The rate of page faults, or of sequential reads.
+    /// Returns the rate of page faults, or that of sequential reads if it is unknown.
     pub fn fault_read_rate(&self) -> BytesPerSecond {
         self.within_limit(self.fault.as_ref().unwrap_or(&self.sequential).value)
     }
@@ -350,24 +354,24 @@ impl Disk {
 }
 
 impl Cpu {
-    /// The single-vector rate of a format.
+    /// Returns the speed of matrix-vector products in a format.
     ///
-    /// A format without a rate has that of the format with the closest size per weight: decoding is bound by reading,
-    /// and the arithmetic differs by less than the sizes do.
+    /// A format without a measured speed has that of the format with the closest number of bits per weight: decoding
+    /// is memory-bound, and formats differ less in arithmetic than in size.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
-        nearest(&self.matvec, format)
+        nearest_rate(&self.matvec, format)
     }
 }
 
 impl Gpu {
-    /// The same as [`Cpu::matvec_rate`] for the GPU.
+    /// Returns the speed of matrix-vector products in a format, as [`Cpu::matvec_rate`] does for the CPU.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
-        nearest(&self.matvec, format)
+        nearest_rate(&self.matvec, format)
     }
 }
 
-/// The rate of a format, or of the measured format with the closest size per weight.
-pub fn nearest(rates: &PerFormat<Sourced<FlopsPerSecond>>, format: Format) -> Option<FlopsPerSecond> {
+/// Returns the rate of a format, or that of the measured format with the closest number of bits per weight.
+pub fn nearest_rate(rates: &PerFormat<Sourced<FlopsPerSecond>>, format: Format) -> Option<FlopsPerSecond> {
     let distance = |other: Format| (other.bits_per_weight() - format.bits_per_weight()).abs();
     rates.get(format).map(|rate| rate.value).or_else(|| {
         rates.iter().min_by(|a, b| distance(a.0).total_cmp(&distance(b.0))).map(|(_, rate)| rate.value)
@@ -388,15 +392,15 @@ impl Document for Device {
             return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one".into());
         }
         if self.cpu.matvec.is_empty() {
-            let what = "`cpu.matvec` names no format; give at least the model's main one";
+            let what = "`cpu.matvec` has no format; add at least the main format of the model";
             return refuse("cpu.matvec", what.into());
         }
-        if let Some(what) = self.cpu.quota.as_ref().and_then(Quota::wrong) {
+        if let Some(what) = self.cpu.quota.as_ref().and_then(Quota::invalid_reason) {
             return refuse("cpu.quota", what);
         }
         for (place, rate) in self.rates() {
             if rate <= 0.0 {
-                let what = format!("`{place}` is zero, so nothing would ever finish; measure it again");
+                let what = format!("`{place}` is zero, so that a run would never end; measure it again");
                 return refuse(&place, what);
             }
         }
@@ -415,19 +419,20 @@ impl Document for Device {
             reclaim.flat_map(|it| [("compressed", &it.compressed), ("file_floor", &it.file_floor)])
         {
             if of_whole.as_ref().is_some_and(|part| part.value.0 > 1.0) {
-                let what = format!("`memory.reclaim.{key}` is more than 100 %; it is a part of the whole");
+                let what = format!("`memory.reclaim.{key}` is more than 100 %, the maximum");
                 return refuse(&format!("memory.reclaim.{key}"), what);
             }
         }
         if self.soc.is_some() && self.gpu.is_some() {
-            return refuse("soc", "it has `gpu` and `soc`; a GPU of a SoC stands in `soc.gpu` only".into());
+            let what = "it has both `gpu` and `soc`; write the GPU of a SoC in `soc.gpu` only";
+            return refuse("soc", what.into());
         }
         self.soc.as_ref().map_or(Ok(()), |soc| soc.validate(name))
     }
 }
 
 impl Device {
-    /// Every size, by its key.
+    /// Returns all sizes with their keys.
     fn sizes(&self) -> Vec<(&'static str, Bytes)> {
         let memory = &self.memory;
         let mut sizes = vec![
@@ -448,7 +453,7 @@ impl Device {
         sizes
     }
 
-    /// Every rate by its key.
+    /// Returns all rates with their keys.
     fn rates(&self) -> Vec<(String, f64)> {
         let (cpu, disk) = (&self.cpu, &self.disk);
         let mut rates = vec![

@@ -1,8 +1,8 @@
 //! CPU quota of a device.
 //!
-//! A control group's quota: in every period all threads together may use a processor time, then wait for the next
-//! period (kernel/sched/fair.c, bandwidth control). Unused time is lost. So short work runs at full speed and long work
-//! at the quota's share. The rates of a profile with a quota are those without it.
+//! A control group's quota limits the CPU time of all threads together in every period; after that they wait for the
+//! next period (kernel/sched/fair.c, bandwidth control). Unused time is lost. So short work runs at full speed, and
+//! long work at the fraction that the quota allows. The rates in a profile with a quota are those without the quota.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,47 +11,50 @@ use super::Cpu;
 use crate::units::Seconds;
 use crate::values::{PerFormat, Sourced};
 
-/// The range of a quota's processors. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` takes from 1 ms of 1 s; the
-/// upper end is assumed
-const CORES: [f64; 2] = [0.01, 1024.0];
-/// The range of a quota's period. source: kernel/sched/core.c, `min_bw_quota_period_us`, `max_bw_quota_period_us`
-const PERIODS: [f64; 2] = [1e-3, 1.0];
+/// Minimum and maximum number of cores of a quota. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` accepts at
+/// least 1 ms of 1 s; the maximum is assumed
+const CORES_RANGE: [f64; 2] = [0.01, 1024.0];
+/// Minimum and maximum period of a quota in seconds. source: kernel/sched/core.c, `min_bw_quota_period_us`,
+/// `max_bw_quota_period_us`
+const PERIOD_RANGE: [f64; 2] = [1e-3, 1.0];
 
-/// The period of a quota that emulates a slow processor.
+/// Period of a quota that emulates a slow processor.
 /// source: docs/decisions/0012: the shortest period with which the duration of long work is within 7 %
 pub const PERIOD: Seconds = Seconds(0.01);
 
-/// A quota of processor time.
+/// A limit of the CPU time per period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a quota, such as `{cores: {value: 0.5, source: \"set\"}, period: {value: 10 ms, source: \"set\"}}`"
 )]
 pub struct Quota {
-    /// Processors.
+    /// CPU time per period divided by the period: the number of cores, which may be fractional.
     pub cores: Sourced<f64>,
-    /// Period.
+    /// Length of a period.
     pub period: Sourced<Seconds>,
 }
 
 impl Quota {
-    /// Whether a number of processors is in the range of a quota.
-    pub fn takes(cores: f64) -> bool {
-        (CORES[0]..=CORES[1]).contains(&cores)
+    /// Returns whether a number of cores is in the range of a quota.
+    pub fn is_valid_cores(cores: f64) -> bool {
+        (CORES_RANGE[0]..=CORES_RANGE[1]).contains(&cores)
     }
 
-    pub(super) fn wrong(&self) -> Option<String> {
+    /// Returns why the quota is invalid, `None` if it is valid.
+    pub(super) fn invalid_reason(&self) -> Option<String> {
         let (cores, period) = (self.cores.value, self.period.value.0);
-        if !Quota::takes(cores) {
-            return Some(format!("`cpu.quota.cores` is {cores}: choose from {} to {}", CORES[0], CORES[1]));
+        if !Quota::is_valid_cores(cores) {
+            let [min, max] = CORES_RANGE;
+            return Some(format!("`cpu.quota.cores` is {cores}: choose from {min} to {max}"));
         }
-        let within = (PERIODS[0]..=PERIODS[1]).contains(&period);
+        let within = (PERIOD_RANGE[0]..=PERIOD_RANGE[1]).contains(&period);
         (!within).then(|| format!("`cpu.quota.period` is {}: choose from 1 ms to 1 s", self.period.value))
     }
 }
 
 impl Cpu {
-    /// The processor as long work sees it: slowed by its quota, and without one.
+    /// Returns the processor without the quota, but with the rates that the quota allows for long work.
     #[must_use]
     pub fn sustained(&self) -> Cpu {
         let mut slowed = self.clone();
@@ -95,11 +98,12 @@ mod tests {
             assert_eq!(slow.value.0, fast.value.0 / 4.0);
         }
         cpu.quota = Some(quota(f64::from(cpu.cores) * 2.0));
-        assert_eq!(cpu.sustained(), plain, "more than it has slows nothing");
-        assert!(
-            quota(0.0).wrong().is_some() && quota(f64::NAN).wrong().is_some() && quota(0.5).wrong().is_none()
+        assert_eq!(cpu.sustained(), plain, "a quota of more cores than there are has no effect");
+        assert_eq!(
+            [0.0, f64::NAN, 0.5].map(|cores| quota(cores).invalid_reason().is_some()),
+            [true, true, false]
         );
         let long = Quota { period: Sourced::new(Seconds(2.0), "t"), ..quota(0.5) };
-        assert!(long.wrong().is_some_and(|why| why.contains("1 ms to 1 s")));
+        assert!(long.invalid_reason().is_some_and(|why| why.contains("1 ms to 1 s")));
     }
 }

@@ -1,8 +1,8 @@
-//! Shipped device profiles: documents of `profiles/devices/`, part of the program.
+//! Shipped device profiles: the documents of `profiles/devices/`, which are compiled into the program.
 //!
 //! They are the six devices of the prima.cpp paper's testbed (its Table 3) and the five SoCs of the HeteroLLM paper's
-//! Table 1, of which one was measured there. What the paper does not say is inferred from its Table 4 or assumed, and
-//! each number says which.
+//! Table 1, of which one was measured there. Values that a paper does not state are inferred (those of the testbed
+//! from Table 4) or assumed, and the source of each value says which.
 
 use super::Device;
 use crate::document::Document;
@@ -23,7 +23,7 @@ shipped!(
     "tesla-fsd",
 );
 
-/// A shipped device.
+/// Returns the profile of a shipped device.
 pub fn shipped(name: &str) -> Result<Device, UnknownName> {
     let device = Device::from_yaml(shipped_yaml(name)?);
     Ok(device.expect("shipped documents are valid: a test reads them all"))
@@ -35,7 +35,7 @@ mod tests {
     use crate::device::{GpuKind, Os};
     use crate::units::{Bytes, BytesPerSecond};
 
-    /// Every map that has a `value` also says where it comes from.
+    /// Checks that every map with a `value` has a `source` of a known kind, and counts the values.
     fn assert_sourced(value: &serde_yaml::Value, place: &str, count: &mut usize) {
         let Some(map) = value.as_mapping() else { return };
         if map.contains_key("value") {

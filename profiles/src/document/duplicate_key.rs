@@ -1,16 +1,18 @@
-//! Duplicate keys: finds the second of two equal keys of a map, where the YAML parser gives the place of the map.
+//! Finds the location of duplicate keys in a YAML text.
+//!
+//! The YAML parser reports only the location of the map.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Returns the error at the first duplicate key of a text, with the key's location.
+/// Returns an error with the location of the first duplicate key in a text.
 pub(super) fn find(text: &str) -> Option<serde_yaml::Error> {
     UniqueKeys.deserialize(serde_yaml::Deserializer::from_str(text)).err()
 }
 
-/// Reads any value whose maps have no duplicate key.
+/// Accepts any value whose maps have no duplicate keys.
 struct UniqueKeys;
 
 impl<'de> DeserializeSeed<'de> for UniqueKeys {
@@ -66,7 +68,7 @@ impl<'de> Visitor<'de> for UniqueKeys {
     }
 }
 
-/// Reads a key that the map does not have yet.
+/// Accepts a key that is not in the set yet.
 struct NewKey<'k>(&'k mut BTreeSet<String>);
 
 impl<'de> DeserializeSeed<'de> for NewKey<'_> {

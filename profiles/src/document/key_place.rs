@@ -1,19 +1,19 @@
-//! Key locations: finds the line and column of a key in a YAML text.
+//! Finds the line and column of a key in a YAML text.
 //!
-//! An error in a value names its key's path (`cpu.matvec.q4_k`), and the location is found in the text: a key belongs
-//! to the nearest line above it with less indentation, which is how block-style YAML nests. In flow style (`{a: 1}`)
-//! several keys share a line; the search then ends at the innermost key that begins a line.
+//! A validation error has the path of a key (`cpu.matvec.q4_k`). The parent of a key is the nearest line above it
+//! with less indentation, as in block-style YAML. In flow style (`{a: 1}`) several keys share a line; the search then
+//! ends at the innermost key that begins a line.
 
 struct KeyLine<'a> {
-    /// Spaces and list marks before the key.
+    /// Number of characters before the key: spaces and list markers.
     indent: usize,
     key: &'a str,
-    /// Line, from 1.
+    /// Line number, from 1.
     line: usize,
 }
 
 impl KeyLine<'_> {
-    fn place(&self) -> (usize, usize) {
+    fn location(&self) -> (usize, usize) {
         (self.line, self.indent + 1)
     }
 }
@@ -34,8 +34,8 @@ fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
     })
 }
 
-/// Line and column of the key at a path, or of the longest part of the path that is found.
-pub(super) fn of(text: &str, path: &str) -> Option<(usize, usize)> {
+/// Returns line and column of the key at a path, or of the longest prefix of the path that exists.
+pub(super) fn locate(text: &str, path: &str) -> Option<(usize, usize)> {
     let lines: Vec<KeyLine<'_>> = key_lines(text).collect();
     let (mut from, mut parent, mut found) = (0, None, None);
     for segment in path.split('.') {
@@ -44,7 +44,7 @@ pub(super) fn of(text: &str, path: &str) -> Option<(usize, usize)> {
         let block: Vec<&KeyLine<'_>> = lines[from..].iter().take_while(inside).collect();
         let Some(own) = block.first().map(|first| first.indent) else { break };
         let Some(at) = block.iter().position(|line| line.indent == own && line.key == segment) else { break };
-        found = Some(block[at].place());
+        found = Some(block[at].location());
         (from, parent) = (from + at + 1, Some(own));
     }
     found
@@ -71,11 +71,11 @@ peers:
 
     #[test]
     fn path_is_resolved_by_indentation() {
-        assert_eq!(of(TEXT, "disk"), Some((7, 1)));
-        assert_eq!(of(TEXT, "cpu.disk"), Some((4, 3)));
-        assert_eq!(of(TEXT, "cpu.matvec.q4_k"), Some((6, 5)));
-        assert_eq!(of(TEXT, "disk.sequential.value"), Some((9, 5)));
-        assert_eq!(of(TEXT, "cpu.matvec.q4_k.value"), Some((6, 5)), "flow style: the line's first key");
-        assert_eq!(of(TEXT, "nothing"), None);
+        assert_eq!(locate(TEXT, "disk"), Some((7, 1)));
+        assert_eq!(locate(TEXT, "cpu.disk"), Some((4, 3)));
+        assert_eq!(locate(TEXT, "cpu.matvec.q4_k"), Some((6, 5)));
+        assert_eq!(locate(TEXT, "disk.sequential.value"), Some((9, 5)));
+        assert_eq!(locate(TEXT, "cpu.matvec.q4_k.value"), Some((6, 5)), "flow style: the line's first key");
+        assert_eq!(locate(TEXT, "nothing"), None);
     }
 }

@@ -1,8 +1,8 @@
 //! YAML documents: parsing, validation, and errors with line and column.
 //!
-//! Every document's first key names its schema and major version (`schema: device/1`). Its size is limited before it is
-//! parsed; an unknown key, a duplicate key and a number without a unit are errors with line and column; another schema
-//! or version is reported before anything else.
+//! The first key of every document names its schema and major version (`schema: device/1`). Size, nesting depth and
+//! schema are checked before a document is parsed. An unknown key, a duplicate key and a number without a unit are
+//! errors with line and column.
 
 mod duplicate_key;
 mod key_place;
@@ -11,53 +11,57 @@ mod wording;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The largest document in bytes. A plan of a hundred devices has some tens of KiB.
+/// Maximum size of a document in bytes. A plan of a hundred devices has some tens of KiB.
 pub const MAX_DOCUMENT_BYTES: usize = 4 << 20;
 
-/// The deepest nesting, in levels. No schema goes beyond eight.
+/// Maximum nesting depth. No schema nests deeper than eight levels.
 const MAX_DEPTH: usize = 32;
 
-/// The kinds of documents.
+/// All kinds of documents.
 const KINDS: [&str; 6] = ["device", "model", "plan", "published", "scenario", "trace"];
 
-/// Errors of a document.
+/// An error in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// Text that is not YAML, or YAML that does not match the schema.
     #[error("{what}{}", place(*.line, *.column))]
     Content {
         what: String,
-        /// Line, from 1; 0 if unknown.
+        /// Line number, from 1; 0 if unknown.
         line: usize,
-        /// Column, from 1; 0 if unknown.
+        /// Column number, from 1; 0 if unknown.
         column: usize,
     },
     /// The first key does not name the expected schema.
     #[error(
         "this is not a {expected} document: {found}; {}{}",
-        if *.other { "check which file is meant".to_owned() } else { format!("the first line must be `schema: {expected}`") },
+        if *.other {
+            "check that this is the right file".to_owned()
+        } else {
+            format!("the first line must be `schema: {expected}`")
+        },
         place(*.line, 1)
     )]
     Schema {
-        /// For example `plan/1`.
+        /// The expected schema, for example `plan/1`.
         expected: &'static str,
-        /// The first line that was found instead.
+        /// A description of what was found instead.
         found: String,
-        /// Whether it is a document of another kind.
+        /// Whether the found schema is that of another kind of document.
         other: bool,
-        /// Line, from 1; 0 if the document is empty.
+        /// Line number, from 1; 0 if the document is empty.
         line: usize,
     },
-    /// Larger than [`MAX_DOCUMENT_BYTES`].
-    #[error("the document has {bytes} bytes; at most {MAX_DOCUMENT_BYTES} are read")]
+    /// The document is larger than [`MAX_DOCUMENT_BYTES`].
+    #[error("the document has {bytes} bytes; the maximum is {MAX_DOCUMENT_BYTES}")]
     TooLarge { bytes: usize },
-    /// Valid YAML with impossible values.
+    /// Valid YAML with values that are not allowed.
     #[error("{what}")]
     Invalid {
         /// What is wrong, where, and how to fix it.
         what: String,
-        /// The key, such as `cpu.matvec.q4_k`; empty if there is no single one. Parsing a document replaces this
-        /// error by [`DocumentError::Content`] with the key's line and column.
+        /// The path of the key, such as `cpu.matvec.q4_k`; empty if the error is not about a single key. Parsing a
+        /// document replaces this error by [`DocumentError::Content`] with the line and column of the key.
         key: String,
     },
 }
@@ -67,17 +71,17 @@ fn place(line: usize, column: usize) -> String {
 }
 
 impl DocumentError {
-    /// An error of a document that contradicts itself.
+    /// Creates an error that is not about a single key, such as values that contradict each other.
     pub fn invalid(what: impl Into<String>) -> Self {
         DocumentError::Invalid { what: what.into(), key: String::new() }
     }
 
-    /// An error in the value of one key. Segments of the key are joined by dots: `cpu.matvec.q4_k`.
+    /// Creates an error in the value of one key. Segments of the key are joined by dots: `cpu.matvec.q4_k`.
     pub fn invalid_at(key: impl Into<String>, what: impl Into<String>) -> Self {
         DocumentError::Invalid { what: what.into(), key: key.into() }
     }
 
-    /// Line and column, if they are known.
+    /// Returns line and column, if they are known.
     pub fn location(&self) -> Option<(usize, usize)> {
         match self {
             DocumentError::Content { line, column, .. } if *line > 0 => Some((*line, *column)),
@@ -86,7 +90,7 @@ impl DocumentError {
         }
     }
 
-    /// The message without the location.
+    /// Returns the message without the location.
     pub fn what(&self) -> String {
         match self {
             DocumentError::Content { what, .. } => what.clone(),
@@ -101,11 +105,11 @@ impl DocumentError {
         }
     }
 
-    /// Adds the location of the key.
+    /// Replaces the path of a key by its line and column in the text.
     fn located(self, text: &str) -> Self {
         match self {
             DocumentError::Invalid { what, key } if !key.is_empty() => {
-                let (line, column) = key_place::of(text, &key).unwrap_or((0, 0));
+                let (line, column) = key_place::locate(text, &key).unwrap_or((0, 0));
                 DocumentError::Content { what, line, column }
             }
             other => other,
@@ -122,27 +126,27 @@ pub struct RenamedKey {
     pub new: &'static str,
 }
 
-/// An old key in a document.
+/// A warning about an old key in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is called `{}` now; the next release does not read the old name{}", .key.old, .key.new, place(*.line, *.column))]
+#[error("`{}` was renamed to `{}`; the next release does not accept the old name{}", .key.old, .key.new, place(*.line, *.column))]
 pub struct Deprecation {
     /// The old and the new name.
     pub key: RenamedKey,
-    /// Line of the key, from 1; 0 if unknown.
+    /// Line number of the key, from 1; 0 if unknown.
     pub line: usize,
-    /// Column of the key, from 1; 0 if unknown.
+    /// Column number of the key, from 1; 0 if unknown.
     pub column: usize,
 }
 
 /// A document with a `schema:` key.
 pub trait Document: Serialize + DeserializeOwned {
-    /// Its schema and major version, for example `plan/1`.
+    /// Schema and major version of the document, for example `plan/1`.
     const SCHEMA: &'static str;
 
-    /// Renamed keys. Their old names are aliases in the types.
+    /// Renamed keys. The types accept the old names as aliases.
     const RENAMED_KEYS: &'static [RenamedKey] = &[];
 
-    /// Checks the values beyond what their types ensure.
+    /// Checks what the types cannot ensure: the ranges of values and their consistency.
     fn validate(&self) -> Result<(), DocumentError>;
 
     /// Parses and validates a document.
@@ -166,7 +170,7 @@ pub trait Document: Serialize + DeserializeOwned {
         };
         let used = Self::RENAMED_KEYS.iter().filter(|key| has(key).is_some());
         used.map(|&key| {
-            let (line, column) = key_place::of(text, key.old).unwrap_or((0, 0));
+            let (line, column) = key_place::locate(text, key.old).unwrap_or((0, 0));
             Deprecation { key, line, column }
         })
         .collect()
@@ -181,21 +185,21 @@ fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
     let duplicate = duplicate_key::find(document);
     let error = duplicate.as_ref().unwrap_or(error);
     let at = error.location().map_or((0, 0), |at| (at.line(), at.column()));
-    // The parser writes the location that it reports; it is printed once, by us.
+    // The parser's message contains the location, which `DocumentError` prints, too.
     let what = error.to_string().replacen(&format!(" at line {} column {}", at.0, at.1), "", 1);
-    let what = match letter(document, at) {
-        Some('\t') => format!("{what}: a tab; indent with spaces"),
-        _ => wording::of(what),
+    let what = match char_at(document, at) {
+        Some('\t') => format!("{what}: there is a tab; indent with spaces"),
+        _ => wording::reword(what),
     };
     DocumentError::Content { what, line: at.0, column: at.1 }
 }
 
-/// The character at a line and a column, both from 1.
-fn letter(text: &str, (line, column): (usize, usize)) -> Option<char> {
+/// Returns the character at a line and a column, both from 1.
+fn char_at(text: &str, (line, column): (usize, usize)) -> Option<char> {
     text.lines().nth(line.checked_sub(1)?)?.chars().nth(column.checked_sub(1)?)
 }
 
-/// Checks that the first key is `schema:`, by which a reader decides how to read the rest.
+/// Checks that the first key is `schema:` and that its value is `expected`.
 fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError> {
     let mut lines = text.lines().map(str::trim_end).zip(1..);
     let first = lines.find(|(line, _)| !(line.is_empty() || line.starts_with('#') || *line == "---"));
@@ -222,10 +226,10 @@ fn check_depth(text: &str) -> Result<(), DocumentError> {
     let mut flow = 0usize;
     for (number, line) in text.lines().enumerate() {
         let indent = line.len() - line.trim_start_matches([' ', '-', '?', '\t']).len();
-        // Text behind a comment mark opens nothing; quoted text may, and has few brackets.
-        let said = line.split_once(" #").map_or(line, |(said, _)| said);
-        let said = if said.starts_with('#') { "" } else { said };
-        flow = said.bytes().fold(flow, |depth, byte| match byte {
+        // Brackets in comments do not nest. Those in quoted text are counted, but they are few.
+        let content = line.split_once(" #").map_or(line, |(content, _)| content);
+        let content = if content.starts_with('#') { "" } else { content };
+        flow = content.bytes().fold(flow, |depth, byte| match byte {
             b'[' | b'{' => depth + 1,
             b']' | b'}' => depth.saturating_sub(1),
             _ => depth,

@@ -1,9 +1,9 @@
-//! Wording of parse errors.
+//! Rewords the parser's errors for users.
 //!
-//! The parser names Rust types and lists every known key. Here types are replaced by what a user writes, and the key
-//! that was probably meant is suggested.
+//! The parser names Rust types and lists all known keys. This module describes the types in words and suggests the
+//! key that was probably meant.
 
-/// Rust types in the parser's messages, and their description.
+/// Rust types in the parser's messages, and their descriptions.
 const TYPES: [(&str, &str); 6] = [
     ("u8", "a whole number from 0 to 255"),
     ("u16", "a whole number from 0 to 65535"),
@@ -14,9 +14,9 @@ const TYPES: [(&str, &str); 6] = [
 ];
 
 /// Rewords a message of the parser.
-pub(super) fn of(message: String) -> String {
-    if let Some(meant) = meant(&message) {
-        return format!("{message}; did you mean `{meant}`?");
+pub(super) fn reword(message: String) -> String {
+    if let Some(key) = suggestion(&message) {
+        return format!("{message}; did you mean `{key}`?");
     }
     let typed = TYPES.iter().find_map(|(name, words)| {
         message.strip_suffix(&format!("expected {name}")).map(|start| format!("{start}expected {words}"))
@@ -24,17 +24,17 @@ pub(super) fn of(message: String) -> String {
     typed.unwrap_or(message)
 }
 
-/// The known key that is nearest to the unknown one, if it is near enough for a typing error: at most a third of it is
-/// wrong, with swapped letters as one error.
-fn meant(message: &str) -> Option<&str> {
+/// Returns the known key that is most similar to the unknown one, if the difference can be a typing error: at most a
+/// third of the letters are wrong. Swapped letters count as one error.
+fn suggestion(message: &str) -> Option<&str> {
     let (_, rest) =
         message.split_once("unknown field `").or_else(|| message.split_once("unknown variant `"))?;
     // Names are in every second pair of backticks: the unknown one, then the known ones.
     let mut names = rest.split('`').step_by(2);
     let unknown = names.next()?;
-    let slips = |known: &str| strsim::osa_distance(unknown, known);
-    let nearest = names.filter(|name| !name.is_empty()).min_by_key(|known| slips(known))?;
-    (slips(nearest) <= unknown.chars().count().div_ceil(3)).then_some(nearest)
+    let distance = |known: &str| strsim::osa_distance(unknown, known);
+    let nearest = names.filter(|name| !name.is_empty()).min_by_key(|known| distance(known))?;
+    (distance(nearest) <= unknown.chars().count().div_ceil(3)).then_some(nearest)
 }
 
 #[cfg(test)]
@@ -52,19 +52,19 @@ mod tests {
             ("", None),
         ];
         for (key, near) in cases {
-            assert_eq!(meant(&format!("seed: unknown field `{key}`, {keys}")), near, "{key}");
+            assert_eq!(suggestion(&format!("seed: unknown field `{key}`, {keys}")), near, "{key}");
         }
-        assert_eq!(meant("unknown variant `pinnned`, expected `mapped` or `pinned`"), Some("pinned"));
-        assert_eq!(meant("unknown field `x`, there are no fields"), None);
-        assert_eq!(meant("missing field `seed`"), None);
+        assert_eq!(suggestion("unknown variant `pinnned`, expected `mapped` or `pinned`"), Some("pinned"));
+        assert_eq!(suggestion("unknown field `x`, there are no fields"), None);
+        assert_eq!(suggestion("missing field `seed`"), None);
     }
 
     #[test]
     fn types_are_described() {
-        let reworded = of("seed: invalid type: string \"x\", expected u64".to_owned());
+        let reworded = reword("seed: invalid type: string \"x\", expected u64".to_owned());
         assert_eq!(reworded, "seed: invalid type: string \"x\", expected a whole number, 0 or more");
-        let reworded = of("invalid value: integer `-1`, expected u32".to_owned());
+        let reworded = reword("invalid value: integer `-1`, expected u32".to_owned());
         assert!(reworded.ends_with("expected a whole number from 0 to 4294967295"), "{reworded}");
-        assert_eq!(of("expected a string".to_owned()), "expected a string");
+        assert_eq!(reword("expected a string".to_owned()), "expected a string");
     }
 }

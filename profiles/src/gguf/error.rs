@@ -1,14 +1,15 @@
 //! Errors of GGUF files.
 //!
-//! [`HeaderError`] is about the bytes of one header and has offsets; [`GgufError`] is about files and models and has paths,
-//! parts and keys. Every message says what is wrong, where, and how to fix it, for people who downloaded a model.
+//! A [`HeaderError`] is in the bytes of one header and has offsets. A [`GgufError`] is about files and models and has
+//! paths, parts and keys. Every message says what is wrong, where, and how to fix it, for users who downloaded a
+//! model.
 
 use std::path::PathBuf;
 
-/// Why the header of a file is invalid.
+/// The reason why the header of a file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
-    /// Reading failed.
+    /// Reading from the file failed.
     #[error("reading at byte {at} failed: {source}", at = grouped(*.at))]
     Io { at: u64, source: std::io::Error },
     /// The first four bytes are not `GGUF`.
@@ -23,83 +24,87 @@ pub enum HeaderError {
     /// A version other than 2 and 3.
     #[error("GGUF version {version} is not supported: convert the model again to version 3 (2 works too)")]
     Version { version: u32 },
-    /// The header ends before what it announces.
+    /// The file ends before the end of the header.
     #[error(
-        "the file ends inside {what}: {need} more bytes are needed at byte {at} and {left} are left; \
-         the file is truncated or damaged: fetch it again",
+        "the file ends inside {what}: {need} more bytes are needed at byte {at}, but only {left} remain; \
+         the file is truncated or damaged: download it again",
         need = grouped(*.need), at = grouped(*.at), left = grouped(*.left)
     )]
     Truncated {
         what: String,
         at: u64,
-        /// Bytes needed.
+        /// Number of bytes needed.
         need: u64,
-        /// Bytes left.
+        /// Number of bytes that remain in the file.
         left: u64,
     },
-    /// A count or length beyond any real model's.
+    /// A count or length that is larger than in any real model.
     #[error(
-        "{what} at byte {at} is {found}, above the limit of {limit}: the header is damaged; fetch the file again",
+        "{what} at byte {at} is {found}, above the limit of {limit}: the header is damaged; download the file again",
         at = grouped(*.at), found = grouped(*.found), limit = grouped(*.limit)
     )]
     TooLarge {
         what: String,
         at: u64,
         found: u64,
-        /// The largest value accepted.
+        /// Maximum accepted value.
         limit: u64,
     },
     /// A key or a tensor name is not UTF-8.
-    #[error("{what} at byte {at} is not UTF-8: the header is damaged; fetch the file again", at = grouped(*.at))]
+    #[error("{what} at byte {at} is not UTF-8: the header is damaged; download the file again", at = grouped(*.at))]
     NotUtf8 { what: String, at: u64 },
     /// A metadata value of an undefined type.
-    #[error("key `{key}` has value type {type_number}, which GGUF does not define: fetch the file again")]
+    #[error("key `{key}` has value type {type_number}, which GGUF does not define: download the file again")]
     UnknownValueType { key: String, type_number: u32 },
     /// Arrays nested too deeply.
-    #[error("key `{key}` nests arrays deeper than {limit}: no model needs that; fetch the file again")]
+    #[error(
+        "key `{key}` has arrays nested deeper than {limit}: the header is damaged; download the file again"
+    )]
     TooDeep { key: String, limit: u32 },
     /// A boolean that is neither 0 nor 1.
-    #[error("key `{key}` holds a boolean with value {found}: the header is damaged; fetch the file again")]
+    #[error(
+        "key `{key}` contains a boolean with value {found}: the header is damaged; download the file again"
+    )]
     Boolean { key: String, found: u8 },
-    /// A key that appears twice: readers would disagree about which one counts.
-    #[error("key `{key}` appears twice: write the file again with one of them")]
+    /// A key that appears twice: readers would disagree about which value is valid.
+    #[error("key `{key}` appears twice: write the file again with only one of them")]
     DuplicateKey { key: String },
     /// A tensor name that appears twice.
-    #[error("tensor `{tensor}` appears twice: write the file again with one of them")]
+    #[error("tensor `{tensor}` appears twice: write the file again with only one of them")]
     DuplicateTensor { tensor: String },
     /// A tensor of an unknown type.
     #[error(
-        "tensor `{tensor}` has type number {type_number}, which is not known here: \
+        "tensor `{tensor}` has type number {type_number}, which is not supported: \
          quantise the model to one of {known}",
         known = crate::Format::names()
     )]
     UnknownTensorType {
         tensor: String,
-        /// Its ggml type number.
+        /// The ggml type number of the tensor.
         type_number: u32,
     },
-    /// No dimensions, too many, or one that is zero.
-    #[error("tensor `{tensor}` has dimensions {dims:?}: 1 to {limit}, none of them 0, are accepted")]
+    /// A tensor with no dimensions, with too many, or with one that is zero.
+    #[error("tensor `{tensor}` has dimensions {dims:?}: there must be 1 to {limit}, and none may be 0")]
     Dimensions { tensor: String, dims: Vec<u64>, limit: u32 },
     /// The number of weights or bytes does not fit in 64 bits.
-    #[error("tensor `{tensor}` of dimensions {dims:?} is too large to address: fetch the file again")]
+    #[error("tensor `{tensor}` of dimensions {dims:?} is too large to address: download the file again")]
     Overflow { tensor: String, dims: Vec<u64> },
     /// A row that is not a whole number of blocks.
     #[error(
         "tensor `{tensor}` has rows of {row} weights, not a multiple of the {block} of a {format} block; \
-         convert the model again, or choose a format of smaller blocks"
+         convert the model again, or choose a format with smaller blocks"
     )]
     PartialBlock {
         tensor: String,
-        /// Weights in a row.
+        /// Number of weights in a row.
         row: u64,
         format: crate::Format,
-        /// Weights in a block.
+        /// Number of weights in a block.
         block: u64,
     },
     /// `general.alignment` is not a power of two in the accepted range.
     #[error(
-        "`general.alignment` is {found}: a power of two from {least} to {most} is accepted; convert the \
+        "`general.alignment` is {found}: it must be a power of two from {least} to {most}; convert the \
          model again"
     )]
     Alignment { found: String, least: u64, most: u64 },
@@ -109,38 +114,38 @@ pub enum HeaderError {
         offset = grouped(*.offset))]
     Misaligned {
         tensor: String,
-        /// Its offset in the data section.
+        /// Offset of the tensor in the data section, in bytes.
         offset: u64,
         alignment: u64,
     },
-    /// A tensor that ends after the file does.
+    /// A tensor that ends after the end of the file.
     #[error(
         "tensor `{tensor}` ends at byte {end}, past the end of the file ({file_bytes}): \
-         the download is truncated; fetch it again",
+         the download is truncated; download it again",
         end = grouped(*.end), file_bytes = grouped(*.file_bytes)
     )]
     PastEnd {
         tensor: String,
-        /// The byte after its last one; `u64::MAX` if that exceeds 64 bits.
+        /// Offset of the end of the tensor in the file; `u64::MAX` if it exceeds 64 bits.
         end: u64,
         file_bytes: u64,
     },
     /// Two tensors that share bytes.
     #[error(
         "tensor `{second}` starts at byte {start}, inside `{first}`, which ends at byte {end}: \
-         the header is damaged; fetch the file again",
+         the header is damaged; download the file again",
         start = grouped(*.start), end = grouped(*.end)
     )]
     Overlap { first: String, second: String, start: u64, end: u64 },
 }
 
-/// Why a GGUF model cannot be opened.
+/// The reason why a GGUF model cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
-    /// A file cannot be opened or measured.
+    /// A file cannot be opened, or its size cannot be read.
     #[error("cannot open `{path}`: {source}", path = .path.display())]
     Open { path: PathBuf, source: std::io::Error },
-    /// A file that was opened cannot be read.
+    /// Reading from an open file failed.
     #[error("cannot read `{path}`: {source}", path = .path.display())]
     Read { path: PathBuf, source: std::io::Error },
     /// The header of one file is not valid.
@@ -153,28 +158,30 @@ pub enum GgufError {
     /// A part of a split model whose name does not follow the convention.
     #[error(
         "`{path}` is part {number} of {count}, but its name does not end in `{expected}`: \
-         give the parts back their names, so that the others can be found",
+         rename the parts to their original names, so that the other parts are found",
         path = .path.display()
     )]
     SplitName {
         path: PathBuf,
-        /// Its number, from 1.
+        /// Number of the part, from 1.
         number: u32,
         count: u32,
         /// The expected end of the name.
         expected: String,
     },
     /// `split.no`, `split.count` or `split.tensors.count` contradict each other.
-    #[error("`{path}`: {what}: fetch all parts again from one source", path = .path.display())]
+    #[error("`{path}`: {what}: download all parts again from one source", path = .path.display())]
     Split { path: PathBuf, what: String },
     /// A required key is missing.
     #[error("key `{key}` is missing: convert the model again with a current converter")]
     MissingKey { key: String },
-    /// A key has a value of another type.
+    /// A key has a value of an unexpected type.
     #[error("key `{key}` is {found}, not {expected}: convert the model again with a current converter")]
     WrongType { key: String, expected: &'static str, found: String },
     /// A required tensor is missing.
-    #[error("tensor `{tensor}` is missing: the conversion is incomplete; convert or fetch the model again")]
+    #[error(
+        "tensor `{tensor}` is missing: the conversion is incomplete; convert or download the model again"
+    )]
     MissingTensor { tensor: String },
     /// An unsupported architecture.
     #[error("architecture `{found}` is not supported: use a model of one of {known}")]
@@ -184,7 +191,7 @@ pub enum GgufError {
     Shape { what: String },
 }
 
-/// Groups the digits of a number by three: `812 344 832`.
+/// Formats a number with its digits grouped by three: `812 344 832`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -218,7 +225,7 @@ mod tests {
         assert_eq!(
             problem.to_string(),
             "tensor `blk.3.ffn_up.weight` ends at byte 812 344 832, past the end of the file (638 111 744): \
-             the download is truncated; fetch it again"
+             the download is truncated; download it again"
         );
     }
 }

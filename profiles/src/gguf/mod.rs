@@ -1,7 +1,7 @@
-//! GGUF model files: headers, without the weights.
+//! GGUF model files: reading and writing of headers, without the weights.
 //!
-//! [`GgufModel::open`] reads the header of a file, or of all parts of a split model, and says where every tensor lies.
-//! Everything in a file is checked before it is used (`gguf::read`).
+//! [`GgufModel::open`] reads the header of a file, or of all parts of a split model, with the position of every
+//! tensor. Everything in a file is checked before it is used (`gguf::read`).
 
 mod error;
 mod read;
@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 pub use error::{GgufError, HeaderError};
 pub use read::{
-    ALIGNMENT_RANGE, DEFAULT_ALIGNMENT, DIMENSIONS_LIMIT, HEADER_LIMIT, Header, KEY_BYTES_LIMIT, KEY_LIMIT,
-    NAME_BYTES_LIMIT, NESTING_LIMIT, STRING_BYTES_LIMIT, TENSOR_LIMIT, TensorInfo,
+    ALIGNMENT_RANGE, DEFAULT_ALIGNMENT, Header, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_KEYS,
+    MAX_NESTING, MAX_STRING_BYTES, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, TensorInfo,
 };
 pub use split::part_suffix;
 pub use value::{Array, Metadata, Value};
@@ -22,10 +22,10 @@ pub use write::{FileLayout, HeaderWriter};
 
 use crate::Bytes;
 
-/// The sizes of one file of a model.
+/// The sizes of one file of a model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartSize {
-    /// Bytes of the header and its padding; the tensor data begins here.
+    /// Size of the header with its padding, which is the offset of the tensor data.
     pub data_start: u64,
     pub file_bytes: u64,
 }
@@ -33,18 +33,19 @@ pub struct PartSize {
 /// The header of a model: metadata and tensors.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufModel {
-    /// The keys of the first part.
+    /// The metadata of the first part.
     pub metadata: Metadata,
     /// The tensors of all parts, in file order.
     pub tensors: Vec<TensorInfo>,
     /// The files, in order; [`TensorInfo::part`] is an index into them.
     pub parts: Vec<PathBuf>,
-    /// The sizes of each file, in the same order.
+    /// The sizes of each file, in the order of `parts`.
     pub sizes: Vec<PartSize>,
 }
 
 impl GgufModel {
-    /// Reads the header at `path`. If that file is one part of a split model, all parts are read.
+    /// Reads the header of the file at `path`. If the file is a part of a split model, reads the headers of all
+    /// parts.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
         split::open(path.as_ref())
     }
@@ -53,7 +54,7 @@ impl GgufModel {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    /// The size of all parts together.
+    /// Returns the size of all files together.
     pub fn file_bytes(&self) -> Bytes {
         Bytes(self.sizes.iter().map(|size| size.file_bytes).sum())
     }

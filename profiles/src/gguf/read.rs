@@ -1,12 +1,12 @@
-//! Reader of GGUF headers, with limits.
+//! Reads GGUF headers of untrusted files with bounded memory.
 //!
-//! GGUF version 2 and 3: magic, version, number of tensors and of keys, the keys, the tensor infos, padding to the
-//! alignment, then the tensors' bytes. The header is read once, front to back, from any reader. The file is not
-//! trusted: a number in it is checked before it is used, against a limit above every real model, against the bytes left
-//! in the file, and against overflow. Memory grows with the bytes really read (at most [`HEADER_LIMIT`]), never with a
-//! count.
+//! A file of GGUF version 2 or 3 has a magic number, the version, the numbers of tensors and of keys, the keys, the
+//! tensor infos, padding to the alignment, and the data of the tensors. The header is read once, from front to back.
+//! Every number is checked before it is used: against a limit above every real model, against the number of bytes
+//! that remain in the file, and against overflow. Memory grows with the bytes that were read (at most
+//! [`MAX_HEADER_BYTES`]), never with a count in the file.
 //!
-//! Not here: split models (`gguf::split`), and the meaning of keys (`gguf::shape`).
+//! Not here: split models (`gguf::split`), and the meaning of keys (`model::gguf_shape`).
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
@@ -15,45 +15,45 @@ use super::error::HeaderError;
 use super::value::{Array, Metadata, Value, each_type};
 use crate::{Bytes, Format};
 
-/// The most bytes of a header. Vocabularies of 256 k tokens with merges take about 20 MB.
-pub const HEADER_LIMIT: u64 = 256 << 20;
-/// The most tensors of a file; the largest mixture-of-experts models have a few thousand.
-pub const TENSOR_LIMIT: u64 = 1 << 18;
-/// The most keys of a file.
-pub const KEY_LIMIT: u64 = 1 << 16;
-/// The most bytes of a key, by the format.
-pub const KEY_BYTES_LIMIT: u64 = (1 << 16) - 1;
-/// The most bytes of a tensor name, by the format.
-pub const NAME_BYTES_LIMIT: u64 = 64;
-/// The most bytes of a string value; chat templates take some hundred kB.
-pub const STRING_BYTES_LIMIT: u64 = 16 << 20;
-/// The deepest nesting of arrays.
-pub const NESTING_LIMIT: u32 = 4;
-/// The most dimensions of a tensor (`GGML_MAX_DIMS`).
-pub const DIMENSIONS_LIMIT: u32 = 4;
-/// The range of `general.alignment`.
+/// Maximum size of a header in bytes. A vocabulary of 256 k tokens with merges takes about 20 MB.
+pub const MAX_HEADER_BYTES: u64 = 256 << 20;
+/// Maximum number of tensors in a model. The largest mixture-of-experts models have a few thousand.
+pub const MAX_TENSORS: u64 = 1 << 18;
+/// Maximum number of keys in a file.
+pub const MAX_KEYS: u64 = 1 << 16;
+/// Maximum length of a key in bytes, as the GGUF specification says.
+pub const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
+/// Maximum length of a tensor name in bytes, as the GGUF specification says.
+pub const MAX_TENSOR_NAME_BYTES: u64 = 64;
+/// Maximum length of a string value in bytes. Chat templates take some hundred kB.
+pub const MAX_STRING_BYTES: u64 = 16 << 20;
+/// Maximum nesting depth of arrays.
+pub const MAX_NESTING: u32 = 4;
+/// Maximum number of dimensions of a tensor (`GGML_MAX_DIMS`).
+pub const MAX_DIMENSIONS: u32 = 4;
+/// Minimum and maximum of `general.alignment`, in bytes.
 pub const ALIGNMENT_RANGE: (u64, u64) = (8, 1 << 20);
-/// The alignment without `general.alignment`.
+/// Alignment of files without `general.alignment`, in bytes.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// The most elements for which memory is reserved before they have been read.
-const TRUSTED_COUNT: u64 = 4096;
-/// Bytes of the shortest key with its value: length, value type, one byte.
+/// Maximum number of elements for which memory is reserved before they are read.
+const MAX_RESERVED_ELEMENTS: u64 = 4096;
+/// Minimum size of a key with its value in bytes: length of the key, value type, a value of one byte.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
-/// Bytes of the shortest tensor info: name length, number of dimensions, one dimension, type, offset.
+/// Minimum size of a tensor info in bytes: length of the name, number of dimensions, one dimension, type, offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// The position and format of a tensor.
+/// Name, dimensions, format and position of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// For example `blk.3.ffn_up.weight`.
+    /// Name, for example `blk.3.ffn_up.weight`.
     pub name: String,
     /// Dimensions in ggml's order: `dims[0]` is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
-    /// The index of the file that contains it.
+    /// Index of the file that contains the tensor.
     pub part: usize,
-    /// The first byte, counted from the start of that file.
+    /// Offset of the first byte from the start of that file.
     pub offset: u64,
     pub bytes: Bytes,
 }
@@ -64,39 +64,39 @@ impl TensorInfo {
         self.dims.iter().product()
     }
 
-    /// The number of rows of `dims[0]` weights.
+    /// Returns the number of rows; a row has `dims[0]` weights.
     pub fn rows(&self) -> u64 {
         self.dims[1..].iter().product()
     }
 
-    /// The byte after the last one.
+    /// Returns the offset of the end of the tensor from the start of the file.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.0
     }
 }
 
-/// The header of one file, checked.
+/// The validated header of one file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
-    /// 2 or 3.
+    /// GGUF version, 2 or 3.
     pub version: u32,
     pub metadata: Metadata,
     /// The tensors in file order; their `part` is 0.
     pub tensors: Vec<TensorInfo>,
-    /// Every tensor's offset is a multiple of this.
+    /// Alignment in bytes: the offset of every tensor is a multiple of it.
     pub alignment: u64,
-    /// The first byte of the tensor data, after the header and its padding.
+    /// Offset of the tensor data, after the header and its padding.
     pub data_start: u64,
 }
 
 impl Header {
-    /// Reads the header of a file of `file_bytes` bytes from its start. Wrap a file in a `BufReader`: the reads are
-    /// small.
+    /// Reads the header from the start of a file of `file_bytes` bytes. Wrap a file in a `BufReader`, because the
+    /// reads are small.
     pub fn read(reader: impl Read, file_bytes: u64) -> Result<Header, HeaderError> {
-        let mut source = Source { reader, at: 0, file_bytes };
+        let mut source = HeaderReader { reader, at: 0, file_bytes };
         let version = source.preamble()?;
-        let tensor_count = source.count("the number of tensors", TENSOR_LIMIT)?;
-        let key_count = source.count("the number of keys", KEY_LIMIT)?;
+        let tensor_count = source.count("the number of tensors", MAX_TENSORS)?;
+        let key_count = source.count("the number of keys", MAX_KEYS)?;
         source.require("the tensor infos", tensor_count, MIN_TENSOR_BYTES)?;
         source.require("the keys", key_count, MIN_KEY_BYTES)?;
         let metadata = source.metadata(key_count)?;
@@ -105,7 +105,7 @@ impl Header {
         // The header is at most 256 MiB long: no overflow.
         let data_start = source.at.next_multiple_of(alignment);
         let mut header = Header { version, metadata, tensors, alignment, data_start };
-        header.place(file_bytes)?;
+        header.resolve_offsets(file_bytes)?;
         Ok(header)
     }
 
@@ -114,8 +114,8 @@ impl Header {
         Self::read(file, file.len() as u64)
     }
 
-    /// Turns offsets in the data section into offsets in the file and checks them.
-    fn place(&mut self, file_bytes: u64) -> Result<(), HeaderError> {
+    /// Converts offsets in the data section to offsets in the file and checks them.
+    fn resolve_offsets(&mut self, file_bytes: u64) -> Result<(), HeaderError> {
         for tensor in &mut self.tensors {
             if !tensor.offset.is_multiple_of(self.alignment) {
                 return Err(HeaderError::Misaligned {
@@ -159,16 +159,16 @@ fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
     Ok(alignment)
 }
 
-/// A reader that knows its position and the size of the file.
-struct Source<R> {
+/// A reader with its position and the size of the file.
+struct HeaderReader<R> {
     reader: R,
-    /// Bytes read so far.
+    /// Number of bytes read so far.
     at: u64,
     file_bytes: u64,
 }
 
-impl<R: Read> Source<R> {
-    /// Fails unless `count` items of at least `least` bytes each can still follow.
+impl<R: Read> HeaderReader<R> {
+    /// Fails if the rest of the file is too short for `count` items of at least `least` bytes each.
     fn require(&self, what: &str, count: u64, least: u64) -> Result<(), HeaderError> {
         let need = count.saturating_mul(least);
         let left = self.file_bytes.saturating_sub(self.at);
@@ -176,9 +176,9 @@ impl<R: Read> Source<R> {
             return Err(HeaderError::Truncated { what: what.to_owned(), at: self.at, need, left });
         }
         let end = self.at.saturating_add(need);
-        if end > HEADER_LIMIT {
+        if end > MAX_HEADER_BYTES {
             let what = format!("the end of the header, as {what} announces it,");
-            return Err(HeaderError::TooLarge { what, at: self.at, found: end, limit: HEADER_LIMIT });
+            return Err(HeaderError::TooLarge { what, at: self.at, found: end, limit: MAX_HEADER_BYTES });
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl<R: Read> Source<R> {
         let at = self.at;
         self.reader.read_exact(buffer).map_err(|source| {
             if source.kind() == ErrorKind::UnexpectedEof {
-                // The file is shorter than its size said: it shrank while it was read.
+                // The file was truncated while it was read.
                 HeaderError::Truncated { what: what.to_owned(), at, need, left: 0 }
             } else {
                 HeaderError::Io { at, source }
@@ -231,14 +231,14 @@ impl<R: Read> Source<R> {
         Ok(bytes)
     }
 
-    /// Reads a key or a name, which must be UTF-8, because it is compared with known names.
+    /// Reads a key or a name. It must be UTF-8, because it is compared with known names.
     fn name(&mut self, what: &str, limit: u64) -> Result<String, HeaderError> {
         let at = self.at;
         let bytes = self.string_bytes(what, limit)?;
         String::from_utf8(bytes).map_err(|_| HeaderError::NotUtf8 { what: what.to_owned(), at })
     }
 
-    /// Reads magic and version; returns the version.
+    /// Reads the magic number and the version, and returns the version.
     fn preamble(&mut self) -> Result<u32, HeaderError> {
         let found = self.array::<4>("the magic number")?;
         if found != *b"GGUF" {
@@ -247,7 +247,7 @@ impl<R: Read> Source<R> {
         let version = self.u32("the version")?;
         match version {
             2 | 3 => Ok(version),
-            // A small number in the other byte order.
+            // A version in big-endian byte order.
             swapped if swapped.trailing_zeros() >= 16 && swapped != 0 => Err(HeaderError::BigEndian),
             _ => Err(HeaderError::Version { version }),
         }
@@ -256,7 +256,7 @@ impl<R: Read> Source<R> {
     fn metadata(&mut self, count: u64) -> Result<Metadata, HeaderError> {
         let mut metadata = Metadata::default();
         for index in 0..count {
-            let key = self.name(&format!("key {index}"), KEY_BYTES_LIMIT)?;
+            let key = self.name(&format!("key {index}"), MAX_KEY_BYTES)?;
             let value = self.value(&key)?;
             if metadata.get(&key).is_some() {
                 return Err(HeaderError::DuplicateKey { key });
@@ -269,7 +269,7 @@ impl<R: Read> Source<R> {
     fn elements<T: Element>(&mut self, key: &str, depth: u32) -> Result<Vec<T>, HeaderError> {
         let count = self.u64("the length of an array")?;
         self.require(&format!("the array `{key}`"), count, T::MIN_BYTES)?;
-        let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
+        let mut items = Vec::with_capacity(count.min(MAX_RESERVED_ELEMENTS) as usize);
         for _ in 0..count {
             items.push(T::read(self, key, depth)?);
         }
@@ -278,7 +278,7 @@ impl<R: Read> Source<R> {
 
     fn tensor_infos(&mut self, count: u64) -> Result<Vec<TensorInfo>, HeaderError> {
         let mut names = BTreeSet::new();
-        let mut tensors = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
+        let mut tensors = Vec::with_capacity(count.min(MAX_RESERVED_ELEMENTS) as usize);
         for index in 0..count {
             let tensor = self.tensor_info(index)?;
             if !names.insert(tensor.name.clone()) {
@@ -289,20 +289,20 @@ impl<R: Read> Source<R> {
         Ok(tensors)
     }
 
-    /// Reads a tensor info; its offset still counts from the start of the data section.
+    /// Reads a tensor info. Its offset is relative to the start of the data section.
     fn tensor_info(&mut self, index: u64) -> Result<TensorInfo, HeaderError> {
-        let name = self.name(&format!("the name of tensor {index}"), NAME_BYTES_LIMIT)?;
+        let name = self.name(&format!("the name of tensor {index}"), MAX_TENSOR_NAME_BYTES)?;
         let dimensions = self.u32("a number of dimensions")?;
-        if dimensions == 0 || dimensions > DIMENSIONS_LIMIT {
-            let dims = vec![0; dimensions.min(DIMENSIONS_LIMIT + 1) as usize];
-            return Err(HeaderError::Dimensions { tensor: name, dims, limit: DIMENSIONS_LIMIT });
+        if dimensions == 0 || dimensions > MAX_DIMENSIONS {
+            let dims = vec![0; dimensions.min(MAX_DIMENSIONS + 1) as usize];
+            return Err(HeaderError::Dimensions { tensor: name, dims, limit: MAX_DIMENSIONS });
         }
         let mut dims = Vec::with_capacity(dimensions as usize);
         for _ in 0..dimensions {
             dims.push(self.u64("a dimension")?);
         }
         if dims.contains(&0) {
-            return Err(HeaderError::Dimensions { tensor: name, dims, limit: DIMENSIONS_LIMIT });
+            return Err(HeaderError::Dimensions { tensor: name, dims, limit: MAX_DIMENSIONS });
         }
         let type_number = self.u32("a tensor type")?;
         let offset = self.u64("a tensor offset")?;
@@ -314,12 +314,13 @@ impl<R: Read> Source<R> {
     }
 }
 
-/// A value, or an element of an array.
+/// A type of metadata values and array elements.
 trait Element: Sized {
+    /// Minimum size of an encoded value, in bytes.
     const MIN_BYTES: u64;
 
-    /// Reads one inside so many arrays.
-    fn read<R: Read>(source: &mut Source<R>, key: &str, depth: u32) -> Result<Self, HeaderError>;
+    /// Reads a value of the key `key` inside `depth` nested arrays.
+    fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, depth: u32) -> Result<Self, HeaderError>;
 }
 
 macro_rules! number_elements {
@@ -327,7 +328,7 @@ macro_rules! number_elements {
         impl Element for $type {
             const MIN_BYTES: u64 = size_of::<$type>() as u64;
 
-            fn read<R: Read>(source: &mut Source<R>, _: &str, _: u32) -> Result<Self, HeaderError> {
+            fn read<R: Read>(source: &mut HeaderReader<R>, _: &str, _: u32) -> Result<Self, HeaderError> {
                 Ok(Self::from_le_bytes(source.array("a value")?))
             }
         }
@@ -338,7 +339,7 @@ number_elements! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
 impl Element for bool {
     const MIN_BYTES: u64 = 1;
 
-    fn read<R: Read>(source: &mut Source<R>, key: &str, depth: u32) -> Result<Self, HeaderError> {
+    fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, depth: u32) -> Result<Self, HeaderError> {
         match u8::read(source, key, depth)? {
             0 => Ok(false),
             1 => Ok(true),
@@ -348,12 +349,12 @@ impl Element for bool {
 }
 
 impl Element for String {
-    /// An empty one has a length.
+    // The length of an empty string.
     const MIN_BYTES: u64 = 8;
 
-    /// Some converters write tokens that are not UTF-8; losing those characters is better than refusing the model.
-    fn read<R: Read>(source: &mut Source<R>, key: &str, _: u32) -> Result<Self, HeaderError> {
-        let bytes = source.string_bytes(&format!("a string of key `{key}`"), STRING_BYTES_LIMIT)?;
+    // Some converters write tokens that are not UTF-8; losing those characters is better than refusing the model.
+    fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, _: u32) -> Result<Self, HeaderError> {
+        let bytes = source.string_bytes(&format!("a string of key `{key}`"), MAX_STRING_BYTES)?;
         Ok(String::from_utf8(bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
@@ -362,12 +363,16 @@ impl Element for String {
 macro_rules! read_by_type {
     ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
         impl Element for Array {
-            /// Its element type and its length.
+            // Element type and length.
             const MIN_BYTES: u64 = 4 + 8;
 
-            fn read<R: Read>(source: &mut Source<R>, key: &str, depth: u32) -> Result<Self, HeaderError> {
-                if depth == NESTING_LIMIT {
-                    return Err(HeaderError::TooDeep { key: key.to_owned(), limit: NESTING_LIMIT });
+            fn read<R: Read>(
+                source: &mut HeaderReader<R>,
+                key: &str,
+                depth: u32,
+            ) -> Result<Self, HeaderError> {
+                if depth == MAX_NESTING {
+                    return Err(HeaderError::TooDeep { key: key.to_owned(), limit: MAX_NESTING });
                 }
                 match source.u32("an element type")? {
                     $($number => source.elements(key, depth + 1).map(Array::$name),)+
@@ -376,7 +381,7 @@ macro_rules! read_by_type {
             }
         }
 
-        impl<R: Read> Source<R> {
+        impl<R: Read> HeaderReader<R> {
             fn value(&mut self, key: &str) -> Result<Value, HeaderError> {
                 match self.u32("a value type")? {
                     $($number => Element::read(self, key, 0).map(Value::$name),)+
@@ -388,7 +393,7 @@ macro_rules! read_by_type {
 }
 each_type!(read_by_type);
 
-/// Bytes of a tensor of these dimensions, of which there is at least one.
+/// Returns the size of a tensor with these dimensions. `dims` must not be empty.
 pub(super) fn tensor_bytes(name: &str, dims: &[u64], format: Format) -> Result<Bytes, HeaderError> {
     let overflow = || HeaderError::Overflow { tensor: name.to_owned(), dims: dims.to_vec() };
     if !dims[0].is_multiple_of(format.block_len()) {

@@ -1,8 +1,8 @@
-//! Split models: several GGUF files that belong together.
+//! Opens split models, which consist of several GGUF files.
 //!
-//! Every part is a GGUF file with `split.no` (from 0), `split.count` and `split.tensors.count` (of all parts together),
-//! named `name-00001-of-00003.gguf` (from 1). The first part has the model's metadata. Opening any part opens the
-//! model.
+//! Every part is a GGUF file with the keys `split.no` (from 0), `split.count` and `split.tensors.count` (of all parts
+//! together), and its name ends like `-00001-of-00003.gguf` (from 1). The first part has the metadata of the model. A
+//! model can be opened by the path of any part.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,55 +10,57 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use super::error::{GgufError, HeaderError};
-use super::read::{Header, TENSOR_LIMIT};
+use super::read::{Header, MAX_TENSORS};
 use super::{GgufModel, PartSize};
 
-/// The most files of a model.
-const PART_LIMIT: u32 = 10_000;
+/// Maximum number of parts of a model.
+const MAX_PARTS: u32 = 10_000;
 
-/// The split keys of a header.
-struct Place {
-    /// The number of the part, from 0.
+/// The `split.*` keys of a header.
+struct SplitKeys {
+    /// Number of the part, from 0.
     number: u32,
+    /// Number of parts.
     count: u32,
+    /// Number of tensors in all parts together.
     tensors: Option<u64>,
 }
 
-impl Place {
-    fn of(header: &Header, path: &Path) -> Result<Place, GgufError> {
+impl SplitKeys {
+    fn of(header: &Header, path: &Path) -> Result<Self, GgufError> {
         let count = header.metadata.get_u32("split.count")?.unwrap_or(1);
         let number = header.metadata.get_u32("split.no")?.unwrap_or(0);
         let tensors = header.metadata.get_u64("split.tensors.count")?;
-        if count == 0 || count > PART_LIMIT || number >= count {
-            let what = format!("it calls itself part {} of {count}", u64::from(number) + 1);
+        if count == 0 || count > MAX_PARTS || number >= count {
+            let what = format!("its header says part {} of {count}", u64::from(number) + 1);
             return Err(GgufError::Split { path: path.to_owned(), what });
         }
-        Ok(Place { number, count, tensors })
+        Ok(Self { number, count, tensors })
     }
 }
 
 /// Opens all parts of the model that `path` belongs to.
 pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
     let (header, file_bytes) = read_header(path)?;
-    let place = Place::of(&header, path)?;
-    if place.count == 1 {
+    let split = SplitKeys::of(&header, path)?;
+    if split.count == 1 {
         let parts = vec![path.to_owned()];
         let sizes = vec![PartSize { data_start: header.data_start, file_bytes }];
         return Ok(GgufModel { metadata: header.metadata, tensors: header.tensors, parts, sizes });
     }
-    let parts = part_paths(path, &place)?;
+    let parts = part_paths(path, &split)?;
     let mut model = GgufModel::default();
     let mut names = BTreeSet::new();
     for (index, part) in parts.iter().enumerate() {
         let (header, file_bytes) = read_header(part)?;
-        let found = Place::of(&header, part)?;
-        if found.number as usize != index || found.count != place.count || found.tensors != place.tensors {
+        let found = SplitKeys::of(&header, part)?;
+        if found.number as usize != index || found.count != split.count || found.tensors != split.tensors {
             let what = format!(
-                "it calls itself part {} of {} where part {} of {} was expected",
+                "its header says part {} of {}, but part {} of {} was expected",
                 found.number + 1,
                 found.count,
                 index + 1,
-                place.count
+                split.count
             );
             return Err(GgufError::Split { path: part.clone(), what });
         }
@@ -70,8 +72,8 @@ pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
             tensor.part = index;
             model.tensors.push(tensor);
         }
-        if model.tensors.len() as u64 > TENSOR_LIMIT {
-            let what = format!("the parts up to this one have more than {TENSOR_LIMIT} tensors");
+        if model.tensors.len() as u64 > MAX_TENSORS {
+            let what = format!("the parts up to this one have more than {MAX_TENSORS} tensors");
             return Err(GgufError::Split { path: part.clone(), what });
         }
         if index == 0 {
@@ -79,10 +81,10 @@ pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
         }
         model.sizes.push(PartSize { data_start: header.data_start, file_bytes });
     }
-    if place.tensors.is_some_and(|announced| announced != model.tensors.len() as u64) {
+    if split.tensors.is_some_and(|announced| announced != model.tensors.len() as u64) {
         let what = format!(
-            "`split.tensors.count` announces {} tensors and the parts have {}",
-            place.tensors.unwrap_or(0),
+            "`split.tensors.count` is {}, but the parts have {} tensors",
+            split.tensors.unwrap_or(0),
             model.tensors.len()
         );
         return Err(GgufError::Split { path: path.to_owned(), what });
@@ -100,23 +102,23 @@ fn read_header(path: &Path) -> Result<(Header, u64), GgufError> {
     Ok((header, file_bytes))
 }
 
-/// The end of the file name of part `number` (from 0) of `count`.
+/// Returns the end of the file name of part `number` (from 0) of `count`.
 pub fn part_suffix(number: u32, count: u32) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }
 
-fn part_paths(path: &Path, place: &Place) -> Result<Vec<PathBuf>, GgufError> {
-    let expected = part_suffix(place.number, place.count);
+fn part_paths(path: &Path, split: &SplitKeys) -> Result<Vec<PathBuf>, GgufError> {
+    let expected = part_suffix(split.number, split.count);
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(stem) = name.and_then(|name| name.strip_suffix(&expected)) else {
         return Err(GgufError::SplitName {
             path: path.to_owned(),
-            number: place.number + 1,
-            count: place.count,
+            number: split.number + 1,
+            count: split.count,
             expected,
         });
     };
-    Ok((0..place.count)
-        .map(|number| path.with_file_name(format!("{stem}{}", part_suffix(number, place.count))))
+    Ok((0..split.count)
+        .map(|number| path.with_file_name(format!("{stem}{}", part_suffix(number, split.count))))
         .collect())
 }

@@ -1,13 +1,14 @@
 //! GGUF metadata: typed values by key.
 //!
-//! [`Metadata`] is ordered by key. An absent key is `Ok(None)`, because most keys are optional. A key of another type is an
-//! error that names the key, because a silent default would run the model wrongly.
+//! [`Metadata`] is ordered by key. The value of an absent key is `Ok(None)`, because most keys are optional. A value
+//! of an unexpected type is an error that names the key, because with a silent default the model would compute wrong
+//! results.
 
 use std::collections::BTreeMap;
 
 use super::error::GgufError;
 
-/// Gives a macro all types of values: name, Rust type, number in a file, and name in a message.
+/// Calls a macro with all types of values: variant, Rust type, type number in a file, and name in a message.
 macro_rules! each_type {
     ($with:ident) => {
         $with! {
@@ -31,10 +32,11 @@ pub(super) use each_type;
 
 macro_rules! value_types {
     ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
+        /// A metadata value.
         #[derive(Debug, Clone, PartialEq)]
         pub enum Value { $($name($type),)+ }
 
-        /// An array, stored by element type so that a vocabulary takes no more than its own bytes.
+        /// An array, stored by element type, so that elements take no more memory than needed.
         #[derive(Debug, Clone, PartialEq)]
         pub enum Array { $($name(Vec<$type>),)+ }
 
@@ -53,7 +55,7 @@ macro_rules! value_types {
         }
 
         impl Array {
-            /// The number of the element type in a file.
+            /// Returns the type number of the elements in a file.
             pub fn element_number(&self) -> u32 {
                 match self { $(Array::$name(_) => $number,)+ }
             }
@@ -76,7 +78,7 @@ macro_rules! value_types {
 each_type!(value_types);
 
 impl Value {
-    /// An integer of any width; converters differ in widths.
+    /// Returns the value of an integer of any width, because converters use different widths.
     fn integer(&self) -> Option<i128> {
         match *self {
             Value::U8(v) => Some(v.into()),
@@ -113,7 +115,7 @@ impl Metadata {
         true
     }
 
-    /// Every key and value, ordered by key.
+    /// Iterates over keys and values, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
@@ -126,21 +128,19 @@ impl Metadata {
         self.values.is_empty()
     }
 
-    /// Returns an integer of any width that fits in 32 bits, unsigned.
+    /// Returns the value of an integer of any width. It must fit in `u32`.
     pub fn get_u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.typed(key, "an integer from 0 to 4294967295", |value| {
             value.integer().and_then(|v| u32::try_from(v).ok())
         })
     }
 
-    /// Returns an integer of any width that is not negative.
+    /// Returns the value of an integer of any width. It must not be negative.
     pub fn get_u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
-        self.typed(key, "an integer, not below zero", |value| {
-            value.integer().and_then(|v| u64::try_from(v).ok())
-        })
+        self.typed(key, "a non-negative integer", |value| value.integer().and_then(|v| u64::try_from(v).ok()))
     }
 
-    /// Returns a floating-point number; a double is rounded to single precision.
+    /// Returns the value of a floating-point number, rounded to single precision.
     pub fn get_f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
         self.typed(key, "an f32", |value| match *value {
             Value::F32(v) => Some(v),
@@ -202,7 +202,7 @@ mod tests {
     fn absent_key_is_none_and_wrong_type_is_an_error() {
         let mut metadata = Metadata::default();
         assert!(metadata.insert("split.no".into(), Value::U16(3)));
-        assert!(!metadata.insert("split.no".into(), Value::U16(4)), "the first stays");
+        assert!(!metadata.insert("split.no".into(), Value::U16(4)), "the first value remains");
         assert!(metadata.insert("deep".into(), Value::I64(-1)));
         assert!(metadata.insert("names".into(), Value::Array(Array::Str(vec!["a".into()]))));
         assert_eq!(metadata.get_u32("split.no").unwrap(), Some(3));
@@ -210,7 +210,7 @@ mod tests {
         let error = metadata.get_u64("deep").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "key `deep` is i64, not an integer, not below zero: convert the model again with a current converter"
+            "key `deep` is i64, not a non-negative integer: convert the model again with a current converter"
         );
         assert!(matches!(metadata.get_i32_array("names"), Err(GgufError::WrongType { .. })));
         assert_eq!(metadata.get_str_array("names").unwrap(), Some(&["a".to_owned()][..]));

@@ -1,7 +1,8 @@
-//! Writer of GGUF headers: version 3, little-endian.
+//! Writes GGUF headers of version 3, little-endian.
 //!
-//! [`HeaderWriter`] takes keys and tensors in file order and places the tensors one after another, each aligned, so that
-//! the caller can stream their bytes. The limits are the reader's: [`Header::read`](super::Header::read) accepts the result.
+//! Keys and tensors are added to a [`HeaderWriter`] in file order. The data of the tensors follow one another, each
+//! aligned, so that the caller can stream them. The limits are those of [`Header::read`](super::Header::read), which
+//! accepts the result.
 //!
 //! ```
 //! use hearth_profiles::Format;
@@ -20,26 +21,27 @@ use std::collections::BTreeSet;
 
 use super::error::HeaderError;
 use super::read::{
-    DEFAULT_ALIGNMENT, DIMENSIONS_LIMIT, KEY_BYTES_LIMIT, NAME_BYTES_LIMIT, TensorInfo, tensor_bytes,
+    DEFAULT_ALIGNMENT, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_TENSOR_NAME_BYTES, TensorInfo, tensor_bytes,
 };
 use super::value::{Array, Value, each_type};
 use crate::format::Format;
 
+/// Collects keys and tensors, and encodes the header.
 #[derive(Debug, Clone, Default)]
 pub struct HeaderWriter {
     keys: Vec<(String, Value)>,
     key_names: BTreeSet<String>,
-    /// Offsets count from the start of the data section.
+    /// The tensors, with offsets from the start of the data section.
     tensors: Vec<TensorInfo>,
     tensor_names: BTreeSet<String>,
-    /// Bytes of the tensors so far, with padding.
+    /// Size of the data of the tensors so far, with padding.
     data_bytes: u64,
 }
 
-/// A header and the positions of its tensors.
+/// An encoded header and the positions of the tensors in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileLayout {
-    /// The header with its padding: the first tensor follows directly.
+    /// The header with its padding, after which the data of the first tensor begin.
     pub header: Vec<u8>,
     /// The tensors in file order, with offsets from the start of the file. The gaps between them, and up to
     /// `file_bytes`, are zero bytes.
@@ -48,9 +50,9 @@ pub struct FileLayout {
 }
 
 impl HeaderWriter {
-    /// Adds a key, in the order of the calls. `general.alignment` stays at its default.
+    /// Appends a key. `general.alignment` is refused: the alignment is always the default.
     pub fn key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
-        limited("a key", key, KEY_BYTES_LIMIT)?;
+        check_length("a key", key, MAX_KEY_BYTES)?;
         if key == "general.alignment" || !self.key_names.insert(key.to_owned()) {
             return Err(HeaderError::DuplicateKey { key: key.to_owned() });
         }
@@ -58,12 +60,12 @@ impl HeaderWriter {
         Ok(self)
     }
 
-    /// Adds a tensor with these dimensions after those before it; `dims[0]` is the length of a row.
+    /// Appends a tensor with these dimensions. `dims[0]` is the length of a row.
     pub fn tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<&mut Self, HeaderError> {
-        limited("the name of a tensor", name, NAME_BYTES_LIMIT)?;
-        if dims.is_empty() || dims.len() > DIMENSIONS_LIMIT as usize || dims.contains(&0) {
+        check_length("the name of a tensor", name, MAX_TENSOR_NAME_BYTES)?;
+        if dims.is_empty() || dims.len() > MAX_DIMENSIONS as usize || dims.contains(&0) {
             let (tensor, dims) = (name.to_owned(), dims.to_vec());
-            return Err(HeaderError::Dimensions { tensor, dims, limit: DIMENSIONS_LIMIT });
+            return Err(HeaderError::Dimensions { tensor, dims, limit: MAX_DIMENSIONS });
         }
         let overflow = || HeaderError::Overflow { tensor: name.to_owned(), dims: dims.to_vec() };
         let bytes = tensor_bytes(name, dims, format)?;
@@ -78,7 +80,7 @@ impl HeaderWriter {
         Ok(self)
     }
 
-    /// Returns the header's bytes and the positions of the tensors.
+    /// Encodes the header and returns it with the positions of the tensors.
     pub fn finish(self) -> FileLayout {
         let mut header = Vec::new();
         header.extend(b"GGUF");
@@ -109,7 +111,7 @@ impl HeaderWriter {
     }
 }
 
-fn limited(what: &str, text: &str, limit: u64) -> Result<(), HeaderError> {
+fn check_length(what: &str, text: &str, limit: u64) -> Result<(), HeaderError> {
     let found = text.len() as u64;
     if found > limit {
         let what = format!("the length of {what}");
@@ -118,7 +120,7 @@ fn limited(what: &str, text: &str, limit: u64) -> Result<(), HeaderError> {
     Ok(())
 }
 
-/// A value, or an element of an array.
+/// A type of metadata values and array elements.
 trait Element {
     fn put(&self, out: &mut Vec<u8>);
 }

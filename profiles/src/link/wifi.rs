@@ -1,11 +1,11 @@
 //! Wi-Fi channels of a scenario, and the TCP connections over them.
 //!
-//! One transmission at a time is on a channel. It takes an overhead and its bytes at the channel's rate, up to a burst;
-//! a longer message is sent in several. A station sends to the access point and the access point to a station, so that
-//! a message between two stations is transmitted twice. A message also has a log-normal delay (power saving, drivers,
-//! queues of the access point), and sometimes meets a stall in which nothing is sent.
+//! A channel carries one transmission at a time. A transmission takes a fixed overhead and, for its bytes, at most
+//! the burst time; a longer message is sent in several transmissions. Stations send to the access point and receive
+//! from it, so that a message between two stations is transmitted twice. A message also has a log-normal delay (power
+//! saving, drivers, queues of the access point), and may wait for a stall, in which the channel transmits nothing.
 //!
-//! Every number has a default with its source, except the bandwidth and the stations.
+//! All parameters except the bandwidth and the stations have a default with its source.
 //!
 //! Not here: the mean time of a message ([`super::path`]), and contention (the simulator).
 
@@ -18,151 +18,151 @@ use crate::document::DocumentError;
 use crate::units::{Bytes, BytesPerSecond, Fraction, PerSecond, Seconds};
 use crate::values::Sourced;
 
-/// The payload of a segment: an Ethernet frame of 1500 bytes less the headers of IP and TCP with timestamps.
+/// Maximum payload of a TCP segment: an Ethernet frame of 1500 bytes less the headers of IP and TCP with timestamps.
 /// source: RFC 9293, RFC 7323
 pub const MSS: Bytes = Bytes(1448);
 
-/// The range of a channel's rate. source: IEEE 802.11-2020, whose slowest rate is 1 Mbit/s; the largest is assumed,
-/// above all products
+/// Minimum and maximum rate of a channel in bytes per second. source: IEEE 802.11-2020, whose slowest rate is 1
+/// Mbit/s; the maximum is assumed, above all products
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
-/// The longest overhead, burst and delay.
-/// source: assumed, far above every network, to detect wrong units
+/// Maximum overhead, burst and delay. source: assumed, far above every network, to detect wrong units
 const MAX_TIME: Seconds = Seconds(1.0);
-/// The largest spread of delays: one in a thousand is a hundred times the median. source: assumed, as above
+/// Maximum spread of delays, with which one delay in a thousand is a hundred times the median. source: assumed, as
+/// above
 const MAX_SIGMA: f64 = 1.5;
-/// The longest stall. source: assumed, as above
+/// Maximum duration of a stall. source: assumed, as above
 pub const MAX_STALL: Seconds = Seconds(10.0);
-/// The highest rate of one kind of stall. source: assumed, as above
+/// Maximum rate of one kind of stall, per second. source: assumed, as above
 const MAX_STALL_RATE: f64 = 100.0;
-/// The largest share of stalled time. source: assumed; beyond it a channel hardly ever transmits
-const MAX_STALLED_SHARE: f64 = 0.5;
-/// The most channels, and the most kinds of stalls of one. source: assumed
+/// Maximum fraction of time in stalls. source: assumed; with more, a channel hardly ever transmits
+const MAX_STALL_FRACTION: f64 = 0.5;
+/// Maximum number of channels, and of kinds of stalls of one channel. source: assumed
 const MAX_CHANNELS: usize = 16;
 
-/// Wi-Fi of a cluster.
+/// The Wi-Fi channels of a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "channels, such as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
 )]
 pub struct Wifi {
-    /// Channels, each with transmission time of its own.
+    /// Independent channels.
     pub channels: Vec<WifiChannel>,
-    /// TCP connections over them.
+    /// Parameters of the TCP connections over the channels.
     #[serde(default)]
     pub tcp: Tcp,
 }
 
-/// Channel whose stations share the transmission time.
+/// A channel, whose stations share the airtime.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a channel, such as `{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}`"
 )]
 pub struct WifiChannel {
-    /// Name, for example `5 GHz`.
+    /// Name of the channel, for example `5 GHz`.
     pub name: String,
-    /// Bytes of messages per second of a transmission. Between two stations half of it is left.
+    /// Rate of the bytes in a transmission. Between two stations the rate is half of it.
     pub bandwidth: Sourced<BytesPerSecond>,
     /// Fixed time of a transmission.
-    #[serde(default = "usual_overhead")]
+    #[serde(default = "default_overhead")]
     pub overhead: Sourced<Seconds>,
-    /// Longest time of the bytes of one transmission.
-    #[serde(default = "usual_burst")]
+    /// Maximum time of the bytes of one transmission.
+    #[serde(default = "default_burst")]
     pub burst: Sourced<Seconds>,
     /// One-way time of a small message on an idle channel, including its own transmissions.
     #[serde(default)]
     pub delay: Delay,
-    /// Times in which nothing is sent.
+    /// Periods in which the channel transmits nothing.
     #[serde(default)]
     pub stalls: Stalls,
-    /// Devices on the channel.
+    /// Names of the devices on the channel.
     pub stations: Vec<String>,
-    /// Stations with a bandwidth of their own, up and down.
+    /// Bandwidths of stations that differ from `bandwidth`, for both directions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rates: BTreeMap<String, Sourced<BytesPerSecond>>,
 }
 
-/// Log-normal delay.
+/// A log-normal delay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a delay, such as `{median: {value: 2 ms, source: \"measured\"}, sigma: {value: 0.5, source: \"measured\"}}`"
 )]
 pub struct Delay {
-    /// Median.
+    /// Median of the delay.
     pub median: Sourced<Seconds>,
     /// Standard deviation of the delay's logarithm.
     pub sigma: Sourced<f64>,
 }
 
-/// Times in which a channel transmits nothing.
+/// Periods in which a channel transmits nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "`clean`, `awdl`, or a list of stalls with `rate`, `from`, `to` and `source`")]
 pub enum Stalls {
-    /// A preset by name.
-    Preset(Preset),
+    /// The name of a preset.
+    Preset(StallPreset),
     /// Independent kinds of stalls.
-    Own(Vec<Stall>),
+    Custom(Vec<Stall>),
 }
 
-/// Presets of stalls.
+/// A preset of stalls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Preset {
-    /// None.
+pub enum StallPreset {
+    /// No stalls.
     #[default]
     Clean,
-    /// An Apple device on the channel, which leaves it to look for others nearby (Apple Wireless Direct Link):
-    /// 0.15 /s of 60 to 100 ms and 0.03 /s of 100 to 280 ms. source: assumed; what it does is described in Stute,
-    /// Kreitschmann, Hollick, "One Billion Apples' Secret Sauce", MobiCom 2018
+    /// An Apple device that periodically leaves the channel to search for nearby devices (Apple Wireless Direct
+    /// Link): 0.15 /s of 60 to 100 ms and 0.03 /s of 100 to 280 ms. source: assumed; the protocol is described in
+    /// Stute, Kreitschmann, Hollick, "One Billion Apples' Secret Sauce", MobiCom 2018
     Awdl,
 }
 
-/// Kind of stall: its beginnings are a Poisson process and its lengths uniform.
+/// A kind of stall. Stalls begin as a Poisson process and have uniformly distributed durations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a kind of stall, such as `{rate: 0.1 /s, from: 60 ms, to: 100 ms, source: \"measured\"}`"
 )]
 pub struct Stall {
-    /// Frequency.
+    /// Mean number of stalls per second.
     pub rate: PerSecond,
-    /// Shortest length.
+    /// Minimum duration.
     pub from: Seconds,
-    /// Longest length.
+    /// Maximum duration.
     pub to: Seconds,
-    /// Source of the numbers.
+    /// Source of the values.
     pub source: String,
 }
 
-/// TCP parameters.
+/// Parameters of TCP connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "what TCP adds, such as `{idle_restart: true}`")]
+#[serde(deny_unknown_fields, default, expecting = "the parameters of TCP, such as `{idle_restart: true}`")]
 pub struct Tcp {
-    /// Whether a connection that was idle for a retransmission timeout begins again with the initial window (RFC 5681,
-    /// section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than that window then waits for
-    /// acknowledgements, a round trip for each doubling.
+    /// Whether a connection restarts with the initial window after it was idle for a retransmission timeout (RFC
+    /// 5681, section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than the window then waits for
+    /// acknowledgements, one round trip for each doubling of the window.
     pub idle_restart: bool,
-    /// Bytes that a connection sends before the first acknowledgement.
+    /// Initial congestion window: bytes sent before the first acknowledgement.
     pub initial_window: Sourced<Bytes>,
-    /// Share of segments lost in spite of the channel's own retransmissions. If three later segments of the same
-    /// message report a loss (RFC 5681, section 3.2), it costs a round trip; otherwise the timeout.
+    /// Fraction of segments that are lost in spite of the retransmissions of the channel. A loss costs a round trip
+    /// if three later segments of the same message follow (RFC 5681, section 3.2), otherwise the timeout.
     pub loss: Sourced<Fraction>,
     /// Retransmission timeout.
     pub rto: Sourced<Seconds>,
 }
 
-/// One transmission of best effort at 5 GHz by IEEE 802.11-2020: AIFS 43 us, 7.5 slots of back-off 68 us, preamble 40
-/// us, SIFS 16 us, block acknowledgement 32 us.
-fn usual_overhead() -> Sourced<Seconds> {
+/// Returns the overhead of a best-effort transmission at 5 GHz by IEEE 802.11-2020: AIFS 43 us, 7.5 slots of back-off
+/// 68 us, preamble 40 us, SIFS 16 us, block acknowledgement 32 us.
+fn default_overhead() -> Sourced<Seconds> {
     Sourced::new(
         Seconds(0.2e-3),
         "IEEE 802.11-2020: AIFS, mean back-off, preamble, SIFS, block acknowledgement",
     )
 }
 
-fn usual_burst() -> Sourced<Seconds> {
+fn default_burst() -> Sourced<Seconds> {
     Sourced::new(Seconds(5.4e-3), "IEEE 802.11-2020: a transmission lasts at most 5.484 ms")
 }
 
@@ -175,7 +175,7 @@ impl Default for Delay {
 
 impl Default for Stalls {
     fn default() -> Self {
-        Stalls::Preset(Preset::Clean)
+        Stalls::Preset(StallPreset::Clean)
     }
 }
 
@@ -191,6 +191,7 @@ impl Default for Tcp {
 }
 
 impl Stalls {
+    /// Returns the kinds of stalls, also those of a preset.
     pub fn kinds(&self) -> Vec<Stall> {
         let awdl = |rate, from, to| Stall {
             rate: PerSecond(rate),
@@ -199,19 +200,20 @@ impl Stalls {
             source: "assumed: an Apple device on the channel".into(),
         };
         match self {
-            Stalls::Preset(Preset::Clean) => Vec::new(),
-            Stalls::Preset(Preset::Awdl) => vec![awdl(0.15, 0.060, 0.100), awdl(0.03, 0.100, 0.280)],
-            Stalls::Own(own) => own.clone(),
+            Stalls::Preset(StallPreset::Clean) => Vec::new(),
+            Stalls::Preset(StallPreset::Awdl) => vec![awdl(0.15, 0.060, 0.100), awdl(0.03, 0.100, 0.280)],
+            Stalls::Custom(kinds) => kinds.clone(),
         }
     }
 }
 
 impl Stall {
+    /// Returns the mean duration.
     pub fn mean(&self) -> Seconds {
         (self.from + self.to) / 2.0
     }
 
-    /// The mean of the squared length, in square seconds.
+    /// Returns the mean of the squared duration, in square seconds.
     pub fn mean_square(&self) -> f64 {
         let (from, to) = (self.from.0, self.to.0);
         (from * from + from * to + to * to) / 3.0
@@ -219,12 +221,13 @@ impl Stall {
 }
 
 impl WifiChannel {
+    /// Returns the bandwidth of a station.
     pub fn rate(&self, station: &str) -> BytesPerSecond {
         self.rates.get(station).unwrap_or(&self.bandwidth).value
     }
 
-    /// The share of stalled time, if no two stalls overlap.
-    pub fn stalled(&self) -> f64 {
+    /// Returns the mean fraction of time in stalls, from 0 to 1, if stalls do not overlap.
+    pub fn stall_fraction(&self) -> f64 {
         self.stalls.kinds().iter().map(|kind| kind.rate.0 * kind.mean().0).sum()
     }
 
@@ -237,7 +240,7 @@ impl WifiChannel {
             within(&format!("rates.{station}"), rate.value)?;
         }
         short("overhead", self.overhead.value, Seconds(0.0))?;
-        // Shorter ones would transmit less than a packet.
+        // A shorter burst would transmit less than a packet.
         short("burst", self.burst.value, Seconds(1e-4))?;
         short("delay.median", self.delay.median.value, Seconds(1e-6))?;
         let sigma = self.delay.sigma.value;
@@ -246,7 +249,7 @@ impl WifiChannel {
         }
         let kinds = self.stalls.kinds();
         if kinds.len() > MAX_CHANNELS {
-            return Err(format!("`stalls` has {} kinds; at most {MAX_CHANNELS} are taken", kinds.len()));
+            return Err(format!("`stalls` has {} kinds; the maximum is {MAX_CHANNELS}", kinds.len()));
         }
         for kind in &kinds {
             if !(kind.rate.0 > 0.0 && kind.rate.0 <= MAX_STALL_RATE) {
@@ -262,12 +265,12 @@ impl WifiChannel {
                 ));
             }
         }
-        let stalled = self.stalled();
-        if stalled > MAX_STALLED_SHARE {
-            let most = MAX_STALLED_SHARE * 100.0;
+        let stalled = self.stall_fraction();
+        if stalled > MAX_STALL_FRACTION {
             return Err(format!(
-                "`stalls` take {:.0} % of the time; at most {most} % can be",
-                stalled * 100.0
+                "`stalls` take {:.0} % of the time; the maximum is {} %",
+                stalled * 100.0,
+                MAX_STALL_FRACTION * 100.0
             ));
         }
         Ok(())
@@ -280,9 +283,9 @@ impl Tcp {
         if window < MSS {
             return Err(format!("`initial_window` is {window}: give at least a segment of {} B", MSS.0));
         }
-        // Beyond it a connection hardly transmits anything.
+        // With more losses a connection hardly transmits anything.
         if self.loss.value.0 > 0.1 {
-            return Err(format!("`loss` is {:.0} %: at most 10 % can be", self.loss.value.0 * 100.0));
+            return Err(format!("`loss` is {:.0} %: the maximum is 10 %", self.loss.value.0 * 100.0));
         }
         // source: TCP_RTO_MAX in include/net/tcp.h is two minutes
         if !(1e-3..=120.0).contains(&self.rto.value.0) {
@@ -293,7 +296,7 @@ impl Tcp {
 }
 
 impl Wifi {
-    /// Checks the channels against these devices. `wire` is the link of devices on no channel.
+    /// Checks the channels and that their stations are among `devices`. `wire` is the link of devices on no channel.
     pub fn validate(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), DocumentError> {
         let refuse =
             |what: String| Err(DocumentError::invalid_at("links.wifi", format!("links.wifi: {what}")));
@@ -322,9 +325,8 @@ impl Wifi {
         if stations.len() < devices.len() {
             let checked = within("bandwidth", wire.bandwidth.value)
                 .and_then(|()| short("latency", wire.latency.value, Seconds(0.0)));
-            checked.or_else(|what| {
-                refuse(format!("devices on no channel hang on `links.default`, whose {what}"))
-            })?;
+            checked
+                .or_else(|what| refuse(format!("devices on no channel use `links.default`, whose {what}")))?;
         }
         self.tcp.validate().or_else(|what| refuse(format!("tcp: {what}")))
     }

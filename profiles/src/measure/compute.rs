@@ -1,10 +1,11 @@
 //! Compute rates of the executor's kernels on this machine.
 //!
-//! The caller provides the [`Kernels`]; this module decides what they compute. A product of a matrix of `rows` x
-//! `columns` with one vector is 2 rows columns operations, whatever the format.
+//! The caller provides the [`Kernels`]; this module decides what they compute. The product of a matrix of `rows` x
+//! `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in three ways:
 //!
-//! - in cache: a matrix of [`CACHED`] bytes, many times in one call, so that waking threads does not count;
-//! - streamed: matrices of [`STREAMED_BYTES`] bytes one after another through a buffer as large as memory allows, as in decoding;
+//! - in cache: one matrix of [`CACHED_BYTES`] bytes, many times in one call, so that waking threads does not count;
+//! - streamed: matrices of [`STREAMED_BYTES`] bytes one after another from a buffer as large as memory allows, as in
+//!   decoding;
 //! - batched: [`BATCH`] vectors at once, as in prefill.
 
 use super::MeasureError;
@@ -15,60 +16,63 @@ use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use crate::values::{PerFormat, Sourced};
 
-/// Bytes of a matrix that stays in the second-level cache of every core.
-pub const CACHED: usize = 256 << 10;
+/// Size in bytes of a matrix that stays in the L2 cache of every core.
+pub const CACHED_BYTES: usize = 256 << 10;
 
-/// Bytes of a streamed matrix: about one of a large model's layer.
+/// Size in bytes of a streamed matrix: about that of one matrix in a layer of a large model.
 pub const STREAMED_BYTES: usize = 16 << 20;
 
-/// Bytes of the matrix of a batch.
-const BATCHED: usize = 4 << 20;
+/// Size in bytes of the matrix that is multiplied with a batch of vectors.
+const BATCHED_BYTES: usize = 4 << 20;
 
+/// Number of vectors in a batch.
 pub const BATCH: usize = 128;
 
-/// Weights in a row: whole blocks of every format, and a usual width.
+/// Number of weights in a row: a whole number of blocks of every format, and a usual width.
 const COLUMNS: usize = 2048;
 
-/// The number of formats up to which every round measures all of them. source: assumed
+/// Number of formats up to which the number of rounds is not reduced. source: assumed
 const FEW_FORMATS: usize = 3;
 
-/// Products with a cached matrix in one call.
+/// Number of products with a cached matrix in one call.
 const REPEATS: usize = 32;
 
+/// The kernels that are measured.
 pub trait Kernels {
-    /// Description for the sources: `avx2 kernels, 2 threads`.
+    /// Returns a description for the sources of the rates, such as `avx2 kernels, 2 threads`.
     fn name(&self) -> String;
 
-    /// The formats that they can multiply.
+    /// Returns the formats that the kernels support.
     fn formats(&self) -> Vec<Format>;
 
-    /// Multiplies a matrix with `tokens` vectors, `repeats` times in one call. `weights` are whole rows of `columns`
+    /// Multiplies a matrix with `tokens` vectors, `repeats` times in one call. `weights` has whole rows of `columns`
     /// weights; the vectors are arbitrary.
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize);
 
-    /// Computes one layer's attention of one token over a cache of a usual length that is in no near cache. Returns the
-    /// work.
+    /// Computes attention in one layer for one token over a KV cache of a usual length that is not in the CPU caches.
+    /// Returns the work.
     fn attend(&mut self) -> Flops;
 
-    /// Writes the keys and values of `tokens` tokens into one layer's cache. Returns the bytes.
+    /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns their size.
     fn write_cache(&mut self, tokens: usize) -> Bytes;
 }
 
+/// The measured rates of the kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeRates {
-    /// Matrix times vector, weights in cache.
+    /// Speed of matrix-vector products with weights in cache.
     pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Matrix times vector, weights streamed from memory.
+    /// Speed of matrix-vector products with weights streamed from memory.
     pub matvec_streamed: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Matrix times a batch of vectors.
+    /// Speed of matmuls with a batch of vectors.
     pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
-    /// Attention over cached keys and values.
+    /// Speed of attention over cached keys and values.
     pub attention: Sourced<FlopsPerSecond>,
-    /// Writing a token's keys and values.
+    /// Cost of writing keys and values into the KV cache.
     pub kv_copy: Transfer,
 }
 
-/// Measures the rates of `kernels` for `formats`, or for all their formats if none is given.
+/// Measures the rates of `kernels` for `formats`, or for all supported formats if `formats` has none of them.
 pub fn compute(
     kernels: &mut dyn Kernels,
     formats: &[Format],
@@ -84,8 +88,8 @@ pub fn compute(
     let mut measured: Vec<(Format, [Samples; 3])> =
         wanted.into_iter().map(|one| (one, Default::default())).collect();
     let mut attention = Samples::default();
-    // In rounds: a disturbance of the machine then affects some samples of each number, and not all of one. Many formats take
-    // fewer rounds.
+    // The samples are taken in rounds, so that a disturbance of the machine affects some samples of each rate and not
+    // all of one. With many formats there are fewer rounds.
     let most = effort.rounds.max(1);
     for _ in 0..(most * FEW_FORMATS / measured.len().max(1)).clamp(most.min(2), most) {
         for (format, samples) in &mut measured {
@@ -100,35 +104,37 @@ pub fn compute(
     let name = kernels.name();
     let table = |kind: usize, what: &dyn Fn(Format) -> String| {
         let row = |(format, samples): &(Format, [Samples; 3])| {
-            Ok((*format, samples[kind].usable(FlopsPerSecond, &format!("{}, {name}", what(*format)))?))
+            let what = format!("{}, {name}", what(*format));
+            Ok((*format, samples[kind].sourced_positive(FlopsPerSecond, &what)?))
         };
         measured.iter().map(row).collect::<Result<PerFormat<_>, MeasureError>>()
     };
     let matvec = table(0, &|format| {
-        format!("{format} matrix times vector, {} in cache", Bytes(rows(format, CACHED).1 as u64))
+        format!("{format} matrix times vector, {} in cache", Bytes(rows(format, CACHED_BYTES).1 as u64))
     })?;
     let streamed = |format| format!("{format} matrix times vector, streamed through {}", buffer.size());
     let matvec_streamed = table(1, &streamed)?;
     let matmul = table(2, &|format| format!("{format} matrix times {BATCH} vectors"))?;
-    let attention =
-        attention.usable(FlopsPerSecond, &format!("one token's attention in one layer with {name}"))?;
+    let what = format!("one token's attention in one layer with {name}");
+    let attention = attention.sourced_positive(FlopsPerSecond, &what)?;
     let kv_copy = kv_copy(kernels, effort)?;
     Ok(ComputeRates { matvec, matvec_streamed, matmul, attention, kv_copy })
 }
 
-/// Whole rows in `bytes` of weights, at least one, and their bytes.
+/// Returns the number of whole rows in `bytes` of weights, at least one, and their size in bytes.
 fn rows(format: Format, bytes: usize) -> (usize, usize) {
     let row = format.row_bytes(COLUMNS as u64).map_or(COLUMNS * 4, |row| row.0 as usize);
     let rows = (bytes / row).max(1);
     (rows, rows * row)
 }
 
+/// Returns the number of operations of a product with `tokens` vectors.
 fn work(rows: usize, tokens: usize) -> f64 {
     (2 * rows * COLUMNS * tokens) as f64
 }
 
 fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
-    let (count, bytes) = rows(format, CACHED);
+    let (count, bytes) = rows(format, CACHED_BYTES);
     let weights = &buffer.bytes()[..bytes];
     rate(effort, || {
         kernels.multiply(format, COLUMNS, weights, 1, REPEATS);
@@ -136,7 +142,8 @@ fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &E
     })
 }
 
-/// Measures matrix-vector products over the whole buffer, in operations per second.
+/// Measures the speed of matrix-vector products with weights streamed from the whole buffer, in operations per
+/// second.
 pub fn streamed_matvec(
     kernels: &mut dyn Kernels,
     format: Format,
@@ -150,21 +157,22 @@ pub fn streamed_matvec(
             at = 0;
         }
         kernels.multiply(format, COLUMNS, &buffer.bytes()[at..at + bytes], 1, 1);
-        // Page by page, so that rows are aligned for every format.
+        // Every matrix begins at a page, so that rows are aligned for every format.
         at += bytes.next_multiple_of(4096);
         work(count, 1)
     })
 }
 
 fn batched(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
-    let (count, bytes) = rows(format, BATCHED.min(buffer.bytes().len()));
+    let (count, bytes) = rows(format, BATCHED_BYTES.min(buffer.bytes().len()));
     rate(effort, || {
         kernels.multiply(format, COLUMNS, &buffer.bytes()[..bytes], BATCH, 1);
         work(count, BATCH)
     })
 }
 
-/// A batch gives the rate; the excess time of a single token is the latency.
+/// Measures the bandwidth with a batch. The latency is the time that a single token takes beyond its time at this
+/// bandwidth.
 fn kv_copy(kernels: &mut dyn Kernels, effort: &Effort) -> Result<Transfer, MeasureError> {
     let name = kernels.name();
     let rates = rate(effort, || kernels.write_cache(BATCH).as_f64());
@@ -187,7 +195,7 @@ fn kv_copy(kernels: &mut dyn Kernels, effort: &Effort) -> Result<Transfer, Measu
 mod tests {
     use super::*;
 
-    /// Kernels that count instead of computing.
+    /// Kernels that record calls and compute nothing.
     #[derive(Default)]
     struct Counting {
         calls: Vec<(Format, usize, usize, usize)>,
@@ -219,7 +227,7 @@ mod tests {
     fn each_format_is_measured_three_ways() {
         let mut kernels = Counting::default();
         let buffer = Buffer::new(Bytes::mib(2)).unwrap();
-        let rates = compute(&mut kernels, &[], &buffer, &Effort::token(), &mut |_| ()).unwrap();
+        let rates = compute(&mut kernels, &[], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
         for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul] {
             assert_eq!(
                 table.iter().map(|(format, _)| format).collect::<Vec<_>>(),
@@ -228,7 +236,7 @@ mod tests {
             assert!(table.iter().all(|(_, rate)| rate.value.0 > 0.0 && rate.source.contains("counting")));
         }
         assert!(kernels.calls.iter().any(|call| call.3 == BATCH));
-        let only = compute(&mut kernels, &[Format::Q4K], &buffer, &Effort::token(), &mut |_| ()).unwrap();
+        let only = compute(&mut kernels, &[Format::Q4K], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
         assert_eq!(only.matvec.iter().count(), 1);
     }
 }

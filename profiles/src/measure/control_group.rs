@@ -1,29 +1,30 @@
-//! Control groups of this process, and their CPU quota.
+//! Finds the control groups of this process and their CPU quota.
 //!
-//! `/proc/self/cgroup` names a group of version 2 (no controllers), of version 1 (one hierarchy a controller), or of
-//! both; `/proc/self/mountinfo` has their mount points. The limits of all groups above hold as well. Other systems than
-//! Linux have none.
+//! `/proc/self/cgroup` names groups of version 2 (one hierarchy for all controllers), of version 1 (one hierarchy for
+//! each controller), or of both; `/proc/self/mountinfo` has their mount points. The limits of all parent groups
+//! apply, too. Systems other than Linux have no control groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::units::Seconds;
 
-/// Version of a hierarchy.
+/// The version of a control group hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// One hierarchy a controller.
+    /// cgroup v1: one hierarchy for each controller.
     One,
-    /// A single hierarchy.
+    /// cgroup v2: a single hierarchy.
     Two,
 }
 
-/// The folders of this process's groups for a controller, each followed by those above it.
+/// Returns the folders of this process's groups with a controller. Each folder is followed by those of its parent
+/// groups.
 pub(super) fn folders(controller: &str) -> Vec<(Version, PathBuf)> {
     folders_under(Path::new("/"), controller)
 }
 
-/// Like `folders`, with another folder in place of `/`, for tests.
+/// Does the same as `folders` with another root folder than `/`, for tests.
 pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
     let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -40,25 +41,26 @@ pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
         let mut mounted: Vec<Mount> =
             mounts.lines().filter_map(|line| Mount::read(line, version, controller)).collect();
         if mounted.is_empty() {
-            mounted = Mount::usual(version, controllers, controller);
+            mounted = Mount::default_points(version, controllers, controller);
         }
         for mount in mounted {
             let top = root.join(mount.at.trim_start_matches('/'));
-            climb(&top, mount.within(path), version, &mut found);
+            push_ancestors(&top, mount.relative_path(path), version, &mut found);
         }
     }
     found
 }
 
-/// A mount point of a hierarchy.
+/// A mount point of a control group hierarchy.
 struct Mount<'t> {
-    /// The group that is mounted there; `/` for all of them.
+    /// Path of the group that is mounted; `/` for the whole hierarchy.
     top: &'t str,
+    /// Path of the mount point.
     at: String,
 }
 
 impl<'t> Mount<'t> {
-    /// Parses a line of `mountinfo`, if it mounts groups of this version with this controller.
+    /// Parses a line of `mountinfo`; `None` if it does not mount groups of this version with this controller.
     fn read(line: &'t str, version: Version, controller: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split_ascii_whitespace().skip(3);
@@ -72,8 +74,8 @@ impl<'t> Mount<'t> {
         fits.then(|| Self { top, at: at.into() })
     }
 
-    /// The usual mount points.
-    fn usual(version: Version, controllers: &str, controller: &str) -> Vec<Self> {
+    /// Returns the default mount points.
+    fn default_points(version: Version, controllers: &str, controller: &str) -> Vec<Self> {
         let folders = match version {
             Version::One => [controllers, controller].map(|folder| format!("/sys/fs/cgroup/{folder}")),
             Version::Two => ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(String::from),
@@ -81,15 +83,16 @@ impl<'t> Mount<'t> {
         folders.map(|at| Self { top: "/", at }).into()
     }
 
-    /// A group's path below the mount. In a container the mount may begin at a group whose path differs from the one
-    /// seen here; then the top is the best that is known.
-    fn within<'p>(&self, path: &'p str) -> &'p str {
+    /// Returns the path of a group relative to the mount point. In a container the mounted group may have another
+    /// path than the container sees; the result is then the mount point itself.
+    fn relative_path<'p>(&self, path: &'p str) -> &'p str {
         let below = path.strip_prefix(self.top.trim_end_matches('/')).unwrap_or("");
         if below.split('/').any(|part| part == "..") { "" } else { below.trim_start_matches('/') }
     }
 }
 
-fn climb(root: &Path, path: &str, version: Version, found: &mut Vec<(Version, PathBuf)>) {
+/// Appends the folder `path` below `root` and its parents, up to `root`.
+fn push_ancestors(root: &Path, path: &str, version: Version, found: &mut Vec<(Version, PathBuf)>) {
     let mut at = root.join(path);
     while at.starts_with(root) {
         if at.is_dir() {
@@ -101,14 +104,16 @@ fn climb(root: &Path, path: &str, version: Version, found: &mut Vec<(Version, Pa
     }
 }
 
+/// A CPU quota.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Quota {
-    /// Cores, with fractions.
+    /// Number of cores, which may be fractional.
     pub(super) cores: f64,
+    /// Length of a period.
     pub(super) period: Seconds,
 }
 
-/// The tightest processor quota on this process.
+/// Returns the smallest CPU quota that applies to this process.
 pub(super) fn processor_quota() -> Option<Quota> {
     let quotas = folders("cpu").into_iter().filter_map(|(version, folder)| quota(version, &folder));
     quotas.min_by(|a, b| a.cores.total_cmp(&b.cores))
@@ -178,7 +183,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("a/b")).unwrap();
         let mut found = Vec::new();
-        climb(root.path(), "a/b", Version::Two, &mut found);
+        push_ancestors(root.path(), "a/b", Version::Two, &mut found);
         let names: Vec<_> =
             found.iter().map(|(_, folder)| folder.strip_prefix(root.path()).unwrap()).collect();
         assert_eq!(names, [Path::new("a/b"), Path::new("a"), Path::new("")]);

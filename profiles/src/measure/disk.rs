@@ -1,32 +1,32 @@
-//! Disk rates of this machine.
+//! Measures the disk rates of this machine.
 //!
-//! Four kinds of reads, each cold: explicit reads, page faults of the compute threads on a mapping, populating a
-//! mapping ahead of use, and single pages at random positions. And the processor time of a thread that streams
-//! (advises, populates and discards), which bounds it on any disk. The model's own file is read if there is one,
-//! because file systems and file layouts differ; otherwise, or if other processes keep its pages in memory, a scratch
-//! file beside it.
+//! Four kinds of reads are measured with a cold page cache: explicit reads, page faults of the compute threads on a
+//! mapping, populating a mapping ahead of use, and reads of single pages at random positions. The CPU time of a
+//! thread that streams (advises, populates and discards) is measured, too, because it limits streaming from any disk.
+//! The model file is read if there is one, because file systems and file layouts differ. Otherwise, or if other
+//! processes keep its pages in memory, a scratch file in the same folder is read.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::MeasureError;
-use super::file_reading::{ColdFile, by_faults, by_populating, sequentially};
+use super::file_reading::{ColdFile, read_by_faults, read_by_populating, read_sequentially};
 use super::sampling::Effort;
 use super::scratch::Scratch;
 use crate::device::Disk;
 use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
 use crate::values::Sourced;
 
-/// The shortest model file that is measured.
-const SHORT: Bytes = Bytes::mib(8);
+/// Minimum size of a model file that is measured; in place of smaller ones a scratch file is measured.
+const MIN_MODEL_BYTES: Bytes = Bytes::mib(8);
 
-/// The data that is read.
+/// The file that is read in a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskTarget {
-    /// This file, which is not changed. Its pages in the page cache are dropped.
+    /// An existing file, which is not changed. Its pages are dropped from the page cache.
     File(PathBuf),
-    /// A scratch file in this folder, which is removed again.
+    /// A scratch file in this folder, which is removed after the measurement.
     Folder(PathBuf),
 }
 
@@ -41,14 +41,14 @@ impl DiskTarget {
         }
     }
 
-    /// Opens a file to measure, and describes it.
+    /// Opens the file to measure, and returns it with a description.
     fn open(&self, effort: &Effort) -> Result<(ColdFile, String), MeasureError> {
         if let DiskTarget::File(path) = self {
             let open = || File::open(path).map_err(MeasureError::file("open", path));
             let files = [open()?, open()?];
-            let metadata = files[0].metadata().map_err(MeasureError::file("look at", path))?;
+            let metadata = files[0].metadata().map_err(MeasureError::file("read the size of", path))?;
             let mut file = ColdFile::new(path, files, metadata.len(), effort.file.0);
-            if metadata.len() >= SHORT.0.min(effort.file.0) && file.can_be_cold()? {
+            if metadata.len() >= MIN_MODEL_BYTES.0.min(effort.file.0) && file.can_drop_cache()? {
                 return Ok((file, "the model's file".into()));
             }
         }
@@ -58,7 +58,7 @@ impl DiskTarget {
     }
 }
 
-/// Measures the disk of a file or folder, with `threads` compute threads.
+/// Measures the disk that stores a file or folder, with `threads` compute threads.
 pub fn disk(
     target: &DiskTarget,
     threads: usize,
@@ -68,41 +68,42 @@ pub fn disk(
     let (mut file, what) = target.open(effort)?;
     let cold = "each from a cache dropped with fadvise, O_DIRECT off";
     progress("disk: sequential reads");
-    let samples = file.rate(effort, sequentially)?;
-    let sequential =
-        samples.usable(BytesPerSecond, &format!("sequential reads of {what} in calls of 1 MiB, {cold}"))?;
+    let samples = file.rate(effort, read_sequentially)?;
+    let sequential = samples
+        .sourced_positive(BytesPerSecond, &format!("sequential reads of {what} in calls of 1 MiB, {cold}"))?;
     progress("disk: page faults");
-    let samples = file.rate(effort, |file, range, until| by_faults(threads, file, &range, until))?;
-    let fault = samples.usable(
+    let samples = file.rate(effort, |file, range, until| read_by_faults(threads, file, &range, until))?;
+    let fault = samples.sourced_positive(
         BytesPerSecond,
         &format!(
             "touching a mapping of {what} from front to back with {threads} threads and no advice, {cold}"
         ),
     )?;
     progress("disk: populating");
-    let populate =
-        match file.rate(effort, |file, range, until| by_populating(file, &range, until)) {
-            Ok(samples) => Some(samples.usable(
-                BytesPerSecond,
-                &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"),
-            )?),
-            // Kernels before 5.14 and other systems.
-            Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
-            Err(error) => return Err(error),
-        };
+    let populate = match file.rate(effort, |file, range, until| read_by_populating(file, &range, until)) {
+        Ok(samples) => Some(samples.sourced_positive(
+            BytesPerSecond,
+            &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"),
+        )?),
+        // Kernels before 5.14 and other systems do not support it.
+        Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
+        Err(error) => return Err(error),
+    };
     progress("disk: streaming");
     let turnover = match file.turnover(effort) {
-        Ok(samples) => Some(samples.usable(BytesPerSecond, &format!(
-                "processor time of one thread that asks for pieces of {what} of 1 MiB (MADV_WILLNEED), populates \
-                 them and gives them up (MADV_DONTNEED, fadvise), {cold}"
+        Ok(samples) => Some(samples.sourced_positive(
+            BytesPerSecond,
+            &format!(
+                "CPU time of one thread that requests pieces of {what} of 1 MiB (MADV_WILLNEED), populates \
+                 them and discards them (MADV_DONTNEED, fadvise), {cold}"
             ),
         )?),
         Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
         Err(error) => return Err(error),
     };
     progress("disk: random reads");
-    let jumps = file.jumps(effort)?;
-    let latency = jumps.sourced(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
+    let times = file.random_read_times(effort)?;
+    let latency = times.sourced(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
     let random = Sourced {
         value: (Bytes(4096) / Seconds(latency.value.0.max(1e-9))).rounded(),
         source: format!("derived: 4 KiB over `latency`; {}", latency.source),
@@ -125,7 +126,7 @@ fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.kind() == io::ErrorKind::InvalidInput
 }
 
-/// The read-ahead window of the block device of a folder, on Linux.
+/// Returns the read-ahead window of the block device that stores a folder; `None` on other systems than Linux.
 pub fn read_ahead(folder: &Path) -> Option<Sourced<Bytes>> {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -160,11 +161,11 @@ mod tests {
     fn folder_is_measured_with_a_scratch_file() {
         let folder = tempfile::tempdir().unwrap();
         let target = DiskTarget::Folder(folder.path().into());
-        let mut said = Vec::new();
-        let disk = disk(&target, 2, &Effort::token(), &mut |what| said.push(what.to_owned())).unwrap();
+        let mut messages = Vec::new();
+        let disk = disk(&target, 2, &Effort::minimal(), &mut |what| messages.push(what.to_owned())).unwrap();
         assert_usable(&disk);
         assert!(disk.sequential.source.contains("a scratch file of "), "{}", disk.sequential.source);
-        assert!(said.len() >= 4);
+        assert!(messages.len() >= 4);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
@@ -175,11 +176,11 @@ mod tests {
         let content = vec![7; 5 << 20];
         fs::write(&path, &content).unwrap();
         File::open(&path).unwrap().sync_all().unwrap();
-        let disk = disk(&DiskTarget::File(path.clone()), 1, &Effort::token(), &mut |_| ()).unwrap();
+        let disk = disk(&DiskTarget::File(path.clone()), 1, &Effort::minimal(), &mut |_| ()).unwrap();
         assert_usable(&disk);
         assert_eq!(fs::read(&path).unwrap(), content);
         let missing = DiskTarget::File(folder.path().join("missing.gguf"));
-        let error = super::disk(&missing, 1, &Effort::token(), &mut |_| ()).unwrap_err();
+        let error = super::disk(&missing, 1, &Effort::minimal(), &mut |_| ()).unwrap_err();
         assert!(error.to_string().starts_with("cannot open `"), "{error}");
     }
 }

@@ -1,12 +1,12 @@
-//! Timing of cold reads from a file.
+//! Measures reads from a file with a cold page cache.
 //!
-//! A [`ColdFile`] is read window after window; each is dropped from the page cache at once, so that a small memory
-//! never fills and the next round is cold again. A window is at most a quarter of the available memory. Only the reads
-//! are timed.
+//! A [`ColdFile`] is read in windows of at most a quarter of the available memory. Each window is dropped from the
+//! page cache after it was read, so that a small memory does not fill up and the next round is cold again. Only the
+//! reads are timed.
 //!
-//! Reading continues where it stopped, from sample to sample and from the end of the file to its start: what the system
-//! read ahead at the end of one sample is the beginning of the next. Half a sample is read before the first without
-//! counting, which also uses up the burst of a throttle's token bucket.
+//! Each sample continues where the last one stopped, and after the end of the file at its start, because the system
+//! has read ahead the beginning of the next sample. Half a sample is read before the first one and not counted, which
+//! also uses up the burst of a throttle's token bucket.
 
 use std::fs::File;
 use std::io;
@@ -20,58 +20,64 @@ use super::mapping::{self, PAGE};
 use super::memory;
 use super::sampling::{Effort, Samples, now};
 
-/// Bytes of one explicit read.
-const READ: usize = 1 << 20;
+/// Size of one explicit read in bytes.
+const READ_BYTES: usize = 1 << 20;
 
-/// Bytes that a compute thread takes at a time: the executor's chunk of weight rows.
+/// Size in bytes of the chunk that a compute thread reads at a time: the executor's chunk of weight rows.
 const CHUNK: u64 = 32 << 10;
 
-/// Bytes of one call of `MADV_POPULATE_READ`; the same as the executor's.
+/// Size in bytes of one `MADV_POPULATE_READ`, as in the executor.
 const POPULATE: usize = 2 << 20;
 
-/// Bytes of a streamed piece, and of the pieces requested before the first is awaited; the same as the executor's.
+/// Size in bytes of a streamed piece, as in the executor.
 const PIECE: usize = 1 << 20;
+/// Maximum size in bytes of the pieces that are requested ahead, as in the executor.
 const PREFETCHED: usize = 4 << 20;
 
-/// The largest share of a range in the page cache after it was dropped.
-const COLD: f64 = 0.1;
+/// Maximum fraction of a range that is in the page cache after it was dropped.
+const MAX_RESIDENT: f64 = 0.1;
 
+/// A file that is read with a cold page cache.
 #[derive(Debug)]
 pub(super) struct ColdFile {
     path: PathBuf,
     file: File,
     /// Another file descriptor, for random reads.
-    jumping: File,
+    random: File,
+    /// Size of the file in bytes, rounded down to whole pages.
     length: u64,
+    /// Maximum size of a window in bytes.
     window: u64,
+    /// Offset of the next window.
     position: u64,
 }
 
 impl ColdFile {
-    /// Takes two file descriptors of one file. `most` limits the bytes in memory at a time.
+    /// Creates the reader from two file descriptors of one file. `most` limits the bytes in memory at a time.
     pub(super) fn new(path: &Path, files: [File; 2], length: u64, most: u64) -> ColdFile {
-        let [file, jumping] = files;
-        mapping::expect_jumps(&jumping);
+        let [file, random] = files;
+        mapping::advise_random(&random);
         let page = PAGE as u64;
         let window = most.min(memory::available().0 / 4).min(length).max(page) / page * page;
-        ColdFile { path: path.to_owned(), file, jumping, length: length / page * page, window, position: 0 }
+        ColdFile { path: path.to_owned(), file, random, length: length / page * page, window, position: 0 }
     }
 
-    /// Whether its pages can be dropped, which another process with a mapping prevents.
-    pub(super) fn can_be_cold(&mut self) -> Result<bool, MeasureError> {
+    /// Returns whether the pages of the file can be dropped from the page cache. A mapping by another process
+    /// prevents it.
+    pub(super) fn can_drop_cache(&mut self) -> Result<bool, MeasureError> {
         let window = self.window();
         mapping::drop_cache(&self.file, &window);
         let resident = mapping::resident(&self.file, &window);
-        Ok(resident.map_err(MeasureError::file("look at the cached pages of", &self.path))? <= COLD)
+        Ok(resident.map_err(MeasureError::file("count the cached pages of", &self.path))? <= MAX_RESIDENT)
     }
 
-    /// The next range to read, at most.
+    /// Returns the range of the next window.
     fn window(&self) -> Range<u64> {
         self.position..(self.position + self.window).min(self.length)
     }
 
-    /// The bytes per second of `read`, which gets a file, a cold range of it and the time to stop at, and returns how
-    /// many bytes from the start of the range it read.
+    /// Measures the bytes per second of `read`. `read` gets a file, a cold range of it and the time at which to stop,
+    /// and returns the number of bytes that it read from the start of the range.
     pub(super) fn rate(
         &mut self,
         effort: &Effort,
@@ -82,7 +88,7 @@ impl ColdFile {
         self.samples(effort, |file| file.sample(effort.disk_sample.0, &mut read))
     }
 
-    /// Takes samples until there are enough, or the time limit is over.
+    /// Takes samples until there are enough or the time limit is reached.
     fn samples(
         &mut self,
         effort: &Effort,
@@ -95,7 +101,7 @@ impl ColdFile {
         Ok(Samples::new(values))
     }
 
-    /// Reads cold windows for `seconds` of reading time.
+    /// Reads cold windows until the reads took `seconds`, and returns the bytes per second.
     fn sample(
         &mut self,
         seconds: f64,
@@ -118,7 +124,7 @@ impl ColdFile {
         }
     }
 
-    /// Bytes for each second of processor time of a streaming thread. Waiting for the disk does not count.
+    /// Measures the bytes per second of CPU time of a streaming thread. Waiting for the disk does not count.
     pub(super) fn turnover(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
         let samples = self.samples(effort, |cold| {
@@ -126,7 +132,7 @@ impl ColdFile {
             let until = now() + effort.disk_sample.0;
             while bytes == 0 || now() < until {
                 let window = cold.window();
-                let streamed = by_streaming(&cold.file, &window, until);
+                let streamed = read_by_streaming(&cold.file, &window, until);
                 let (done, seconds) = streamed.map_err(MeasureError::file("stream", &cold.path))?;
                 mapping::drop_cache(&cold.file, &window);
                 cold.position = if window.start + done >= cold.length { 0 } else { window.start + done };
@@ -139,8 +145,8 @@ impl ColdFile {
         samples
     }
 
-    /// Seconds of single cold reads of 4 KiB all over the file.
-    pub(super) fn jumps(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
+    /// Measures the seconds of cold reads of 4 KiB at positions all over the file.
+    pub(super) fn random_read_times(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
         let pages = self.length / PAGE as u64;
         let mut times = Vec::new();
@@ -151,7 +157,7 @@ impl ColdFile {
         while (times.len() as u64) < pages.min(4000) && (times.is_empty() || now() - begun < effort.limit.0) {
             page = (page + stride) % pages;
             let start = now();
-            read_at(&self.jumping, page * PAGE as u64, &mut buffer)
+            read_at(&self.random, page * PAGE as u64, &mut buffer)
                 .map_err(MeasureError::file("read", &self.path))?;
             times.push(now() - start);
             if now() - begun >= effort.disk_sample.0 * effort.samples as f64 / 2.0 {
@@ -163,9 +169,9 @@ impl ColdFile {
     }
 }
 
-/// Reads explicitly, from front to back.
-pub(super) fn sequentially(file: &File, range: Range<u64>, until: f64) -> io::Result<u64> {
-    let mut buffer = vec![0; READ];
+/// Reads a range explicitly from front to back, and returns the number of bytes read.
+pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> io::Result<u64> {
+    let mut buffer = vec![0; READ_BYTES];
     let mut at = range.start;
     while at < range.end {
         let count = buffer.len().min((range.end - at) as usize);
@@ -178,9 +184,9 @@ pub(super) fn sequentially(file: &File, range: Range<u64>, until: f64) -> io::Re
     Ok(at - range.start)
 }
 
-/// Touches every page of a mapping from front to back with several threads that share a counter, as the executor's
-/// threads do with the rows of a matrix.
-pub(super) fn by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
+/// Touches the pages of a mapping from front to back with several threads that share a counter, as the executor's
+/// threads do with the rows of a matrix. Returns the number of bytes read.
+pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
     let map = mapping::map(file, range)?;
     let next = AtomicU64::new(0);
     let touch = || {
@@ -204,9 +210,10 @@ pub(super) fn by_faults(threads: usize, file: &File, range: &Range<u64>, until: 
     }))
 }
 
-/// Populates a mapping piece by piece on one thread, as the executor's prefetcher does.
+/// Populates a mapping piece by piece on one thread, as the executor's prefetcher does. Returns the number of bytes
+/// read.
 #[cfg(target_os = "linux")]
-pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
+pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
     let map = mapping::map(file, range)?;
     let mut at = 0;
     while at < map.len() {
@@ -220,29 +227,31 @@ pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::
     Ok(at as u64)
 }
 
-/// Does nothing: other systems have no such call.
+/// Returns an error: other systems have no such call.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
+pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
     let _ = POPULATE;
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Streams a part of a file on one thread, as the executor does. Returns the bytes, and the thread's processor time.
+/// Streams a part of a file on one thread, as the executor does. Returns the number of bytes and the thread's CPU
+/// time in seconds.
 #[cfg(target_os = "linux")]
-fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
+fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
     let map = mapping::map(file, range)?;
     let piece = |at: usize| at..map.len().min(at + PIECE);
     let begun = thread_seconds()?;
-    let (mut asked, mut done) = (0, 0);
+    let (mut requested, mut done) = (0, 0);
     while done < map.len() {
-        while asked < map.len() && asked - done < PREFETCHED {
-            let own = piece(asked);
+        while requested < map.len() && requested - done < PREFETCHED {
+            let own = piece(requested);
             map.advise_range(memmap2::Advice::WillNeed, own.start, own.len())?;
-            asked = own.end;
+            requested = own.end;
         }
         let own = piece(done);
         map.advise_range(memmap2::Advice::PopulateRead, own.start, own.len())?;
-        // SAFETY: the mapping is of a file, read-only and shared: what is unmapped comes back from the file.
+        // SAFETY: the mapping is of a file, read-only and shared, so that discarded pages are read from the file
+        // again.
         unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, own.start, own.len()) }?;
         mapping::drop_cache(file, &(range.start + own.start as u64..range.start + own.end as u64));
         done = own.end;
@@ -253,18 +262,18 @@ fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64,
     Ok((done as u64, thread_seconds()? - begun))
 }
 
-/// Other systems cannot discard single pages.
+/// Returns an error: other systems cannot discard single pages.
 #[cfg(not(target_os = "linux"))]
-fn by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
+fn read_by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
     let _ = (PIECE, PREFETCHED);
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// The processor time of this thread.
+/// Returns the CPU time of this thread in seconds.
 #[cfg(target_os = "linux")]
 fn thread_seconds() -> io::Result<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists on Linux, and `time` is a valid place for the answer.
+    // SAFETY: the clock exists on Linux, and `time` is valid for writes.
     if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error());
     }

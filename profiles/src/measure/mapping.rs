@@ -1,8 +1,8 @@
-//! Mappings: memory that behaves like a model's weights, and control of the page cache.
+//! Allocates buffers that behave like a model's weights, maps files, and drops pages from the page cache.
 //!
-//! Weights are in mapped files, in pages of 4 KiB. The buffer that stands for them is an anonymous mapping without huge
-//! pages, so that it has the same address translations. Every byte is [`FILL`]: as f32, f16, bf16 and as scales and
-//! quants of every block format this is an ordinary number, neither zero nor subnormal, so that arithmetic has its
+//! Weights are in mapped files with pages of 4 KiB. The buffer in their place is an anonymous mapping without huge
+//! pages, so that address translation costs the same. Every byte is [`FILL`]: as f32, f16 and bf16, and as scales and
+//! quants of every block format, this is a normal number, neither zero nor subnormal, so that arithmetic has its
 //! usual speed.
 
 use std::fs::File;
@@ -14,15 +14,16 @@ use memmap2::{Mmap, MmapMut, MmapOptions};
 use super::{MeasureError, memory};
 use crate::units::Bytes;
 
+/// The byte that fills a buffer.
 const FILL: u8 = 0x1c;
 
-/// A buffer takes at most one in this many of the available bytes.
-const MEMORY_SHARE: u64 = 2;
+/// A buffer has at most the available memory divided by this number.
+const MEMORY_DIVISOR: u64 = 2;
 
-/// The page size; a multiple of it on systems with larger pages does no harm.
+/// Page size in bytes. On systems with larger pages a smaller value does no harm.
 pub(super) const PAGE: usize = 4096;
 
-/// Memory that stands for weights.
+/// A buffer in place of a model's weights.
 #[derive(Debug)]
 pub struct Buffer {
     map: MmapMut,
@@ -31,11 +32,11 @@ pub struct Buffer {
 impl Buffer {
     /// Allocates `wanted` bytes, or half of the available memory if that is less.
     pub fn new(wanted: Bytes) -> Result<Buffer, MeasureError> {
-        let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_SHARE).max(1 << 20));
+        let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_DIVISOR).max(1 << 20));
         let failed = |source| MeasureError::Memory { bytes, source };
         let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
         #[cfg(target_os = "linux")]
-        // Only kernels without huge pages refuse it.
+        // Fails only on kernels without huge pages, where it is not needed.
         let _ = map.advise(memmap2::Advice::NoHugePage);
         map.fill(FILL);
         Ok(Buffer { map })
@@ -54,27 +55,27 @@ impl Buffer {
 pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
     let mut options = MmapOptions::new();
     options.offset(range.start).len((range.end - range.start) as usize);
-    // SAFETY: the bytes are only read as numbers, for which any value is valid; nobody may shorten the file
-    // meanwhile, and the system ends the process rather than giving it wrong bytes if somebody does.
+    // SAFETY: the bytes are only read as numbers, for which any value is valid. Nothing may truncate the file in the
+    // meantime; if something does, the system ends the process and does not return wrong bytes.
     unsafe { options.map(file) }
 }
 
-/// Advises that the file's clean pages in this range leave the page cache. Mapped pages stay, so the caller unmaps its
-/// own first.
+/// Asks the kernel to drop the file's clean pages in this range from the page cache. Mapped pages remain, so the
+/// caller must remove its own mappings first.
 pub fn drop_cache(file: &File, range: &Range<u64>) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::fd::AsRawFd;
         let (offset, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
-        // SAFETY: the call takes numbers and an open file; it is advice and touches no memory of ours.
+        // SAFETY: the call gets numbers and an open file, and accesses no memory of this process.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
     let _ = (file, range);
 }
 
-/// Advises that reads of this open file are random, so that nothing is read ahead.
-pub(super) fn expect_jumps(file: &File) {
+/// Tells the kernel that reads of this open file are random, so that it reads nothing ahead.
+pub(super) fn advise_random(file: &File) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::fd::AsRawFd;
@@ -85,12 +86,12 @@ pub(super) fn expect_jumps(file: &File) {
     let _ = file;
 }
 
-/// The share of a file's range that is in the page cache.
+/// Returns the fraction of a file's range that is in the page cache.
 pub(super) fn resident(file: &File, range: &Range<u64>) -> io::Result<f64> {
     let map = map(file, range)?;
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
-        // SAFETY: the call takes a number and touches no memory of this process.
+        // SAFETY: the call gets a number and accesses no memory of this process.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE).max(PAGE);
         let mut pages = vec![0u8; map.len().div_ceil(page)];
         // SAFETY: the mapping is live, and `pages` has a byte for each of its pages, of 16 KiB on some ARM systems.
@@ -130,7 +131,7 @@ mod tests {
         let all = 0..64 << 10;
         assert!(resident(&file, &all).unwrap() > 0.9);
         drop_cache(&file, &all);
-        // A file system that lives in memory, as tmpfs, keeps everything; those with a disk keep nothing.
+        // File systems in memory, such as tmpfs, keep all pages; those on a disk keep none.
         let left = resident(&file, &all).unwrap();
         assert!(left == 0.0 || left == 1.0, "{left}");
     }

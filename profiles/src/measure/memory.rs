@@ -1,8 +1,9 @@
-//! Memory of this machine, or of this process's control group.
+//! Reads the memory of this machine and the limits of this process's control groups.
 //!
-//! `/proc/meminfo`, or less where a control group limits it: `memory.max` and `memory.current` in version 2,
-//! `memory.limit_in_bytes` and `memory.usage_in_bytes` in version 1, of the process's own group and every one above it.
-//! Reclaimable page cache of the group counts as available, as in the kernel's `MemAvailable`.
+//! The values are those of `/proc/meminfo`, or the limit of a control group if it is lower: `memory.max` and
+//! `memory.current` in version 2, `memory.limit_in_bytes` and `memory.usage_in_bytes` in version 1, of the process's
+//! group and all its parents. Reclaimable page cache of a group counts as available, as in the kernel's
+//! `MemAvailable`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,37 +13,38 @@ use crate::device::{Memory, PageCachePolicy};
 use crate::units::Bytes;
 use crate::values::Sourced;
 
+/// Memory limit and usage of a control group, in bytes.
 struct Group {
     limit: u64,
     usage: u64,
-    /// Reclaimable page cache in the group.
+    /// Reclaimable page cache of the group.
     cache: u64,
 }
 
-/// Total memory: installed, or the lowest limit.
+/// Returns the total memory: the installed memory or the lowest limit.
 pub fn total() -> Bytes {
     let machine = meminfo("MemTotal:").unwrap_or(0);
     Bytes(groups().iter().map(|group| group.limit).fold(machine, u64::min))
 }
 
-/// Memory available without swapping, including reclaimable page cache.
+/// Returns the memory that is available without swapping, including reclaimable page cache.
 pub fn available() -> Bytes {
     let machine = meminfo("MemAvailable:").unwrap_or(0);
-    let room = |group: &Group| (group.limit + group.cache).saturating_sub(group.usage).min(group.limit);
-    Bytes(groups().iter().map(room).fold(machine, u64::min))
+    let free = |group: &Group| (group.limit + group.cache).saturating_sub(group.usage).min(group.limit);
+    Bytes(groups().iter().map(free).fold(machine, u64::min))
 }
 
-/// Free swap space.
+/// Returns the free swap space.
 pub fn swap_available() -> Bytes {
     Bytes(meminfo("SwapFree:").unwrap_or(0))
 }
 
-/// Memory of other programs that could be swapped out: inactive anonymous pages.
+/// Returns the memory of other programs that could be swapped out: inactive anonymous pages.
 pub fn can_swap() -> Bytes {
     Bytes(meminfo("Inactive(anon):").unwrap_or(0))
 }
 
-/// The memory of this process, and how its page cache is reclaimed.
+/// Returns the memory that this process can use, and the page-cache policy.
 pub fn memory() -> Memory {
     let limited = groups().iter().any(|group| Some(group.limit) < meminfo("MemTotal:"));
     let origin = if limited {
@@ -63,9 +65,9 @@ pub fn memory() -> Memory {
     }
 }
 
-/// Whether the kernel reclaims by generations (MGLRU).
+/// Returns whether the kernel uses multi-generational LRU (MGLRU).
 pub fn has_mglru() -> bool {
-    // A bit mask in hexadecimal; the lowest bit is the main switch.
+    // The file contains a hexadecimal bit mask, whose lowest bit is the main switch.
     let text = fs::read_to_string("/sys/kernel/mm/lru_gen/enabled").unwrap_or_default();
     u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).is_ok_and(|mask| mask & 1 == 1)
 }
@@ -118,7 +120,7 @@ mod tests {
     #[test]
     fn available_memory_is_at_most_total() {
         assert!(available() <= total());
-        assert!(total() > Bytes::mib(16), "no machine that builds this has less");
+        assert!(total() > Bytes::mib(16), "every machine that runs this test has more");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Memory read bandwidth: T_cpu of the latency model.
+//! Measures the bandwidth of reading memory: T_cpu of the latency model.
 //!
-//! All threads add up the words of one large buffer, each taking the next piece from a shared counter, like the rows of
-//! a matrix. A sum is the least arithmetic that reads every byte, so this is the upper bound of decoding. The buffer is
-//! as large as memory allows, because a model's weights do not stay in a cache between tokens either.
+//! All threads sum up the words of one large buffer. Each gets its next piece from a shared counter, as with the rows
+//! of a matrix. A sum is the least arithmetic that reads every byte, so the result is an upper bound for decoding.
+//! The buffer is as large as memory allows, because the weights of a model do not stay in a cache between tokens
+//! either.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -13,10 +14,10 @@ use super::sampling::{Effort, rate};
 use crate::units::BytesPerSecond;
 use crate::values::Sourced;
 
-/// Bytes a thread takes at a time.
+/// Size in bytes of the piece that a thread reads at a time.
 const PIECE: usize = 256 << 10;
 
-/// Measures the read bandwidth of `threads` threads together.
+/// Measures the total read bandwidth of `threads` threads.
 pub fn read_bandwidth(
     buffer: &Buffer,
     threads: usize,
@@ -27,7 +28,7 @@ pub fn read_bandwidth(
         buffer.bytes().len() as f64
     });
     let what = format!("reads of {} in pages of 4 KiB by {threads} threads", buffer.size());
-    rates.usable(BytesPerSecond, &what)
+    rates.sourced_positive(BytesPerSecond, &what)
 }
 
 fn read_all(bytes: &[u8], threads: usize) {
@@ -49,7 +50,7 @@ fn read_all(bytes: &[u8], threads: usize) {
     });
 }
 
-/// Sixteen independent sums, so that additions do not wait for each other.
+/// Returns the wrapping sum of all words, as sixteen independent sums, so that additions do not wait for each other.
 fn sum(bytes: &[u8]) -> u64 {
     let mut lanes = [0u64; 16];
     for chunk in bytes.as_chunks::<128>().0 {
@@ -74,7 +75,7 @@ mod tests {
     #[test]
     fn read_bandwidth_is_positive() {
         let buffer = Buffer::new(Bytes::mib(1)).unwrap();
-        let rate = read_bandwidth(&buffer, 2, &Effort::token()).unwrap();
+        let rate = read_bandwidth(&buffer, 2, &Effort::minimal()).unwrap();
         assert!(rate.value.0 > 0.0 && rate.value.0.is_finite());
         assert!(rate.source.contains("by 2 threads"), "{}", rate.source);
     }

@@ -1,9 +1,10 @@
 //! Measurements of this machine.
 //!
-//! The only module of this crate that touches hardware and reads clocks. Every number is the median of several samples
-//! with their spread, and says how it was measured. The caller provides the kernels ([`Kernels`]), so that a rate is
-//! that of the kernels which will run. All times are wall time: under a quota or a throttle a process gets less, and
-//! that is the number wanted. The workloads are small and bounded in time, memory and disk space ([`Effort`]).
+//! This is the only module of the crate that accesses hardware and reads clocks. Every result is the median of
+//! several samples with their spread, and its source says how it was measured. The caller provides the kernels
+//! ([`Kernels`]), so that the rates are those of the kernels that will run. All times are wall times, so that the
+//! rates include the effect of a quota or a throttle. The workloads are small and bounded in time, memory and disk
+//! space ([`Effort`]).
 
 pub mod compute;
 pub mod control_group;
@@ -26,22 +27,22 @@ use std::path::{Path, PathBuf};
 
 use crate::units::Bytes;
 
-/// Why a number cannot be measured.
+/// The reason why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     /// A file operation failed.
     #[error("cannot {verb} `{path}`: {source}", path = .path.display())]
     File { verb: &'static str, path: PathBuf, source: io::Error },
     /// Memory for a measurement could not be allocated.
-    #[error("cannot get {bytes} of memory to measure with: {source}; close other programs")]
+    #[error("cannot allocate {bytes} of memory for a measurement: {source}; close other programs")]
     Memory { bytes: Bytes, source: io::Error },
-    /// A rate was zero or not finite.
-    #[error("measuring {what} gave no usable number; measure again on a quieter machine")]
+    /// A measured rate is zero or not finite.
+    #[error("the measurement of {what} has no usable result; measure again when the machine is idle")]
     Unusable { what: String },
 }
 
 impl MeasureError {
-    /// Returns the closure for `map_err` on file operations.
+    /// Returns a closure for `map_err` on file operations; `verb` names the operation, such as `open`.
     pub(super) fn file(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| MeasureError::File { verb, path, source }

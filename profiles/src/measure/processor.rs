@@ -1,13 +1,13 @@
-//! Processor of this machine: name, cores and quota.
+//! Reads the name, the cores and the quota of this machine's processor.
 
 use std::fs;
 
 use super::control_group;
 
-/// The name reported by the system.
+/// Returns the name of the processor as the system reports it.
 pub fn name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    // x86 says "model name"; ARM says it on some kernels, and "Hardware" on others.
+    // The key is "model name" on x86 and on some ARM kernels, and "Hardware" on other ARM kernels.
     let field = |name: &str| {
         text.lines()
             .filter_map(|line| line.split_once(':'))
@@ -19,12 +19,12 @@ pub fn name() -> String {
         .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Cores available to this process.
+/// Returns the number of cores available to this process.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A description of this process's quota; `None` without one.
+/// Returns a description of this process's CPU quota, `None` if it has none.
 pub fn quota() -> Option<String> {
     let quota = control_group::processor_quota()?;
     Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))

@@ -1,8 +1,9 @@
-//! Sampling: repeats a measurement until its median is known.
+//! Repeats measurements and computes their median and spread.
 //!
-//! A number is the median of several samples; its spread is half the distance between the quartiles over the median.
-//! Each sample repeats the work until the clock's resolution, a scheduler's slice or a throttle's burst no longer
-//! matters. Under a CPU quota a sample spans several periods: within one, a process runs at full speed or not at all.
+//! A result is the median of several samples. Its spread is half the interquartile range divided by the median. Each
+//! sample repeats the work until the resolution of the clock, the time slices of the scheduler and the burst of a
+//! throttle no longer matter. With a CPU quota a sample spans several periods, because within a period a process runs
+//! at full speed or not at all.
 
 use std::time::Instant;
 
@@ -10,8 +11,8 @@ use super::{MeasureError, control_group};
 use crate::units::{Bytes, Fraction, Rounded, Seconds};
 use crate::values::Sourced;
 
-/// Seconds since a fixed moment.
-#[allow(clippy::disallowed_methods)] // measuring is this module's purpose, and this its one clock
+/// Returns the seconds since the first call.
+#[allow(clippy::disallowed_methods)] // the only clock of the measurements
 pub fn now() -> f64 {
     use std::sync::OnceLock;
     static START: OnceLock<Instant> = OnceLock::new();
@@ -19,28 +20,30 @@ pub fn now() -> f64 {
     Instant::now().duration_since(start).as_secs_f64()
 }
 
-/// Periods of a processor quota that a sample spans.
+/// Number of periods of a CPU quota that a sample spans.
 const QUOTA_PERIODS: f64 = 4.0;
 
+/// The limits of measurements in time, memory and disk space.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Effort {
+    /// Number of samples of each result.
     pub samples: usize,
-    /// Rounds in which all compute rates are sampled.
+    /// Number of rounds in which all compute rates are sampled.
     pub rounds: usize,
-    /// Least time of a sample of arithmetic or memory.
+    /// Minimum time of a sample of arithmetic or memory.
     pub sample: Seconds,
-    /// Least time of a sample of disk reads.
+    /// Minimum time of a sample of disk reads.
     pub disk_sample: Seconds,
-    /// The most time for a number, however slow the machine; it may then have a single sample.
+    /// Maximum time for a result. On a slow machine the result may then have a single sample.
     pub limit: Seconds,
-    /// The buffer that stands for a model's weights; smaller if less memory is available.
+    /// Size of the buffer in place of a model's weights; it is smaller if less memory is available.
     pub buffer: Bytes,
-    /// Disk space for a scratch file, and the most bytes read of a model file at a time.
+    /// Maximum size of a scratch file, and of the part of a model file that is read at a time.
     pub file: Bytes,
 }
 
 impl Effort {
-    /// The quick effort: about fifteen seconds for a whole device.
+    /// Returns the quick effort, which needs about fifteen seconds for a whole device.
     pub fn quick() -> Effort {
         Effort {
             samples: 5,
@@ -53,7 +56,7 @@ impl Effort {
         }
     }
 
-    /// The full effort: about a minute for a whole device.
+    /// Returns the full effort, which needs about a minute for a whole device.
     pub fn full() -> Effort {
         Effort {
             samples: 9,
@@ -66,8 +69,8 @@ impl Effort {
         }
     }
 
-    /// A minimal effort of milliseconds, for tests: the values are meaningless.
-    pub fn token() -> Effort {
+    /// Returns a minimal effort of milliseconds for tests; the results are meaningless.
+    pub fn minimal() -> Effort {
         Effort {
             samples: 2,
             rounds: 2,
@@ -79,13 +82,13 @@ impl Effort {
         }
     }
 
-    /// Lengthens the samples for this process's CPU quota.
+    /// Returns the effort with longer samples if this process has a CPU quota.
     pub(super) fn under_quota(self) -> Effort {
         match control_group::processor_quota() {
             Some(quota) => {
                 let least = Seconds(quota.period.0 * QUOTA_PERIODS);
                 let longer = |own: Seconds| Seconds(own.0.max(least.0));
-                // Each sample spans several periods already, so fewer are needed.
+                // Each sample spans several periods, so fewer samples are needed.
                 let samples = self.samples.min(3);
                 Effort { samples, sample: longer(self.sample), limit: Seconds(self.limit.0 * 2.0), ..self }
             }
@@ -94,6 +97,7 @@ impl Effort {
     }
 }
 
+/// The samples of one result.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Samples {
     sorted: Vec<f64>,
@@ -110,7 +114,7 @@ impl Samples {
         self.sorted.sort_by(f64::total_cmp);
     }
 
-    /// The quantile, interpolated.
+    /// Returns a quantile by linear interpolation, NaN without samples.
     fn quantile(&self, share: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return f64::NAN };
         let at = share * last as f64;
@@ -122,6 +126,7 @@ impl Samples {
         self.quantile(0.5)
     }
 
+    /// Returns half the interquartile range divided by the median, `None` for a single sample.
     pub fn spread(&self) -> Option<Fraction> {
         let spread = (self.quantile(0.75) - self.quantile(0.25)) / 2.0 / self.median();
         (self.sorted.len() > 1 && spread.is_finite()).then_some(Fraction(spread))
@@ -131,7 +136,7 @@ impl Samples {
         self.sorted.len()
     }
 
-    /// The median as a quantity, with the description of its measurement.
+    /// Returns the median as a quantity. Its source describes the measurement; `what` is what was measured.
     pub fn sourced<T: Rounded>(&self, quantity: impl FnOnce(f64) -> T, what: &str) -> Sourced<T> {
         let count = self.count();
         Sourced {
@@ -141,8 +146,8 @@ impl Samples {
         }
     }
 
-    /// The median as a rate, which must be positive and finite.
-    pub(super) fn usable<T: Rounded>(
+    /// Does the same as [`Self::sourced`], but fails unless the median is positive and finite.
+    pub(super) fn sourced_positive<T: Rounded>(
         &self,
         quantity: impl FnOnce(f64) -> T,
         what: &str,
@@ -155,11 +160,11 @@ impl Samples {
     }
 }
 
-/// Samples the work a second of `call`, which returns the work it did.
+/// Measures the work per second of `call`, which returns the amount of work it did.
 pub fn rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
     let effort = effort.under_quota();
     let start = now();
-    call(); // warms caches, faults buffers in, wakes threads
+    call(); // warms up caches, faults in buffers and wakes threads
     let mut rates = Vec::with_capacity(effort.samples);
     while rates.len() < effort.samples && (rates.is_empty() || now() - start < effort.limit.0) {
         let (begun, mut work) = (now(), 0.0);
@@ -202,20 +207,20 @@ mod tests {
 
     #[test]
     fn rate_is_work_over_time() {
-        let effort = Effort { samples: 3, sample: Seconds(0.002), ..Effort::token() };
+        let effort = Effort { samples: 3, sample: Seconds(0.002), ..Effort::minimal() };
         let sleep = || std::thread::sleep(std::time::Duration::from_millis(1));
         let rates = rate(&effort, || {
             sleep();
             10.0
         });
         assert_eq!(rates.count(), 3);
-        assert!(rates.median() <= 10_000.0, "ten a millisecond is the most that a sleep allows");
+        assert!(rates.median() <= 10_000.0, "a sleep of a millisecond allows at most ten per millisecond");
         assert!(duration(&effort, sleep).median() >= 0.001);
     }
 
     #[test]
     fn sampling_stops_at_its_limit() {
-        let effort = Effort { samples: 100, limit: Seconds(0.02), ..Effort::token() };
+        let effort = Effort { samples: 100, limit: Seconds(0.02), ..Effort::minimal() };
         let slow = rate(&effort, || {
             std::thread::sleep(std::time::Duration::from_millis(15));
             1.0

@@ -1,8 +1,8 @@
-//! Scratch file for measuring a disk.
+//! Creates the scratch file for measuring a disk.
 //!
-//! Its size is bounded by the effort, by a tenth of the free space and by the time for writing it. It contains
-//! incompressible numbers, and is flushed. On Unix its name is removed as soon as it is open, so that nothing is left
-//! behind however the process ends.
+//! The size is limited by the effort, by a tenth of the free space and by the time for writing. The content is
+//! incompressible and flushed to disk. On Unix the file is unlinked before it is written, so that nothing remains
+//! however the process ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -15,15 +15,16 @@ use crate::units::Bytes;
 
 const PIECE: usize = 1 << 20;
 
-/// The least size, however slow the disk.
+/// Minimum size in bytes, even on a slow disk.
 const MIN_BYTES: u64 = 1 << 20;
 
 /// An open scratch file.
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) path: PathBuf,
-    /// Two descriptions of the same file, so that advice on one does not change the other.
+    /// Two open file descriptions of the same file, so that advice on one does not change the other.
     pub(super) files: [File; 2],
+    /// Size in bytes.
     pub(super) length: u64,
 }
 
@@ -35,8 +36,8 @@ impl Scratch {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         let mut writer = options.open(&path).map_err(MeasureError::file("create", &path))?;
-        // From here on the name is removed, on leaving this function at the latest.
-        let _name = Name(path.clone());
+        // Unlinks the file when this function returns, also after an error.
+        let _unlink = UnlinkOnDrop(path.clone());
         let open = || File::open(&path).map_err(MeasureError::file("open", &path));
         let files = [open()?, open()?];
         let most = effort.file.0.min(free_space(folder).0 / 10).max(MIN_BYTES);
@@ -46,18 +47,18 @@ impl Scratch {
     }
 }
 
-/// Removes the name when dropped. On Unix the open file remains usable; elsewhere a file in use cannot be removed, and
-/// stays until it is closed.
-struct Name(PathBuf);
+/// Unlinks a file when dropped. On Unix the open file remains usable; other systems do not remove a file that is
+/// open.
+struct UnlinkOnDrop(PathBuf);
 
-impl Drop for Name {
+impl Drop for UnlinkOnDrop {
     fn drop(&mut self) {
-        // Nothing better can be done if this fails.
+        // A failure cannot be handled here.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Writes up to `most` bytes within about `seconds`.
+/// Writes up to `most` bytes for about `seconds`, and returns the number of bytes written.
 fn fill(writer: &mut File, most: u64, seconds: f64) -> std::io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = vec![0u8; PIECE];
@@ -77,22 +78,22 @@ fn fill(writer: &mut File, most: u64, seconds: f64) -> std::io::Result<u64> {
     Ok(length)
 }
 
-/// The space that a user may still write in a folder; unlimited where the system does not tell.
+/// Returns the space that is available to a user in a folder; unlimited on systems that do not report it.
 fn free_space(folder: &Path) -> Bytes {
     #[cfg(unix)]
     {
         use std::os::unix::ffi::OsStrExt;
         let Ok(name) = std::ffi::CString::new(folder.as_os_str().as_bytes()) else { return Bytes(0) };
-        let mut answer = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: `name` ends in a zero byte and lives across the call; `answer` has room for the structure.
-        if unsafe { libc::statvfs(name.as_ptr(), answer.as_mut_ptr()) } != 0 {
+        let mut stats = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+        // SAFETY: `name` ends in a zero byte and lives across the call; `stats` is valid for writes of the structure.
+        if unsafe { libc::statvfs(name.as_ptr(), stats.as_mut_ptr()) } != 0 {
             return Bytes(0);
         }
         // SAFETY: the call succeeded, so it filled the structure.
-        let answer = unsafe { answer.assume_init() };
+        let stats = unsafe { stats.assume_init() };
         // The fields' types differ between systems.
         #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
-        let bytes = (answer.f_bavail as u64).saturating_mul(answer.f_frsize as u64);
+        let bytes = (stats.f_bavail as u64).saturating_mul(stats.f_frsize as u64);
         Bytes(bytes)
     }
     #[cfg(not(unix))]
@@ -107,13 +108,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scratch_file_leaves_no_name() {
+    fn scratch_file_is_unlinked() {
         let folder = tempfile::tempdir().unwrap();
-        let scratch = Scratch::create(folder.path(), &Effort::token()).unwrap();
-        assert!(scratch.length >= MIN_BYTES && scratch.length <= Effort::token().file.0);
+        let scratch = Scratch::create(folder.path(), &Effort::minimal()).unwrap();
+        assert!(scratch.length >= MIN_BYTES && scratch.length <= Effort::minimal().file.0);
         assert_eq!(scratch.files[0].metadata().unwrap().len(), scratch.length);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        let error = Scratch::create(&folder.path().join("nowhere"), &Effort::token()).unwrap_err();
+        let error = Scratch::create(&folder.path().join("nowhere"), &Effort::minimal()).unwrap_err();
         assert!(error.to_string().starts_with("cannot create `"), "{error}");
     }
 }

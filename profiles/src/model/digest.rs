@@ -1,9 +1,9 @@
 //! Digests of models, by which a plan identifies its model.
 //!
-//! A file's digest: SHA-256 over, for each part, the header's bytes and the file's size, and then the first 4 KiB of
-//! every tensor in file order. That takes milliseconds for 40 GB, and models that differ at all differ there. A shape's
-//! digest: SHA-256 over the dimensions that determine sizes, and the quantisation's name, without the context length
-//! and the model's name.
+//! The digest of a file is the SHA-256 over, for each part, the bytes of the header, the size of the file, and the
+//! first 4 KiB of every tensor in file order. That takes milliseconds for 40 GB, and different models differ there.
+//! The digest of a shape is the SHA-256 over the dimensions that determine sizes and the name of the quantisation,
+//! without the context length and the name of the model.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -15,10 +15,10 @@ use sha2::{Digest, Sha256};
 use super::shape::ModelShape;
 use crate::gguf::{GgufError, GgufModel};
 
-/// Bytes hashed of each tensor.
-const SAMPLE: u64 = 4096;
+/// Number of bytes of each tensor that are hashed.
+const SAMPLE_BYTES: u64 = 4096;
 
-/// Returns `sha256:` and 64 hex digits.
+/// Returns the digest of a model's files: `sha256:` and 64 hex digits.
 pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
     let mut hash = Sha256::new();
     for (index, (path, size)) in model.parts.iter().zip(&model.sizes).enumerate() {
@@ -27,7 +27,7 @@ pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
         feed(&mut hash, &mut file, path, 0, size.data_start.min(size.file_bytes))?;
         hash.update(size.file_bytes.to_le_bytes());
         for tensor in model.tensors.iter().filter(|tensor| tensor.part == index) {
-            feed(&mut hash, &mut file, path, tensor.offset, tensor.bytes.0.min(SAMPLE))?;
+            feed(&mut hash, &mut file, path, tensor.offset, tensor.bytes.0.min(SAMPLE_BYTES))?;
         }
     }
     Ok(format!("sha256:{}", hex(&hash.finalize())))
@@ -48,7 +48,7 @@ fn feed(hash: &mut Sha256, file: &mut File, path: &Path, from: u64, count: u64) 
     Ok(())
 }
 
-/// Returns `shape:` and 64 hex digits.
+/// Returns the digest of a shape and a quantisation: `shape:` and 64 hex digits.
 pub(super) fn of_shape(shape: &ModelShape, quant: &str) -> String {
     let text = format!(
         "shape/1\narchitecture {}\nlayers {}\nembedding {}\nfeed_forward {}\nheads {}\nkv_heads {}\nkey_length {}\n\

@@ -1,7 +1,7 @@
-//! `model/1` documents: models that need not exist as files.
+//! `model/1` documents: descriptions of models that need not exist as files.
 //!
-//! A document has the dimensions and the quantisation of a model and their source, so that the model can be planned
-//! for, simulated, or synthesised.
+//! A document has the dimensions and the quantisation of a model and their source, so that the model can be planned,
+//! simulated, or generated with random weights.
 //!
 //! ```
 //! use hearth_profiles::Document;
@@ -41,46 +41,46 @@ use crate::units::Layers;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelDocument {
-    /// `model/1`.
+    /// Schema of the document: `model/1`.
     pub schema: String,
     /// Name of the model.
     pub name: String,
-    /// Source of the numbers.
+    /// Source of the dimensions.
     pub source: String,
-    /// Architecture.
+    /// Architecture, such as `llama`.
     pub architecture: Architecture,
-    /// Transformer layers, such as `32 layers`.
+    /// Number of transformer layers, such as `32 layers`.
     pub layers: Layers,
     /// Width of the residual stream.
     pub embedding: u32,
     /// Width of the feed-forward block.
     pub feed_forward: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: u32,
-    /// Numbers of one key; `embedding / heads` if absent.
+    /// Head dimension of Q and K; `embedding / heads` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_length: Option<u32>,
-    /// Numbers of one value; `embedding / heads` if absent.
+    /// Head dimension of V; `embedding / heads` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_length: Option<u32>,
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
-    /// Whether the output head reuses the embedding's tensor.
+    /// Whether the output head uses the tensor of the input embedding.
     pub tied_embeddings: bool,
-    /// The longest context, in tokens.
+    /// Maximum context length, in tokens.
     pub context_length: u32,
-    /// Format of every matrix (`q8_0`), or a mixing rule such as `q4_k_m` (`model::quant`).
+    /// Weight format of all matrices (`q8_0`), or a rule that mixes formats, such as `q4_k_m` (`model::quant`).
     pub quant: String,
 }
 
 impl ModelDocument {
-    /// Returns the first invalid field, and why it is invalid.
+    /// Checks all fields. An error has the first invalid field and the reason.
     fn check(&self) -> Result<(), (&'static str, String)> {
         for (field, text) in [("name", &self.name), ("source", &self.source)] {
             if text.trim().is_empty() {
-                return Err((field, format!("`{field}` is empty: every model says its name and its source")));
+                return Err((field, format!("`{field}` is empty: a model needs a name and a source")));
             }
         }
         self.shape().check().map_err(|error| (error.field(), error.to_string()))?;
@@ -108,7 +108,7 @@ impl ModelDocument {
         }
     }
 
-    /// The profile of the model. Fails only for a document that was not parsed from text.
+    /// Returns the profile of the model. Fails only for an invalid document that was not parsed from text.
     pub fn profile(&self) -> Result<ModelProfile, DocumentError> {
         self.validate()?;
         let failed = |what: String| DocumentError::invalid_at("quant", what);

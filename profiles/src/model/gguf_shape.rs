@@ -1,8 +1,8 @@
-//! Dimensions of a model, from the metadata of its GGUF file.
+//! Reads the dimensions of a model from the metadata of its GGUF file.
 //!
-//! Keys as in the GGUF specification, `<architecture>.block_count` and so on. The vocabulary is the number of rows of
-//! `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has; the head is tied if
-//! there is no `output.weight`.
+//! The keys are those of the GGUF specification, such as `<architecture>.block_count`. The vocabulary is the number
+//! of rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has. The output
+//! head is tied to the embedding if there is no `output.weight`.
 
 use super::shape::{Architecture, ModelShape};
 use crate::gguf::{Array, GgufError, GgufModel, Value};
@@ -64,7 +64,7 @@ impl Keys<'_> {
         self.number(name)?.ok_or_else(missing)
     }
 
-    /// Reads a number; some converters write an equal one for each layer.
+    /// Reads a number. Some converters write an array with the same number for each layer.
     fn number(&self, name: &str) -> Result<Option<u32>, GgufError> {
         let key = format!("{}.{name}", self.architecture);
         let per_layer: Option<Vec<i64>> = match self.model.metadata.get(&key) {

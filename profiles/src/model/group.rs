@@ -1,11 +1,12 @@
-//! Bytes and work of a set of tensors, by format.
+//! Bytes and floating-point operations of a set of tensors, by weight format.
 //!
-//! The planner divides the work in each format by a device's speed in that format (`sum_q f_q / s_q`). Work is for one
-//! token: two operations a weight of a matrix (multiply and add), four an element of a normalisation (square, add,
-//! scale, weigh), one an element of a bias.
+//! The planner divides the work in each format by a device's speed in that format (`sum_q f_q / s_q`). Work is for
+//! one token: two operations per weight of a matrix (multiply and add), four per element of a normalisation (square,
+//! add, scale, multiply by the weight), and one per element of a bias.
 //!
-//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the
-//! elementwise rest (rope, activation function, residual), below a thousandth of the matrices.
+//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the other
+//! elementwise operations (rope, activation function, residual), which are less than a thousandth of the work of the
+//! matrices.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use super::shape::ModelShape;
 use crate::format::Format;
 use crate::units::{Bytes, Flops};
 
-/// Bytes and work of the tensors of one format.
+/// Bytes and work of all tensors of a group in one format.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FormatShare {
     pub bytes: Bytes,
@@ -21,7 +22,7 @@ pub struct FormatShare {
     pub flops: Flops,
 }
 
-/// A set of tensors, summed by format.
+/// The bytes and the work of a set of tensors, summed by format.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TensorGroup {
     shares: BTreeMap<Format, FormatShare>,
@@ -34,7 +35,7 @@ impl TensorGroup {
         share.flops += flops;
     }
 
-    /// Each format with its share, ordered by format.
+    /// Iterates over all formats and their sums, ordered by format.
     pub fn by_format(&self) -> impl Iterator<Item = (Format, FormatShare)> {
         self.shares.iter().map(|(&format, &share)| (format, share))
     }
@@ -47,12 +48,13 @@ impl TensorGroup {
         self.shares.values().map(|share| share.bytes).sum()
     }
 
-    /// The total work for one token.
+    /// Returns the total work for one token.
     pub fn flops(&self) -> Flops {
         self.shares.values().map(|share| share.flops).sum()
     }
 
-    /// The mean of several groups, with bytes rounded to the nearest. Empty if there are none.
+    /// Returns the mean of several groups, with bytes rounded to the nearest integer; an empty group if there are
+    /// none.
     pub fn mean(groups: &[TensorGroup]) -> TensorGroup {
         let mut mean = TensorGroup::default();
         for (format, share) in groups.iter().flat_map(TensorGroup::by_format) {
@@ -67,7 +69,7 @@ impl TensorGroup {
     }
 }
 
-/// The work of one tensor for one token, by its name and its number of weights.
+/// Returns the work of one tensor for one token, from its name and its number of elements.
 pub(crate) fn tensor_flops(name: &str, elements: u64, shape: &ModelShape) -> Flops {
     let each = if name.ends_with("attn_q_norm.weight") {
         4 * u64::from(shape.heads)
@@ -107,7 +109,7 @@ mod tests {
     fn norms_cost_four_operations_an_element() {
         let shape = llama_8b();
         assert_eq!(tensor_flops("blk.0.attn_norm.weight", 4096, &shape), Flops(16384.0));
-        // 128 factors, used for each of 32 heads.
+        // 128 weights, used for each of 32 heads.
         assert_eq!(tensor_flops("blk.0.attn_q_norm.weight", 128, &shape), Flops(16384.0));
         assert_eq!(tensor_flops("blk.0.attn_q.bias", 4096, &shape), Flops(4096.0));
         assert_eq!(tensor_flops("blk.0.attn_q.weight", 4096 * 4096, &shape), Flops(33_554_432.0));

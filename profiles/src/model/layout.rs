@@ -1,33 +1,34 @@
-//! Tensors of a model of a given shape.
+//! The list of the tensors of a model with a given shape.
 //!
-//! Names, dimensions and file order as llama.cpp's converters write them: embedding, layers, output norm, output head.
-//! The list gives the sizes of a model document, generates synthetic files and checks that a file is complete.
+//! Names, dimensions and file order are those of llama.cpp's converters: embedding, layers, output norm, output head.
+//! The list is used to compute the sizes of a model document, to generate synthetic files and to check that a file is
+//! complete.
 //!
 //! Not here: the format of each tensor (`model::quant`).
 
 use super::shape::{Architecture, ModelShape};
 
-/// The kind of a tensor, which decides its arithmetic and, in a synthetic model, its values.
+/// The kind of a tensor, which determines its arithmetic and, in a synthetic model, its random values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorKind {
-    /// The token embedding: one row is read for a token.
+    /// The input embedding, of which a token reads one row.
     Embedding,
     Matrix,
-    /// The factors of a normalisation.
+    /// The weights of a normalisation.
     Norm,
-    /// Added to a product.
+    /// A bias, which is added to the result of a matmul.
     Bias,
 }
 
-/// A tensor of a model of some shape.
+/// Name, dimensions and kind of a tensor of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// For example `blk.3.ffn_up.weight`.
+    /// Name, for example `blk.3.ffn_up.weight`.
     pub name: String,
     /// Dimensions in ggml's order: `dims[0]` is the length of a row.
     pub dims: Vec<u64>,
     pub kind: TensorKind,
-    /// The layer; `None` before the first and after the last.
+    /// Index of the layer, from 0; `None` for a tensor outside the layers.
     pub layer: Option<u32>,
 }
 
@@ -37,7 +38,7 @@ impl TensorSpec {
     }
 }
 
-/// The tensors of a model in file order. The shape has passed [`ModelShape::check`].
+/// Returns the tensors of a model in file order. The shape must have passed [`ModelShape::check`].
 pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
     let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocabulary));
     let mut list = vec![TensorSpec {
@@ -71,7 +72,7 @@ pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
     list
 }
 
-/// Name without `blk.N.`, dimensions and kind of each tensor of one layer.
+/// Returns the name without `blk.N.`, the dimensions and the kind of each tensor of one layer.
 fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)> {
     use TensorKind::{Bias, Matrix, Norm};
     let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));

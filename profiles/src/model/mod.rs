@@ -1,7 +1,7 @@
-//! Models: dimensions, bytes and work.
+//! Models: dimensions, and bytes and work of the layers.
 //!
-//! [`ModelShape`] has the dimensions, [`ModelProfile`] the bytes and the work of each tensor. A profile comes from a GGUF
-//! file, from a `model/1` document, or by name from the shipped ones:
+//! [`ModelShape`] has the dimensions of a model, [`ModelProfile`] the bytes and the work of its layers. A profile is
+//! made from a GGUF file or from a `model/1` document, such as a shipped one:
 //!
 //! ```
 //! let model = hearth_profiles::model::shipped("llama-70b").unwrap();

@@ -1,8 +1,8 @@
-//! Model profile: bytes and work of each layer of a model, its input and its output.
+//! Model profile: bytes and work of each layer of a model, of the input embedding and of the output head.
 //!
-//! It comes from the header of a file ([`ModelProfile::from_gguf`]) or from a shape and a quantisation
-//! ([`ModelProfile::from_shape`]), so that planning for a 70B model needs no 40 GB download. Layers differ under mixed
-//! quantisation, so each has its own group.
+//! A profile is made from the header of a file ([`ModelProfile::from_gguf`]) or from a shape and a quantisation
+//! ([`ModelProfile::from_shape`]), so that planning for a 70B model needs no download of 40 GB. With mixed
+//! quantisation layers differ, so each layer has its own group.
 
 use super::digest;
 use super::group::{TensorGroup, tensor_flops};
@@ -13,26 +13,26 @@ use crate::format::Format;
 use crate::gguf::{GgufError, GgufModel, TensorInfo};
 use crate::units::{Bytes, Flops};
 
-/// A model as planners and the simulator see it.
+/// The sizes and the work of a model, which planners and the simulator use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelProfile {
     pub name: String,
     pub shape: ModelShape,
-    /// The quantisation: a format or a mixing rule, such as `q4_k_m`.
+    /// Name of the quantisation: a format, or a rule that mixes formats, such as `q4_k_m`.
     pub quant: String,
-    /// Each layer's tensors, in order; as many as `shape.layers`.
+    /// The tensors of each layer, in order. The length is `shape.layers`.
     pub layers: Vec<TensorGroup>,
-    /// The embedding, with the bytes of the whole matrix; a token reads one row and computes nothing.
+    /// The input embedding, with the bytes of the whole matrix and no work: a token only reads one row.
     pub input: TensorGroup,
-    /// Output norm and head (`b_o`, `fout_q`). A tied head is the embedding's matrix, whose bytes are in both groups.
+    /// Output norm and output head (`b_o`, `f_{q,out}`). The bytes of a tied embedding are in both groups.
     pub output: TensorGroup,
-    /// Small tensors that every layer uses, such as rope factors. Every device keeps them.
+    /// Small tensors that every layer uses, such as rope factors. Every device has a copy.
     pub shared: TensorGroup,
     /// `sha256:` and 64 hex digits for a file; `shape:` and 64 hex digits for a model without one.
     pub digest: String,
 }
 
-/// How a model matches a plan's digest.
+/// How well a model matches the digest in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestMatch {
     /// The plan was made from exactly this model.
@@ -44,7 +44,7 @@ pub enum DigestMatch {
 }
 
 impl ModelProfile {
-    /// A model without a file. Every tensor's format follows from `quant`.
+    /// Creates the profile of a model without a file. `quant` determines the format of every tensor.
     pub fn from_shape(name: &str, shape: ModelShape, quant: Quant) -> Result<ModelProfile, BlockError> {
         let mut profile = ModelProfile::empty(name.to_owned(), shape, quant.to_string());
         for tensor in layout::tensors(&profile.shape) {
@@ -62,7 +62,7 @@ impl ModelProfile {
         Ok(profile)
     }
 
-    /// The model of a file, from its header; the digest reads the first bytes of every tensor.
+    /// Creates the profile of a model file from its header, and reads the first bytes of every tensor for the digest.
     pub fn from_gguf(model: &GgufModel) -> Result<ModelProfile, GgufError> {
         let shape = model.shape()?;
         check_complete(model, &shape)?;
@@ -104,60 +104,60 @@ impl ModelProfile {
         }
     }
 
-    /// The weights of one layer, counted from 0.
+    /// Returns the size of the weights of one layer, counted from 0.
     pub fn layer_bytes(&self, layer: u32) -> Bytes {
         self.layers[layer as usize].bytes()
     }
 
-    /// The mean over all layers by format: the planners' b and `f_q`.
+    /// Returns the mean of all layers, by format: b and `f_q` of the planners.
     pub fn mean_layer(&self) -> TensorGroup {
         TensorGroup::mean(&self.layers)
     }
 
-    /// The mean weights of a layer (b), rounded to the nearest byte.
+    /// Returns the mean size of a layer's weights (b), rounded to the nearest byte.
     pub fn mean_layer_bytes(&self) -> Bytes {
         let count = self.layers.len().max(1) as u64;
         Bytes((self.layers_bytes().0 + count / 2) / count)
     }
 
-    /// The weights of the largest layer.
+    /// Returns the size of the weights of the largest layer.
     pub fn max_layer_bytes(&self) -> Bytes {
         self.layers.iter().map(TensorGroup::bytes).max().unwrap_or_default()
     }
 
-    /// The weights of all layers together.
+    /// Returns the size of the weights of all layers together.
     pub fn layers_bytes(&self) -> Bytes {
         self.layers.iter().map(TensorGroup::bytes).sum()
     }
 
-    /// The whole embedding (`b_i`).
+    /// Returns the size of the whole input embedding (`b_i`).
     pub fn input_bytes(&self) -> Bytes {
         self.input.bytes()
     }
 
-    /// The bytes of the embedding that a token reads: one row (`b_i / V`).
+    /// Returns the size of one row of the input embedding, which a token reads (`b_i / V`).
     pub fn input_row_bytes(&self) -> Bytes {
         Bytes(self.input.bytes().0 / u64::from(self.shape.vocabulary))
     }
 
-    /// Output norm and head (`b_o`).
+    /// Returns the size of output norm and output head (`b_o`).
     pub fn output_bytes(&self) -> Bytes {
         self.output.bytes()
     }
 
-    /// All weights, with a tied embedding counted once.
+    /// Returns the size of all weights. A tied embedding is counted once.
     pub fn total_bytes(&self) -> Bytes {
         let tied = if self.shape.tied_embeddings { self.input.bytes() } else { Bytes::ZERO };
         self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared.bytes() - tied
     }
 
-    /// The digest of shape and quantisation, which a file and a document share.
+    /// Returns the digest of shape and quantisation, which is equal for a file and a document of the same model.
     pub fn shape_digest(&self) -> String {
         digest::of_shape(&self.shape, &self.quant)
     }
 
-    /// Compares the digest of a plan with this model.
-    pub fn matches(&self, digest: &str) -> DigestMatch {
+    /// Compares the digest in a plan with this model.
+    pub fn match_digest(&self, digest: &str) -> DigestMatch {
         if self.digest == digest {
             DigestMatch::Same
         } else if self.shape_digest() == digest {
@@ -176,20 +176,21 @@ fn name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()))
 }
 
-/// The layer in a tensor's name.
+/// Returns the layer in the name of a tensor, `None` for tensors outside the layers.
 fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
     let Some(rest) = name.strip_prefix("blk.") else { return Ok(None) };
     let layer = rest.split_once('.').and_then(|(number, _)| number.parse().ok());
     match layer {
         Some(layer) if layer < shape.layers.0 => Ok(Some(layer)),
         _ => {
-            let what = format!("tensor `{name}` belongs to none of the model's {}", shape.layers);
+            let what = format!("tensor `{name}` is outside the model's {}", shape.layers);
             Err(GgufError::Shape { what })
         }
     }
 }
 
-/// A pure format's name, else the name of `general.file_type`, else the most frequent format, marked as mixed.
+/// Returns the name of the only format of the matrices; else the name of `general.file_type`; else the name of the
+/// format with the most bytes and `-mixed`.
 fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     let mut matrices = TensorGroup::default();
     for tensor in model.tensors.iter().filter(|tensor| tensor.dims.len() > 1) {
@@ -204,7 +205,7 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(named.map_or_else(|| format!("{largest}-mixed"), str::to_owned))
 }
 
-/// Checks that every tensor of the shape exists, with its dimensions.
+/// Checks that every tensor of the shape exists and has the expected dimensions. Biases are optional.
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
     let mut found: Vec<&TensorInfo> = model.tensors.iter().collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -218,7 +219,7 @@ fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError
         };
         if found[at].dims != wanted.dims {
             let what = format!(
-                "tensor `{}` has dimensions {:?} where the metadata ask for {:?}",
+                "tensor `{}` has dimensions {:?}, but by the metadata they must be {:?}",
                 wanted.name, found[at].dims, wanted.dims
             );
             return Err(GgufError::Shape { what });
@@ -258,7 +259,7 @@ mod tests {
         let apart = ModelProfile::from_shape("apart", llama_8b(), Quant::Pure(Format::F16)).unwrap();
         assert_eq!(tied.output_bytes(), apart.output_bytes());
         assert_eq!(tied.total_bytes() + tied.input_bytes(), apart.total_bytes());
-        assert_eq!(tied.matches(&apart.digest), DigestMatch::Different);
-        assert_eq!(tied.matches(&tied.digest.clone()), DigestMatch::Same);
+        assert_eq!(tied.match_digest(&apart.digest), DigestMatch::Different);
+        assert_eq!(tied.match_digest(&tied.digest.clone()), DigestMatch::Same);
     }
 }

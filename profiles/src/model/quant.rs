@@ -1,24 +1,24 @@
 //! Quantisations: the format of each tensor of a model.
 //!
-//! A model is `pure` (every matrix in one format) or mixed by a rule of llama.cpp's quantiser
-//! (`llama_tensor_get_type`), which stores the output head (the embedding, if it is the head) and a few matrices in
-//! more bits. Here v is `attn_v`, down `ffn_down` and out `attn_output`:
+//! A quantisation is pure (all matrices in one format) or mixed by a rule of llama.cpp's quantiser
+//! (`llama_tensor_get_type`), which stores the output head (with tied embeddings, the input embedding) and a few
+//! other matrices with more bits. In this list v is `attn_v`, down is `ffn_down` and out is `attn_output`:
 //!
-//! - `q4_k_m`, `q5_k_m`: `Q4_K` or `Q5_K`; head `Q6_K`; v and down `Q6_K` in half of the layers, the first and last
-//!   eighth and every third between.
-//! - `q3_k_m`: `Q3_K`; head `Q6_K`; v `Q5_K` in the first two layers, down in the first sixteenth of them, both
-//!   `Q4_K` in the others; out `Q4_K`.
-//! - `q2_k_m`: `Q2_K`; head `Q6_K`; v `Q4_K` where four or more queries share a key, else `Q3_K`; down and out `Q3_K`.
-//! - `iq1_s_m`: `IQ1_S`; head `Q5_K`; embedding `Q2_K`; v `Q4_K` where four or more queries share a key, else `Q2_K`;
+//! - `q4_k_m`, `q5_k_m`: `Q4_K` or `Q5_K`; head `Q6_K`; v and down `Q6_K` in half of the layers: the first and last
+//!   eighth, and every third layer between them.
+//! - `q3_k_m`: `Q3_K`; head `Q6_K`; v `Q5_K` in the first two layers, down `Q5_K` in the first sixteenth of the
+//!   layers, both `Q4_K` in the others; out `Q4_K`.
+//! - `q2_k_m`: `Q2_K`; head `Q6_K`; v `Q4_K` if four or more queries share a key, else `Q3_K`; down and out `Q3_K`.
+//! - `iq1_s_m`: `IQ1_S`; head `Q5_K`; embedding `Q2_K`; v `Q4_K` if four or more queries share a key, else `Q2_K`;
 //!   down `Q2_K` in the first eighth of the layers; out `Q2_K`.
 //!
-//! Vectors are always F32. Where a row is not a whole number of 256-weight blocks, llama.cpp falls back to a format
-//! with blocks of 32, and so do the rules. llama.cpp calls the last two files `Q2_K` and `IQ1_S`, which are the names
-//! of pure models here.
+//! Vectors are always F32. If a row is not a whole number of blocks of 256 weights, llama.cpp uses a format with
+//! blocks of 32 instead, and so do the rules here. llama.cpp calls the last two quantisations `Q2_K` and `IQ1_S`,
+//! which are names of pure quantisations here.
 //!
-//! Deviation: llama.cpp stores the other `attn_v` of the 80-layer model with 8 queries a key (Llama 2 and 3 70B) as
-//! `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes per block), which is
-//! no format of ours; `Q2_K` (84 bytes) is the nearest.
+//! Deviation: llama.cpp stores the other `attn_v` of the 80-layer model with 8 queries per key (Llama 2 and 3 70B) as
+//! `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes per block), which
+//! is not supported here; `Q2_K` (84 bytes) is the nearest format.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,10 +27,10 @@ use super::layout::{TensorKind, TensorSpec};
 use super::shape::ModelShape;
 use crate::format::Format;
 
-/// The rule for the formats of a model's tensors.
+/// The rule that determines the format of each tensor of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quant {
-    /// Every matrix in one format.
+    /// All matrices in one format.
     Pure(Format),
     /// llama.cpp's `Q4_K_M`.
     Q4KM,
@@ -40,11 +40,11 @@ pub enum Quant {
     Q3KM,
     /// llama.cpp's `Q2_K`.
     Q2KM,
-    /// Nearly llama.cpp's `IQ1_S`.
+    /// llama.cpp's `IQ1_S`, except for `attn_output`.
     Iq1SM,
 }
 
-/// A tensor whose rows do not fit the blocks of its format.
+/// The error for a tensor whose rows are not a whole number of blocks of its format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "rows of `{tensor}` have {row} weights, not a multiple of the {block} of a {format} block: \
@@ -52,15 +52,15 @@ pub enum Quant {
 )]
 pub struct BlockError {
     pub tensor: String,
-    /// Weights in a row.
+    /// Number of weights in a row.
     pub row: u64,
     pub format: Format,
-    /// Weights in a block.
+    /// Number of weights in a block.
     pub block: u64,
 }
 
 impl Quant {
-    /// Every mixing rule.
+    /// All rules that mix formats.
     pub const MIXES: &'static [Quant] = &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
 
     pub fn name(self) -> &'static str {
@@ -74,7 +74,7 @@ impl Quant {
         }
     }
 
-    /// The format of one tensor of a model of this shape.
+    /// Returns the format of one tensor of a model with this shape.
     pub fn format(self, tensor: &TensorSpec, shape: &ModelShape) -> Result<Format, BlockError> {
         if tensor.dims.len() == 1 {
             return Ok(Format::F32);
@@ -91,7 +91,7 @@ impl Quant {
     }
 }
 
-/// The roles of tensors that rules distinguish.
+/// The role of a tensor in a mixing rule; matrices of a layer have the index of the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Head,
@@ -117,7 +117,7 @@ fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
 }
 
 impl Quant {
-    /// The format of a matrix by the rule's table, row by row.
+    /// Returns the format of a matrix by the table in the documentation of this file.
     #[allow(clippy::match_same_arms)] // arms follow the table
     fn mixed(self, tensor: &TensorSpec, shape: &ModelShape) -> Format {
         let layers = shape.layers.0;
@@ -147,7 +147,8 @@ impl Quant {
     }
 }
 
-/// llama.cpp's rule of the same name: the outer eighths and every third layer between them.
+/// Returns whether llama.cpp's rule of the same name selects the layer: the first and last eighth, and every third
+/// layer between them.
 fn use_more_bits(layer: u32, layers: u32) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
@@ -172,7 +173,7 @@ impl fmt::Display for Quant {
     }
 }
 
-/// A name of neither a format nor a mixing rule.
+/// The error for a name of neither a format nor a mixing rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a quantisation: use {mixes} or one of {known}",
     mixes = Quant::MIXES.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = Format::names())]
@@ -189,7 +190,8 @@ impl FromStr for Quant {
     }
 }
 
-/// The name of `general.file_type` (llama.cpp, `enum llama_ftype`), lower case; mixes have their names here.
+/// Returns the name of a value of `general.file_type` (llama.cpp, `enum llama_ftype`) in lower case. Mixing rules
+/// have the names of [`Quant::MIXES`].
 pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
     Some(match number {
         0 => "f32",
@@ -217,8 +219,8 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
 }
 
 impl Quant {
-    /// The number of `general.file_type`, if llama.cpp has one. Pure `q5_k` and the like have none; the mixed type with
-    /// the same base is the nearest.
+    /// Returns the value of `general.file_type`, if llama.cpp has one. It has none for pure K-quants such as `q5_k`,
+    /// which get the value of the mixed type with the same base format.
     pub fn file_type(self) -> Option<u32> {
         let name = match self {
             Quant::Pure(Format::Q2K) => "q2_k_m",

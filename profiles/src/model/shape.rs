@@ -1,10 +1,10 @@
-//! Dimensions of a model, from which the sizes of tensors, KV cache and activations follow.
+//! Dimensions of a model, which determine the sizes of tensors, KV cache and activations.
 //!
-//! They come from a file's metadata (`gguf::GgufModel::shape`) or from a `model/1` document, and pass the same check,
-//! so that products of them cannot overflow.
+//! A shape is read from the metadata of a file (`gguf::GgufModel::shape`) or from a `model/1` document. Both pass the
+//! same check, so that products of dimensions cannot overflow.
 //!
-//! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base, soft
-//! caps), which only the executor needs.
+//! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base,
+//! soft caps), which only the executor needs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,19 +14,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Bytes, Flops, Layers};
 
-/// The supported architectures, with their names as in GGUF (`general.architecture`).
+/// The supported model architectures, named as in GGUF (`general.architecture`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// Llama 1, 2, 3, 3.x, and models distilled into it.
+    /// Llama 1, 2, 3 and 3.x, and models with the same architecture.
     Llama,
-    /// Qwen 2, Qwen 2.5, `QwQ`: biases on q, k and v.
+    /// Qwen 2, Qwen 2.5 and `QwQ`: biases on Q, K and V.
     Qwen2,
-    /// Qwen 3: q and k are normalised per head.
+    /// Qwen 3: Q and K are normalised per head.
     Qwen3,
-    /// Gemma: scaled embeddings, `GeGLU`, tied head.
+    /// Gemma: scaled embeddings, `GeGLU`, tied output head.
     Gemma,
-    /// Gemma 2: as Gemma, with norms after each block too, and soft caps.
+    /// Gemma 2: Gemma with an additional norm after each block, and soft caps.
     Gemma2,
     /// `InternLM` 2.
     InternLm2,
@@ -36,7 +36,7 @@ impl Architecture {
     pub const ALL: &'static [Architecture] =
         &[Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma, Self::Gemma2, Self::InternLm2];
 
-    /// The name in GGUF files and documents; also the prefix of keys.
+    /// Returns the name in GGUF files and documents, which is also the prefix of GGUF keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -59,7 +59,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// An unsupported architecture name.
+/// The error for the name of an unsupported architecture.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known())]
 pub struct UnknownArchitecture(pub String);
@@ -79,41 +79,43 @@ impl FromStr for Architecture {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelShape {
     pub architecture: Architecture,
-    /// Transformer layers (L).
+    /// Number of transformer layers (L).
     pub layers: Layers,
-    /// Width of the residual stream, in numbers.
+    /// Width of the residual stream.
     pub embedding: u32,
-    /// Width of the feed-forward block, in numbers.
+    /// Width of the feed-forward block.
     pub feed_forward: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Key and value heads (`h_k`, `h_v`).
+    /// Number of key and value heads (`h_k`, `h_v`).
     pub kv_heads: u32,
-    /// Numbers of one key (`e_k`), and of one query.
+    /// Head dimension of Q and K (`e_k`).
     pub key_length: u32,
-    /// Numbers of one value (`e_v`).
+    /// Head dimension of V (`e_v`).
     pub value_length: u32,
-    /// Tokens in the vocabulary (V).
+    /// Number of tokens in the vocabulary (V).
     pub vocabulary: u32,
-    /// Whether the output head reuses the embedding's tensor.
+    /// Whether the output head uses the tensor of the input embedding.
     pub tied_embeddings: bool,
-    /// The longest context the model was trained for, in tokens.
+    /// Maximum context length that the model was trained for, in tokens.
     pub context_length: u32,
 }
 
-/// An invalid dimension.
+/// The error for an invalid dimension.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Zero, or beyond any real model.
-    #[error("`{field}` is {found}: from 1 to {limit} is accepted")]
+    /// Zero, or larger than in any real model.
+    #[error("`{field}` is {found}: it must be from 1 to {limit}")]
     Range { field: &'static str, found: u32, limit: u32 },
-    /// Query heads that are no multiple of the key and value heads.
-    #[error("`heads` is {heads}, not a multiple of `kv_heads`, {kv_heads}: each key serves as many queries")]
+    /// The number of query heads is not a multiple of the number of key and value heads.
+    #[error(
+        "`heads` is {heads}, not a multiple of `kv_heads`, {kv_heads}: every key head needs equally many query heads"
+    )]
     Heads { heads: u32, kv_heads: u32 },
 }
 
 impl ShapeError {
-    /// The invalid dimension, by its name in documents.
+    /// Returns the key of the invalid dimension in a document.
     pub fn field(&self) -> &'static str {
         match self {
             Self::Range { field, .. } => field,
@@ -123,7 +125,7 @@ impl ShapeError {
 }
 
 impl ModelShape {
-    /// Checks that no dimension is zero, or so large that products could overflow.
+    /// Checks that no dimension is zero or so large that products could overflow.
     pub fn check(&self) -> Result<(), ShapeError> {
         for (field, found, limit) in [
             ("layers", self.layers.0, 1 << 12),
@@ -146,36 +148,36 @@ impl ModelShape {
         Ok(())
     }
 
-    /// Numbers of all queries of a token: the rows of `attn_q`.
+    /// Returns the width of the Q projection, the rows of `attn_q`: `heads * key_length`.
     pub fn query_width(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.key_length)
     }
 
-    /// Numbers of all keys of a token: the rows of `attn_k`.
+    /// Returns the width of the K projection, the rows of `attn_k`: `kv_heads * key_length`.
     pub fn key_width(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.key_length)
     }
 
-    /// Numbers of all values of a token: the rows of `attn_v`.
+    /// Returns the width of the V projection, the rows of `attn_v`: `kv_heads * value_length`.
     pub fn value_width(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.value_length)
     }
 
-    /// Bytes of one layer's KV cache for `context` tokens, at `element` bytes a number (2 for f16):
+    /// Returns the size of one layer's KV cache for `context` tokens with elements of `element` bytes (2 for f16):
     /// `element (h_k e_k + h_v e_v) context`.
     pub fn kv_bytes_per_layer(&self, context: u32, element: Bytes) -> Bytes {
         element * ((self.key_width() + self.value_width()) * u64::from(context))
     }
 
-    /// Work of one layer's attention for one token that sees `kv_length` tokens, itself included: a dot product with
-    /// each key, a softmax of about 5 operations a score, and a weighted sum of the values. The projections count as
-    /// weights.
+    /// Returns the work of attention in one layer for one token that attends to `kv_length` tokens, itself included:
+    /// a dot product with each key, a softmax with about 5 operations per score, and a weighted sum of the values.
+    /// The projections are not included, because they are matrices of weights.
     pub fn attention_flops_per_layer(&self, kv_length: u32) -> Flops {
-        let a_score = 2 * u64::from(self.key_length) + 2 * u64::from(self.value_length) + 5;
-        Flops((u64::from(self.heads) * u64::from(kv_length) * a_score) as f64)
+        let per_score = 2 * u64::from(self.key_length) + 2 * u64::from(self.value_length) + 5;
+        Flops((u64::from(self.heads) * u64::from(kv_length) * per_score) as f64)
     }
 
-    /// Bytes of one token's activations between devices: the residual stream in f32.
+    /// Returns the size of the activations of one token that devices send to each other: the residual stream in f32.
     pub fn activation_bytes(&self) -> Bytes {
         Bytes(4 * u64::from(self.embedding))
     }
@@ -185,7 +187,7 @@ impl ModelShape {
 pub(crate) mod tests {
     use super::*;
 
-    /// Llama 3 8B.
+    /// Returns the shape of Llama 3 8B.
     pub(crate) fn llama_8b() -> ModelShape {
         ModelShape {
             architecture: Architecture::Llama,
@@ -204,7 +206,8 @@ pub(crate) mod tests {
 
     #[test]
     fn kv_cache_and_activations_of_llama_8b() {
-        // 8 heads of 128 numbers, keys and values, 2 bytes each, 1024 tokens: 2 * 8 * 128 * 2 * 1024 = 4 MiB.
+        // 8 heads of dimension 128, keys and values, 2 bytes per element, 1024 tokens: 2 * 8 * 128 * 2 * 1024 = 4
+        // MiB.
         assert_eq!(llama_8b().kv_bytes_per_layer(1024, Bytes(2)), Bytes::mib(4));
         assert_eq!(llama_8b().activation_bytes(), Bytes(16384));
         // 32 heads, 10 keys: 32 * 10 * (256 + 256 + 5).

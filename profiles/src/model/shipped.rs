@@ -1,7 +1,8 @@
-//! Shipped models: documents of `profiles/models/`, part of the program.
+//! Shipped models: the documents of `profiles/models/`, which are compiled into the program.
 //!
-//! They are the seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled
-//! models share, draft models for some of them, and the synthetic presets that `runtime::synth` can write.
+//! They are the seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5 (QwQ and distilled models have
+//! the same shapes), draft models for some of them, and the presets of synthetic models that `runtime::synth` can
+//! write.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;

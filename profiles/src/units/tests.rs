@@ -1,4 +1,4 @@
-//! Quantities are parsed and printed with their units.
+//! Tests of parsing, printing and rounding quantities with units.
 
 use proptest::prelude::*;
 
@@ -57,7 +57,7 @@ fn rounding_to_four_digits() {
 
 #[test]
 fn short_times_are_not_spelled_in_minutes() {
-    // A digit off 51 us, and shorter in minutes.
+    // About 51 us; its text would be shorter in minutes.
     assert!(!Seconds(8.5e-7 * 60.0).spell().ends_with("min"));
     assert_eq!(Seconds(90.0 * 60.0).spell(), "90 min");
     assert_eq!(Fraction(1e-6).spell(), "0.0001 %");

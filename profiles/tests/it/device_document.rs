@@ -1,13 +1,13 @@
-//! Errors in `device/1` documents name the mistake and its place.
+//! Tests that errors in `device/1` documents name the mistake and its location.
 
 use hearth_profiles::device::soc::{SocOptions, Strategy};
 use hearth_profiles::device::{shipped, shipped_names, shipped_yaml};
 use hearth_profiles::{Device, Document, DocumentError};
 
-/// A profiled table of the NPU of a SoC.
+/// A table of measured matmuls for the NPU of a SoC.
 const TABLE: &str = "    profiled: {mode: table, source: \"measured\", shapes: [{outputs: 32, inputs: 32, tokens: 32, time: 1 ms}]}\n  bus:";
 
-/// Replaces a part of a shipped document; returns the changed text and its error.
+/// Replaces `from` by `to` in a shipped document, and returns the changed text and its error.
 fn error(device: &str, from: &str, to: &str) -> (String, DocumentError) {
     let text = shipped_yaml(device).unwrap();
     let changed = text.replacen(from, to, 1);
@@ -16,7 +16,7 @@ fn error(device: &str, from: &str, to: &str) -> (String, DocumentError) {
     (changed, error)
 }
 
-/// Checks the message and the line of an error in D3's document.
+/// Checks that an error in the document of D3 contains `what` and is on the line that begins with `line_begins`.
 fn check(from: &str, to: &str, what: &str, line_begins: &str) {
     let (text, error) = error("d3", from, to);
     assert!(error.what().contains(what), "{error}");
@@ -39,7 +39,7 @@ fn device_errors_have_line_and_column() {
     check("    q6_k:", "    q4_k:", "duplicate key `q4_k`", "q4_k: {value: 14.3");
     check("os: linux", "os: dos", "unknown variant `dos`", "os:");
     check("schema: device/1", "schema: device/2", "which this release does not read", "schema:");
-    check("schema: device/1", "schema: plan/1", "it has schema `plan/1`; check which file", "schema:");
+    check("schema: device/1", "schema: plan/1", "it has schema `plan/1`; check that this is", "schema:");
     check("schema: device/1", "schema: device", "the first line must be `schema: device/1`", "schema:");
     check("  cores: 16", "\tcores: 16", "indent with spaces", "cores: 16");
 }
@@ -52,15 +52,15 @@ fn soc_errors_have_line_and_column() {
         ("together: {value: 59.1 GB/s", "together: {value: 40 GB/s", "more than `soc.bus.together`"),
         ("matmul: {value: 11.64 TFLOP/s", "matmul: {value: 0 TFLOP/s", "`soc.npu.matmul` is zero"),
         ("matmul: {value: 0.910 TFLOP/s", "matmul: {value: .nan", "speed in operations per second"),
-        ("tile: {value: 32", "tile: {value: 0", "the array has 1 to"),
+        ("tile: {value: 32", "tile: {value: 0", "the array must have 1 to"),
         ("order_penalty: {value: 2.188", "order_penalty: {value: .nan", "give 0 to"),
         ("order_penalty: {value: 2.188", "order_penalty: {value: .inf", "give 0 to"),
         ("weight_bits: {value: 16", "weight_bits: {value: .nan", "more than 0 and at most"),
-        ("sizes: {value: [32, 64", "sizes: {value: [0, 64", "not 1 to"),
+        ("sizes: {value: [32, 64", "sizes: {value: [0, 64", "outside 1 to"),
         ("sizes: {value: [32, 64", "sizes: {value: [64, 64", "ascending"),
         ("sizes: {value: [32, 64, 128, 256, 512, 1024]", "sizes: {value: []", "give 1 to"),
         ("fast: {value: 15.9 us", "fast: {value: 90 min", "at most an hour"),
-        ("  bus:", &TABLE.replace("1 ms", "0 ms"), "a time is above zero"),
+        ("  bus:", &TABLE.replace("1 ms", "0 ms"), "a time must be above zero"),
         ("  bus:", &TABLE.replace("mode: table", "mode: guess"), "unknown variant `guess`"),
         ("  bus:", "  usual: {strategy: turbo}\n  bus:", "unknown variant `turbo`"),
         ("  bus:", "  usual: {strategy: chunked, chunk: 0}\n  bus:", "a chunk of 0 tokens"),
@@ -83,7 +83,7 @@ fn soc_without_npu_allows_gpu_only() {
     for name in shipped_names() {
         let Some(soc) = shipped(name).expect("a name").soc else { continue };
         for strategy in Strategy::ALL {
-            let wrong = soc.wrong_options(&SocOptions::of(strategy));
+            let wrong = soc.options_error(&SocOptions::of(strategy));
             let without = soc.npu.is_none() && strategy != Strategy::GpuOnly;
             assert_eq!(wrong.is_some(), without, "{name}, {}: {wrong:?}", strategy.name());
         }

@@ -1,6 +1,6 @@
-//! Random texts never make the reader of `device/1` and `model/1` documents panic or hang.
+//! Tests that the parser of `device/1` and `model/1` documents never panics or hangs.
 //!
-//! A million cases: `PROPTEST_CASES=1000000 cargo test --release -p hearth-profiles --test it document_fuzz`.
+//! Run a million cases with `PROPTEST_CASES=1000000 cargo test --release -p hearth-profiles --test it document_fuzz`.
 
 use std::fmt::Write as _;
 
@@ -8,14 +8,14 @@ use hearth_profiles::model::{self, ModelDocument};
 use hearth_profiles::{Device, Document, device};
 use proptest::prelude::*;
 
-/// A document that is accepted can be written and parsed again.
+/// Checks that an accepted document can be written and parsed again.
 fn parse_device(text: &str) {
     if let Ok(device) = Device::from_yaml(text) {
         assert_eq!(Device::from_yaml(&device.to_yaml()).as_ref(), Ok(&device));
     }
 }
 
-/// A document that is accepted has a profile.
+/// Checks that an accepted document has a profile.
 fn parse_model(text: &str) {
     if let Ok(document) = ModelDocument::from_yaml(text) {
         let profile = document.profile().expect("what was parsed has a profile");
@@ -34,7 +34,7 @@ fn shipped() -> impl Strategy<Value = (&'static str, fn(&str))> {
     ]
 }
 
-/// A number, a quantity or structure in place of a value.
+/// Generates a number, a quantity or YAML structure that replaces a value.
 fn replacement() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<i64>().prop_map(|number| number.to_string()),
@@ -55,7 +55,7 @@ fn replacement() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Cases for both kinds of documents.
+/// Doubles the number of cases, for two kinds of documents.
 fn cases() -> ProptestConfig {
     let usual = ProptestConfig::default();
     ProptestConfig { cases: usual.cases.saturating_mul(2), ..usual }

@@ -1,6 +1,6 @@
-//! Random bytes never make the GGUF reader panic, hang, or allocate memory that the file does not justify.
+//! Tests that the GGUF reader never panics, hangs, or allocates more memory than the file justifies.
 //!
-//! A million cases: `PROPTEST_CASES=1000000 cargo test --release -p hearth-profiles --test it gguf_fuzz`.
+//! Run a million cases with `PROPTEST_CASES=1000000 cargo test --release -p hearth-profiles --test it gguf_fuzz`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,7 +10,7 @@ use hearth_profiles::model::{Architecture, ModelProfile, ModelShape, Quant, layo
 use hearth_profiles::{Format, Layers};
 use proptest::prelude::*;
 
-/// The system's allocator, which records the largest request of each thread.
+/// The system allocator, which also records the largest request of each thread.
 struct RecordingAllocator;
 
 thread_local! {
@@ -22,7 +22,7 @@ thread_local! {
 unsafe impl GlobalAlloc for RecordingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.with(|largest| largest.set(largest.get().max(layout.size())));
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for RecordingAllocator {
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LARGEST.with(|largest| largest.set(largest.get().max(size)));
-        // SAFETY: `at` came from `System`, and the caller keeps the contract of `realloc`.
+        // SAFETY: `at` came from `System`, and the caller upholds the contract of `realloc`.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -41,15 +41,15 @@ unsafe impl GlobalAlloc for RecordingAllocator {
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator = RecordingAllocator;
 
-/// Reads a header and checks it, and the largest single allocation.
+/// Reads a header, and checks its tensors and the largest single allocation.
 fn read(file: &[u8]) -> Option<Header> {
     LARGEST.with(|largest| largest.set(0));
     let header = Header::from_bytes(file).ok();
     let largest = LARGEST.with(Cell::get);
-    // Memory for 4096 elements is reserved unconditionally; the rest follows the bytes of the file, at most 32 bytes
-    // of memory for 8 of file, doubled by growing vectors.
-    let justified = 4096 * size_of::<hearth_profiles::gguf::TensorInfo>() + 8 * file.len();
-    assert!(largest <= justified, "one request for {largest} bytes for a file of {}", file.len());
+    // Memory for 4096 elements is reserved unconditionally. The rest is proportional to the file: at most 32 bytes of
+    // memory for 8 bytes of the file, doubled by growing vectors.
+    let allowed = 4096 * size_of::<hearth_profiles::gguf::TensorInfo>() + 8 * file.len();
+    assert!(largest <= allowed, "one request for {largest} bytes for a file of {}", file.len());
     for tensor in header.iter().flat_map(|header| &header.tensors) {
         assert!(tensor.end() <= file.len() as u64);
         assert_eq!(tensor.format.row_bytes(tensor.elements()), Some(tensor.bytes));
@@ -57,7 +57,7 @@ fn read(file: &[u8]) -> Option<Header> {
     header
 }
 
-/// Interpreting the header must not panic either.
+/// Computes shape and profile from a header, which must not panic either.
 fn interpret(header: Header) {
     let model = GgufModel {
         metadata: header.metadata,
@@ -70,7 +70,7 @@ fn interpret(header: Header) {
     let _ = model.metadata.get_i32_array("tokenizer.ggml.token_type");
 }
 
-/// A complete model of 2 layers, all value types among its keys, and the size of its header.
+/// Returns a complete model of 2 layers with many types of values among its keys, and the size of its header.
 fn valid_model() -> (Vec<u8>, usize) {
     let shape = ModelShape {
         architecture: Architecture::Llama,
@@ -117,6 +117,7 @@ fn valid_model() -> (Vec<u8>, usize) {
     (file, header)
 }
 
+/// A random modification of a file.
 #[derive(Debug, Clone)]
 enum Damage {
     Flip { at: usize, bit: u8 },
@@ -129,7 +130,7 @@ enum Damage {
     Repeat { at: usize, count: usize },
 }
 
-/// Numbers that break careless arithmetic.
+/// Generates numbers that cause overflow in unchecked arithmetic.
 fn hostile64() -> impl Strategy<Value = u64> {
     prop_oneof![
         (0u32..64).prop_map(|shift| 1 << shift),
@@ -188,7 +189,7 @@ impl Damage {
     }
 }
 
-/// Any value of the format, with arrays nested up to the limit.
+/// Generates any value, with arrays nested up to the limit.
 fn value() -> impl Strategy<Value = Value> {
     let text = || "\\PC{0,12}";
     let flat = prop_oneof![

@@ -1,4 +1,4 @@
-//! Errors of wrong GGUF headers, and split models.
+//! Tests of errors in GGUF headers, and of split models.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use hearth_profiles::gguf::{
 
 use crate::file;
 
-/// A small file with two tensors.
+/// Returns the bytes of a small file with two tensors.
 fn two_tensors() -> Vec<u8> {
     let mut writer = HeaderWriter::default();
     writer.key("general.architecture", Value::Str("llama".into())).unwrap();
@@ -19,7 +19,7 @@ fn two_tensors() -> Vec<u8> {
     file(writer)
 }
 
-/// Where the bytes of `needle` begin.
+/// Returns the position of the first occurrence of `needle`.
 fn position(file: &[u8], needle: &[u8]) -> usize {
     file.windows(needle.len()).position(|window| window == needle).unwrap()
 }
@@ -80,7 +80,7 @@ fn invalid_values_are_refused() {
     let at = position(&wrong, b"answer") + 6;
     put(&mut wrong, at, &13u32.to_le_bytes());
     assert!(matches!(error(&wrong), HeaderError::UnknownValueType { type_number: 13, .. }));
-    // The number 42 read as a boolean.
+    // The number 42 is read as a boolean.
     put(&mut wrong, at, &7u32.to_le_bytes());
     assert!(matches!(error(&wrong), HeaderError::Boolean { found: 42, .. }));
     let mut wrong = two_tensors();
@@ -136,7 +136,7 @@ fn invalid_tensors_are_refused() {
     // 3 rows of 68 bytes end at 204, the second tensor starts at 160.
     assert!(matches!(check(first + 12, &3u64.to_le_bytes()), HeaderError::Overlap { .. }));
     let unknown = check(first + 20, &99u32.to_le_bytes());
-    assert!(unknown.to_string().starts_with("tensor `first` has type number 99, which is not known here"));
+    assert!(unknown.to_string().starts_with("tensor `first` has type number 99, which is not supported"));
     // The second tensor: one dimension (8).
     assert!(matches!(check(second + 16, &7u64.to_le_bytes()), HeaderError::Misaligned { .. }));
     assert!(matches!(check(second + 16, &96u64.to_le_bytes()), HeaderError::Overlap { .. }));
@@ -146,7 +146,7 @@ fn invalid_tensors_are_refused() {
 
 #[test]
 fn alignment_is_a_power_of_two_in_range() {
-    // A key as long as `general.alignment`, renamed afterwards: the writer keeps the default.
+    // The writer refuses `general.alignment`, so a key of equal length is renamed in the file.
     let with = |alignment: u32| {
         let mut writer = HeaderWriter::default();
         writer.key("general.alignmenx", Value::U32(alignment)).unwrap();
@@ -167,7 +167,7 @@ fn alignment_is_a_power_of_two_in_range() {
     }
 }
 
-/// Writes part `number` of `count` with one tensor named after it.
+/// Writes part `number` of `count` of a split model with one tensor, and returns its path.
 fn write_part(folder: &Path, number: u32, count: u32, tensors: u32, tensor: &str) -> PathBuf {
     let mut writer = HeaderWriter::default();
     writer.key("split.no", Value::U16(number as u16)).unwrap();

@@ -1,4 +1,4 @@
-//! Integration tests: GGUF headers and documents, valid, wrong and random.
+//! Integration tests with valid, invalid and random GGUF headers and documents.
 
 mod device_document;
 mod document_fuzz;
@@ -8,7 +8,7 @@ mod psalm;
 
 use hearth_profiles::gguf::HeaderWriter;
 
-/// A file of zero weights.
+/// Returns the bytes of a file whose weights are all zero.
 fn file(writer: HeaderWriter) -> Vec<u8> {
     let layout = writer.finish();
     let mut file = layout.header;

@@ -1,4 +1,4 @@
-//! Headers of real files written by llama.cpp and gguf-py.
+//! Tests with the headers of real files that llama.cpp and gguf-py wrote.
 
 use std::path::PathBuf;
 
@@ -63,7 +63,7 @@ fn truncated_file_is_reported() {
     assert!(matches!(error, GgufError::Header { problem: HeaderError::PastEnd { .. }, .. }), "{error}");
     let text = error.to_string();
     assert!(
-        text.contains("past the end of the file (1 000 000): the download is truncated; fetch it again"),
+        text.contains("past the end of the file (1 000 000): the download is truncated; download it again"),
         "{text}"
     );
 }
@@ -119,10 +119,10 @@ fn shape_digest_of_document_matches_file() {
     let planned = document.unwrap().profile().unwrap();
     let profile = |name| ModelProfile::from_gguf(&GgufModel::open(path(name)).unwrap()).unwrap();
     let file = profile("psalm-7m-q4_k.gguf");
-    assert_eq!(file.matches(&planned.digest), DigestMatch::SameShape);
-    assert_eq!(file.matches(&file.digest), DigestMatch::Same);
-    assert_eq!(profile("psalm-7m-q8_0.gguf").matches(&planned.digest), DigestMatch::Different);
-    assert_eq!(profile("psalm-7m-q8_0.gguf").matches(&file.digest), DigestMatch::Different);
+    assert_eq!(file.match_digest(&planned.digest), DigestMatch::SameShape);
+    assert_eq!(file.match_digest(&file.digest), DigestMatch::Same);
+    assert_eq!(profile("psalm-7m-q8_0.gguf").match_digest(&planned.digest), DigestMatch::Different);
+    assert_eq!(profile("psalm-7m-q8_0.gguf").match_digest(&file.digest), DigestMatch::Different);
 }
 
 #[test]
@@ -169,6 +169,6 @@ fn split_model_has_same_profile_and_other_digest() {
     let split = GgufModel::open(folder.path().join("draft-00002-of-00002.gguf")).unwrap();
     let (whole, split) = (ModelProfile::from_gguf(&whole).unwrap(), ModelProfile::from_gguf(&split).unwrap());
     assert_eq!((&split.layers, &split.input, &split.output), (&whole.layers, &whole.input, &whole.output));
-    assert_eq!(split.matches(&whole.shape_digest()), DigestMatch::SameShape);
+    assert_eq!(split.match_digest(&whole.shape_digest()), DigestMatch::SameShape);
     assert_ne!(split.digest, whole.digest);
 }

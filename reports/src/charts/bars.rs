@@ -1,4 +1,4 @@
-//! Stacked bars: the terms of the mean token's time by run, and the work of each device.
+//! Stacked bar charts: the terms of the mean time per token of each run, and the work of each device.
 
 use hearth_core::metrics::{DeviceMetrics, Terms, device_terms};
 use hearth_schema::Trace;
@@ -10,29 +10,31 @@ use crate::comparison::Run;
 use crate::comparison::terms::SUMMED_TERMS;
 use crate::text::numbers;
 
-/// Pixels from one bar to the next, its heading included.
+/// Pixels from one bar to the next, including the heading of the bar.
 const BAR_STEP: f64 = 48.0;
-/// Where a heading and a bar are within a step.
+/// Offset of a heading from the top of its step, as a fraction of [`BAR_STEP`].
 const HEADING: f64 = 0.04;
+/// Top and bottom of a bar within its step, as fractions of [`BAR_STEP`].
 const BAR: [f64; 2] = [0.42, 0.84];
 
-/// The classes of the terms, in the order of [`SUMMED_TERMS`].
+/// Classes of the terms, in the order of [`SUMMED_TERMS`].
 const TERM_CLASSES: [Class; 7] =
     [Class::Cpu, Class::Gpu, Class::Memory, Class::Demand, Class::Network, Class::Queue, Class::Bubble];
 
-/// A bar: its heading, and class, meaning and milliseconds of each piece.
+/// A stacked bar with a heading.
 struct Bar {
     heading: String,
-    pieces: Vec<(Class, &'static str, f64)>,
+    /// Class, meaning and milliseconds of each segment.
+    segments: Vec<(Class, &'static str, f64)>,
 }
 
-/// The terms of each run as a stacked bar.
+/// Draws the terms of the time per token of each run as a stacked bar; `None` if no run has a time per token.
 pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
     let timed = runs.iter().filter_map(|run| Some((run, run.metrics.tpot_ms?)));
     let bars: Vec<Bar> = timed
         .map(|(run, tpot)| Bar {
             heading: format!("{}, {}", run.heading(), numbers::milliseconds(tpot.mean)),
-            pieces: SUMMED_TERMS
+            segments: SUMMED_TERMS
                 .iter()
                 .zip(TERM_CLASSES)
                 .zip(run.metrics.terms_ms.rows())
@@ -44,7 +46,8 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
     stacked("breakdown", "Breakdown of the mean time per token", &bars, max)
 }
 
-/// Charts for each device of a run its computing and waiting per token, and its reading ahead.
+/// Draws the computing, waiting and reading ahead of each device per token. `max` is the time across the whole width,
+/// in milliseconds.
 pub fn devices(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
     run.metrics.tpot_ms?;
     let title = format!("{}: work of each device for a token", run.heading());
@@ -59,7 +62,7 @@ fn device_bar(device: &DeviceMetrics, terms: &Terms) -> Bar {
     } else {
         format!("{}, busy {}", device.name, numbers::milliseconds(device.busy_ms))
     };
-    let pieces = vec![
+    let segments = vec![
         (Class::Cpu, "computing, CPU", terms.cpu),
         (Class::Gpu, "computing, GPU", terms.gpu),
         (Class::Memory, "copying", terms.memory),
@@ -67,33 +70,33 @@ fn device_bar(device: &DeviceMetrics, terms: &Terms) -> Bar {
         (Class::Demand, "waiting for the disk", terms.demand_disk),
         (Class::Hidden, "reading ahead, hidden", device.hidden_disk_ms),
     ];
-    Bar { heading, pieces }
+    Bar { heading, segments }
 }
 
-/// The longest bar that [`devices`] draws for a run.
-pub fn longest(run: &Run) -> f64 {
+/// Returns the length of the longest bar that [`devices`] draws for a run, in milliseconds.
+pub fn max_length(run: &Run) -> f64 {
     let width = |device: &DeviceMetrics| {
         device.busy_ms.max(device.demand_disk_ms).max(0.0) + device.hidden_disk_ms.max(0.0)
     };
     run.metrics.devices.iter().map(width).fold(0.0, f64::max)
 }
 
-/// The sum of a bar's pieces; a piece below zero has no width.
+/// Returns the length of a bar in milliseconds; a negative segment has no width.
 fn length(bar: &Bar) -> f64 {
-    bar.pieces.iter().map(|(_, _, value)| value.max(0.0)).sum()
+    bar.segments.iter().map(|(_, _, value)| value.max(0.0)).sum()
 }
 
 fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
     if bars.is_empty() || !max.is_finite() || max <= 0.0 {
         return None;
     }
-    // Floating-point noise has no width.
+    // A segment that is only a rounding error is not drawn.
     let visible = |value: f64| value > max * 1e-6;
     let mut drawing = Drawing::new(id, title, 0);
-    // In one order, whichever bar has a piece first.
-    for place in 0..bars[0].pieces.len() {
-        if let Some(bar) = bars.iter().find(|bar| visible(bar.pieces[place].2)) {
-            drawing.explain(bar.pieces[place].0, bar.pieces[place].1);
+    // The legend has the order of the segments, even if the first bar lacks some of them.
+    for index in 0..bars[0].segments.len() {
+        if let Some(bar) = bars.iter().find(|bar| visible(bar.segments[index].2)) {
+            drawing.explain(bar.segments[index].0, bar.segments[index].1);
         }
     }
     let x = Axis::new(Scale::linear(0.0, max), 6, &|value| label(*value, "ms"));
@@ -102,7 +105,7 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
             let row = row as f64;
             chart.draw_series([Text::new(bar.heading.clone(), (0.0, row + HEADING), text(Class::Name))])?;
             let mut start = 0.0;
-            for (class, meaning, value) in bar.pieces.iter().filter(|piece| visible(piece.2)) {
+            for (class, meaning, value) in bar.segments.iter().filter(|segment| visible(segment.2)) {
                 let corners = [(start, row + BAR[0]), (start + value, row + BAR[1])];
                 let hover = format!("{meaning}: {}", numbers::milliseconds(*value));
                 chart.draw_series([Titled::bar(corners, *class, hover)])?;

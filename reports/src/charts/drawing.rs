@@ -1,15 +1,15 @@
-//! SVG drawings: shapes with CSS classes, a legend, and the backend through which plotters draws.
+//! SVG drawings: shapes with CSS classes, a legend, and a backend for the `plotters` crate.
 //!
-//! Horizontal positions are fractions of the plot's width (SVG percentages), vertical ones are pixels: shapes stretch
-//! with the page and letters keep their size, so one drawing serves every width without a script. Tick labels are in
-//! a gutter of fixed width left of the plot. Colours are classes whose values are CSS variables: in a page they follow
-//! the page, and a file of its own carries the same rules.
+//! Horizontal positions are fractions of the plot's width (SVG percentages), vertical positions are pixels. So shapes
+//! stretch with the page, text keeps its size, and one drawing fits every page width without a script. Tick labels
+//! are in a gutter of fixed width to the left of the plot. Colours are CSS classes that use CSS variables: inline
+//! drawings use the style sheet of the page, and a standalone file includes it.
 //!
-//! [`Canvas`] is a plotters backend in which one horizontal unit is a hundredth of a percent of the plot's width (left
-//! of the plot: a tenth of a pixel) and one vertical unit is a tenth of a pixel. A colour of plotters stands for a
-//! [`Class`].
+//! [`Canvas`] is a plotters backend. One horizontal unit is a hundredth of a percent of the plot's width (in the
+//! gutter: a tenth of a pixel), and one vertical unit is a tenth of a pixel. The red value of a plotters colour is
+//! the index of a [`Class`].
 //!
-//! Not here: what is drawn ([`super::gantt`], [`super::bars`] and their neighbours).
+//! Not here: the charts themselves ([`super::gantt`], [`super::bars`] and the other modules).
 
 use std::convert::Infallible;
 use std::fmt::{self, Write};
@@ -24,24 +24,25 @@ use plotters_backend::{
 
 use crate::text::escape;
 
-/// The colours and the rules of all drawings, light and dark.
+/// Style sheet of all drawings, with light and dark colours.
 pub const STYLE: &str = include_str!("drawing.css");
 
-/// Space for tick labels that extend past the right end, in pixels.
+/// Space for tick labels that extend past the right end of the plot, in pixels.
 const MARGIN_RIGHT: u32 = 24;
-/// The width of a drawing in a file of its own, in pixels.
+/// Width of a standalone drawing, in pixels.
 const FILE_WIDTH: u32 = 960;
+/// Height of a row of the legend in a standalone drawing, in pixels.
 const LEGEND_ROW: f64 = 22.0;
 const TITLE_HEIGHT: f64 = 34.0;
-/// Horizontal units of [`Canvas`] across the plot.
+/// Number of horizontal units of [`Canvas`] across the plot.
 const PLOT_UNITS: i32 = 10_000;
-/// Vertical units of [`Canvas`] in a pixel, and horizontal ones in the gutter.
+/// Number of vertical units of [`Canvas`] in a pixel, and of horizontal units in the gutter.
 pub const PIXEL: u32 = 10;
 const DOT_RADIUS: u32 = 7 * PIXEL / 2;
 
 macro_rules! classes {
     ($($class:ident $name:literal),+) => {
-        /// The meaning of a shape; the style sheet maps it to a colour.
+        /// The CSS class of a shape, named after its meaning; the style sheet maps it to a colour.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Class { $($class),+ }
 
@@ -58,12 +59,12 @@ classes! {
 }
 
 impl Class {
-    /// The class of a series by its index; more series than eight share colours.
+    /// Returns the class of the series with this index; colours repeat after eight series.
     pub fn series(index: usize) -> Self {
         CLASSES[Class::Series0 as usize + index % 8].0
     }
 
-    /// The class that a visible colour of plotters stands for.
+    /// Returns the class that a plotters colour represents; `None` if it is transparent.
     fn of(color: BackendColor) -> Option<Self> {
         CLASSES.get(usize::from(color.rgb.0)).map(|(class, _)| *class).filter(|_| color.alpha > 0.0)
     }
@@ -88,21 +89,21 @@ pub type Point = (f64, f64);
 #[derive(Debug, Clone)]
 pub struct Drawing {
     title: String,
-    /// Makes identifiers unique where several drawings share a page.
+    /// Prefix of SVG identifiers, unique among the drawings of a page.
     id: String,
     gutter: u32,
     height: f64,
     body: String,
     legend: Vec<(Class, String)>,
     arrows: bool,
-    /// The maximum width in pixels, gutter included.
+    /// Maximum width in pixels, including the gutter.
     max_width: Option<u32>,
-    /// The title of the next shape.
+    /// Tooltip of the next shape; empty for none.
     hover: String,
 }
 
 impl Drawing {
-    /// An empty drawing. `id` must be an identifier of this program, `gutter` is in pixels.
+    /// Creates an empty drawing. `id` is written unescaped, so it must not come from a trace; `gutter` is in pixels.
     pub fn new(id: &str, title: &str, gutter: u32) -> Self {
         Self {
             title: title.into(),
@@ -126,29 +127,29 @@ impl Drawing {
         self.gutter
     }
 
-    /// Limits the width of the plot to this many pixels.
+    /// Limits the width of the plot to `width` pixels.
     pub fn limit_width(&mut self, width: u32) {
         self.max_width = Some(width + self.gutter + MARGIN_RIGHT);
     }
 
-    /// Makes it at least this high, in pixels.
+    /// Increases the height to at least `height` pixels.
     pub fn extend_to(&mut self, height: f64) {
         self.height = self.height.max(height);
     }
 
-    /// Adds a class and its meaning to the legend, once.
+    /// Adds a class and its meaning to the legend, unless the legend has them already.
     pub fn explain(&mut self, class: Class, meaning: &str) {
         if !self.legend.iter().any(|(known, text)| *known == class && text == meaning) {
             self.legend.push((class, meaning.into()));
         }
     }
 
-    /// Sets the title of the next rectangle or dot, which browsers show when it is pointed at.
+    /// Sets the tooltip of the next rectangle or dot.
     pub fn hover(&mut self, text: &str) {
         text.clone_into(&mut self.hover);
     }
 
-    /// A rectangle from one fraction of the width to another, and between two heights.
+    /// Adds a rectangle: `x` are fractions of the width, `y` are pixels from the top.
     pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2]) {
         let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
         let _ = write!(
@@ -173,7 +174,7 @@ impl Drawing {
         self.close("circle");
     }
 
-    /// Ends a shape, with its title if it has one.
+    /// Ends a shape, with its tooltip if it has one.
     fn close(&mut self, element: &str) {
         let _ = match self.hover.as_str() {
             "" => writeln!(self.body, "/>"),
@@ -182,13 +183,13 @@ impl Drawing {
         self.hover.clear();
     }
 
-    /// A text whose middle is at a fraction of the width; `y` is its base line.
+    /// Adds a text that is centred at `x`, a fraction of the width; `y` is the baseline in pixels from the top.
     pub fn centred_text(&mut self, class: Class, (x, y): Point, text: &str) {
         let place = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
         self.text(class, &place, text);
     }
 
-    /// A text in the gutter, at its left edge; `y` is its base line.
+    /// Adds a text at the left edge of the gutter; `y` is the baseline in pixels from the top.
     pub fn gutter_text(&mut self, class: Class, y: f64, text: &str) {
         let place = format!(r#"x="-{}" y="{}""#, self.gutter, number(y));
         self.text(class, &place, text);
@@ -198,12 +199,12 @@ impl Drawing {
         let _ = writeln!(self.body, r#"<text class="{class}" {place}>{}</text>"#, escape::markup(text));
     }
 
-    /// A straight line between two points.
+    /// Adds a straight line between two points.
     pub fn line(&mut self, class: Class, from: Point, to: Point) {
         self.stroke(class, from, to, "");
     }
 
-    /// A line with a head at its end.
+    /// Adds an arrow from one point to another.
     pub fn arrow(&mut self, class: Class, from: Point, to: Point) {
         self.arrows = true;
         let head = format!(r#" marker-end="url(#{}-head)""#, self.id);
@@ -221,7 +222,7 @@ impl Drawing {
         );
     }
 
-    /// The drawing as part of a page that has [`STYLE`].
+    /// Returns the drawing as HTML for a page that includes [`STYLE`].
     pub fn inline(&self) -> String {
         let mut out = String::new();
         let limit = self.max_width.map_or_else(String::new, |width| format!(";max-width:{width}px"));
@@ -246,7 +247,7 @@ impl Drawing {
         out
     }
 
-    /// The drawing as a file of its own.
+    /// Returns the drawing as the contents of an SVG file.
     pub fn standalone(&self) -> String {
         let margins = self.gutter + MARGIN_RIGHT;
         let inner = (FILE_WIDTH - 32).min(self.max_width.unwrap_or(FILE_WIDTH)) - margins;
@@ -298,7 +299,8 @@ impl Drawing {
     }
 }
 
-/// A number short enough for a drawing: three digits after the point, without trailing zeros.
+/// Formats a number with at most three digits after the decimal point, without trailing zeros; `0` if it is not
+/// finite.
 fn number(value: f64) -> String {
     if !value.is_finite() {
         return "0".into();
@@ -308,11 +310,11 @@ fn number(value: f64) -> String {
     if text == "-0" { "0".into() } else { text.into() }
 }
 
-/// A drawing as a plotters backend.
+/// A plotters backend that adds shapes to a drawing.
 pub struct Canvas<'d>(pub &'d mut Drawing);
 
 /// The result of a drawing operation; writing to memory cannot fail.
-type Done = Result<(), DrawingErrorKind<Infallible>>;
+type DrawResult = Result<(), DrawingErrorKind<Infallible>>;
 
 impl Canvas<'_> {
     fn gutter(&self) -> i32 {
@@ -323,7 +325,7 @@ impl Canvas<'_> {
         (f64::from(x - self.gutter()) / f64::from(PLOT_UNITS), f64::from(y) / f64::from(PIXEL))
     }
 
-    /// A shape in a nested coordinate system that stretches with the plot.
+    /// Adds a polyline or polygon in a nested SVG whose coordinate system stretches with the plot.
     fn shape(&mut self, element: &str, class: Class, points: impl IntoIterator<Item = BackendCoord>) {
         let (gutter, height) = (self.gutter(), self.0.height);
         let _ = write!(
@@ -349,19 +351,19 @@ impl DrawingBackend for Canvas<'_> {
         (self.0.gutter * PIXEL + PLOT_UNITS as u32 + 1, height + 1)
     }
 
-    fn ensure_prepared(&mut self) -> Done {
+    fn ensure_prepared(&mut self) -> DrawResult {
         Ok(())
     }
 
-    fn present(&mut self) -> Done {
+    fn present(&mut self) -> DrawResult {
         Ok(())
     }
 
-    fn draw_pixel(&mut self, _: BackendCoord, _: BackendColor) -> Done {
+    fn draw_pixel(&mut self, _: BackendCoord, _: BackendColor) -> DrawResult {
         Ok(())
     }
 
-    fn draw_line<S: BackendStyle>(&mut self, from: BackendCoord, to: BackendCoord, style: &S) -> Done {
+    fn draw_line<S: BackendStyle>(&mut self, from: BackendCoord, to: BackendCoord, style: &S) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             let (from, to) = (self.point(from), self.point(to));
             self.0.stroke(class, from, to, "");
@@ -369,7 +371,13 @@ impl DrawingBackend for Canvas<'_> {
         Ok(())
     }
 
-    fn draw_rect<S: BackendStyle>(&mut self, a: BackendCoord, b: BackendCoord, style: &S, _: bool) -> Done {
+    fn draw_rect<S: BackendStyle>(
+        &mut self,
+        a: BackendCoord,
+        b: BackendCoord,
+        style: &S,
+        _: bool,
+    ) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             let (a, b) = (self.point(a), self.point(b));
             self.0.rect(class, [a.0, b.0], [a.1, b.1]);
@@ -381,7 +389,7 @@ impl DrawingBackend for Canvas<'_> {
         &mut self,
         path: I,
         style: &S,
-    ) -> Done {
+    ) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             self.shape("polyline", class, path);
         }
@@ -392,14 +400,20 @@ impl DrawingBackend for Canvas<'_> {
         &mut self,
         corners: I,
         style: &S,
-    ) -> Done {
+    ) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             self.shape("polygon", class, corners);
         }
         Ok(())
     }
 
-    fn draw_circle<S: BackendStyle>(&mut self, at: BackendCoord, radius: u32, style: &S, _: bool) -> Done {
+    fn draw_circle<S: BackendStyle>(
+        &mut self,
+        at: BackendCoord,
+        radius: u32,
+        style: &S,
+        _: bool,
+    ) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             let at = self.point(at);
             self.0.dot(class, at, f64::from(radius) / f64::from(PIXEL));
@@ -407,10 +421,10 @@ impl DrawingBackend for Canvas<'_> {
         Ok(())
     }
 
-    fn draw_text<S: BackendTextStyle>(&mut self, text: &str, style: &S, at: BackendCoord) -> Done {
+    fn draw_text<S: BackendTextStyle>(&mut self, text: &str, style: &S, at: BackendCoord) -> DrawResult {
         let Some(class) = Class::of(style.color()).filter(|_| !text.is_empty()) else { return Ok(()) };
         let (anchor, (x, y)) = (style.anchor(), self.point(at));
-        // From the anchor to the base line.
+        // Moves `y` from the anchor to the baseline.
         let y = y + match anchor.v_pos {
             VPos::Top => 10.0,
             VPos::Center => 4.0,
@@ -441,9 +455,9 @@ impl DrawingBackend for Canvas<'_> {
     }
 }
 
-/// A bar or a dot with a title, which browsers show when it is pointed at.
+/// A bar or a dot with a tooltip.
 pub struct Titled {
-    /// Two corners of a bar, or the centre of a dot.
+    /// Two opposite corners of a bar, or the centre of a dot.
     points: Vec<(f64, f64)>,
     class: Class,
     hover: String,
@@ -474,7 +488,7 @@ impl Drawable<Canvas<'_>> for Titled {
         points: I,
         canvas: &mut Canvas<'_>,
         _: (u32, u32),
-    ) -> Done {
+    ) -> DrawResult {
         canvas.0.hover(&self.hover);
         let (points, color): (Vec<BackendCoord>, _) = (points.collect(), self.class.to_backend_color());
         match points[..] {

@@ -1,8 +1,8 @@
 //! The Gantt chart of one token: the work of every device while the token goes around the ring.
 //!
-//! It has the form of the prima.cpp paper's Fig. 6: a row for each processor and disk, time to the right, reading ahead
-//! in green, computing that waits for the disk in orange, messages as arrows, and empty space where a device waits. It
-//! shows the token of median duration.
+//! It looks like Fig. 6 of the prima.cpp paper: a row for each processor and disk, time on the horizontal axis,
+//! reading ahead in green, computation that waits for the disk in orange, messages as arrows, and empty space where a
+//! device waits. Reports draw the token of median duration.
 //!
 //! Not here: how steps are split into intervals (`crate::timeline::activities`).
 
@@ -19,19 +19,20 @@ use crate::timeline::activities::{self, Activity, Interval, Lane};
 use crate::timeline::tokens::Token;
 use crate::timeline::{events, messages};
 
+// Dimensions in pixels.
 const GUTTER: u32 = 40;
 const NAME_HEIGHT: f64 = 20.0;
 const LANE_HEIGHT: f64 = 15.0;
 const LANE_STEP: f64 = 18.0;
 const DEVICE_GAP: f64 = 8.0;
 const AXIS_HEIGHT: f64 = 20.0;
-/// Intervals of one kind closer than this share of the width are drawn as one, so that a trace of a million steps still
-/// makes a page that opens.
+/// Intervals of the same activity with gaps below this share of the width are drawn as one, so that browsers can open
+/// the page of a trace with a million steps.
 const MERGE_SHARE: f64 = 0.0005;
-/// More arrows than these would be a blur.
+/// Maximum number of arrows; more could not be told apart.
 const MAX_ARROWS: usize = 4000;
 
-/// The order of the legend.
+/// Activities in the order of the legend.
 const LEGEND: [Activity; 7] = [
     Activity::Cpu,
     Activity::Gpu,
@@ -42,7 +43,7 @@ const LEGEND: [Activity; 7] = [
     Activity::Concurrent,
 ];
 
-/// The chart of one token. `span` is the time across the whole width, in nanoseconds.
+/// Draws the chart of one token. `span` is the time across the whole width, in nanoseconds.
 pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
@@ -76,13 +77,16 @@ pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     drawing
 }
 
+/// A row of the chart.
 struct Row {
+    /// Index of the device in the ring.
     device: u16,
     lane: Lane,
+    /// Pixels from the top of the drawing.
     top: f64,
 }
 
-/// A processor row for every device, the others for those that use them anywhere in the trace.
+/// Returns a CPU row for every device, and GPU and disk rows for the devices that use them anywhere in the trace.
 fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
     let mut used = BTreeSet::new();
     for record in &trace.records {
@@ -114,7 +118,7 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
     let max = millis(span);
     for tick in round_values(max, 8) {
         let x = if max > 0.0 { tick / max } else { 0.0 };
-        // No line behind the names, which reach over the gutter's edge.
+        // No grid line at zero: the device names, which are wider than the gutter, are there.
         if tick > 0.0 {
             drawing.line(Class::Grid, (x, 2.0), (x, bottom));
         }
@@ -205,7 +209,7 @@ fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span
         if !inside(sent.start) || !inside(received.end) {
             continue;
         }
-        // From the row that worked last to the one that works next.
+        // The arrow starts at the row of the last work before sending and ends at the row of the next work.
         let work = |device: u16| {
             records.iter().filter(move |step| step.device == device && activities::is_work(step))
         };

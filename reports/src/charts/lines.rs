@@ -1,8 +1,8 @@
-//! Line charts: a number at several positions of an axis, a line for each case.
+//! Line charts: a line for each series, with a value at each position of the horizontal axis.
 //!
-//! Where a requested number is missing, the line is broken and the axis has a cross.
+//! Where a required value is missing, the line is broken and the axis has a cross.
 //!
-//! Not here: where the numbers come from.
+//! Not here: computing the values.
 
 use plotters::element::{PathElement, Text};
 
@@ -10,8 +10,8 @@ use super::drawing::{Class, Drawing, Titled};
 use super::{Axis, GUTTER, PLOT_HEIGHT, Scale, centred, label, plot};
 use crate::text::{escape, numbers};
 
-/// The width of a letter of a label as a fraction of the plot on a phone, where drawings are narrowest.
-/// source: measured, 6.2 px of the 266 px that a screen of 390 px leaves
+/// Width of a letter of a label as a fraction of the plot width on a phone, where drawings are narrowest.
+/// source: measured, 6.2 px of 266 px, the plot width on a screen of 390 px
 const LETTER: f64 = 6.2 / 266.0;
 
 /// A position on the horizontal axis.
@@ -24,9 +24,9 @@ pub struct Position {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// Its name in the legend; empty if it is the only one.
+    /// Name in the legend; empty if there is only one series.
     pub name: String,
-    /// Its number at each position, where there is one.
+    /// The value at each position; `None` if it is missing.
     pub values: Vec<Option<f64>>,
 }
 
@@ -37,17 +37,17 @@ pub struct LineChart {
     pub unit: String,
     pub positions: Vec<Position>,
     pub series: Vec<Series>,
-    /// Whether every series has a number at every position, so that an absent one is marked.
+    /// Whether every series should have a value at every position, so that missing values are marked.
     pub mark_missing: bool,
 }
 
 impl LineChart {
-    /// Returns the chart as an SVG file, `None` if there is no number to draw.
+    /// Returns the chart as the contents of an SVG file; `None` if no value is positive.
     pub fn standalone(&self) -> Option<String> {
         self.drawing("lines").map(|drawing| drawing.standalone())
     }
 
-    /// Draws the chart under the identifier `id`.
+    /// Draws the chart with `id` as the prefix of its SVG identifiers; `None` if no value is positive.
     pub(crate) fn drawing(&self, id: &str) -> Option<Drawing> {
         let numbers = self.series.iter().flat_map(|series| &series.values).flatten().copied();
         let max = numbers.filter(|number| number.is_finite()).fold(0.0, f64::max);
@@ -100,12 +100,12 @@ impl LineChart {
         format!("{name}{}: {} {}", position.label, numbers::Fixed::new(value, digits).text(), self.unit)
     }
 
-    /// The points of a series between missing numbers; with missing numbers that are not marked, all of them.
+    /// Splits the points of a series at missing values; does not split if missing values are not marked.
     fn unbroken(&self, series: &Series) -> impl Iterator<Item = Vec<(f64, f64)>> {
         let mut runs = vec![Vec::new()];
         for (position, value) in self.positions.iter().zip(&series.values) {
             match value.filter(|value| value.is_finite()) {
-                Some(value) => runs.last_mut().expect("one at least").push((position.fraction, value)),
+                Some(value) => runs.last_mut().expect("at least one run").push((position.fraction, value)),
                 None if self.mark_missing => runs.push(Vec::new()),
                 None => {}
             }
@@ -113,7 +113,8 @@ impl LineChart {
         runs.into_iter()
     }
 
-    /// The positions whose labels do not touch each other; the dots of the others say their labels when pointed at.
+    /// Returns positions whose labels do not overlap. The labels of the others are only in the tooltips of their
+    /// dots.
     fn labelled(&self) -> Vec<&Position> {
         let mut positions: Vec<&Position> = self.positions.iter().collect();
         positions.sort_by(|one, other| one.fraction.total_cmp(&other.fraction));

@@ -1,4 +1,4 @@
-//! Memory over a run: the weights in memory and the memory pressure of each device, a strip a device.
+//! Charts of memory over a run: the weights in memory and the memory pressure, with a strip for each device.
 
 use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
@@ -11,26 +11,27 @@ use super::{Axis, MAX_POINTS, Scale, label, plot, text};
 use crate::comparison::Run;
 use crate::text::{escape, numbers};
 
-/// Pixels from one strip to the next, its heading included.
+/// Pixels from one strip to the next, including the heading of the strip.
 const STRIP_STEP: f64 = 62.0;
-/// Where a strip begins and ends within a step.
+/// Top and bottom of a strip within its step, as fractions of [`STRIP_STEP`].
 const STRIP: [f64; 2] = [0.32, 0.84];
 
-/// A device: its heading, and seconds and height of each reading.
+/// The strip of one device.
 struct Strip {
     heading: String,
+    /// Seconds and height (0 to 1) of each reading.
     points: Vec<(f64, f64)>,
 }
 
-/// Weights in memory on each device over a run, as a share of the maximum of all devices.
+/// Draws the weights in memory on each device over a run, as a share of the maximum of all devices.
 pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
     let readings = Readings::of(trace, Counter::Resident)?;
     let max = readings.values.iter().map(|(_, _, value)| *value).max().filter(|max| *max > 0)?;
     let devices = run.metrics.devices.iter().enumerate();
     let strips = devices.filter_map(|(device, metrics)| {
         let points = readings.of_device(device, max as f64);
-        let held = points.last()?.1 * max as f64;
-        Some(Strip { heading: format!("{}, {} at the end", metrics.name, numbers::bytes(held)), points })
+        let bytes = points.last()?.1 * max as f64;
+        Some(Strip { heading: format!("{}, {} at the end", metrics.name, numbers::bytes(bytes)), points })
     });
     let title = format!("{}: weights in memory", run.heading());
     Some(draw(
@@ -42,7 +43,8 @@ pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
     ))
 }
 
-/// Memory pressure of each device over a run in which other programs took memory or were swapped out.
+/// Draws the memory pressure of each device over a run; `None` unless other programs allocated memory or were swapped
+/// out during the run.
 pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
     let pressed = |run_event: &RunEvent| matches!(run_event.kind, RunEventKind::Memory | RunEventKind::Swap);
     let readings = Readings::of(trace, Counter::Unreclaimable)?;
@@ -60,15 +62,16 @@ pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
     Some(draw(&format!("pressure-{}", run.label), &title, Class::Series1, strips, readings.seconds))
 }
 
+/// The readings of one counter.
 struct Readings {
-    /// Device, seconds since the first reading, and value.
+    /// Device index, seconds since the first reading, and value of each reading.
     values: Vec<(usize, f64, u64)>,
-    /// The duration from the first to the last sample.
+    /// Seconds from the first to the last reading.
     seconds: f64,
 }
 
 impl Readings {
-    /// None unless time passes between the readings.
+    /// Returns the readings of a counter; `None` if all have the same time.
     fn of(trace: &Trace, counter: Counter) -> Option<Self> {
         let readings = || trace.readings.iter().filter(|reading| reading.counter == counter);
         let begin = readings().map(|reading| reading.at).min()?;
@@ -80,7 +83,8 @@ impl Readings {
         (end > begin).then(|| Self { values, seconds: seconds(end) })
     }
 
-    /// Seconds and share of `max` of a device's readings; of many, some.
+    /// Returns the seconds of each reading of a device and its value as a share of `max`, thinned to about
+    /// [`MAX_POINTS`].
     fn of_device(&self, device: usize, max: f64) -> Vec<(f64, f64)> {
         let all = self.values.iter().filter(|(of, ..)| *of == device);
         let all: Vec<(f64, f64)> = all.map(|&(_, at, value)| (at, (value as f64 / max).min(1.0))).collect();

@@ -1,6 +1,6 @@
-//! Charts: bars, lines, scatter plots and the Gantt chart of a token, drawn by plotters onto an SVG canvas.
+//! Charts: bars, lines, scatter plots and the Gantt chart of a token, drawn with plotters as SVG.
 //!
-//! Every chart is made from the numbers of a comparison or of a trace and is none where there is nothing to show.
+//! Charts are made from a comparison or from traces. The functions return `None` if there is nothing to draw.
 //!
 //! Not here: captions and the order of charts on a page (`crate::sections`).
 
@@ -25,19 +25,20 @@ use plotters::style::{IntoFont, TRANSPARENT, TextStyle};
 
 use drawing::{Canvas, Class, Drawing, PIXEL};
 
-/// The height of a plot of curves, in pixels.
+/// Height of a line plot, in pixels.
 const PLOT_HEIGHT: f64 = 170.0;
-/// The gutter of a plot whose vertical axis has labels, in pixels.
+/// Width of the gutter of a plot whose vertical axis has labels, in pixels.
 const GUTTER: u32 = 72;
-/// A curve of more points is drawn from the means of as many groups.
+/// Maximum number of points of a curve; longer curves are thinned.
 const MAX_POINTS: usize = 400;
 /// Space above a plot, in pixels.
-const TOP: f64 = 8.0;
+const MARGIN_TOP: f64 = 8.0;
 
 type Chart<'c, 'd> = ChartContext<'c, Canvas<'d>, Cartesian2d<Scale, Scale>>;
-type Drawn = Result<(), DrawingAreaErrorKind<std::convert::Infallible>>;
+type PlotResult = Result<(), DrawingAreaErrorKind<std::convert::Infallible>>;
 
-/// The scale of an axis: linear or logarithmic, with ticks of its own if it has any.
+/// The scale of an axis. The values of `Ticks` and `Log` are the positions of the ticks; those of `Linear` are chosen
+/// by plotters.
 enum Scale {
     Linear(RangedCoordf64),
     Ticks(RangedCoordf64, Vec<f64>),
@@ -79,7 +80,9 @@ impl Ranged for Scale {
 
 struct Axis<'a> {
     scale: Scale,
+    /// Maximum number of labels.
     labels: usize,
+    /// Formats a label.
     label: &'a dyn Fn(&f64) -> String,
     /// The title of the axis; empty for none.
     title: &'a str,
@@ -87,12 +90,12 @@ struct Axis<'a> {
 }
 
 impl<'a> Axis<'a> {
-    /// An axis without a title and without grid lines.
+    /// Creates an axis without a title and without grid lines.
     fn new(scale: Scale, labels: usize, label: &'a dyn Fn(&f64) -> String) -> Self {
         Self { scale, labels, label, title: "", grid: false }
     }
 
-    /// A vertical axis of rows without labels, the first row on top.
+    /// Creates a vertical axis without labels for `count` rows, the first row at the top.
     fn rows(count: usize) -> Self {
         Self::new(Scale::linear(count as f64, 0.0), 0, &|_| String::new())
     }
@@ -106,21 +109,21 @@ impl<'a> Axis<'a> {
     }
 }
 
-/// Draws axes with grid lines and labels, then the content over them.
+/// Draws axes with grid lines and labels, then the content. `height` is the height of the plot in pixels.
 fn plot(
     drawing: &mut Drawing,
     height: f64,
     x: Axis<'_>,
     y: Axis<'_>,
-    content: impl FnOnce(&mut Chart<'_, '_>) -> Drawn,
+    content: impl FnOnce(&mut Chart<'_, '_>) -> PlotResult,
 ) {
     let below = 24.0 + if x.title.is_empty() { 0.0 } else { 18.0 };
     let gutter = drawing.gutter();
-    drawing.extend_to(TOP + height + below);
-    let draw = || -> Drawn {
+    drawing.extend_to(MARGIN_TOP + height + below);
+    let draw = || -> PlotResult {
         let area = Canvas(drawing).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
-            .margin_top(TOP as u32 * PIXEL)
+            .margin_top(MARGIN_TOP as u32 * PIXEL)
             .set_label_area_size(LabelAreaPosition::Left, gutter * PIXEL)
             .set_label_area_size(LabelAreaPosition::Bottom, below as u32 * PIXEL)
             .build_cartesian_2d(x.scale, y.scale)?;
@@ -153,14 +156,14 @@ fn plot(
         mesh.draw()?;
         content(&mut chart)
     };
-    draw().expect("the canvas is in memory and takes every element");
+    draw().expect("drawing to memory cannot fail");
 }
 
 fn text(class: Class) -> TextStyle<'static> {
     ("sans-serif", 11 * PIXEL).into_font().color(&class)
 }
 
-/// A text that is centred over a point.
+/// Returns the style of a text that is centred above a point.
 fn centred(class: Class) -> TextStyle<'static> {
     text(class).pos(Pos::new(HPos::Center, VPos::Bottom))
 }
@@ -170,9 +173,8 @@ fn round_values(max: f64, count: usize) -> Vec<f64> {
     RangedCoordf64::from(0.0..max).key_points(count)
 }
 
-/// A label of an axis without digits that floating-point noise adds.
+/// Formats a label of an axis, rounded to nine significant digits to hide floating-point errors.
 fn label(value: f64, unit: &str) -> String {
-    // Nine digits, counted from the first.
     let digits = (8.0 - value.abs().max(1e-9).log10().floor()).clamp(0.0, 12.0);
     let scale = 10_f64.powf(digits);
     let value = (value * scale).round() / scale;
@@ -180,7 +182,7 @@ fn label(value: f64, unit: &str) -> String {
     format!("{value}{gap}{unit}").replace('-', "\u{2212}")
 }
 
-/// Nanoseconds as milliseconds.
+/// Converts nanoseconds to milliseconds.
 fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
 }

@@ -1,9 +1,9 @@
-//! Parity plots: predicted times over the measured or published ones, both on logarithmic axes.
+//! Parity plots: predicted values against measured or published values, on logarithmic axes.
 //!
-//! On the diagonal a prediction is exact; within the band it differs by a tenth, which is equally wide for a token of
-//! 10 ms and one of 10 s.
+//! Exact predictions are on the diagonal. Predictions within the band differ from the reference by a factor of at
+//! most 1.1; on logarithmic axes the band has the same width for 10 ms and 10 s.
 //!
-//! Not here: the numbers ([`crate::comparison`], [`crate::published`], [`crate::validation`]).
+//! Not here: the values ([`crate::comparison`], [`crate::published`], [`crate::validation`]).
 
 use plotters::coord::combinators::IntoLogRange;
 use plotters::element::{PathElement, Polygon};
@@ -13,32 +13,35 @@ use super::{Axis, Scale, label, plot};
 use crate::comparison::{Comparison, Unit};
 use crate::text::numbers;
 
-/// Half the width of the band, as a factor.
+/// Ratio between the edge of the band and the diagonal.
 const BAND: f64 = 1.1;
-/// Height of the plot and its maximum width, in pixels: nearly square, as both axes are the same.
+/// Height of the plot in pixels. The plot is nearly square because both axes have the same scale.
 const HEIGHT: f64 = 360.0;
-const WIDTH: u32 = 480;
+/// Maximum width of the plot in pixels.
+const MAX_WIDTH: u32 = 480;
 const GUTTER: u32 = 76;
-/// A smaller value is noise of a clock, and its ratio says nothing.
+/// Minimum value that is drawn; the ratio of smaller times is dominated by the resolution of the clock.
 const MIN_VALUE: f64 = 0.01;
-/// More dots than these would be a blur.
+/// Maximum number of dots in a plot; more could not be told apart.
 const MAX_DOTS: usize = 2000;
 
-/// A predicted value and the one that it is compared with.
+/// A predicted value and the reference value that it is compared with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dot {
-    /// What kind of value it is, for the legend.
+    /// The kind of value, as named in the legend.
     pub group: String,
     pub class: Class,
-    /// The text shown on hover.
+    /// The name of the value in the tooltip.
     pub name: String,
+    /// The measured or published value.
     pub reference: f64,
     pub predicted: f64,
-    /// The smallest and the largest of repeated measurements.
+    /// The smallest and the largest measurement, if there were several.
     pub range: Option<[f64; 2]>,
 }
 
-/// The times of a comparison: of pairs against the measured ones, and of runs against the published ones.
+/// Returns a dot for each time of a comparison: predicted against measured times of the pairs, and times of the runs
+/// against published times.
 pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     let mut dots = Vec::new();
     let mut add = |group: &str, index, name, reference, predicted| {
@@ -80,7 +83,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     dots
 }
 
-/// Returns the plot of these values, `None` without a value.
+/// Draws the dots; `None` if none of them can be drawn. `id` is the prefix of the SVG identifiers.
 pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> {
     let visible = |value: f64| value.is_finite() && value >= MIN_VALUE;
     let dots = dots.iter().filter(|dot| visible(dot.reference) && visible(dot.predicted));
@@ -91,7 +94,7 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     };
     let (min, max) = (values().reduce(f64::min)? / 1.5, values().fold(0.0, f64::max) * 1.5);
     let mut drawing = Drawing::new(id, title, GUTTER);
-    drawing.limit_width(WIDTH);
+    drawing.limit_width(MAX_WIDTH);
     let mut groups: Vec<(Class, &str)> = dots.iter().map(|dot| (dot.class, dot.group.as_str())).collect();
     groups.sort_unstable();
     for (class, group) in groups {
@@ -134,7 +137,8 @@ fn hover(dot: &Dot, unit: &str) -> String {
     format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")
 }
 
-/// 1, 2 and 5 times powers of ten between two values; powers of ten alone over more than three decades.
+/// Returns ticks between two values: 1, 2 and 5 times the powers of ten, or only powers of ten for more than three
+/// decades.
 fn ticks(min: f64, max: f64) -> Vec<f64> {
     let (first, last) = (min.log10().floor() as i32, max.log10().ceil() as i32);
     let steps: &[f64] = if last - first > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -162,17 +166,17 @@ mod tests {
             let rest = &line[line.find(key).expect(key) + key.len()..];
             rest.split(['"', '%']).next().expect("a value").parse().expect("a number")
         };
-        let diagonal = |x: f64| super::super::TOP + HEIGHT * (1.0 - x / 100.0);
+        let diagonal = |x: f64| super::super::MARGIN_TOP + HEIGHT * (1.0 - x / 100.0);
         let (x, y) = (number(dots[0], "cx=\""), number(dots[0], "cy=\""));
         assert!((y - diagonal(x)).abs() < 0.3, "{x} % and {y} px");
-        // Half of the measured time is below the diagonal.
+        // A prediction of half the measured time is below the diagonal.
         let (x, y) = (number(dots[1], "cx=\""), number(dots[1], "cy=\""));
         assert!(y > diagonal(x) + 1.0);
         assert!(!text.contains("<one>") && text.contains("(\u{2212}50.0 %)"), "{text}");
     }
 
     #[test]
-    fn odd_values_are_left_out() {
+    fn values_that_cannot_be_drawn_are_left_out() {
         assert!(draw("parity", "t", "ms", &[]).is_none());
         let odd = [dot(f64::NAN, 1.0), dot(0.0, 3.0), dot(f64::INFINITY, 1.0), dot(-1.0, 2.0)];
         assert!(draw("parity", "t", "ms", &odd).is_none());

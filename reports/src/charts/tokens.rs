@@ -1,4 +1,4 @@
-//! The time of every token: in order, and as a cumulative distribution.
+//! Charts of the time of every token: in order, and as a cumulative distribution.
 
 use hearth_schema::Trace;
 use plotters::element::PathElement;
@@ -9,7 +9,7 @@ use crate::comparison::Run;
 use crate::timeline::events;
 use crate::timeline::tokens::{self, Token};
 
-/// The time of every token, in order, and the moments of events.
+/// Draws the time of every token in order, with a vertical line at the begin and the end of each event.
 pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let times = times(runs);
     let max = times.iter().flatten().copied().fold(0.0, f64::max);
@@ -38,7 +38,7 @@ pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     Some(drawing)
 }
 
-/// The number of the token in progress at each event, from 1.
+/// Returns the number of the token (from 1) that is in progress when each event begins or ends.
 fn tokens_at_events(trace: &Trace) -> Vec<f64> {
     let ends: Vec<u64> = tokens::of(trace).iter().map(|token| token.end).collect();
     let number = |moment: u64| {
@@ -48,7 +48,7 @@ fn tokens_at_events(trace: &Trace) -> Vec<f64> {
     events::moments(trace).into_iter().map(number).collect()
 }
 
-/// The share of the tokens that took at most a time.
+/// Draws the cumulative distribution of the times per token.
 pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let mut times = times(runs);
     for times in &mut times {
@@ -59,12 +59,12 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     if max <= 0.0 || times.iter().all(|times| times.len() < 2) {
         return None;
     }
-    // A margin on both sides, and a width even if all tokens took the same time.
+    // A margin on both sides, so that the axis has a width even if all tokens took the same time.
     let margin = (0.1 * (max - min)).max(0.01 * max);
     let (from, to) = ((min - margin).max(0.0), max + margin);
     let mut drawing = Drawing::new("spread", "Distribution of the times", GUTTER);
     explain(&mut drawing, runs, &times);
-    // 100 % has no space for a label above 95 %.
+    // There is no space for a label of 100 % above that of 95 %.
     let percent = |share: &f64| if *share < 1.0 { label(share * 100.0, "%") } else { String::new() };
     let x = Axis::new(Scale::linear(from, to), 6, &|value| label(*value, "ms"));
     let shares = Scale::Ticks((0.0..1.0).into(), vec![0.0, 0.5, 0.95, 1.0]);
@@ -78,7 +78,8 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     Some(drawing)
 }
 
-/// The cumulative distribution of sorted times as a path.
+/// Returns the points of a step function: the cumulative distribution of sorted `times`, drawn between `from` and
+/// `to`.
 fn steps(times: &[f64], from: f64, to: f64) -> Vec<(f64, f64)> {
     let mut points = vec![(from, 0.0), (times[0], 0.0)];
     let count = times.len().min(MAX_POINTS);
@@ -98,13 +99,14 @@ fn explain(drawing: &mut Drawing, runs: &[(&Run, &Trace)], times: &[Vec<f64>]) {
     }
 }
 
-/// Milliseconds of each run's tokens.
+/// Returns the time of each token of each run, in milliseconds.
 fn times(runs: &[(&Run, &Trace)]) -> Vec<Vec<f64>> {
     let of = |trace: &Trace| tokens::of(trace).iter().map(Token::duration).map(millis).collect();
     runs.iter().map(|(_, trace)| of(trace)).collect()
 }
 
-/// Averages groups of times into at most [`MAX_POINTS`] points: position, from 1, and mean.
+/// Averages consecutive times, so that at most [`MAX_POINTS`] points remain. A point is the token number, from 1, and
+/// the mean time.
 fn thin(times: &[f64]) -> Vec<(f64, f64)> {
     let group = times.len().div_ceil(MAX_POINTS).max(1);
     times

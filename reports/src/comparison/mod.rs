@@ -1,12 +1,12 @@
 //! Comparison of simulated and measured runs.
 //!
-//! Every trace becomes a [`Run`] with its numbers. A simulated and a measured run of the same plan become a [`Pair`]
-//! with a row for each quantity; the error is the predicted value less the measured one. The terms of a pair sum to its
-//! TPOT. Where a run has several tokens, its time per token and the terms have the confidence interval of
-//! [`hearth_core::metrics::intervals`], and the error has that of both.
+//! Every trace becomes a [`Run`] with its metrics. A simulated and a measured run of the same plan become a [`Pair`]
+//! with a row for each quantity. The error is the predicted value minus the measured value. The terms of a run sum to
+//! its TPOT. If a run has several tokens, its TPOT and its terms have confidence intervals
+//! ([`hearth_core::metrics::intervals`]), which are combined for the error.
 //!
-//! With more than two traces each run is paired with the first run of the other origin and the same plan. Other runs
-//! stay alone, and a note says why.
+//! With more than two traces, each run is paired with the first run of the other origin and the same plan. The other
+//! runs remain unpaired, and a note explains why.
 //!
 //! Not here: rounding (`crate::text::numbers`) and layout (`crate::sections::tables`).
 
@@ -31,7 +31,7 @@ pub enum Role {
     /// A term of the time per token.
     #[serde(alias = "part")]
     Term,
-    /// The mean time per token, which the terms sum to.
+    /// The mean time per token, the sum of the terms.
     Total,
     /// A quantity outside the sum.
     #[serde(alias = "beside")]
@@ -50,38 +50,38 @@ pub enum Unit {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Quantity {
-    /// Its key: `cpu`, `tpot`, `bytes_read_per_token`.
+    /// The key of the quantity, such as `cpu`, `tpot` or `bytes_read_per_token`.
     pub key: String,
     pub unit: Unit,
     #[serde(alias = "place")]
     pub role: Role,
-    /// Absent if the run did not get that far.
+    /// `None` if the run ended before the quantity could be measured.
     pub value: Option<f64>,
-    /// Half the width of its confidence interval, where one is known.
+    /// Half the width of the confidence interval of the value, if known.
     pub interval: Option<f64>,
 }
 
-/// A trace's numbers.
+/// The metrics of one trace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// `simulated` or `measured`, with a number from the second of a kind on.
+    /// `simulated` or `measured`; further runs of the same origin are numbered, as in `measured-2`.
     pub label: String,
     pub origin: Origin,
     pub scenario: String,
     pub model: String,
-    /// The plan's digest.
+    /// The digest of the plan.
     pub plan: String,
-    /// Tokens of the prompts that were read to their ends.
+    /// Number of tokens in the prompts that were processed completely.
     #[serde(default, alias = "prompts")]
     pub prompt_tokens: u64,
     /// The number of generated tokens after the first.
     pub tokens: usize,
-    /// Confidence intervals of its means, with more than one token.
+    /// Confidence intervals of the means; `None` for too few tokens.
     pub intervals: Option<Intervals>,
     pub metrics: Metrics,
 }
 
-/// A quantity predicted and measured.
+/// A predicted and a measured value of one quantity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub key: String,
@@ -91,7 +91,7 @@ pub struct Row {
     pub predicted: Option<f64>,
     pub measured: Option<f64>,
     pub error: Option<f64>,
-    /// The error in percent of the measured value; absent where that is zero.
+    /// The error in percent of the measured value; `None` if the measured value is zero.
     pub error_percent: Option<f64>,
     /// Half the width of the confidence interval of the error.
     pub interval: Option<f64>,
@@ -100,51 +100,55 @@ pub struct Row {
 /// A simulated and a measured run of the same plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pair {
+    /// Index of the simulated run in [`Comparison::runs`].
     pub predicted: usize,
+    /// Index of the measured run in [`Comparison::runs`].
     pub measured: usize,
     pub rows: Vec<Row>,
 }
 
-/// A published cell of the scenario of a run.
+/// A table cell of a document of published numbers that belongs to the scenario of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PublishedCell {
+    /// Index of the run in [`Comparison::runs`].
     pub run: usize,
+    /// The name of the document.
     pub document: String,
     pub source: String,
     pub row: String,
     pub system: String,
-    /// Whether the run is compared with this system: it was named, or is the only one.
+    /// Whether the tables compare the run with this cell: its system was requested, or it is the only cell.
     #[serde(alias = "chosen")]
     pub selected: bool,
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
-    /// How it ended, if not well.
+    /// The outcome of the published run; `None` if it completed.
     pub outcome: Option<Outcome>,
-    /// How far off a simulated time may be, as a share.
+    /// Maximum relative error of a simulated time.
     pub tolerance: f64,
-    /// Whether parameters of the shipped devices were fitted on this row.
+    /// Whether parameters of the shipped device profiles were fitted to this row.
     pub fitted: bool,
 }
 
 /// All runs of a report, and the pairs among them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// The runs in the order of the given traces.
+    /// The runs, in the order of the given traces.
     pub runs: Vec<Run>,
-    /// The pairs in the order of their first run.
+    /// The pairs, in the order of the run that comes first.
     pub pairs: Vec<Pair>,
     /// Warnings about the comparison.
     pub notes: Vec<String>,
     /// Published numbers of the same scenarios, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<PublishedCell>,
-    /// Caveats of the documents with these numbers.
+    /// Caveats of the documents of published numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
 }
 
 impl Run {
-    /// A trace's numbers under a label.
+    /// Computes the metrics of a trace.
     pub(crate) fn new(label: String, trace: &Trace) -> Self {
         let mut metrics = metrics::compute(trace);
         for device in &mut metrics.devices {
@@ -164,13 +168,13 @@ impl Run {
         }
     }
 
-    /// The label with a capital, for a heading.
+    /// Returns the label with a capital first letter.
     pub fn heading(&self) -> String {
         let mut chars = self.label.chars();
         chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
     }
 
-    /// Its numbers in the order of a table, the terms first.
+    /// Returns the quantities in the order of a table, the terms first.
     pub fn quantities(&self) -> Vec<Quantity> {
         let (metrics, known) = (&self.metrics, self.intervals);
         let tpot = metrics.tpot_ms;
@@ -187,8 +191,8 @@ impl Run {
             .rows()
             .into_iter()
             .enumerate()
-            .map(|(place, (key, value))| {
-                with_interval(key, Role::Term, tpot.map(|_| value), known.map(|known| known.terms[place]))
+            .map(|(index, (key, value))| {
+                with_interval(key, Role::Term, tpot.map(|_| value), known.map(|known| known.terms[index]))
             })
             .collect();
         rows.push(with_interval(
@@ -220,11 +224,11 @@ impl Run {
 }
 
 impl Comparison {
-    /// The numbers of the traces, which must have been validated, and the pairs among them.
+    /// Computes the metrics of traces, which must have been validated, and pairs the runs.
     pub(crate) fn new(traces: &[Trace]) -> Self {
         let runs: Vec<Run> =
             labels(traces).into_iter().zip(traces).map(|(label, trace)| Run::new(label, trace)).collect();
-        let pairs: Vec<Pair> = partners(traces)
+        let pairs: Vec<Pair> = paired_runs(traces)
             .into_iter()
             .map(|(predicted, measured)| Pair::new(predicted, measured, &runs))
             .collect();
@@ -232,20 +236,20 @@ impl Comparison {
         Self { runs, pairs, notes, published: Vec::new(), caveats: Vec::new() }
     }
 
-    /// The runs that are in no pair.
+    /// Returns the indices of the runs that are in no pair.
     pub fn unpaired(&self) -> Vec<usize> {
-        let paired = |index: &usize| self.pairs.iter().any(|pair| pair.has(*index));
+        let paired = |index: &usize| self.pairs.iter().any(|pair| pair.contains(*index));
         (0..self.runs.len()).filter(|index| !paired(index)).collect()
     }
 
-    /// The run that the summary is about: the measured run of the first pair, else the first measured run, else the
-    /// first run.
+    /// Returns the index of the run that the summary describes: the measured run of the first pair, else the first
+    /// measured run, else the first run.
     pub fn main_run(&self) -> usize {
         let measured = || self.runs.iter().position(|run| run.origin == Origin::Measured);
         self.pairs.first().map(|pair| pair.measured).or_else(measured).unwrap_or(0)
     }
 
-    /// The published cell that a run is compared with, if exactly one is selected.
+    /// Returns the published cell that a run is compared with, if exactly one is selected.
     pub fn published_cell(&self, run: usize) -> Option<&PublishedCell> {
         let mut selected = self.published.iter().filter(|cell| cell.run == run && cell.selected);
         selected.next().filter(|_| selected.next().is_none())
@@ -269,7 +273,7 @@ impl Pair {
                     measured: right.value,
                     error,
                     error_percent: error.zip(base).map(|(error, base)| 100.0 * error / base),
-                    // Of a difference of two that do not depend on each other.
+                    // The errors of the two values are independent, so their variances add up.
                     interval: left.interval.zip(right.interval).map(|(one, other)| one.hypot(other)),
                 }
             })
@@ -277,7 +281,7 @@ impl Pair {
         Self { predicted, measured, rows }
     }
 
-    fn has(&self, run: usize) -> bool {
+    fn contains(&self, run: usize) -> bool {
         self.predicted == run || self.measured == run
     }
 
@@ -301,8 +305,9 @@ fn labels(traces: &[Trace]) -> Vec<String> {
         .collect()
 }
 
-/// Pairs of a simulated and a measured run: each run with the first of the other origin.
-fn partners(traces: &[Trace]) -> Vec<(usize, usize)> {
+/// Pairs each run with the first run of the same plan and the other origin. Returns indices of simulated and measured
+/// runs, without duplicates.
+fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
     let mut found = BTreeSet::new();
     let mut ordered = Vec::new();
     for (index, trace) in traces.iter().enumerate() {
@@ -321,8 +326,8 @@ fn partners(traces: &[Trace]) -> Vec<(usize, usize)> {
     ordered
 }
 
-/// A note if the traces are of different models.
-fn other_model(traces: &[Trace]) -> Option<String> {
+/// Returns a note if the traces are of different models.
+fn different_models(traces: &[Trace]) -> Option<String> {
     let first = &traces.first()?.header.model;
     let other = &traces.iter().find(|trace| trace.header.model != *first)?.header.model;
     Some(format!(
@@ -332,7 +337,7 @@ fn other_model(traces: &[Trace]) -> Option<String> {
 
 fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
     let mut notes = Vec::new();
-    notes.extend(other_model(traces));
+    notes.extend(different_models(traces));
     if runs.iter().any(|run| run.plan != runs[0].plan) {
         notes.push(
             "The traces are of different plans. Runs of different plans do different work, so no error is computed \
@@ -405,7 +410,7 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
     notes
 }
 
-/// Notes on what has not been validated of devices, each once with the runs that it applies to.
+/// Returns a note for each device profile that is not fully validated, with the runs that use it.
 fn unvalidated(traces: &[Trace], runs: &[Run]) -> Vec<String> {
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     for (run, trace) in runs.iter().zip(traces) {

@@ -1,18 +1,17 @@
-//! The terms of a token's time: their names and definitions, in the order of
-//! [`hearth_core::metrics::Terms::rows`].
+//! Names and definitions of the terms of the time per token, in the order of [`hearth_core::metrics::Terms::rows`].
 
-/// A term of a token's time.
+/// A term of the time per token.
 #[derive(Debug, Clone, Copy)]
 pub struct Term {
-    /// Its key in metrics and CSV files.
+    /// The key in metrics and CSV files.
     pub key: &'static str,
     pub label: &'static str,
-    /// Its name inside a sentence.
+    /// The name within a sentence.
     pub phrase: &'static str,
     pub meaning: &'static str,
 }
 
-/// The terms that sum to the time of a token.
+/// The terms that sum to the time per token.
 pub const SUMMED_TERMS: [Term; 7] = [
     Term {
         key: "cpu",
@@ -53,7 +52,7 @@ pub const SUMMED_TERMS: [Term; 7] = [
     },
 ];
 
-/// Disk time that costs no time per token; not part of the sum.
+/// Disk reads that do not lengthen the time per token; not part of the sum.
 pub const HIDDEN: Term = Term {
     key: "hidden_disk",
     label: "Hidden disk",

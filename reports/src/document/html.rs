@@ -1,7 +1,7 @@
-//! A report as one HTML page that opens from a file.
+//! Prints a report as one self-contained HTML page.
 //!
-//! Style and drawings are in the page: it fetches nothing and needs no script. The content security policy in its head
-//! forbids both, should a name ever get past the escaping.
+//! Styles and drawings are inline, so the page loads nothing and needs no script. A content security policy forbids
+//! both, as a second protection if a name is not escaped correctly.
 
 use std::fmt::Write;
 
@@ -11,7 +11,6 @@ use crate::text::escape::markup;
 
 const STYLE: &str = include_str!("page.css");
 
-/// The report as a page.
 pub fn render(document: &Document) -> String {
     let mut out = String::new();
     let _ = write!(
@@ -59,14 +58,14 @@ fn blocks(out: &mut String, blocks: &[Block]) {
                 figure.drawing.inline(),
                 text(&figure.caption)
             ),
-            Block::Meanings(title, meanings) => {
+            Block::Definitions(title, meanings) => {
                 let _ = write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", markup(title));
                 for (word, meaning) in meanings {
                     let _ = writeln!(out, "<dt>{}</dt><dd>{}</dd>", markup(word), markup(meaning));
                 }
                 writeln!(out, "</dl>\n</details>")
             }
-            Block::Folded(title, sentences) => {
+            Block::Details(title, sentences) => {
                 let _ = write!(out, "<details>\n<summary>{}</summary>\n<ul>\n", markup(title));
                 for sentence in sentences {
                     let _ = writeln!(out, "<li>{}</li>", markup(sentence));
@@ -85,7 +84,7 @@ fn print(out: &mut String, table: &Table) {
         text(&table.caption)
     );
     for head in &table.head {
-        // A run's label is one word, though it has a hyphen.
+        // The label of a run must not be broken at its hyphen.
         let _ = write!(out, "<th scope=\"col\">{}</th>", markup(head).replace('-', "&#8209;"));
     }
     out.push_str("</tr></thead>\n<tbody>\n");
@@ -117,7 +116,7 @@ fn text(text: &Text) -> String {
         .collect()
 }
 
-/// Puts a space that does not break between a number and its unit.
+/// Replaces the space between a number and its unit with a non-breaking space.
 fn keep_units(words: &str) -> String {
     const UNITS: [&str; 8] = ["ms", "s", "%", "B", "KiB", "MiB", "GiB", "TiB"];
     let mut out = String::with_capacity(words.len());

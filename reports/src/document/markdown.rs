@@ -1,4 +1,4 @@
-//! A report as Markdown: tables in the pipe form, figures as links to SVG files in the same folder.
+//! Prints a report as Markdown with pipe tables; figures are links to SVG files in the same folder.
 
 use std::fmt::Write;
 
@@ -31,13 +31,13 @@ fn blocks(out: &mut String, blocks: &[Block]) {
                 let _ =
                     writeln!(out, "![{title}]({}.svg)\n\n{}", figure.name, text(&figure.caption).trim_end());
             }
-            Block::Meanings(title, meanings) => {
+            Block::Definitions(title, meanings) => {
                 let _ = writeln!(out, "{title}:\n");
                 for (word, meaning) in meanings {
                     let _ = writeln!(out, "- **{word}**: {meaning}");
                 }
             }
-            Block::Folded(title, sentences) => {
+            Block::Details(title, sentences) => {
                 let _ = writeln!(out, "{title}:\n");
                 for sentence in sentences {
                     let _ = writeln!(out, "- {}", escape::markdown(sentence));

@@ -1,29 +1,30 @@
 //! The document model of a report, printed as HTML and as Markdown.
 //!
-//! A report is sections of blocks; [`html`] and [`markdown`] print the same blocks. Text keeps the words of this
-//! program apart from names that came with a trace, so that each format can escape and set them in its own way.
+//! A report consists of sections, and a section of blocks. [`html`] and [`markdown`] print the same blocks. [`Text`]
+//! distinguishes the words of this program from names of a trace, so that each format can escape and format them.
 //!
-//! Not here: what the sections hold ([`crate::sections`], [`crate::published`], [`crate::validation`]).
+//! Not here: the contents of the sections ([`crate::sections`], [`crate::published`], [`crate::validation`]).
 
 mod html;
 mod markdown;
 
 use crate::charts::drawing::Drawing;
 
-/// A cell without a value.
+/// The text of a cell without a value: an en dash.
 pub const NO_VALUE: &str = "\u{2013}";
 
 /// A part of a sentence.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Span {
-    /// This program's words.
+    /// Words of this program.
     Words(String),
+    /// A name from a trace or a document.
     Name(String),
-    /// A digest or a command line, to be copied.
+    /// A digest or a command line.
     Code(String),
 }
 
-/// A sentence or paragraph.
+/// The text of a paragraph, a caption or a table cell.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Text(pub Vec<Span>);
 
@@ -72,7 +73,7 @@ impl From<String> for Text {
     }
 }
 
-/// The style of a table's row.
+/// The style of a table row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowStyle {
     Plain,
@@ -81,20 +82,20 @@ pub enum RowStyle {
     Group,
 }
 
-/// A table; its first column is text.
+/// A table whose first column is text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     pub caption: Text,
-    /// A heading for each column.
+    /// The headings of the columns.
     pub head: Vec<String>,
-    /// Rows with a cell for each column.
+    /// The rows, with a cell for each column.
     pub rows: Vec<(RowStyle, Vec<Text>)>,
-    /// Whether the other columns are text too, not numbers.
+    /// Whether the other columns are also text; otherwise they are numbers.
     pub textual: bool,
 }
 
 impl Table {
-    /// A table of numbers in plain rows.
+    /// Creates a table of numbers in plain rows.
     pub fn new(
         caption: impl Into<Text>,
         head: impl IntoIterator<Item = impl Into<String>>,
@@ -112,19 +113,18 @@ impl Table {
         Self { textual: true, ..self }
     }
 
-    /// A block with the table; none without rows.
+    /// Returns a block with the table; `None` if it has no rows.
     pub fn block(self) -> Option<Block> {
         (!self.rows.is_empty()).then_some(Block::Table(self))
     }
 }
 
-/// A drawing with its explanation.
+/// A drawing with a caption.
 #[derive(Debug, Clone)]
 pub struct Figure {
-    /// File name without the extension.
+    /// The file name without the extension.
     pub name: String,
     pub drawing: Drawing,
-    /// What it shows and how to read it.
     pub caption: Text,
 }
 
@@ -136,26 +136,26 @@ pub enum Block {
     Note(Text),
     Table(Table),
     Figure(Figure),
-    /// Terms and their definitions, under a heading, folded away where possible.
-    Meanings(&'static str, Vec<(&'static str, &'static str)>),
-    /// Sentences under a heading, folded away where possible.
-    Folded(&'static str, Vec<String>),
+    /// A title, and terms with their definitions; collapsible in HTML.
+    Definitions(&'static str, Vec<(&'static str, &'static str)>),
+    /// A title and a list of sentences; collapsible in HTML.
+    Details(&'static str, Vec<String>),
 }
 
-/// A part of a report under a heading.
+/// A section of a report.
 #[derive(Debug, Clone)]
 pub struct Section {
     pub title: String,
-    /// An identifier for links.
+    /// The `id` attribute for links.
     pub anchor: &'static str,
     pub blocks: Vec<Block>,
 }
 
-/// A whole report.
+/// A complete report.
 #[derive(Debug, Clone)]
 pub struct Document {
     pub title: Text,
-    /// The summary and the notes, before the first section.
+    /// The blocks before the first section: the summary and the notes.
     pub opening: Vec<Block>,
     pub sections: Vec<Section>,
 }
@@ -169,7 +169,7 @@ impl Document {
         }
     }
 
-    /// The page, the same in Markdown, and each figure, as files by name.
+    /// Returns the names and contents of the HTML page, the Markdown file and each figure.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         let figures =
             self.figures().map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone()));
@@ -178,7 +178,7 @@ impl Document {
         pages.into_iter().chain(figures).map(|(name, text)| (name, text.into_bytes())).collect()
     }
 
-    /// All figures in order.
+    /// Returns all figures in order.
     fn figures(&self) -> impl Iterator<Item = &Figure> {
         let blocks = self.opening.iter().chain(self.sections.iter().flat_map(|section| &section.blocks));
         blocks.filter_map(|block| match block {
@@ -188,10 +188,9 @@ impl Document {
     }
 }
 
-/// A value as JSON, with a newline at the end.
+/// Serializes a value as indented JSON with a newline at the end.
 pub fn json(value: &impl serde::Serialize) -> Vec<u8> {
-    let mut json =
-        serde_json::to_vec_pretty(value).expect("numbers and texts are JSON, and memory takes them");
+    let mut json = serde_json::to_vec_pretty(value).expect("reports are serializable");
     json.push(b'\n');
     json
 }

@@ -1,4 +1,4 @@
-//! The numbers of a comparison as a CSV file: a line for each quantity of the ring and of each device.
+//! Exports a comparison as CSV: a line for each quantity of the ring and of each device.
 
 use hearth_core::metrics::DeviceMetrics;
 
@@ -7,14 +7,14 @@ use crate::sections::tables::{Digits, errors, published_value, rounded};
 use crate::text::escape;
 use crate::text::numbers::Fixed;
 
-/// Digits of a time in milliseconds: to the nanosecond.
+/// Digits after the decimal point of a time in milliseconds: nanosecond resolution.
 const DIGITS: u32 = 6;
 const ALL_DIGITS: Digits = Digits { time: DIGITS, rate: DIGITS, bytes: 1, byte_unit: 1.0 };
 
-/// A column of the devices: key, unit, digits, whether it is per token, and value.
-type Column = (&'static str, &'static str, u32, bool, fn(&DeviceMetrics) -> f64);
+/// A quantity of a device: key, unit, digits, whether it is per token, and a function that returns its value.
+type DeviceQuantity = (&'static str, &'static str, u32, bool, fn(&DeviceMetrics) -> f64);
 
-const DEVICE_COLUMNS: [Column; 6] = [
+const DEVICE_QUANTITIES: [DeviceQuantity; 6] = [
     ("busy", "ms", DIGITS, true, |device| device.busy_ms),
     ("demand_disk", "ms", DIGITS, true, |device| device.demand_disk_ms),
     ("hidden_disk", "ms", DIGITS, true, |device| device.hidden_disk_ms),
@@ -23,21 +23,23 @@ const DEVICE_COLUMNS: [Column; 6] = [
     ("memory_pressure", "share", 6, false, |device| device.memory_pressure),
 ];
 
-/// Writes rows of fields as CSV. Names in them must have passed [`escape::csv_field`].
+/// Writes rows of fields as CSV. The names among them must have been escaped with [`escape::csv_field`].
 pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
     let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
     for row in rows {
-        writer.write_record(row).expect("memory takes every row");
+        writer.write_record(row).expect("writing to memory cannot fail");
     }
-    writer.into_inner().expect("memory takes every row")
+    writer.into_inner().expect("writing to memory cannot fail")
 }
 
+/// Splits a line of CSV into its fields; empty if it is not valid CSV.
 pub fn fields(line: &str) -> Vec<String> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(line.as_bytes());
     let record = reader.records().next().and_then(Result::ok).unwrap_or_default();
     record.iter().map(str::to_owned).collect()
 }
 
+/// Returns the contents of `comparison.csv`.
 pub fn comparison(comparison: &Comparison) -> Vec<u8> {
     let runs: Vec<&Run> = comparison.runs.iter().collect();
     let mut rows = vec![head(comparison)];
@@ -58,7 +60,7 @@ pub fn comparison(comparison: &Comparison) -> Vec<u8> {
     }
     let width = rows[0].len();
     for name in device_names(&runs) {
-        for (key, unit, digits, per_token, value) in DEVICE_COLUMNS {
+        for (key, unit, digits, per_token, value) in DEVICE_QUANTITIES {
             let value = |run: &&Run| {
                 let device = run.metrics.devices.iter().find(|device| device.name == name)?;
                 let known = !device.trace_lost && (!per_token || run.metrics.tpot_ms.is_some());
@@ -89,13 +91,13 @@ fn head(comparison: &Comparison) -> Vec<String> {
     head
 }
 
-/// The runs with a selected published cell, by label.
+/// Returns the label and the published cell of each run that has exactly one selected cell.
 fn selected(comparison: &Comparison) -> impl Iterator<Item = (&String, &PublishedCell)> {
     let runs = comparison.runs.iter().enumerate();
     runs.filter_map(|(index, run)| Some((&run.label, comparison.published_cell(index)?)))
 }
 
-/// The names of all devices of the runs, in ring order.
+/// Returns the distinct device names of all runs, in ring order.
 fn device_names(runs: &[&Run]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for device in runs.iter().flat_map(|run| &run.metrics.devices) {

@@ -1,4 +1,4 @@
-//! Exports for other programs: a table for spreadsheets, and time lines for trace viewers.
+//! Exports for other programs: CSV for spreadsheets, and timelines for trace viewers.
 
 pub mod csv;
 pub mod perfetto;

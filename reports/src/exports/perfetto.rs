@@ -1,15 +1,13 @@
-//! Traces for time line viewers, in the Chrome trace event format.
+//! Exports traces in the Chrome trace event format, for Perfetto and `chrome://tracing`.
 //!
-//! Perfetto and `chrome://tracing` open it. There is a process for each
-//! device, a thread for each resource, complete events (`ph: X`) in microseconds, counters (`C`), and
-//! flow arrows (`s`, `f`) for the messages of the ring. Process numbers are places in the ring from 1,
-//! because viewers treat 0 as the idle process. An overlay of several traces numbers the later ones'
-//! processes on and prefixes their names.
+//! Each device is a process and each resource a thread. Steps are complete events (`ph: X`) in microseconds, counters
+//! are `C` events, and the messages of the ring are flow arrows (`s`, `f`). A process id is a position in the ring,
+//! from 1, because viewers treat 0 as the idle process. In an overlay of several traces the process ids continue from
+//! one trace to the next, and a prefix distinguishes the process names.
 //!
-//! The part of a computing step that waited for the disk is drawn a second time, under "disk demand";
-//! it lies between the step's pages and is put at the step's start. Viewers drop events of one thread
-//! that overlap without one holding the other, so steps that run side by side on one resource get
-//! threads of their own ("disk prefetch 2").
+//! The part of a computing step that waited for the disk is exported a second time, as a "disk demand" event. The
+//! trace has only its length, so the event is put at the start of the step. Viewers drop events of one thread that
+//! overlap without being nested, so concurrent steps on one resource get additional threads ("disk prefetch 2").
 
 use std::collections::BTreeMap;
 
@@ -19,7 +17,7 @@ use serde::Serialize;
 
 use crate::timeline::{activities, events, messages};
 
-/// Threads of a device, in the order of their numbers, from 1.
+/// Resources of a device and the names of their threads, in the order of the thread ids, from 1.
 const THREADS: [(Resource, &str); 7] = [
     (Resource::Cpu, "cpu"),
     (Resource::Gpu, "gpu"),
@@ -30,21 +28,22 @@ const THREADS: [(Resource, &str); 7] = [
     (Resource::Npu, "npu"),
 ];
 
-/// The number of these lanes whose second, third, .. threads follow all their first ones.
+/// Number of resources with interleaved thread ids: the first threads of all of them, then the second threads, and so
+/// on.
 const INTERLEAVED: usize = 6;
 
-/// The first thread of the NPU, beyond all threads of other steps.
-const NPU: usize = 500_000;
+/// Id of the first thread of the NPU, larger than the ids of all threads of the other resources.
+const NPU_THREAD: usize = 500_000;
 
-/// The first thread of run events, beyond all threads of steps.
-const EVENTS: usize = 1_000_000;
+/// Id of the first thread of run events, larger than the ids of all threads of steps.
+const EVENT_THREAD: usize = 1_000_000;
 
 /// Exports one trace as a JSON file for a timeline viewer.
 pub fn export(trace: &Trace) -> Vec<u8> {
     write(&[(None, trace)])
 }
 
-/// Exports several traces into one file, each with a prefix for its devices' names.
+/// Exports several traces into one file, each with a prefix for the names of its devices.
 pub fn overlay(traces: &[(&str, &Trace)]) -> Vec<u8> {
     let named: Vec<(Option<&str>, &Trace)> =
         traces.iter().map(|(prefix, trace)| (Some(*prefix), *trace)).collect();
@@ -65,7 +64,7 @@ struct Event<'e> {
     dur: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<usize>,
-    /// Where a flow ends: at the slice that encloses the moment, not the next one.
+    /// Binding point of the end of a flow: `e` binds it to the enclosing slice instead of the next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     bp: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,7 +106,7 @@ struct CostMicros {
 }
 
 #[derive(Serialize)]
-struct About<'t> {
+struct RunInfo<'t> {
     origin: Origin,
     scenario: &'t str,
     model: &'t str,
@@ -125,24 +124,25 @@ impl<'e> Event<'e> {
 /// The file under construction.
 struct Events {
     out: Vec<u8>,
-    any: bool,
+    is_empty: bool,
+    /// Number of flows, which is the id of the latest one.
     flows: usize,
 }
 
 impl Events {
     fn push(&mut self, event: &Event<'_>) {
-        self.out.extend_from_slice(if self.any { b",\n" } else { b"" });
-        self.any = true;
+        self.out.extend_from_slice(if self.is_empty { b"" } else { b",\n" });
+        self.is_empty = false;
         append(&mut self.out, event);
     }
 }
 
 fn append(out: &mut Vec<u8>, value: &impl Serialize) {
-    serde_json::to_writer(out, value).expect("numbers and texts are JSON, and memory takes them");
+    serde_json::to_writer(out, value).expect("events are serializable, and writing to memory cannot fail");
 }
 
 fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
-    let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), any: false, flows: 0 };
+    let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), is_empty: true, flows: 0 };
     let mut base = 1;
     for (prefix, trace) in traces {
         let slices = slices(trace);
@@ -156,9 +156,9 @@ fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     }
     let mut out = events.out;
     out.extend_from_slice(b"\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"runs\":");
-    let about: Vec<About<'_>> = traces
+    let runs: Vec<RunInfo<'_>> = traces
         .iter()
-        .map(|(_, trace)| About {
+        .map(|(_, trace)| RunInfo {
             origin: trace.header.origin,
             scenario: &trace.header.scenario,
             model: &trace.header.model,
@@ -167,7 +167,7 @@ fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
             version: &trace.header.version,
         })
         .collect();
-    append(&mut out, &about);
+    append(&mut out, &runs);
     out.extend_from_slice(b"}}\n");
     out
 }
@@ -188,30 +188,32 @@ fn devices(events: &mut Events, prefix: Option<&str>, trace: &Trace, base: usize
     }
 }
 
-/// A stretch on a thread.
+/// An interval on a thread.
 struct Slice {
+    /// Index of the record.
     record: usize,
-    /// The disk's part of a computing step, not the step.
+    /// Whether this is the disk wait of a computing step instead of the step.
     demand: bool,
     device: u16,
     /// Index into [`THREADS`].
     resource: usize,
     start: u64,
     end: u64,
-    /// Counts the threads of the same resource, from 0.
-    side: usize,
+    /// Index of the thread among those of the same resource, from 0.
+    thread_index: usize,
 }
 
 impl Slice {
+    /// Returns the thread id.
     fn thread(&self) -> usize {
         if self.resource < INTERLEAVED {
-            return 1 + self.resource + INTERLEAVED * self.side;
+            return 1 + self.resource + INTERLEAVED * self.thread_index;
         }
-        NPU + self.side
+        NPU_THREAD + self.thread_index
     }
 }
 
-/// All slices in order of their starts, each on the first thread of its resource that is free.
+/// Returns all slices in the order of their starts, each on the first free thread of its resource.
 fn slices(trace: &Trace) -> Vec<Slice> {
     let mut slices = Vec::new();
     for (index, record) in trace.records.iter().enumerate() {
@@ -224,7 +226,7 @@ fn slices(trace: &Trace) -> Vec<Slice> {
                 resource,
                 start,
                 end,
-                side: 0,
+                thread_index: 0,
             });
         };
         push(record.resource, false, record.start, record.end);
@@ -236,33 +238,33 @@ fn slices(trace: &Trace) -> Vec<Slice> {
         }
     }
     slices.sort_by_key(|slice| (slice.start, slice.end, slice.record));
-    let mut free: BTreeMap<(u16, usize), Vec<u64>> = BTreeMap::new();
+    let mut thread_ends: BTreeMap<(u16, usize), Vec<u64>> = BTreeMap::new();
     for slice in &mut slices {
-        let sides = free.entry((slice.device, slice.resource)).or_default();
-        slice.side = sides.iter().position(|&until| until <= slice.start).unwrap_or(sides.len());
-        if slice.side == sides.len() {
-            sides.push(0);
+        let ends = thread_ends.entry((slice.device, slice.resource)).or_default();
+        slice.thread_index = ends.iter().position(|&end| end <= slice.start).unwrap_or(ends.len());
+        if slice.thread_index == ends.len() {
+            ends.push(0);
         }
-        sides[slice.side] = slice.end;
+        ends[slice.thread_index] = slice.end;
     }
     slices
 }
 
-/// Names for the threads that are used.
+/// Writes the names and the order of the threads that are used.
 fn threads(events: &mut Events, slices: &[Slice], base: usize) {
     let used: BTreeMap<(u16, usize), &Slice> =
         slices.iter().map(|slice| ((slice.device, slice.thread()), slice)).collect();
     for ((device, tid), slice) in used {
         let (pid, (_, name)) = (base + usize::from(device), THREADS[slice.resource]);
-        let name = match slice.side {
+        let name = match slice.thread_index {
             0 => name.to_owned(),
-            side => format!("{name} {}", side + 1),
+            index => format!("{name} {}", index + 1),
         };
         events.push(&Event {
             args: Some(Args::Name { name: &name }),
             ..Event::new("thread_name", "M", pid, tid)
         });
-        let order = Args::Order { sort_index: 1000 * slice.resource + slice.side };
+        let order = Args::Order { sort_index: 1000 * slice.resource + slice.thread_index };
         events.push(&Event { args: Some(order), ..Event::new("thread_sort_index", "M", pid, tid) });
     }
 }
@@ -295,7 +297,7 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
 }
 
 fn counters(events: &mut Events, trace: &Trace, base: usize) {
-    // Traces of several devices are not in order of time, and viewers draw what comes late as a step back.
+    // The readings of several devices are not sorted by time, and viewers draw a late reading as a step back in time.
     let mut readings: Vec<_> = trace.readings.iter().collect();
     readings.sort_by_key(|reading| reading.at);
     for reading in readings {
@@ -318,24 +320,24 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
     }
 }
 
-/// The events of a device have a thread of their own in its process; those of the whole ring are in the first process.
-/// Events that overlap get threads of their own.
+/// Writes run events to separate threads of the process of their device, or of the first process if they concern the
+/// whole ring. Overlapping events are written to different threads.
 fn run_events(out: &mut Events, trace: &Trace, base: usize) {
     let last = trace.records.iter().map(|record| record.end).max().unwrap_or(0);
-    let mut free: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+    let mut thread_ends: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     for event in &trace.run_events {
-        let place = trace.header.devices.iter().position(|it| Some(&it.name) == event.device.as_ref());
-        let pid = base + place.unwrap_or(0);
+        let device = trace.header.devices.iter().position(|it| Some(&it.name) == event.device.as_ref());
+        let pid = base + device.unwrap_or(0);
         let end = event.end.unwrap_or(last).max(event.start);
-        let sides = free.entry(pid).or_default();
-        let side = sides.iter().position(|&until| until <= event.start).unwrap_or(sides.len());
-        let tid = EVENTS + side;
-        if side == sides.len() {
-            sides.push(0);
+        let ends = thread_ends.entry(pid).or_default();
+        let index = ends.iter().position(|&end| end <= event.start).unwrap_or(ends.len());
+        let tid = EVENT_THREAD + index;
+        if index == ends.len() {
+            ends.push(0);
             let args = Some(Args::Name { name: "events" });
             out.push(&Event { args, ..Event::new("thread_name", "M", pid, tid) });
         }
-        sides[side] = end;
+        ends[index] = end;
         let (ts, dur) = (Some(micros(event.start)), Some(micros(end - event.start)));
         let name = events::describe(event);
         out.push(&Event { cat: Some("event"), ts, dur, ..Event::new(&name, "X", pid, tid) });
@@ -344,23 +346,23 @@ fn run_events(out: &mut Events, trace: &Trace, base: usize) {
 
 fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     let steps = slices.iter().filter(|slice| !slice.demand);
-    let places: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread())).collect();
-    let place = |record: usize| places.get(&record).copied().unwrap_or(0);
+    let threads: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread())).collect();
+    let thread = |record: usize| threads.get(&record).copied().unwrap_or(0);
     for message in messages::among(&trace.records) {
         let (sent, received) = (&trace.records[message.sent], &trace.records[message.received]);
-        // A slice holds its start but not its end: the arrow lands a nanosecond before it.
-        let landing = received.end.saturating_sub(1).max(received.start);
-        // Clocks of two devices agree to their handshake's precision only, and viewers refuse an arrow back in time.
-        if landing < sent.start {
+        // A slice contains its start but not its end, so the arrow ends a nanosecond before the end.
+        let arrow_end = received.end.saturating_sub(1).max(received.start);
+        // The clocks of two devices are only synchronised approximately, and viewers reject arrows back in time.
+        if arrow_end < sent.start {
             continue;
         }
         events.flows += 1;
         let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
         let (cat, id) = (Some("ring"), Some(events.flows));
-        let start = Event::new("activations", "s", from, place(message.sent));
+        let start = Event::new("activations", "s", from, thread(message.sent));
         events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });
-        let finish = Event::new("activations", "f", to, place(message.received));
-        events.push(&Event { cat, id, ts: Some(micros(landing)), bp: Some("e"), ..finish });
+        let finish = Event::new("activations", "f", to, thread(message.received));
+        events.push(&Event { cat, id, ts: Some(micros(arrow_end)), bp: Some("e"), ..finish });
     }
 }
 
@@ -393,7 +395,7 @@ fn title(record: &Record) -> String {
     }
 }
 
-/// Nanoseconds as the microseconds of the format.
+/// Converts nanoseconds to microseconds, the unit of the format.
 fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
 }

@@ -1,10 +1,11 @@
-//! Matching of runs with published cells of the same scenario.
+//! Matches runs with published cells of the same scenario.
 //!
-//! A row of a `published/1` document names a scenario; a run of the scenario with that name (its file's, without the
-//! extension) is compared with the row's cells. A trace does not say which system of the document it corresponds to, so
-//! all are shown in a table; the system that is named, or the only one, is selected for the tables of the report too.
+//! A row of a `published/1` document names a scenario file. A run of a scenario with the same name (that of the file,
+//! without the extension) is compared with the cells of the row. A trace does not name the system of the document
+//! that it corresponds to, so one table shows all systems. The requested system, or the only one, is also shown in
+//! the other tables of the report.
 //!
-//! Not here: running the document's scenarios ([`super::scores`], `hearth reproduce`).
+//! Not here: running the scenarios of a document ([`super::scores`], `hearth reproduce`).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,7 +14,7 @@ use super::{Published, Row};
 use crate::comparison::{PublishedCell, Run};
 use crate::text::escape;
 
-/// Why published numbers cannot be compared with these runs.
+/// The reason why published numbers cannot be compared with the runs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MatchError {
     #[error("`{document}` has no system `{system}`; it has {known}")]
@@ -21,12 +22,13 @@ pub enum MatchError {
     #[error("`{document}` has no row for scenario `{scenario}`; its rows are for {known}")]
     NoScenario { document: String, scenario: String, known: String },
     #[error(
-        "`{document}` has no number of `{system}` for these scenarios; omit `--system` to see the others"
+        "`{document}` has no number of `{system}` for these scenarios; omit `--system` to compare with the other systems"
     )]
     NoCell { document: String, system: String },
 }
 
-/// The cells of a document for these runs; only those of one system if it is named.
+/// Returns the cells of a document that belong to the scenarios of the runs: those of `system`, or of all systems if
+/// it is `None`.
 pub fn find(
     published: &Published,
     system: Option<&str>,
@@ -80,7 +82,7 @@ fn matched(published: &Published, row: &Row, system: &str, (run, selected): (usi
     }
 }
 
-/// The name of a row's scenario.
+/// Returns the name of the scenario of a row.
 fn scenario(row: &Row) -> Option<&str> {
     Path::new(row.scenario.as_deref()?).file_stem()?.to_str()
 }

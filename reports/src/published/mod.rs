@@ -1,12 +1,13 @@
 //! Published numbers of other systems, and their comparison with the simulator.
 //!
-//! A `published/1` document is a grid of rows (a model size, a set of devices, a number of rounds) and systems, with
-//! the scenario or the options of each run and the published numbers. Claims are ratios that a text states without a
-//! table. No number of a document sets a parameter; the document names the rows to which parameters of the shipped
-//! devices were fitted.
+//! A `published/1` document is a table with a row for each experiment (a model size, a set of devices, a number of
+//! rounds) and a column for each system. It has the published numbers, and the scenario and options with which each
+//! cell is simulated. Claims are ratios of two cells that the text of a publication states. The published numbers set
+//! no parameter of the simulation; the document names the rows to which parameters of the shipped device profiles
+//! were fitted.
 //!
-//! A row is either a scenario, which is planned and simulated with each system, or a pass of a model through one GPU,
-//! which is predicted from two numbers of the GPU ([`speeds`]).
+//! A row is either a scenario, which is planned and simulated for each system, or inference on one GPU, which is
+//! predicted from the compute rate and the bandwidth of the GPU ([`speeds`]).
 //!
 //! Not here: running them (the command line).
 
@@ -28,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use speeds::{Excluded, GpuPeaks, GpuRun};
 
-/// The documents of `published/`, by name.
+/// Names and texts of the documents in `published/`.
 pub const SHIPPED: [(&str, &str); 7] = [
     ("heterollm", include_str!("../../published/heterollm.yaml")),
     ("ml-drift", include_str!("../../published/ml-drift.yaml")),
@@ -39,37 +40,37 @@ pub const SHIPPED: [(&str, &str); 7] = [
     ("prima-v1-all-kept", include_str!("../../published/prima-v1-all-kept.yaml")),
 ];
 
-/// The text of a shipped document.
+/// Returns the text of a shipped document.
 pub fn shipped(name: &str) -> Option<&'static str> {
     SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// Published numbers and how they are reproduced.
+/// A document of published numbers, and of how to reproduce them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
     /// `published/1`.
     pub schema: String,
-    /// Short name, also of the report's folder.
+    /// A short name, also used for the folder of the report.
     pub name: String,
     pub title: String,
     pub source: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
-    /// Rows on which parameters of the shipped devices were fitted.
+    /// Labels of the rows to which parameters of the shipped device profiles were fitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fitted: Vec<String>,
-    /// Whether as many weights as fit are in memory when a run begins.
+    /// Whether a run begins with as many weights in memory as fit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warm: bool,
-    /// How far a simulated number may be off, as a share of the published one.
+    /// Maximum relative error of a simulated number.
     pub tolerance: Fraction,
     pub systems: Vec<System>,
     pub rows: Vec<Row>,
-    /// Systems for which the page has a table of memory by device and processor.
+    /// Names of the systems for which the report has a table of memory by device and processor.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub footprint: Vec<String>,
-    /// Ratios of two cells that the text states.
+    /// Ratios of two cells that the text of the publication states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
 }
@@ -79,40 +80,40 @@ pub struct Published {
 #[serde(deny_unknown_fields)]
 pub struct System {
     pub name: String,
-    /// Why it is simulated with these options.
+    /// The reason for these options.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
-    /// The planner's options, instead of those of the scenario.
+    /// Options of the planner, which replace those of the scenario.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<PlannerOptions>,
-    /// The GPU, for rows that are passes through one GPU.
+    /// The rates of the GPU, for rows with `roofline`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuPeaks>,
-    /// The residency policy of its devices.
+    /// The residency policy of the devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
-    /// The use of the processors of its SoCs.
+    /// How the devices use the processors of their SoCs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
 }
 
-/// One experiment with each system.
+/// An experiment that was run with one or more systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
     pub label: String,
-    /// The path of the scenario, from the folder of this document.
+    /// The path of the scenario, relative to the folder of this document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scenario: Option<String>,
-    /// A pass through one GPU instead.
+    /// Inference on one GPU, instead of a scenario.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roofline: Option<GpuRun>,
-    /// The published numbers by system; a system without a cell is run only where a claim names it.
+    /// The published numbers by system. A system without a cell is simulated only if a claim names it.
     #[serde(default)]
     pub cells: BTreeMap<String, Cell>,
 }
 
-/// The published numbers of one run.
+/// The published numbers of one system in one row.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
@@ -121,83 +122,84 @@ pub struct Cell {
     /// Time to the first token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft: Option<Seconds>,
-    /// Tokens of the prompt a second, instead of `ttft`.
+    /// Prompt tokens per second, instead of `ttft`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<PerSecond>,
-    /// Tokens per second after it, instead of `tpot`.
+    /// Generated tokens per second, instead of `tpot`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<PerSecond>,
-    /// Numbers that do not fit the row, with the reason; they are left out of all means.
+    /// The reasons why numbers of this cell are excluded from all means and medians.
     #[serde(default, alias = "left_out", skip_serializing_if = "Excluded::is_empty")]
     pub excluded: Excluded,
-    /// How it ended, if not well.
+    /// The outcome of the published run; absent if it completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
-    /// Memory pressure by device.
+    /// The memory pressure of each device, as a share of its memory.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pressure: BTreeMap<String, Fraction>,
-    /// The tolerance of this cell, if it is not that of the document.
+    /// The tolerance of this cell, instead of that of the document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tolerance: Option<Fraction>,
-    /// Why the cell is sensitive to a parameter, or why it is known to differ.
+    /// The reason why the simulated number is sensitive to a parameter, or why it is known to differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
 
-/// The quantity by which two cells are compared.
+/// The quantity whose ratio a claim states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ratio {
+pub enum ClaimQuantity {
     #[default]
     Tpot,
     Ttft,
-    /// Energies until the first token.
+    /// The energy until the first token.
     Energy,
 }
 
-impl Ratio {
+impl ClaimQuantity {
     #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
     fn is_tpot(&self) -> bool {
-        *self == Ratio::Tpot
+        *self == ClaimQuantity::Tpot
     }
 }
 
-/// A ratio of the same quantity of two cells, as a text states it.
+/// A ratio of one quantity of two cells that the text of a publication states.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     pub text: String,
-    #[serde(default, skip_serializing_if = "Ratio::is_tpot")]
-    pub ratio: Ratio,
+    #[serde(default, skip_serializing_if = "ClaimQuantity::is_tpot")]
+    pub ratio: ClaimQuantity,
     /// Row and system of the numerator.
     pub of: [String; 2],
     /// Row and system of the denominator.
     pub over: [String; 2],
-    /// The smallest ratio that agrees with the text.
+    /// The minimum ratio that agrees with the text.
     pub from: f64,
-    /// The largest ratio that agrees with the text.
+    /// The maximum ratio that agrees with the text.
     pub to: f64,
 }
 
 impl Published {
-    /// The cells to run, by index of row and system: those with a published number and those that a claim names.
+    /// Returns the cells to simulate, as indices of row and system: those with published numbers and those that a
+    /// claim names.
     pub fn runs(&self) -> BTreeSet<(usize, usize)> {
         let named = self.claims.iter().flat_map(|claim| [&claim.of, &claim.over]);
-        self.cells().map(|(place, ..)| place).chain(named.filter_map(|cell| self.place(cell))).collect()
+        self.cells().map(|(index, ..)| index).chain(named.filter_map(|cell| self.cell_index(cell))).collect()
     }
 
-    /// All cells with their place, row and system, row by row.
+    /// Returns all cells row by row, each with its indices of row and system, its row and its system.
     fn cells(&self) -> impl Iterator<Item = ((usize, usize), &Row, &System, &Cell)> {
-        self.rows.iter().enumerate().flat_map(move |(place, row)| {
+        self.rows.iter().enumerate().flat_map(move |(row_index, row)| {
             let systems = self.systems.iter().enumerate();
             systems.filter_map(move |(column, system)| {
-                Some(((place, column), row, system, row.cells.get(&system.name)?))
+                Some(((row_index, column), row, system, row.cells.get(&system.name)?))
             })
         })
     }
 
-    /// The row and the system of a cell, found by name.
-    pub fn place(&self, [row, system]: &[String; 2]) -> Option<(usize, usize)> {
+    /// Returns the indices of row and system of a cell that is given by names.
+    pub fn cell_index(&self, [row, system]: &[String; 2]) -> Option<(usize, usize)> {
         Some((self.rows.iter().position(|entry| entry.label == *row)?, self.system(system)?))
     }
 
@@ -211,11 +213,11 @@ impl Document for Published {
 
     fn validate(&self) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
-        let plain = |name: &str| {
+        let is_valid = |name: &str| {
             let mut letters = name.chars();
             !name.is_empty() && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '-')
         };
-        if !plain(&self.name) {
+        if !is_valid(&self.name) {
             return refuse(format!("`name` is `{}`; use letters, digits and `-`", self.name));
         }
         let mut systems = BTreeSet::new();
@@ -238,7 +240,7 @@ impl Document for Published {
             if times.into_iter().any(|time| time.0 <= 0.0) {
                 return refuse(format!("row `{}` has a time that is not positive", row.label));
             }
-            speeds::check(row, &self.systems).map_or(Ok(()), refuse)?;
+            speeds::check_row(row, &self.systems).map_or(Ok(()), refuse)?;
         }
         if let Some(unknown) = self.fitted.iter().find(|label| !rows.contains(label)) {
             return refuse(format!("`fitted` names `{unknown}`, which is not a row of this document"));
@@ -248,13 +250,13 @@ impl Document for Published {
         }
         for claim in &self.claims {
             if let Some([row, system]) =
-                [&claim.of, &claim.over].into_iter().find(|cell| self.place(cell).is_none())
+                [&claim.of, &claim.over].into_iter().find(|cell| self.cell_index(cell).is_none())
             {
                 return refuse(format!(
                     "a claim names [{row}, {system}], which is not a cell of this document"
                 ));
             }
-            let mut cells = [&claim.of, &claim.over].into_iter().filter_map(|cell| self.place(cell));
+            let mut cells = [&claim.of, &claim.over].into_iter().filter_map(|cell| self.cell_index(cell));
             let mismatch = |(row, system): (usize, usize)| {
                 let why = speeds::mismatch(&self.rows[row], &self.systems[system])?;
                 Some(format!("a claim names row `{}`, which {why}", self.rows[row].label))

@@ -1,8 +1,8 @@
-//! The page of a comparison with published numbers.
+//! The report of a comparison with published numbers.
 //!
-//! Times per token as a grid with published and simulated values in each cell, then times to first token, memory
-//! pressure, claims, uncertainty and plans. A value outside its tolerance is in brackets. Remarks and caveats come from
-//! the document.
+//! It has a table of times per token with published and simulated values in each cell, then times to first token,
+//! memory pressure, claims, uncertainty and plans. Values outside their tolerance are in brackets. Remarks and
+//! caveats are copied from the document.
 //!
 //! Not here: the scores ([`super::scores`]).
 
@@ -11,16 +11,16 @@ use std::fmt::Write;
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{Result, Results, Simulated};
+use super::results::{CellResult, Results, Simulated};
 use super::scores::{ClaimScore, Error, Scores};
 use super::speeds::Speeds;
-use super::{Cell, Published, Ratio};
+use super::{Cell, ClaimQuantity, Published};
 use crate::charts::drawing::Class;
 use crate::charts::parity::{self, Dot};
 use crate::document::{Block, Document, Figure, NO_VALUE, RowStyle, Table, Text, json};
 use crate::text::numbers;
 
-/// The files of a comparison: page, Markdown, figures and JSON, by name.
+/// Returns the names and contents of the files of a comparison: HTML page, Markdown, figures and JSON.
 pub fn files(published: &Published, results: &Results) -> Vec<(String, Vec<u8>)> {
     let scores = Scores::of(published, results);
     let mut files = document(published, results, &scores).files();
@@ -28,7 +28,7 @@ pub fn files(published: &Published, results: &Results) -> Vec<(String, Vec<u8>)>
     files
 }
 
-/// The summary of a comparison, for a terminal.
+/// Returns the summary of a comparison for a terminal.
 pub fn summary_text(published: &Published, results: &Results) -> String {
     let scores = Scores::of(published, results);
     let mut text = format!("{}: {}\n", published.name, summary(published, &scores).plain());
@@ -49,19 +49,19 @@ pub fn summary_text(published: &Published, results: &Results) -> String {
 struct Json<'a> {
     name: &'a str,
     scores: &'a Scores,
-    runs: Vec<CellResult<'a>>,
+    runs: Vec<JsonRun<'a>>,
 }
 
 #[derive(Serialize)]
-struct CellResult<'a> {
+struct JsonRun<'a> {
     row: &'a str,
     system: &'a str,
-    result: &'a Result,
+    result: &'a CellResult,
 }
 
 impl<'a> Json<'a> {
     fn new(published: &'a Published, results: &'a Results, scores: &'a Scores) -> Self {
-        let cell = |(&(row, system), result): (&(usize, usize), &'a Result)| CellResult {
+        let cell = |(&(row, system), result): (&(usize, usize), &'a CellResult)| JsonRun {
             row: &published.rows[row].label,
             system: &published.systems[system].name,
             result,
@@ -159,8 +159,8 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Option<Block> {
     Some(Block::Table(Table::new(caption, head, rows).textual()))
 }
 
-/// Milliseconds as a table has them.
-fn short(value: f64) -> String {
+/// Formats milliseconds for a table.
+fn format_ms(value: f64) -> String {
     numbers::decimal(value, u32::from(value < 100.0))
 }
 
@@ -173,13 +173,13 @@ fn missing(cell: Option<&Cell>) -> String {
 
 fn time(error: &Error) -> String {
     let Some((simulated, off)) = error.simulated_ms.zip(error.error) else {
-        return format!("{}, none", short(error.published_ms));
+        return format!("{}, none", format_ms(error.published_ms));
     };
-    let text = format!("{}, {}, {:+.0} %", short(error.published_ms), short(simulated), off * 100.0);
+    let text = format!("{}, {}, {:+.0} %", format_ms(error.published_ms), format_ms(simulated), off * 100.0);
     if error.within { text } else { format!("[{text}]") }
 }
 
-/// Every cell as a dot, with a colour for each system.
+/// Draws a dot for every cell, with a colour for each system.
 fn parity(published: &Published, errors: &[Error]) -> Option<Block> {
     let dot = |error: &Error| {
         let system = published.systems.iter().position(|system| system.name == error.system)?;
@@ -200,12 +200,12 @@ fn parity(published: &Published, errors: &[Error]) -> Option<Block> {
 
 fn pressure(published: &Published, results: &Results) -> Option<Block> {
     let mut rows = Vec::new();
-    for (place, row, system, cell) in published.cells() {
-        let run = results.get(&place).and_then(Result::ran);
+    for (index, row, system, cell) in published.cells() {
+        let run = results.get(&index).and_then(CellResult::run);
         let mut style = RowStyle::Group;
         for (device, share) in &cell.pressure {
             let percent = |share: f64| format!("{:.1} %", share * 100.0);
-            // A device that the plan leaves out holds nothing.
+            // A device that the plan does not use has no weights, so its pressure is 0.
             let simulated = run
                 .map_or(NO_VALUE.to_owned(), |run| percent(run.pressure.get(device).copied().unwrap_or(0.0)));
             let cells = [row.label.clone(), system.name.clone(), device.clone(), percent(share.0), simulated];
@@ -218,7 +218,7 @@ fn pressure(published: &Published, results: &Results) -> Option<Block> {
     Table { caption, head, rows, textual: true }.block()
 }
 
-/// The memory of every processor, with a row for each run.
+/// Returns a table for each listed system: the memory of every processor, with a row for each run.
 fn footprint(published: &Published, results: &Results) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (column, system) in published.systems.iter().enumerate() {
@@ -228,7 +228,7 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
         let runs: Vec<(&str, &Simulated)> = results
             .iter()
             .filter(|((_, of), _)| *of == column)
-            .filter_map(|(&(row, _), result)| Some((published.rows[row].label.as_str(), result.ran()?)))
+            .filter_map(|(&(row, _), result)| Some((published.rows[row].label.as_str(), result.run()?)))
             .collect();
         let mut processors: Vec<&str> =
             runs.iter().flat_map(|(_, run)| &run.footprint).map(|it| it.processor.as_str()).collect();
@@ -264,7 +264,7 @@ fn claims(published: &Published, scores: &Scores) -> Option<Block> {
         [claim.text.clone(), range, ratio, holds.to_owned()].map(Text::from).to_vec()
     };
     let head = ["Claim", "Range of the text", "Simulated", "Holds"];
-    let mixed = published.claims.iter().any(|claim| claim.ratio != Ratio::Tpot);
+    let mixed = published.claims.iter().any(|claim| claim.ratio != ClaimQuantity::Tpot);
     let caption =
         if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." };
     Table::new(caption, head, scores.claims.iter().map(row)).textual().block()
@@ -287,13 +287,13 @@ fn remarks(published: &Published) -> Vec<Block> {
 }
 
 fn spreads(published: &Published, results: &Results) -> Option<Block> {
-    let row = |(&(row, system), result): (&(usize, usize), &Result)| {
-        let run = result.ran()?;
+    let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
+        let run = result.run()?;
         let spread = run.spread.as_ref()?;
         let cells = [
             published.rows[row].label.clone(),
             published.systems[system].name.clone(),
-            run.tpot_ms.map_or_else(String::new, short),
+            run.tpot_ms.map_or_else(String::new, format_ms),
             spread.interval(),
             spread.sensitivities(),
         ];
@@ -307,12 +307,12 @@ fn spreads(published: &Published, results: &Results) -> Option<Block> {
 }
 
 fn plans(published: &Published, results: &Results) -> Option<Block> {
-    let row = |(&(row, system), result): (&(usize, usize), &Result)| {
+    let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
         let (plan, note) = match result {
-            Result::Ran(run) => (run.plan.clone(), run.unvalidated.join("; ")),
-            Result::Refused { refused } => ("none".to_owned(), refused.clone()),
+            CellResult::Ran(run) => (run.plan.clone(), run.unvalidated.join("; ")),
+            CellResult::Refused { refused } => ("none".to_owned(), refused.clone()),
         };
-        let time = result.tpot_ms().map_or_else(|| NO_VALUE.to_owned(), short);
+        let time = result.tpot_ms().map_or_else(|| NO_VALUE.to_owned(), format_ms);
         let cells =
             [published.rows[row].label.clone(), published.systems[system].name.clone(), time, plan, note];
         cells.map(Text::from).to_vec()

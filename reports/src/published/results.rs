@@ -1,15 +1,14 @@
-//! Simulated results of the published runs.
+//! Simulated results of the cells of a `published/1` document.
 //!
-//! The command line, which plans and simulates, fills them in.
-//!
-//! Not here: their comparison with the published numbers ([`super::scores`]).
+//! Not here: planning and simulating the cells (`hearth_workflow::reproduction`), and comparing the results with the
+//! published numbers ([`super::scores`]).
 
 use std::collections::BTreeMap;
 
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::Ratio;
+use super::ClaimQuantity;
 
 /// The simulated run of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,57 +17,63 @@ pub struct Simulated {
     /// Mean time per output token after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
-    /// Energy until the first token, in joules, of a SoC that ran alone.
+    /// Energy until the first token, in joules; only for a SoC that ran alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
     /// Memory pressure by device, as a share.
     pub pressure: BTreeMap<String, f64>,
-    /// The memory of each processor, in the plan's order.
+    /// The memory of each processor, in the order of the plan.
     pub footprint: Vec<Footprint>,
+    /// A description of the plan.
     pub plan: String,
-    /// Parts of the system that have not been validated against real hardware.
+    /// Parts of the device profiles that have not been validated on real hardware.
     pub unvalidated: Vec<String>,
     /// The uncertainty of the time per token, if requested.
     pub spread: Option<Spread>,
 }
 
-/// The memory of one processor of one device under a plan.
+/// The memory that a plan needs on one processor of a device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Footprint {
-    /// The device and its processor, as `d3-gpu`.
+    /// The device and its processor, such as `d3-gpu`.
     pub processor: String,
-    /// Weights, KV cache and buffers, whether they fit or not.
+    /// Weights, KV cache and buffers, even if they exceed `available`.
     pub bytes: u64,
-    /// The memory that a run can use there.
+    /// The memory that a run can use on this processor.
     pub available: u64,
 }
 
-/// The uncertainty of a prediction, from draws of all parameters.
+/// The uncertainty of a prediction, from repeated simulations with randomly drawn parameters.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Spread {
-    /// The 10th percentile in milliseconds.
+    /// The 10th percentile of the time per token, in milliseconds.
     pub p10_ms: f64,
+    /// The 90th percentile of the time per token, in milliseconds.
     pub p90_ms: f64,
-    /// Draws that ran out of memory, which count as infinitely long.
+    /// Number of draws that ran out of memory; their time counts as infinite.
     pub failed: usize,
+    /// Number of draws.
     pub draws: usize,
-    /// The parameters with the largest effect, with the relative change of the time when each is changed by its own
-    /// uncertainty (the larger of both directions); infinite if the run then runs out of memory.
+    /// The parameters with the largest effect on the time. The value is the relative change of the time when the
+    /// parameter is changed by its own uncertainty, up or down, whichever has the larger effect; infinite if the run
+    /// then runs out of memory.
     pub sensitive: Vec<(String, f64)>,
 }
 
+/// The result of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Result {
+pub enum CellResult {
     Ran(Simulated),
-    /// There is no plan, or its plan cannot be simulated.
+    /// The cell has no plan, or its plan cannot be simulated.
     Refused {
+        /// The reason.
         refused: String,
     },
 }
 
 impl Spread {
-    /// The parameters with the largest effect on the time, in words.
+    /// Returns the parameters with the largest effect on the time, as text.
     pub fn sensitivities(&self) -> String {
         let change = |(name, change): &(String, f64)| {
             if change.is_finite() {
@@ -81,6 +86,7 @@ impl Spread {
         if changes.is_empty() { "no single parameter".to_owned() } else { changes.join(", ") }
     }
 
+    /// Returns the interval and the most sensitive parameters as two lines for a terminal.
     pub fn summary(&self) -> String {
         let failed = match self.failed {
             0 => String::new(),
@@ -92,7 +98,7 @@ impl Spread {
         )
     }
 
-    /// The 80 % interval in words; a draw that does not fit in memory counts as infinitely long.
+    /// Returns the interval from the 10th to the 90th percentile as text.
     pub fn interval(&self) -> String {
         let digits = |ms: f64| usize::from(ms < 100.0);
         let show = |ms: f64| format!("{ms:.*}", digits(ms));
@@ -104,37 +110,37 @@ impl Spread {
     }
 }
 
-impl Result {
-    /// The run, if there was one.
-    pub fn ran(&self) -> Option<&Simulated> {
+impl CellResult {
+    /// Returns the run; `None` if it was refused.
+    pub fn run(&self) -> Option<&Simulated> {
         match self {
-            Result::Ran(simulated) => Some(simulated),
-            Result::Refused { .. } => None,
+            CellResult::Ran(simulated) => Some(simulated),
+            CellResult::Refused { .. } => None,
         }
     }
 
-    /// The time per token of a run that ended well, in milliseconds.
+    /// Returns the time per token in milliseconds; `None` if the run did not complete.
     pub fn tpot_ms(&self) -> Option<f64> {
-        self.quantity(Ratio::Tpot)
+        self.quantity(ClaimQuantity::Tpot)
     }
 
-    /// The quantity of a claim, of a run that ended well.
-    pub fn quantity(&self, by: Ratio) -> Option<f64> {
-        let run = self.ran().filter(|run| run.outcome == Outcome::Ok)?;
+    /// Returns the quantity of a claim; `None` if the run did not complete.
+    pub fn quantity(&self, by: ClaimQuantity) -> Option<f64> {
+        let run = self.run().filter(|run| run.outcome == Outcome::Ok)?;
         match by {
-            Ratio::Tpot => run.tpot_ms,
-            Ratio::Ttft => run.ttft_ms,
-            Ratio::Energy => run.energy_j,
+            ClaimQuantity::Tpot => run.tpot_ms,
+            ClaimQuantity::Ttft => run.ttft_ms,
+            ClaimQuantity::Energy => run.energy_j,
         }
     }
 }
 
 #[cfg(test)]
 impl Simulated {
-    /// A run without memory and plan.
-    pub fn fixture(tpot_ms: Option<f64>, ttft_ms: Option<f64>, outcome: Outcome) -> Result {
+    /// Returns a run without memory and plan.
+    pub fn fixture(tpot_ms: Option<f64>, ttft_ms: Option<f64>, outcome: Outcome) -> CellResult {
         let (pressure, footprint, unvalidated) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Result::Ran(Self {
+        CellResult::Ran(Self {
             outcome,
             tpot_ms,
             ttft_ms,
@@ -148,5 +154,5 @@ impl Simulated {
     }
 }
 
-/// Every cell that was run, by index of row and system.
-pub type Results = BTreeMap<(usize, usize), Result>;
+/// The results of the simulated cells, by indices of row and system.
+pub type Results = BTreeMap<(usize, usize), CellResult>;

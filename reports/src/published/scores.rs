@@ -1,11 +1,11 @@
-//! Agreement of simulated numbers with published ones.
+//! Scores of the agreement between simulated and published numbers.
 //!
-//! - The error of a time: simulated over published, less 1; and the median of the absolute errors over the cells with a
+//! - The error of a time: simulated / published - 1; and the median of the absolute errors of the cells with a
 //!   published time that did not run out of memory.
-//! - The order of the systems in a row: pairs whose published times differ by a fifth or more should have the same order
-//!   in the simulation. A run out of memory is slower than any time.
+//! - The order of the systems in a row: pairs whose published times differ by more than a fifth should have the same
+//!   order in the simulation. A run that ran out of memory counts as slower than any other.
 //! - The order of the rows in a column: Spearman's rank correlation of published and simulated times.
-//! - Outcomes: whether the same runs run out of memory.
+//! - Outcomes: whether the same runs ran out of memory.
 //! - Claims: whether a ratio is within the range that agrees with the text.
 //! - Speeds, where they were published instead of times ([`super::speeds`]).
 //!
@@ -14,30 +14,31 @@
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{Result, Results, Simulated};
+use super::results::{CellResult, Results, Simulated};
 use super::speeds::Speeds;
 use super::{Cell, Claim, Published, Row, System};
 
-/// Published times within this factor have no order.
-const TIE: f64 = 1.2;
+/// Ratio of two published times up to which their order is not compared.
+const TIE_RATIO: f64 = 1.2;
 
-/// A published time and the simulated one.
+/// The error of a simulated time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Error {
     pub row: String,
     pub system: String,
     pub published_ms: f64,
-    /// Absent if it could not be run or did not complete.
+    /// `None` if the cell could not be simulated or the run did not complete.
     pub simulated_ms: Option<f64>,
-    /// Simulated over published, less 1.
+    /// Simulated / published - 1.
     pub error: Option<f64>,
+    /// Maximum relative error.
     pub tolerance: f64,
     /// Whether parameters were fitted to this row.
     pub fitted: bool,
-    /// Whether the simulated time is within the tolerance. A tolerance of a half or more is a factor in both
-    /// directions.
+    /// Whether the simulated time is within the tolerance. From a tolerance of 0.5 on, the ratio of the two times may
+    /// be up to 1 + tolerance in either direction.
     pub within: bool,
-    /// Whether the document excludes it from the medians.
+    /// Whether the document excludes the time from the medians.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub excluded: bool,
 }
@@ -58,16 +59,16 @@ pub struct Scores {
     pub median_tpot: Option<f64>,
     /// Median absolute error of the times to the first token.
     pub median_ttft: Option<f64>,
-    /// Median absolute error of the times per token of the rows to which nothing was fitted.
+    /// Median absolute error of the times per token of the rows to which no parameters were fitted.
     pub median_tpot_held_out: Option<f64>,
     /// Pairs of systems in the wrong order, as `row: faster, slower`.
     pub misordered: Vec<String>,
-    /// Rank correlation of each system's rows, where there are three or more.
+    /// Rank correlation of the rows of each system that has at least three.
     pub rank_correlation: Vec<(String, f64)>,
-    /// Cells whose outcome differs from the published one.
+    /// Cells whose outcome differs from the published outcome.
     pub outcome_mismatches: Vec<String>,
     pub claims: Vec<ClaimScore>,
-    /// Speeds of the rows that are passes through one GPU.
+    /// Speeds of the rows with `roofline`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speeds: Option<Speeds>,
 }
@@ -76,8 +77,9 @@ pub struct Scores {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClaimScore {
     pub text: String,
-    /// The range that agrees with the text.
+    /// The minimum and maximum ratio that agree with the text.
     pub range: [f64; 2],
+    /// The simulated ratio; `None` if one of the runs did not complete.
     pub ratio: Option<f64>,
     /// Whether the ratio is within the range.
     pub holds: bool,
@@ -124,10 +126,10 @@ fn errors(
     time: impl Fn(&Row, &Cell) -> Option<(f64, bool)>,
     simulated: impl Fn(&Simulated) -> Option<f64>,
 ) -> Vec<Error> {
-    let error_of = |(place, row, system, cell): ((usize, usize), &Row, &System, &Cell)| {
+    let error_of = |(index, row, system, cell): ((usize, usize), &Row, &System, &Cell)| {
         let (seconds, excluded) = time(row, cell)?;
         let published_ms = seconds * 1e3;
-        let run = results.get(&place).and_then(|result| result.ran());
+        let run = results.get(&index).and_then(|result| result.run());
         let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
         let error = simulated_ms.map(|simulated| simulated / published_ms - 1.0);
         let tolerance = cell.tolerance.unwrap_or(published.tolerance).0;
@@ -154,7 +156,7 @@ fn median(errors: impl Iterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(sizes[middle], upper))
 }
 
-/// The published time of a cell in milliseconds, infinite if it ran out of memory.
+/// Returns the published time per token of a cell in milliseconds; infinite if the run did not complete.
 fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
     match cell.outcome {
         Some(Outcome::OutOfMemory | Outcome::Killed) => Some(f64::INFINITY),
@@ -164,21 +166,21 @@ fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
 
 fn misordered(published: &Published, results: &Results) -> Vec<String> {
     let mut wrong = Vec::new();
-    for (place, row) in published.rows.iter().enumerate() {
+    for (row_index, row) in published.rows.iter().enumerate() {
         let cells: Vec<(&str, f64, f64)> = published
             .systems
             .iter()
             .enumerate()
             .filter_map(|(column, system)| {
                 let printed = published_time(row, row.cells.get(&system.name)?)?;
-                let here = results.get(&(place, column)).and_then(Result::tpot_ms);
+                let here = results.get(&(row_index, column)).and_then(CellResult::tpot_ms);
                 Some((system.name.as_str(), printed, here.unwrap_or(f64::INFINITY)))
             })
             .collect();
         for (index, one) in cells.iter().enumerate() {
             for other in &cells[index + 1..] {
                 let (faster, slower) = if one.1 <= other.1 { (one, other) } else { (other, one) };
-                let differs = slower.1 > TIE * faster.1;
+                let differs = slower.1 > TIE_RATIO * faster.1;
                 if differs && faster.2 > slower.2 {
                     wrong.push(format!("{}: {}, {}", row.label, faster.0, slower.0));
                 }
@@ -201,7 +203,8 @@ fn rank_correlation(published: &Published, errors: &[Error]) -> Vec<(String, f64
     systems.filter_map(|system| Some((system.name.clone(), correlation(&system.name)?))).collect()
 }
 
-/// Pearson's correlation of the ranks; equal values share the mean of their ranks. None if all of one side are equal.
+/// Returns Spearman's rank correlation: Pearson's correlation of the ranks, where equal values have the mean of their
+/// ranks. `None` if all values of one side are equal.
 fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     let ranks = |values: Vec<f64>| -> Vec<f64> {
         let rank = |value: &f64| {
@@ -221,8 +224,8 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
 }
 
 fn outcome_mismatches(published: &Published, results: &Results) -> Vec<String> {
-    let differs = |(place, _, _, cell): &((usize, usize), &Row, &System, &Cell)| {
-        let run = results.get(place).and_then(|result| result.ran());
+    let differs = |(index, _, _, cell): &((usize, usize), &Row, &System, &Cell)| {
+        let run = results.get(index).and_then(|result| result.run());
         run.map(|run| run.outcome) != Some(cell.outcome.unwrap_or(Outcome::Ok))
     };
     let different = published.cells().filter(differs);
@@ -230,7 +233,7 @@ fn outcome_mismatches(published: &Published, results: &Results) -> Vec<String> {
 }
 
 fn score_claim(published: &Published, results: &Results, claim: &Claim) -> ClaimScore {
-    let time = |cell| published.place(cell).and_then(|place| results.get(&place)?.quantity(claim.ratio));
+    let time = |cell| published.cell_index(cell).and_then(|index| results.get(&index)?.quantity(claim.ratio));
     let ratio =
         time(&claim.of).zip(time(&claim.over)).map(|(of, over)| of / over).filter(|ratio| ratio.is_finite());
     let range = [claim.from, claim.to];
@@ -280,11 +283,12 @@ claims:
         // 110/100, 105/200, 300/200, 240/230, 210/400.
         assert_eq!(off, [100, -475, 500, 43, -475]);
         let within: Vec<bool> = scores.tpot.iter().map(|error| error.within).collect();
-        // 400 over 210 is 1.9 times, which a tolerance of 100 % allows.
+        // 400 / 210 = 1.9, which a tolerance of 100 % allows.
         assert_eq!(within, [true, false, false, true, true]);
         assert_eq!(scores.median_tpot, Some(0.475));
         assert!((scores.median_tpot_held_out.expect("rows") - 0.475).abs() < 1e-12, "0.043, 0.475, 0.5");
-        // In a, two is the faster here; in b the published times are too near; in c two ran out of memory, as it should.
+        // Row a: two is faster in the simulation only. Row b: the published times are too close. Row c: two runs out
+        // of memory, as published.
         assert_eq!(scores.misordered, ["a: one, two"]);
         // Published 1, 2, 3; simulated 1, 3, 2: 1 - 6 (0 + 1 + 1) / (3 (9 - 1)).
         assert_eq!(scores.rank_correlation, [("one".to_owned(), 0.5)]);

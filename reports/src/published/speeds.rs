@@ -1,11 +1,11 @@
 //! Published speeds of one GPU, compared with a roofline prediction from its compute rate and bandwidth.
 //!
-//! A row of a `published/1` document may be a pass of a model through one GPU instead of a scenario, and a system of it
-//! a GPU. Speeds are in tokens per second; a prompt of P tokens at v tokens per second has a time to first token of P /
-//! v.
+//! A row of a `published/1` document can be inference on one GPU (`roofline`) instead of a scenario; the systems of
+//! such a row are GPUs. Speeds are in tokens per second; a prompt of P tokens at v tokens per second has a time to
+//! first token of P / v.
 //!
-//! The error of a speed is predicted over published, less 1. The mean of the absolute errors is over the cells to which
-//! nothing was fitted and which the document does not exclude; excluded cells are shown with their reason.
+//! The error of a speed is predicted / published - 1. The mean of the absolute errors does not include rows to which
+//! parameters were fitted, nor speeds that the document excludes; excluded speeds are shown with the reason.
 //!
 //! Not here: the prediction (`hearth_sim::mobile_gpu`).
 
@@ -14,46 +14,48 @@ use std::fmt::Write;
 use hearth_profiles::{BytesPerSecond, FlopsPerSecond, PerSecond, Seconds, Sourced};
 use serde::{Deserialize, Serialize};
 
-use super::results::{Result, Results};
+use super::results::{CellResult, Results};
 use super::{Cell, Published, Row, System};
 use crate::document::{Block, NO_VALUE, Table, Text};
 use crate::text::numbers;
 
-/// The maximum number of tokens of a prompt, and after it. source: assumed, the longest context of a model
+/// Maximum number of prompt tokens, and of generated tokens. source: assumed, the longest context of a model
 const MAX_TOKENS: u32 = 1 << 20;
 
-/// The quantisation of weights, with a scale for each channel (ML Drift paper, section 4.2).
+/// The quantisation of weights with one scale per channel (ML Drift paper, section 4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quantisation {
-    /// Eight bits everywhere.
+    /// 8 bits for all weights.
     #[serde(rename = "q8")]
     Q8,
-    /// Eight bits in attention, four in the embedding and the feed-forward block.
+    /// 8 bits in attention, 4 bits in the embedding and the feed-forward block.
     #[serde(rename = "8/4/4")]
     Mixed,
 }
 
-/// A prompt and the generation after it, on one GPU.
+/// A run on one GPU: prefill of a prompt, and decoding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuRun {
-    /// The path of the model's document, relative to the folder of this one.
+    /// The path of the model document, relative to the folder of this document.
     pub model: String,
     pub weights: Quantisation,
+    /// Number of prompt tokens.
     pub prompt: u32,
+    /// Number of generated tokens.
     pub generate: u32,
 }
 
-/// The rates that a GPU achieves.
+/// The maximum rates that a GPU achieves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuPeaks {
     pub compute: Sourced<FlopsPerSecond>,
-    /// The bandwidth of reading weights and KV cache.
+    /// Bandwidth of reading weights and the KV cache from memory.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
-/// Why speeds of a cell are excluded from the means.
+/// The reasons why speeds of a cell are excluded from the means.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Excluded {
@@ -65,7 +67,7 @@ pub struct Excluded {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Stage {
+pub enum Phase {
     Prefill,
     Decode,
 }
@@ -75,22 +77,26 @@ pub enum Stage {
 pub struct Speed {
     pub row: String,
     pub system: String,
-    pub stage: Stage,
+    #[serde(rename = "stage")]
+    pub phase: Phase,
     pub published: f64,
-    /// Absent if it could not be predicted.
+    /// `None` if it could not be predicted.
     pub predicted: Option<f64>,
-    /// Predicted over published, less 1.
+    /// Predicted / published - 1.
     pub error: Option<f64>,
     /// Whether the rates of the GPU were fitted to this row.
     pub fitted: bool,
-    /// Why it is excluded from the means.
+    /// The reason why the speed is excluded from the means.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<String>,
 }
 
+/// The mean error of the speeds of one phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Mean {
+    /// Mean absolute error.
     pub error: f64,
+    /// Number of cells in the mean.
     pub cells: usize,
 }
 
@@ -98,7 +104,9 @@ pub struct Mean {
 pub struct Speeds {
     /// All speeds, in the order of rows and systems.
     pub all: Vec<Speed>,
+    /// The mean error of the prefill speeds; `None` if none is included.
     pub prefill: Option<Mean>,
+    /// The mean error of the decode speeds; `None` if none is included.
     pub decode: Option<Mean>,
 }
 
@@ -109,17 +117,19 @@ impl Excluded {
 }
 
 impl Row {
+    /// Returns the published time per token of a cell of this row.
     pub fn tpot(&self, cell: &Cell) -> Option<Seconds> {
         cell.tpot.or_else(|| Some(Seconds(1.0 / cell.decode?.0)))
     }
 
+    /// Returns the published time to the first token of a cell of this row.
     pub fn ttft(&self, cell: &Cell) -> Option<Seconds> {
         let prompt = self.roofline.as_ref().map(|roofline| f64::from(roofline.prompt));
         cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill?.0)))
     }
 }
 
-/// The reason why a system cannot run a row, if any.
+/// Returns the reason why a system cannot run a row, if it cannot.
 pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.roofline.is_some(), &system.gpu, &system.planner) {
@@ -129,8 +139,8 @@ pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
     }
 }
 
-/// The first inconsistency of a row.
-pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
+/// Returns the first inconsistency of a row, if it has one.
+pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
     let say = |what: &str| Some(format!("row `{}` {what}", row.label));
     match (&row.scenario, &row.roofline) {
         (Some(_), Some(_)) => return say("has both a `scenario` and a `roofline`: choose one"),
@@ -143,21 +153,21 @@ pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
         }
         (Some(_), None) => {}
     }
-    let is_pass = row.roofline.is_some();
+    let is_roofline = row.roofline.is_some();
     for (name, cell) in &row.cells {
         let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
         if let Some(what) = mismatch(row, system) {
             return say(&what);
         }
         let speeds = [cell.prefill, cell.decode];
-        if !is_pass && (speeds.iter().any(Option::is_some) || !cell.excluded.is_empty()) {
+        if !is_roofline && (speeds.iter().any(Option::is_some) || !cell.excluded.is_empty()) {
             return say("is a `scenario`: give `ttft` and `tpot` instead of `prefill` and `decode`");
         }
         if speeds.iter().flatten().any(|speed| speed.0 <= 0.0) {
             return say("has a speed that is not positive");
         }
         if (cell.prefill.is_some() && cell.ttft.is_some()) || (cell.decode.is_some() && cell.tpot.is_some()) {
-            return say(&format!("has both a speed and a time of the same stage in the cell of `{name}`"));
+            return say(&format!("has both a speed and a time of the same phase in the cell of `{name}`"));
         }
         let missing = |reason: &Option<String>, speed: bool| reason.is_some() && !speed;
         if missing(&cell.excluded.prefill, cell.prefill.is_some())
@@ -169,7 +179,7 @@ pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
     None
 }
 
-/// The first inconsistency of a system.
+/// Returns the first inconsistency of a system, if it has one.
 pub(super) fn check_system(system: &System) -> Option<String> {
     let say = |what: &str| Some(format!("system `{}` {what}", system.name));
     match (&system.gpu, &system.planner) {
@@ -183,24 +193,24 @@ pub(super) fn check_system(system: &System) -> Option<String> {
 }
 
 impl Speeds {
-    /// Compares predictions with the published speeds; none if no row is a pass through one GPU.
+    /// Compares predictions with the published speeds; `None` if there are no published speeds.
     pub fn of(published: &Published, results: &Results) -> Option<Speeds> {
         let mut all = Vec::new();
-        for (place, row, system, cell) in published.cells() {
+        for (index, row, system, cell) in published.cells() {
             let Some(roofline) = &row.roofline else { continue };
-            let run = results.get(&place).and_then(Result::ran);
+            let run = results.get(&index).and_then(CellResult::run);
             let prompt = f64::from(roofline.prompt) * 1e3;
             let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
             let decode = run.and_then(|run| Some(1e3 / run.tpot_ms?));
-            for (stage, published_speed, predicted, excluded) in [
-                (Stage::Prefill, cell.prefill, prefill, &cell.excluded.prefill),
-                (Stage::Decode, cell.decode, decode, &cell.excluded.decode),
+            for (phase, published_speed, predicted, excluded) in [
+                (Phase::Prefill, cell.prefill, prefill, &cell.excluded.prefill),
+                (Phase::Decode, cell.decode, decode, &cell.excluded.decode),
             ] {
                 let Some(PerSecond(published_speed)) = published_speed else { continue };
                 all.push(Speed {
                     row: row.label.clone(),
                     system: system.name.clone(),
-                    stage,
+                    phase,
                     published: published_speed,
                     predicted,
                     error: predicted.map(|predicted| predicted / published_speed - 1.0),
@@ -209,17 +219,17 @@ impl Speeds {
                 });
             }
         }
-        let mean = |stage: Stage| {
-            let counted = all.iter().filter(|speed| speed.counts() && speed.stage == stage);
+        let mean = |phase: Phase| {
+            let counted = all.iter().filter(|speed| speed.is_included() && speed.phase == phase);
             let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.error?.abs())).collect();
             let cells = errors.len();
             (cells > 0).then(|| Mean { error: errors.iter().sum::<f64>() / cells as f64, cells })
         };
-        let (prefill, decode) = (mean(Stage::Prefill), mean(Stage::Decode));
+        let (prefill, decode) = (mean(Phase::Prefill), mean(Phase::Decode));
         (!all.is_empty()).then_some(Speeds { all, prefill, decode })
     }
 
-    /// Rows and means, for a terminal.
+    /// Returns the speeds and the mean errors as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = String::from("  tokens per second: published, predicted, error\n");
         let of = |list: &mut dyn Iterator<Item = usize>| list.max().unwrap_or(0);
@@ -228,7 +238,7 @@ impl Speeds {
         for pair in self.all.chunk_by(|one, other| (&one.row, &one.system) == (&other.row, &other.system)) {
             let _ = write!(text, "  {:wide$}  {:name$}", pair[0].row, pair[0].system);
             for speed in pair {
-                let what = if speed.stage == Stage::Prefill { "prefill" } else { "decode" };
+                let what = if speed.phase == Phase::Prefill { "prefill" } else { "decode" };
                 let _ = write!(text, "  {what} {:>19}", speed.numbers());
             }
             text += if pair[0].fitted { "  (fitted)\n" } else { "\n" };
@@ -252,11 +262,11 @@ impl Speeds {
         )
     }
 
-    /// Tables for a page.
+    /// Returns the tables and the mean errors as blocks of a report.
     pub fn blocks(&self) -> Vec<Block> {
         let mut blocks = Vec::new();
-        for (stage, what) in [(Stage::Prefill, "Reading the prompt"), (Stage::Decode, "Generating")] {
-            let speeds: Vec<&Speed> = self.all.iter().filter(|speed| speed.stage == stage).collect();
+        for (phase, what) in [(Phase::Prefill, "Reading the prompt"), (Phase::Decode, "Generating")] {
+            let speeds: Vec<&Speed> = self.all.iter().filter(|speed| speed.phase == phase).collect();
             let mut systems: Vec<&str> = Vec::new();
             for speed in &speeds {
                 if !systems.contains(&speed.system.as_str()) {
@@ -287,8 +297,8 @@ impl Speeds {
 }
 
 impl Speed {
-    /// Whether it is part of the mean.
-    fn counts(&self) -> bool {
+    /// Returns whether the speed is included in the mean.
+    fn is_included(&self) -> bool {
         !self.fitted && self.excluded.is_none()
     }
 
@@ -331,7 +341,7 @@ rows:
     cells: {small: {prefill: 50 /s, decode: 40 /s, left_out: {decode: It is a misprint.}}}
 ";
 
-    fn ran(ttft_ms: f64, tpot_ms: f64) -> Result {
+    fn ran(ttft_ms: f64, tpot_ms: f64) -> CellResult {
         Simulated::fixture(Some(tpot_ms), Some(ttft_ms), Outcome::Ok)
     }
 
@@ -353,7 +363,7 @@ rows:
         assert!(text.contains("* c, small: It is a misprint.") && text.contains("(fitted)"), "{text}");
         let scores = super::super::scores::Scores::of(&published, &results);
         assert!(scores.tpot.iter().any(|error| error.excluded) && scores.speeds.is_some());
-        // In times: 0, 40 over 50 and the one that is excluded.
+        // The errors of the times per token are 0 and 40 / 50 - 1; one is excluded.
         assert!((scores.median_tpot.expect("times") - 0.1).abs() < 1e-12, "{:?}", scores.median_tpot);
     }
 

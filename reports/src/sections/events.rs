@@ -1,9 +1,9 @@
-//! The section on events of a run: devices that slow down, lose memory or leave, and the effect on the time per token.
+//! The section on events during a run, such as slower, lost or memory-constrained devices, and on their effect.
 //!
-//! A table with the time of a token before, during and after each event; a table of memory pressure where other
-//! programs took memory; and a sentence for the cost of each device that was lost.
+//! It has a table with the time per token before, during and after each event, a table of memory pressure if other
+//! programs allocated memory, and a sentence on the cost of each lost device.
 //!
-//! Not here: the numbers ([`hearth_core::metrics::event_impact`]).
+//! Not here: computing the effect ([`hearth_core::metrics::event_impact`]).
 
 use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
 use hearth_schema::Trace;
@@ -24,12 +24,12 @@ pub fn section(runs: &[(&Run, &Trace)]) -> Section {
         blocks.extend(lost_devices(trace, &events).map(Block::Paragraph));
     }
     if !blocks.is_empty() {
-        blocks.push(Block::Meanings("What the columns mean", MEANINGS.to_vec()));
+        blocks.push(Block::Definitions("What the columns mean", DEFINITIONS.to_vec()));
     }
     Section { title: "Events".into(), anchor: "events", blocks }
 }
 
-const MEANINGS: [(&str, &str); 3] = [
+const DEFINITIONS: [(&str, &str); 3] = [
     ("Before", "Tokens that ended before the event began."),
     ("During", "Tokens that overlap with the event."),
     ("After", "Tokens that began after the event ended."),
@@ -66,24 +66,25 @@ fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     Table::new(caption, ["Event", "Before", "During", "After"], rows)
 }
 
-/// The cost of each lost device: the time until it was detected, and the time until the new ring's first token.
+/// Describes the cost of each lost device: the time until the loss was detected, and until the first token of the new
+/// ring.
 fn lost_devices(trace: &Trace, events: &[(&RunEvent, EventImpact)]) -> Option<Text> {
     let mut text = Text::default();
     for (silent, _) in events.iter().filter(|(event, _)| event.kind == RunEventKind::Silent) {
-        let Some(noticed) = silent.end else { continue };
-        let again =
-            trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned && it.start == noticed);
+        let Some(detected) = silent.end else { continue };
+        let replanned =
+            trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned && it.start == detected);
         let device = silent.device.as_deref().unwrap_or("the ring");
         let millis = |from: u64, to: u64| numbers::milliseconds(to.saturating_sub(from) as f64 * 1e-6);
         text = text.name(escape::name(device)).words(format!(
-            " was detected as lost {} after its last sign of life",
-            millis(silent.start, noticed)
+            " was detected as lost {} after its last message",
+            millis(silent.start, detected)
         ));
-        text = match again.and_then(|it| it.end) {
-            Some(back) => text.words(format!(
-                "; the first token of the new ring followed {} later, {} after the last sign of life. ",
-                millis(noticed, back),
-                millis(silent.start, back)
+        text = match replanned.and_then(|it| it.end) {
+            Some(first_token) => text.words(format!(
+                "; the first token of the new ring followed {} later, {} after the last message. ",
+                millis(detected, first_token),
+                millis(silent.start, first_token)
             )),
             None => text.words("; no token followed. "),
         };

@@ -1,8 +1,7 @@
 //! The sections of a report on traces, in reading order.
 //!
-//! The most important come first: the speed and its reasons (summary), the quality of the prediction, the work of each
-//! device, events, a single token, the variation between tokens, the dependence on rounds and model size, and
-//! provenance.
+//! They are: summary, predicted and measured times, published numbers, sequences and drafts, events, devices, a
+//! single token, all tokens, memory, scaling with rounds and model size, and provenance.
 //!
 //! Not here: how a section is printed ([`crate::document`]).
 
@@ -25,7 +24,7 @@ use crate::document::{Block, Document, Figure, NO_VALUE, Section, Table, Text};
 use crate::text::escape;
 use crate::timeline::tokens::{self, Token};
 
-/// Tokens that differ by more than this factor are drawn with scales of their own.
+/// Maximum ratio of the median tokens of two runs that are drawn with a common time scale.
 const MAX_SCALE_RATIO: u64 = 4;
 
 pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart]) -> Document {
@@ -87,14 +86,14 @@ fn times(comparison: &Comparison) -> Section {
              the run. It describes the mean, not the prediction.",
         ),
     ];
-    blocks.push(Block::Meanings("Definitions", meanings.chain(more).collect()));
+    blocks.push(Block::Definitions("Definitions", meanings.chain(more).collect()));
     let title = if comparison.pairs.is_empty() { "Time per token" } else { "Predicted and measured" };
     Section { title: title.into(), anchor: "times", blocks }
 }
 
 fn devices(runs: &[(&Run, &Trace)]) -> Section {
     let mut blocks = Vec::new();
-    let max = runs.iter().map(|(run, _)| bars::longest(run)).fold(0.0, f64::max);
+    let max = runs.iter().map(|(run, _)| bars::max_length(run)).fold(0.0, f64::max);
     for (run, trace) in runs {
         if run.metrics.devices.is_empty() {
             continue;
@@ -106,12 +105,12 @@ fn devices(runs: &[(&Run, &Trace)]) -> Section {
         blocks.push(Block::Table(tables::devices(run)));
     }
     if !blocks.is_empty() {
-        blocks.push(Block::Meanings("Definitions", DEVICE_MEANINGS.to_vec()));
+        blocks.push(Block::Definitions("Definitions", DEVICE_DEFINITIONS.to_vec()));
     }
     Section { title: "Devices".into(), anchor: "devices", blocks }
 }
 
-const DEVICE_MEANINGS: [(&str, &str); 4] = [
+const DEVICE_DEFINITIONS: [(&str, &str); 4] = [
     ("Busy", "Time per token in which the device computes, including waits for its disk."),
     ("Demand disk", "The part of the busy time in which the device waits for its own disk."),
     ("Hidden disk", "Reading ahead while the device computes nothing."),

@@ -8,7 +8,7 @@ use crate::comparison::{Comparison, PublishedCell, Run};
 use crate::document::{Block, NO_VALUE, Section, Table, Text};
 use crate::text::numbers::{Fixed, digits_for, percent};
 
-/// The section; without blocks unless published numbers were requested.
+/// Returns the section; it has no blocks unless published numbers were requested.
 pub fn section(comparison: &Comparison) -> Section {
     let mut blocks = Vec::new();
     for (index, run) in comparison.runs.iter().enumerate() {
@@ -19,7 +19,7 @@ pub fn section(comparison: &Comparison) -> Section {
         }
     }
     if !blocks.is_empty() && !comparison.caveats.is_empty() {
-        blocks.push(Block::Folded("Caveats", comparison.caveats.clone()));
+        blocks.push(Block::Details("Caveats", comparison.caveats.clone()));
     }
     Section { title: "Published numbers".into(), anchor: "published", blocks }
 }

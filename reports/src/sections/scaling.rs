@@ -1,10 +1,10 @@
-//! The time per token over the number of rounds, and over the size of the model, of the runs of a report.
+//! Charts of the time per token over the number of rounds and over the model size, from the runs of a report.
 //!
-//! Runs of one origin and model with different numbers of rounds make a line over k; runs of one origin and number of
-//! rounds with different models make a line over the bytes of their weights. A trace has the model's name only: the
-//! bytes are those of the shipped model of that name, and a model that is not shipped is left out.
+//! A line over the number of rounds k has the runs of one origin and model. A line over the model size has the runs
+//! of one origin and number of rounds; the size is the bytes of the weights. A trace has only the name of the model,
+//! so the size is that of the shipped model with this name, and other models are left out.
 //!
-//! Not here: charts of a sweep, which the command line passes in ([`crate::charts::lines`]).
+//! Not here: charts of a sweep, which the command line adds ([`crate::charts::lines`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::charts::lines::{LineChart, Position, Series};
 use crate::comparison::Run;
 use crate::text::numbers;
 
-/// The time per token over the rounds of a token; none unless a line has two positions.
+/// Charts the time per token over the number of rounds per token; `None` unless a line has two points.
 pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
         Some(((origin(run), run.model.clone()), u64::from(rounds_of(trace)?), run.metrics.tpot_ms?.mean))
@@ -44,13 +44,14 @@ fn origin(run: &Run) -> &'static str {
     }
 }
 
-/// Rounds of a token in a ring.
+/// Returns the number of rounds per token; `None` without computing steps, or for a tensor-parallel plan.
 fn rounds_of(trace: &Trace) -> Option<u32> {
     let windows = trace.records.iter().filter(|record| record.kind == Kind::Compute);
     let last = windows.map(|record| record.round).max()?;
     trace.header.kind.is_ring().then(|| last.saturating_add(1))
 }
 
+/// The runs of one line: their origin, and their model or number of rounds.
 type Case = (&'static str, String);
 
 fn lines(
@@ -59,7 +60,7 @@ fn lines(
     x_title: &str,
     label: impl Fn(u64) -> String,
 ) -> Option<LineChart> {
-    // Several runs at one position count as their mean.
+    // Several runs at one position are averaged.
     let mut cases: BTreeMap<Case, BTreeMap<u64, Vec<f64>>> = BTreeMap::new();
     for (case, at, time) in points {
         cases.entry(case).or_default().entry(at).or_default().push(time);

@@ -1,8 +1,8 @@
-//! The section on several sequences at once and on speculative decoding.
+//! The section on concurrent sequences and on speculative decoding.
 //!
 //! It is empty for runs of one sequence without drafts.
 //!
-//! Not here: how these numbers are computed ([`hearth_core::metrics::sequences`]).
+//! Not here: computing the metrics ([`hearth_core::metrics::sequences`]).
 
 use hearth_core::metrics::sequences::{SequenceMetrics, SpeculationMetrics};
 
@@ -10,10 +10,10 @@ use crate::comparison::Run;
 use crate::document::{Block, NO_VALUE, Section, Table, Text};
 use crate::text::numbers::{Fixed, digits_for};
 
-/// More sequences than these are not listed one by one.
+/// Maximum number of sequences that are listed.
 const MAX_LISTED: usize = 32;
 
-const MEANINGS: [(&str, &str); 4] = [
+const DEFINITIONS: [(&str, &str); 4] = [
     (
         "TTFT of a sequence",
         "From the start of the run, when all sequences are requested, to the first token of the sequence, including the \
@@ -30,14 +30,14 @@ const MEANINGS: [(&str, &str); 4] = [
     ("Drafting, verifying", "The parts of the mean time per token in which the head drafts, and the rest."),
 ];
 
-/// The section of these runs; without blocks if there is nothing to show.
+/// Returns the section on these runs; it has no blocks for runs of one sequence without drafts.
 pub fn section<'r>(runs: impl Iterator<Item = &'r Run> + Clone) -> Section {
     let mut blocks: Vec<Block> = runs.clone().filter_map(|run| sequences(run).block()).collect();
     blocks.extend(
         runs.filter_map(|run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)))),
     );
     if !blocks.is_empty() {
-        blocks.push(Block::Meanings("Definitions", MEANINGS.to_vec()));
+        blocks.push(Block::Definitions("Definitions", DEFINITIONS.to_vec()));
     }
     Section { title: "Sequences and drafts".into(), anchor: "sequences", blocks }
 }

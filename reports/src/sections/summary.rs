@@ -1,7 +1,7 @@
 //! The summary of a report, in one paragraph.
 //!
-//! What ran, how fast, where the time goes, which device is the bottleneck, the memory pressure, and the quality of the
-//! prediction.
+//! It states the setup, the speed, the error of the prediction, the largest terms of the time per token, the
+//! bottleneck and the memory pressure.
 //!
 //! Not here: tables of the same numbers ([`super::tables`]).
 
@@ -14,7 +14,7 @@ use crate::comparison::{Comparison, Pair, Role, Run, terms};
 use crate::document::Text;
 use crate::text::numbers::{Fixed, bytes, digits_for, milliseconds, percent};
 
-/// More devices than these are counted, not named.
+/// Maximum number of devices that are named; more are only counted.
 const MAX_NAMED: usize = 6;
 
 pub fn of(comparison: &Comparison) -> Text {
@@ -119,7 +119,7 @@ fn largest_terms(run: &Run) -> Text {
     })
 }
 
-/// The device that works longest for a token.
+/// Describes the device that is busy longest per token.
 fn bottleneck(run: &Run) -> Text {
     let devices = &run.metrics.devices;
     let longest =
@@ -221,7 +221,7 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
     Text::from(text)
 }
 
-/// The published time of the run, if one cell is selected for it.
+/// Compares the run with its published time per token, if exactly one cell is selected.
 fn published(comparison: &Comparison, run: &Run) -> Text {
     let cell = comparison.published_cell(comparison.main_run());
     let times = cell.and_then(|cell| Some((cell, cell.tpot_ms?, run.metrics.tpot_ms?.mean)));
@@ -248,7 +248,7 @@ fn direction(error: f64) -> String {
     }
 }
 
-/// A run that is not compared with the one the summary is about.
+/// Describes a run that is not compared with the main run.
 fn other(run: &Run, main: &Run) -> Text {
     let speed = run.metrics.tpot_ms.map_or_else(
         || "has no time per token".to_owned(),

@@ -1,10 +1,10 @@
-//! Tables of the numbers of a comparison.
+//! Tables of the quantities of a comparison.
 //!
-//! One list of rounded numbers serves the page, the Markdown and the CSV file; they differ in digits. The terms of a
-//! run are rounded together, so that they sum to the printed time per token. An error is the difference of two printed
-//! numbers, so that errors add up too.
+//! The HTML page, the Markdown and the CSV file use the same rounding, with different numbers of digits. The terms of
+//! a run are rounded together, so that they sum to the printed time per token. An error is the difference of two
+//! printed numbers, so that errors add up too.
 //!
-//! Not here: where the numbers come from ([`crate::comparison`]).
+//! Not here: computing the quantities ([`crate::comparison`]).
 
 use hearth_core::metrics::DeviceMetrics;
 
@@ -14,17 +14,18 @@ use crate::text::numbers::{self, Fixed, digits_for, round_to_total};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// The digits after the point of each unit in a table.
+/// Number of digits after the decimal point for each unit of a table.
 #[derive(Debug, Clone, Copy)]
 pub struct Digits {
     pub time: u32,
     pub rate: u32,
     pub bytes: u32,
+    /// Bytes per printed unit.
     pub byte_unit: f64,
 }
 
 impl Digits {
-    /// Enough to tell the runs apart.
+    /// Returns enough digits to show the values of each run with four significant digits.
     fn of(runs: &[&Run]) -> Self {
         let max = |values: &mut dyn Iterator<Item = Option<f64>>| {
             values.flatten().filter(|value| *value > 0.0).map(digits_for).max().unwrap_or(2)
@@ -38,6 +39,7 @@ impl Digits {
     }
 }
 
+/// Rounds quantities such that the terms sum to the printed total.
 pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
     let total = quantities.iter().find(|quantity| quantity.role == Role::Total).and_then(|total| total.value);
     let terms: Vec<f64> = quantities
@@ -84,7 +86,7 @@ fn style(quantity: &Quantity) -> RowStyle {
     }
 }
 
-/// Predicted and measured quantities, with the published numbers between them.
+/// Returns a table of the predicted and measured quantities of a pair, with the published numbers between them.
 pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
     let (left, right) = (&comparison.runs[pair.predicted], &comparison.runs[pair.measured]);
     let published = comparison.published_cell(pair.measured);
@@ -124,7 +126,7 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
     Table { caption, head: head.into_iter().map(String::from).collect(), rows, textual: false }
 }
 
-/// The published value of a quantity: only times per token and to the first token are published.
+/// Returns the published value of a quantity; only times per token and to the first token are published.
 pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64> {
     match quantity.key.as_str() {
         "tpot" => cell.tpot_ms,
@@ -133,7 +135,7 @@ pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64>
     }
 }
 
-/// The error of rounded numbers, and its percentage of the measured one.
+/// Returns the error of two rounded numbers, and the error in percent of the measured number.
 pub fn errors(predicted: Option<Fixed>, measured: Option<Fixed>) -> (Option<Fixed>, Option<Fixed>) {
     let error = predicted.zip(measured).map(|(predicted, measured)| predicted.minus(measured));
     let base = measured.filter(|measured| measured.units != 0);
@@ -143,7 +145,7 @@ pub fn errors(predicted: Option<Fixed>, measured: Option<Fixed>) -> (Option<Fixe
     (error, percent)
 }
 
-/// Runs side by side, each with its confidence interval and its published numbers, without errors.
+/// Returns a table with a column for each run, its confidence intervals and its published numbers, without errors.
 pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
     let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
     let digits = Digits::of(&runs);
@@ -161,11 +163,11 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
     let rows = quantities
         .iter()
         .enumerate()
-        .map(|(place, quantity)| {
+        .map(|(row, quantity)| {
             let mut cells = vec![Text::from(label(quantity))];
             for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
-                cells.push(show(column[place]));
-                let interval = run.quantities()[place].interval.map(ms);
+                cells.push(show(column[row]));
+                let interval = run.quantities()[row].interval.map(ms);
                 cells.extend(run.intervals.map(|_| show(interval)));
                 let published = comparison.published_cell(*index);
                 cells.extend(published.map(|cell| show(published_value(cell, quantity).map(ms))));
@@ -176,7 +178,7 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
     Table { caption: Text::from("The terms sum to TPOT."), head, rows, textual: false }
 }
 
-/// The work of each device for the mean token.
+/// Returns a table of the mean work of each device per token.
 pub fn devices(run: &Run) -> Table {
     let digits = Digits::of(&[run]);
     let has_tokens = run.metrics.tpot_ms.is_some();

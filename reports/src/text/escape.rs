@@ -1,16 +1,16 @@
 //! Escaping of names for HTML, SVG, Markdown and CSV.
 //!
-//! Every text that comes with a trace (devices, model, scenario, kernel) passes through one of these functions before
-//! it is written, so that a name cannot become markup. Control characters and marks that reverse the direction of
-//! writing become U+FFFD in every format.
+//! Every text from a trace (names of devices, model, scenario and kernel) passes through one of these functions
+//! before it is written, so that a name cannot become markup. In every format, control characters and characters that
+//! change the text direction are replaced with U+FFFD.
 //!
-//! Not here: JSON, which `serde_json` escapes, and the quotes of CSV, which the `csv` crate writes.
+//! Not here: escaping of JSON, which `serde_json` does, and quoting in CSV, which the `csv` crate does.
 
-/// The maximum length of a printed name, in characters.
+/// Maximum length of a printed name, in characters.
 const MAX_NAME_LEN: usize = 60;
-/// The maximum length of a printed sentence of a trace, in characters.
+/// Maximum length of a printed sentence from a trace, in characters.
 const MAX_PHRASE_LEN: usize = 240;
-/// The maximum length of a printed paragraph of a document, in characters.
+/// Maximum length of a printed paragraph from a document, in characters.
 const MAX_PARAGRAPH_LEN: usize = 2000;
 
 /// Shortens a name and replaces characters that cannot be printed.
@@ -37,7 +37,7 @@ fn cut(text: &str, max: usize) -> String {
     kept
 }
 
-/// Escapes for HTML and SVG, as an element's content or between double quotes.
+/// Escapes a text for HTML and SVG, for use as the content of an element or as an attribute in double quotes.
 pub fn markup(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars().map(printable) {
@@ -53,7 +53,7 @@ pub fn markup(text: &str) -> String {
     out
 }
 
-/// Escapes for Markdown, in a paragraph or a table's cell.
+/// Escapes a text for a paragraph or a table cell in Markdown.
 pub fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().map(printable).peekable();
@@ -66,7 +66,7 @@ pub fn markdown(text: &str) -> String {
                 out.push('\\');
                 out.push(c);
             }
-            // Some renderers make links of bare addresses.
+            // Some renderers turn bare addresses into links.
             ':' if chars.peek() == Some(&'/') => out.push_str("&#58;"),
             '@' => out.push_str("&#64;"),
             c => out.push(c),
@@ -75,7 +75,7 @@ pub fn markdown(text: &str) -> String {
     out
 }
 
-/// Sets the text as code in Markdown, unless it would end the code early.
+/// Formats a text as inline code in Markdown, or escapes it if it has characters that inline code cannot contain.
 pub fn markdown_code(text: &str) -> String {
     if text.contains(['`', '|', '\\', '<', '&'])
         || text.chars().any(|c| printable(c) != c)
@@ -87,17 +87,17 @@ pub fn markdown_code(text: &str) -> String {
     }
 }
 
-/// The text as a field of a CSV file, before it is quoted. Spreadsheets evaluate fields that begin like a formula, so
-/// those get an apostrophe in front.
+/// Returns the text for a field of a CSV file, not yet quoted. An apostrophe is put before a text that a spreadsheet
+/// would evaluate as a formula.
 pub fn csv_field(text: &str) -> String {
     let text: String = text.chars().map(printable).collect();
     if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }
 }
 
 fn printable(c: char) -> char {
-    let reverses = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let bidi = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let noncharacter = matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}');
-    if c.is_control() || reverses || noncharacter { '\u{fffd}' } else { c }
+    if c.is_control() || bidi || noncharacter { '\u{fffd}' } else { c }
 }
 
 #[cfg(test)]

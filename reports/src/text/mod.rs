@@ -1,4 +1,4 @@
-//! Text: names from a trace are escaped, numbers are rounded so that columns add up.
+//! Escaping of names from a trace, and rounding of numbers such that printed columns add up.
 
 pub mod escape;
 pub mod numbers;

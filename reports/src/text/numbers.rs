@@ -1,17 +1,18 @@
-//! Rounded numbers for print, such that printed columns add up.
+//! Rounding of numbers such that printed columns add up.
 //!
-//! Terms that are rounded one by one can miss their total by a last digit or two. Here the total is rounded first and
-//! the parts by the largest remainder method: each part is rounded down, and the units still missing go to the parts
-//! that lost most. Differences are taken between printed numbers, so that a column of errors adds up too.
+//! If each term is rounded separately, their sum can differ from the rounded total in the last digit. Here the total
+//! is rounded first, then the parts by the largest remainder method: each part is rounded down, and the missing units
+//! are added to the parts with the largest remainders. Differences are computed from printed numbers, so that a
+//! column of errors adds up too.
 //!
 //! Not here: which numbers are printed ([`crate::comparison`]).
 
-/// A decimal number with a fixed count of digits after the point.
+/// A number with a fixed number of digits after the decimal point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fixed {
-    /// The number times ten to the power of `digits`.
+    /// The value times ten to the power of `digits`.
     pub units: i64,
-    /// Digits after the point.
+    /// Number of digits after the decimal point.
     pub digits: u32,
 }
 
@@ -20,24 +21,24 @@ impl Fixed {
         Self { units: scaled(value, digits).round() as i64, digits }
     }
 
-    /// The difference of two with equally many digits.
+    /// Returns the difference of two numbers with the same number of digits.
     pub fn minus(self, other: Self) -> Self {
         Self { units: self.units.saturating_sub(other.units), digits: self.digits }
     }
 
-    /// Formats the number with a typographic minus sign.
+    /// Formats the number for readers, with a typographic minus sign (U+2212).
     pub fn text(self) -> String {
         let sign = if self.units < 0 { "\u{2212}" } else { "" };
         format!("{sign}{}", self.magnitude())
     }
 
-    /// Formats the number for machines, with an ASCII minus.
+    /// Formats the number for programs, with an ASCII minus sign.
     pub fn plain(self) -> String {
         let sign = if self.units < 0 { "-" } else { "" };
         format!("{sign}{}", self.magnitude())
     }
 
-    /// Formats the number with a sign, unless it is zero.
+    /// Formats the number with a plus or minus sign, unless it is zero.
     pub fn signed(self) -> String {
         if self.units > 0 { format!("+{}", self.magnitude()) } else { self.text() }
     }
@@ -51,26 +52,27 @@ impl Fixed {
     }
 }
 
-/// Parts rounded so that they sum to their rounded total.
+/// Rounds `parts` to `digits` digits such that they sum to the rounded `total`.
 pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<Fixed> {
     let exact: Vec<f64> = parts.iter().map(|&part| scaled(part, digits)).collect();
     let mut units: Vec<i64> = exact.iter().map(|part| part.floor() as i64).collect();
     let target = Fixed::new(total, digits).units;
     let missing = units.iter().fold(target, |left, &unit| left.saturating_sub(unit));
-    // Floating-point noise can leave a unit too many, or several between huge terms of opposite sign: then every part
-    // takes an equal share, and the rest goes by the remainders.
+    // Floating-point errors can make `missing` negative, or larger than the number of parts if huge terms have
+    // opposite signs. So every part gets an equal share, and the rest is distributed by the remainders.
     let count = parts.len().max(1) as i64;
     let (each, rest) = (missing.div_euclid(count), missing.rem_euclid(count) as usize);
-    let lost = |index: usize| exact[index] - exact[index].floor();
+    let remainder = |index: usize| exact[index] - exact[index].floor();
     let mut order: Vec<usize> = (0..parts.len()).collect();
-    order.sort_by(|&a, &b| lost(b).total_cmp(&lost(a)));
-    for (place, index) in order.into_iter().enumerate() {
-        units[index] = units[index].saturating_add(each + i64::from(place < rest));
+    order.sort_by(|&a, &b| remainder(b).total_cmp(&remainder(a)));
+    for (rank, index) in order.into_iter().enumerate() {
+        units[index] = units[index].saturating_add(each + i64::from(rank < rest));
     }
     units.into_iter().map(|units| Fixed { units, digits }).collect()
 }
 
-/// Digits that show a value to four figures, and never fewer than one.
+/// Returns the number of digits after the decimal point that show `value` with four significant digits: 1 to 6, or 2
+/// for zero.
 pub fn digits_for(value: f64) -> u32 {
     let magnitude = value.abs();
     if !magnitude.is_finite() || magnitude < 1e-9 {
@@ -79,7 +81,7 @@ pub fn digits_for(value: f64) -> u32 {
     (3.0 - magnitude.log10().floor()).clamp(1.0, 6.0) as u32
 }
 
-/// A time given in milliseconds to three figures, as a sentence says it: from ten seconds on in seconds.
+/// Formats a time given in milliseconds with about three significant digits, in seconds from 10 s on.
 pub fn milliseconds(value: f64) -> String {
     if value.abs() >= 1e4 {
         let seconds = value * 1e-3;
@@ -89,16 +91,17 @@ pub fn milliseconds(value: f64) -> String {
     format!("{} ms", Fixed::new(value, digits).text())
 }
 
+/// Formats a share as a percentage with one digit after the decimal point.
 pub fn percent(share: f64) -> String {
     format!("{} %", Fixed::new(share * 100.0, 1).text())
 }
 
-/// Formats a value with `digits` digits after the decimal point, without a point if 0.
+/// Formats a value with `digits` digits after the decimal point; zero is always `0`.
 pub fn decimal(value: f64, digits: u32) -> String {
     if value == 0.0 { "0".into() } else { Fixed::new(value, digits).text() }
 }
 
-/// Formats a number of bytes in a suitable unit.
+/// Formats a number of bytes in B, KiB, MiB, GiB or TiB.
 pub fn bytes(value: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = if value.is_finite() { value } else { 0.0 };
@@ -122,7 +125,7 @@ mod tests {
 
     #[test]
     fn printed_column_sums_to_total() {
-        // Rounded one by one these are 33.3 three times, 0.1 short of 100.0.
+        // Rounded separately, these are three times 33.3, which sum to 99.9 and not to 100.0.
         let third = 100.0 / 3.0;
         let parts = round_to_total(&[third, third, third], 100.0, 1);
         assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), 1000);

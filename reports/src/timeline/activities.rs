@@ -1,9 +1,9 @@
-//! Activities of each device's processor, GPU and disk, as intervals.
+//! Intervals of activity of the CPU, the GPU and the disk of each device.
 //!
-//! A computing step is split by its cost: waiting for a processor, waiting for the disk, copying, computing. The trace
-//! has the length of each part but not its time, because the waits are between the pages of the step; they are put at
-//! its beginning. Reading ahead is split into the part during which the device computed nothing (hidden, as the metrics
-//! count it) and the part that ran while it computed.
+//! A computing step is split by its cost into waiting for a processor, waiting for the disk, copying and computing.
+//! The trace has only the length of each part, because the waits are distributed over the step, so they are drawn at
+//! its start. Reading ahead is split into the part during which the device computed nothing (hidden, as in the
+//! metrics) and the part during which it computed.
 //!
 //! Not here: drawing ([`crate::charts::gantt`]) and the export for viewers ([`crate::exports::perfetto`]).
 
@@ -22,30 +22,33 @@ pub enum Lane {
 pub enum Activity {
     /// Reading ahead while the device computes nothing.
     Hidden,
-    /// Reading ahead while it computes.
+    /// Reading ahead while the device computes.
     Concurrent,
-    /// Ready but not running.
+    /// Waiting for a processor.
     Queue,
     Copy,
     Cpu,
     Gpu,
-    /// Computing waits for the disk.
+    /// Waiting for the disk within a computing step.
     Demand,
 }
 
-/// A stretch of one activity in one lane, in nanoseconds.
+/// An interval of one activity in one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interval {
-    /// Place in the ring.
+    /// Index of the device in the ring.
     pub device: u16,
     pub lane: Lane,
     pub activity: Activity,
+    /// Start in nanoseconds.
     pub start: u64,
+    /// End in nanoseconds.
     pub end: u64,
-    /// Index of the record it comes from.
+    /// Index of the record that the interval is a part of.
     pub record: usize,
 }
 
+/// Returns whether a record is work of a processor, as opposed to disk reads, messages and waiting.
 pub fn is_work(record: &Record) -> bool {
     matches!(
         record.kind,
@@ -53,13 +56,13 @@ pub fn is_work(record: &Record) -> bool {
     )
 }
 
-/// The parts of a step on the CPU, in the order they are drawn, in nanoseconds.
+/// Splits a step on the CPU into activities, in the order in which they are drawn, with their nanoseconds.
 pub fn parts(record: &Record) -> [(Activity, u64); 4] {
     let wall = record.duration();
     if record.kind == Kind::Copy {
         return [(Activity::Queue, 0), (Activity::Demand, 0), (Activity::Copy, wall), (Activity::Cpu, 0)];
     }
-    // As the metrics charge it: what is left of the wall time is the disk's.
+    // As in the metrics, the rest of the wall time is waiting for the disk.
     let cost = record.cost.unwrap_or_default();
     let cpu = cost.cpu.min(wall);
     let queue = cost.queue.min(wall - cpu);
@@ -68,7 +71,7 @@ pub fn parts(record: &Record) -> [(Activity, u64); 4] {
     [(Activity::Queue, queue), (Activity::Demand, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
 }
 
-/// The intervals of the records that overlap a window, cut to it.
+/// Returns the intervals of all records within a time window; intervals that extend beyond the window are cut.
 pub fn within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
     let [from, to] = window;
     let mut intervals = Vec::new();
@@ -77,7 +80,7 @@ pub fn within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
         .enumerate()
         .filter(|(_, record)| record.start < to && record.end > from && record.end > record.start);
     let (work, ahead): (Vec<_>, Vec<_>) = overlapping
-        .filter(|(_, record)| is_work(record) || reads(record))
+        .filter(|(_, record)| is_work(record) || is_disk_read(record))
         .partition(|(_, record)| is_work(record));
     for &(index, record) in &ahead {
         let mine = work.iter().map(|(_, step)| *step).filter(|step| step.device == record.device);
@@ -91,14 +94,14 @@ pub fn within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
         interval.end = interval.end.min(to);
         interval.start < interval.end
     });
-    // Waiting for the disk is drawn last, over reading ahead.
+    // Waiting for the disk is drawn last, on top of reading ahead.
     intervals.sort_by_key(|interval| {
         (interval.device, interval.lane, interval.activity, interval.start, interval.record)
     });
     intervals
 }
 
-fn reads(record: &Record) -> bool {
+fn is_disk_read(record: &Record) -> bool {
     record.kind == Kind::Prefetch || matches!(record.resource, Resource::DiskDemand | Resource::DiskPrefetch)
 }
 
@@ -172,13 +175,13 @@ mod tests {
     fn step_is_split_by_its_cost() {
         let cost = Cost { cpu: 60, queue: 10, ..Cost::default() };
         let steps = [Record { cost: Some(cost), ..record(0, Resource::Cpu, Kind::Compute, [100, 200]) }];
-        // 100 of wall time, less 60 and 10, leaves 30 for the disk.
+        // 100 ns of wall time - 60 - 10 = 30 ns for the disk.
         let intervals = within(&steps, [0, 1000]);
         assert_eq!(
             spans(&intervals),
             [(Activity::Queue, 100, 110), (Activity::Cpu, 140, 200), (Activity::Demand, 110, 140)]
         );
-        // Cut to a window.
+        // Only the part within the window remains.
         assert_eq!(spans(&within(&steps, [150, 160])), [(Activity::Cpu, 150, 160)]);
     }
 

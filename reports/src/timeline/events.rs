@@ -1,13 +1,13 @@
-//! Events of a run: their descriptions and their moments.
+//! Descriptions and times of the events during a run.
 //!
-//! Not here: the time of a token before, during and after them ([`crate::sections`]).
+//! Not here: the time per token before, during and after them ([`crate::sections`]).
 
 use hearth_schema::Trace;
 use hearth_schema::run_events::RunEvent;
 
 use crate::text::escape;
 
-/// An event in a few words: the device, what happened, and the details.
+/// Describes an event briefly: the device, the kind of event, and details.
 pub fn describe(event: &RunEvent) -> String {
     let device =
         event.device.as_ref().map_or_else(String::new, |device| format!("{}: ", escape::name(device)));
@@ -16,7 +16,7 @@ pub fn describe(event: &RunEvent) -> String {
     format!("{device}{}{details}", event.kind.phrase())
 }
 
-/// The moments at which an event began or ended, in nanoseconds.
+/// Returns the sorted times at which an event began or ended, in nanoseconds.
 pub fn moments(trace: &Trace) -> Vec<u64> {
     let ends = trace.run_events.iter().flat_map(|event| [Some(event.start), event.end]);
     let mut moments: Vec<u64> = ends.flatten().collect();

@@ -1,23 +1,23 @@
-//! Messages of a trace: each `send` with its `receive`.
+//! Messages of a trace: matches each `send` record with its `receive` record.
 //!
-//! Messages of one pass between two devices arrive in the order in which they were sent, so the first `receive` belongs
-//! to the first `send`. A `send` without a peer gets the first free `receive` on another device that ended after the
-//! sending began.
+//! Messages of one pass between two devices arrive in the order in which they were sent, so the first `receive`
+//! belongs to the first `send`. A `send` without a peer is matched with the first unmatched `receive` on another
+//! device that ended after the `send` began.
 //!
-//! Not here: how long a message took; the clocks of a measured trace agree only nearly.
+//! Not here: durations of messages, because the clocks of a measured trace are only approximately synchronised.
 
 use std::collections::BTreeMap;
 
 use hearth_schema::trace::{Kind, Record};
 
-/// A message, as indices of its two records.
+/// A message as the indices of its two records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Message {
     pub sent: usize,
     pub received: usize,
 }
 
-/// The messages among some records, in order of their sending.
+/// Returns the messages among `records`, in the order in which they were sent.
 pub fn among(records: &[Record]) -> Vec<Message> {
     let mut by_pass: BTreeMap<u32, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
@@ -35,12 +35,12 @@ pub fn among(records: &[Record]) -> Vec<Message> {
             let send = &records[sent];
             let fits = |&&received: &&usize| {
                 let receive = &records[received];
-                let known = receive.peer.is_none_or(|peer| peer == send.device);
-                let place = match send.peer {
+                let from_sender = receive.peer.is_none_or(|peer| peer == send.device);
+                let at_receiver = match send.peer {
                     Some(peer) => receive.device == peer,
                     None => receive.device != send.device && receive.end >= send.start,
                 };
-                place && known
+                at_receiver && from_sender
             };
             let Some(at) = receives.iter().position(|received| fits(&received)) else { continue };
             messages.push(Message { sent, received: receives.remove(at) });

@@ -1,13 +1,13 @@
-//! Start and end of each token.
+//! Start and end times of each token.
 //!
-//! A token ends when the head has sampled it and begins where the one before it in its sequence ended, as in
-//! [`hearth_core::metrics`]. The first token, which ends the prompt, is left out. The tokens of one pass, whose drafts
-//! were accepted, count as one.
+//! A token ends when the head has sampled it, and starts when the previous token of its sequence ended, as in
+//! [`hearth_core::metrics`]. The first token of a sequence is left out, because its time is that of the prompt.
+//! Several tokens of one pass (accepted drafts) count as one token here.
 
 use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::Trace;
 
-/// The interval of a pass's tokens on the head's clock, in nanoseconds.
+/// The interval of a token, in nanoseconds on the clock of the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
     pub pass: u32,
@@ -17,19 +17,19 @@ pub struct Token {
 }
 
 impl Token {
-    /// Its duration in nanoseconds.
+    /// Returns the duration in nanoseconds.
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 }
 
-/// The steps after the first of each sequence, in the order of their passes.
+/// Returns the tokens after the first of each sequence, in the order of their passes.
 pub fn of(trace: &Trace) -> Vec<Token> {
     let steps = TokenTimes::of(trace).decode_steps.into_iter();
     steps.map(|DecodeStep { pass, start, end, .. }| Token { pass, start, end }).collect()
 }
 
-/// The token of median duration; of equals, the earliest.
+/// Returns the token of median duration; among equal durations, the earliest.
 pub fn median(tokens: &[Token]) -> Option<Token> {
     let mut sorted = tokens.to_vec();
     sorted.sort_by_key(Token::duration);
@@ -45,7 +45,7 @@ mod tests {
         let token = |pass, end| Token { pass, start: 0, end };
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[token(1, 9), token(2, 3), token(3, 5)]).map(|token| token.pass), Some(3));
-        // The 1st of two, as the median in the metrics.
+        // The shorter of two, as in the metrics.
         assert_eq!(median(&[token(1, 9), token(2, 3)]).map(|token| token.pass), Some(2));
     }
 }

@@ -1,9 +1,9 @@
 //! Validation of the simulator on a suite of scenarios that were predicted and then measured.
 //!
-//! A [`Case`] is one scenario: predictions, and the measurement after each. [`scores`] computes errors and order,
-//! [`page`] lays them out.
+//! A [`Case`] is one scenario with its predictions and the measurements after them. [`scores`] computes errors and
+//! rank agreement, and [`page`] makes the report.
 //!
-//! Not here: running them (the command line), and the numbers of one run ([`hearth_core::metrics`]).
+//! Not here: running the scenarios (the command line), and computing the metrics of a run ([`hearth_core::metrics`]).
 
 pub mod page;
 pub mod scores;
@@ -14,18 +14,20 @@ use serde::{Deserialize, Serialize};
 
 use self::scores::Scores;
 
+/// The metrics of a run that are compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct RunNumbers {
-    /// Mean time per token after the first, in milliseconds; absent where none followed the first.
+pub struct RunMetrics {
+    /// Mean time per token after the first, in milliseconds; `None` if the run has no such token or did not complete.
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
-    /// Bytes read from disk per token after the first, by all devices; absent if the trace of one is lost.
+    /// Bytes read from disk per token after the first, on all devices; `None` if the trace of a device is lost.
     pub bytes_read: Option<f64>,
+    /// Terms of the time per token, in milliseconds.
     pub terms: Terms,
 }
 
-impl RunNumbers {
-    /// The numbers of a run; a run that did not complete has no times.
+impl RunMetrics {
+    /// Selects the metrics of a run; a run that did not complete has no times.
     pub fn of(metrics: &Metrics) -> Self {
         let ok = metrics.outcome == Outcome::Ok;
         Self {
@@ -44,21 +46,21 @@ pub struct Case {
     /// The question that the scenario answers.
     #[serde(default)]
     pub question: String,
-    pub runs: Vec<Run>,
+    pub runs: Vec<RunPair>,
 }
 
-/// A prediction and the measurement after it.
+/// A prediction, and the measurement that was made after it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// The digest of the prediction, which was written before the run.
+pub struct RunPair {
+    /// The digest of the prediction, which was written before the measurement.
     #[serde(default)]
     pub prediction: String,
-    pub predicted: RunNumbers,
-    pub measured: RunNumbers,
-    /// Whether the machine was as fast as when it was measured for the prediction.
+    pub predicted: RunMetrics,
+    pub measured: RunMetrics,
+    /// Whether the machine had the same speed as when it was profiled for the prediction.
     #[serde(default = "yes")]
     pub steady: bool,
-    /// The number of earlier attempts that were given up because it was not.
+    /// Number of earlier attempts that were discarded because the speed of the machine had changed.
     #[serde(default, alias = "started_over")]
     pub restarts: u32,
 }
@@ -67,9 +69,9 @@ fn yes() -> bool {
     true
 }
 
-/// A scenario without numbers.
+/// A scenario that could not be measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Failed {
+pub struct FailedScenario {
     pub name: String,
     #[serde(alias = "why")]
     pub reason: String,
@@ -78,35 +80,36 @@ pub struct Failed {
 /// The results of a suite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
-    /// The suite, such as `scenarios/lab`.
+    /// The name of the suite, such as `scenarios/lab`.
     pub title: String,
-    /// The machine, a line for each of its properties.
+    /// The properties of the machine, as keys and values.
     pub machine: Vec<(String, String)>,
     /// The measured scenarios.
     pub cases: Vec<Case>,
     /// The scenarios without a measurement.
-    pub failed: Vec<Failed>,
+    pub failed: Vec<FailedScenario>,
 }
 
 impl Validation {
     pub fn scores(&self) -> Scores {
         let mut scores = Scores::of(&self.cases);
-        scores.criteria.push(scores::complete(&self.cases, &self.failed));
+        scores.criteria.push(scores::completeness(&self.cases, &self.failed));
         scores
     }
 }
 
 #[cfg(test)]
 impl Case {
-    /// A case with one run for each measured time per token; half of the time is computing and half reading.
+    /// Returns a case with a run for each measured time per token. Half of the time is computing, half is waiting for
+    /// the disk.
     fn fixture(name: &str, predicted: f64, measured: &[f64]) -> Self {
-        let numbers = |ms: f64| RunNumbers {
+        let numbers = |ms: f64| RunMetrics {
             tpot_ms: Some(ms),
             ttft_ms: Some(2.0 * ms),
             bytes_read: Some(ms * 1e6),
             terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
         };
-        let run = |&ms: &f64| Run {
+        let run = |&ms: &f64| RunPair {
             prediction: "sha256:1".into(),
             predicted: numbers(predicted),
             measured: numbers(ms),

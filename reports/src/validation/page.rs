@@ -1,7 +1,7 @@
-//! The page of a validation suite.
+//! The report of a validation suite.
 //!
-//! The acceptance criteria, the numbers of each scenario, the terms, the pairs in the wrong order, failed scenarios,
-//! and the machine.
+//! It has the acceptance criteria, the errors of each scenario, the errors of the terms, the pairs in the wrong
+//! order, the failed scenarios, and the machine.
 //!
 //! Not here: the scores ([`super::scores`]).
 
@@ -17,11 +17,11 @@ use crate::document::{Block, Document, Figure, NO_VALUE, Table, Text, json};
 use crate::exports::csv;
 use crate::text::escape;
 
-/// The files of a report: page, Markdown, figures, CSV and JSON, by name.
+/// Returns the names and contents of the files of the report: HTML page, Markdown, figures, CSV and JSON.
 pub fn files(validation: &Validation) -> Vec<(String, Vec<u8>)> {
     let scores = validation.scores();
     let mut files = document(validation, &scores).files();
-    files.push(("validation.csv".to_owned(), table_of_numbers(&scores)));
+    files.push(("validation.csv".to_owned(), csv_table(&scores)));
     files.push(("validation.json".to_owned(), json(&Json { validation, scores: &scores })));
     files
 }
@@ -33,7 +33,7 @@ struct Json<'a> {
     scores: &'a Scores,
 }
 
-/// The summary of a suite, for a terminal.
+/// Returns the summary of a suite for a terminal.
 pub fn summary_text(validation: &Validation) -> String {
     let scores = validation.scores();
     let (measured, failed) = (validation.cases.len(), validation.failed.len());
@@ -91,7 +91,7 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
     document
 }
 
-/// A note on runs during which the machine changed its speed; none if there are none.
+/// Returns a note on runs during which the speed of the machine changed, if there are such runs.
 fn unsteady(validation: &Validation) -> Option<Block> {
     let runs = || validation.cases.iter().flat_map(|case| &case.runs);
     let restarts: u32 = runs().map(|run| run.restarts).sum();
@@ -120,7 +120,7 @@ fn criteria(scores: &Scores) -> Option<Block> {
     Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row)).textual().block()
 }
 
-/// The criteria for each repetition of the scenarios separately.
+/// Returns a table of the criteria for each repetition of the suite; `None` for fewer than two repetitions.
 fn repetitions(validation: &Validation) -> Option<Block> {
     let repetitions = scores::by_repetition(&validation.cases);
     if repetitions.len() < 2 {
@@ -221,7 +221,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     [cases, questions].into_iter().filter_map(Table::block).collect()
 }
 
-/// The digests of a scenario's predictions.
+/// Returns the digests of the predictions of a scenario.
 fn predictions(case: &super::Case) -> String {
     let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction.as_str()).collect();
     digests.join(" ")
@@ -265,7 +265,7 @@ fn order(scores: &Scores) -> Vec<Block> {
 }
 
 fn failed(validation: &Validation) -> Option<Block> {
-    let row = |failed: &super::Failed| {
+    let row = |failed: &super::FailedScenario| {
         vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
     };
     let rows = validation.failed.iter().map(row);
@@ -278,8 +278,8 @@ fn machine(validation: &Validation) -> Option<Block> {
     Table::new("The machine of the measurements.", ["Property", "Value"], rows).textual().block()
 }
 
-/// A line for each scenario, as CSV.
-fn table_of_numbers(scores: &Scores) -> Vec<u8> {
+/// Returns a CSV table with a line for each scenario.
+fn csv_table(scores: &Scores) -> Vec<u8> {
     let head = "scenario tpot_predicted_ms tpot_measured_ms tpot_min_ms tpot_max_ms tpot_error high_variance \
                 ttft_predicted_ms ttft_measured_ms ttft_error read_predicted_bytes read_measured_bytes read_error";
     let terms = scores.terms.iter().map(|(name, _)| format!("{name}_error"));
@@ -305,7 +305,7 @@ fn table_of_numbers(scores: &Scores) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validation::{Case, Failed};
+    use crate::validation::{Case, FailedScenario};
 
     fn validation() -> Validation {
         Validation {
@@ -315,7 +315,7 @@ mod tests {
                 Case::fixture("a", 105.0, &[100.0, 101.0, 99.0]),
                 Case::fixture("=b", 60.0, &[40.0, 80.0]),
             ],
-            failed: vec![Failed { name: "c".into(), reason: "no <disk>".into() }],
+            failed: vec![FailedScenario { name: "c".into(), reason: "no <disk>".into() }],
         }
     }
 

@@ -1,14 +1,14 @@
-//! Errors and order of predictions against measurements.
+//! Errors and rank agreement of predictions against measurements.
 //!
-//! - The error of a number: the prediction over the measurement after it, less 1. Of several runs it is the error of median
-//!   size (the larger of two): each prediction was made before its measurement, from its own profiles, so that a
-//!   prediction that is too high does not cancel one that is too low.
-//! - A scenario whose repeated measurements differ by more than 15 % (largest less smallest, over the median) has a high
-//!   variance: no single number is right. Within the range of the measurements it has no error, outside of it the error is
-//!   to the nearest measurement. A scenario within its range is left out of the median of all errors.
-//! - The order: every pair of scenarios whose measured times differ by more than a margin should have the same order in
-//!   the prediction.
-//! - The terms of a token's time: predicted less measured, as a share of the measured time per token.
+//! - The error of a quantity: prediction / measurement - 1. For several runs it is the error with the median absolute
+//!   value (the larger of two). Each run has its own prediction, made from its own profiles, so errors are not
+//!   averaged: a prediction that is too high must not cancel one that is too low.
+//! - A scenario whose measurements differ by more than 15 % ((largest - smallest) / median) has high variance, so no
+//!   single value is correct. Its error is 0 for a prediction within the range of the measurements, and relative to
+//!   the nearest measurement otherwise. Scenarios within their range are left out of the median error.
+//! - The order: every pair of scenarios whose measured times differ by more than a margin should have the same order
+//!   in the prediction.
+//! - The terms of the time per token: (predicted - measured) / measured time per token.
 //!
 //! Not here: the layout ([`super::page`]).
 
@@ -17,24 +17,25 @@ use std::collections::BTreeSet;
 use hearth_core::metrics::Terms;
 use serde::Serialize;
 
-use super::{Case, Failed, Run, RunNumbers};
+use super::{Case, FailedScenario, RunMetrics, RunPair};
 
-/// Repeated measurements that differ by more than this have a high variance.
+/// Relative difference of repeated measurements above which they have high variance.
 pub const HIGH_VARIANCE: f64 = 0.15;
-/// The maximum median error.
+/// Accepted median error of the time per token.
 pub const MAX_MEDIAN: f64 = 0.10;
+/// Accepted largest error of the time per token.
 pub const MAX_ERROR: f64 = 0.25;
-/// The maximum median error of the time to first token.
+/// Accepted median error of the time to first token.
 pub const MAX_MEDIAN_TTFT: f64 = 0.15;
-/// The maximum median error of the bytes read per token.
+/// Accepted median error of the bytes read per token.
 pub const MAX_MEDIAN_BYTES: f64 = 0.05;
-/// Measured times that differ by more than this should nearly always be in the right order.
+/// Relative difference of two measured times above which [`MIN_ORDERED`] of the pairs should be in the right order.
 pub const MARGIN: f64 = 0.10;
-/// The minimum share of them in the right order.
+/// Minimum share of pairs in the right order, for pairs that differ by more than [`MARGIN`].
 pub const MIN_ORDERED: f64 = 0.95;
-/// Measured times that differ by more than this should always be in the right order.
+/// Relative difference of two measured times above which all pairs should be in the right order.
 pub const LARGE_MARGIN: f64 = 0.35;
-/// Fewer predicted and measured bytes per token than this are pages of the programs and are not compared.
+/// Minimum bytes per token that are compared; fewer bytes are reads of program files instead of weights.
 /// source: assumed
 pub const MIN_BYTES: f64 = 2e6;
 
@@ -47,18 +48,19 @@ pub struct Score {
     pub measured: f64,
     /// The smallest and the largest measurement.
     pub range: [f64; 2],
+    /// Number of runs.
     pub runs: usize,
-    /// Largest less smallest, over the median.
+    /// (Largest - smallest) / median of the measurements.
     pub spread: f64,
-    /// Whether the measurements differ too much for a single number.
+    /// Whether the spread exceeds [`HIGH_VARIANCE`].
     pub high_variance: bool,
-    /// The relative error of the prediction.
+    /// The relative error of the prediction, see the module documentation.
     pub error: f64,
 }
 
 impl Score {
-    /// Scores runs, each with its prediction and its measurement. Returns `None` without runs, or if a number is
-    /// missing or a measurement is not positive.
+    /// Scores runs, each with a prediction and a measurement. Returns `None` if there are no runs, a value is
+    /// missing, or a measurement is not positive.
     pub fn of(runs: &[(Option<f64>, Option<f64>)]) -> Option<Score> {
         let (predictions, measurements): (Vec<_>, Vec<_>) = runs.iter().copied().unzip();
         let predicted = median(&sorted(&predictions)?)?;
@@ -83,65 +85,70 @@ impl Score {
     }
 }
 
+/// The scores of one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CaseScores {
     pub name: String,
     /// Time per token, in milliseconds.
     pub tpot: Option<Score>,
+    /// Time to first token, in milliseconds.
     pub ttft: Option<Score>,
     /// Bytes read per token.
     pub bytes_read: Option<Score>,
     pub terms: Vec<Term>,
 }
 
-/// A term of a token's time.
+/// A term of the time per token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Term {
     pub name: &'static str,
     /// The mean of the predictions in milliseconds.
     pub predicted: f64,
-    /// The mean of the measurements.
+    /// The mean of the measurements in milliseconds.
     pub measured: f64,
-    /// Predicted less measured, over the measured time per token.
+    /// (Predicted - measured) / measured time per token.
     pub error: f64,
 }
 
 /// The errors of one quantity over all scenarios.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Errors {
+    /// Number of scenarios that have the quantity.
     pub count: usize,
-    /// The median absolute error, without scenarios within the range of their measurements.
+    /// The median absolute error, without predictions within the range of measurements with high variance.
     pub median: Option<f64>,
     /// The largest absolute error.
     pub max: Option<f64>,
+    /// Number of scenarios with high variance.
     pub high_variance: usize,
 }
 
-/// How well predictions order pairs of scenarios by time.
+/// Agreement of predicted and measured order, over pairs of scenarios.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankAgreement {
-    /// The minimum relative difference of the measured times of a pair.
+    /// Relative difference of measured times above which a pair counts.
     pub margin: f64,
-    /// The number of pairs that differ by at least the margin.
+    /// Number of pairs that differ by more than the margin.
     pub pairs: usize,
-    /// Of these, pairs that the prediction puts into the measured order.
+    /// Number of these pairs that are predicted in the measured order.
     pub right: usize,
-    /// The others, as `faster, slower` by measurement.
+    /// The other pairs: the scenario measured as faster, then the slower one.
     pub wrong: Vec<[String; 2]>,
 }
 
 impl RankAgreement {
-    /// The share of pairs in the right order, `None` without pairs.
+    /// Returns the share of pairs in the right order; `None` if there are no pairs.
     pub fn share(&self) -> Option<f64> {
         (self.pairs > 0).then(|| self.right as f64 / self.pairs as f64)
     }
 }
 
+/// An acceptance criterion and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Criterion {
-    /// The criterion in words.
+    /// A description of the criterion.
     pub text: String,
-    /// The value that was found, `None` if no scenario has it.
+    /// The value for this suite; `None` if no scenario has the quantity.
     pub value: Option<f64>,
     pub met: bool,
 }
@@ -152,16 +159,16 @@ pub struct Scores {
     pub tpot: Errors,
     pub ttft: Errors,
     pub bytes_read: Errors,
-    /// The mean absolute error of each term, as a share of the time per token.
+    /// Names and mean absolute errors of the terms, as shares of the time per token.
     pub terms: Vec<(&'static str, f64)>,
-    /// Pairs that differ by more than [`MARGIN`] and by more than [`LARGE_MARGIN`].
+    /// The order of pairs that differ by more than [`MARGIN`], and by more than [`LARGE_MARGIN`].
     pub order: [RankAgreement; 2],
     pub criteria: Vec<Criterion>,
 }
 
 impl Scores {
     pub fn of(cases: &[Case]) -> Scores {
-        let cases: Vec<CaseScores> = cases.iter().map(scored).collect();
+        let cases: Vec<CaseScores> = cases.iter().map(score_case).collect();
         let errors = |of: fn(&CaseScores) -> Option<Score>| errors(cases.iter().filter_map(of));
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
         let bytes_read = errors(|case| case.bytes_read);
@@ -171,23 +178,24 @@ impl Scores {
     }
 }
 
-/// The scores of each repetition separately: of the first runs of all scenarios, of the second ones, and so on.
+/// Scores each repetition separately: the first runs of all scenarios, then the second runs, and so on.
 pub fn by_repetition(cases: &[Case]) -> Vec<Scores> {
     let count = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
-    let only = |case: &Case, pass: usize| {
-        let runs = vec![case.runs.get(pass)?.clone()];
+    let only = |case: &Case, repetition: usize| {
+        let runs = vec![case.runs.get(repetition)?.clone()];
         Some(Case { name: case.name.clone(), question: case.question.clone(), runs })
     };
-    let pass = |pass| Scores::of(&cases.iter().filter_map(|case| only(case, pass)).collect::<Vec<_>>());
-    (0..count).map(pass).collect()
+    let score =
+        |repetition| Scores::of(&cases.iter().filter_map(|case| only(case, repetition)).collect::<Vec<_>>());
+    (0..count).map(score).collect()
 }
 
-fn scored(case: &Case) -> CaseScores {
-    let score = |of: fn(&RunNumbers) -> Option<f64>| {
+fn score_case(case: &Case) -> CaseScores {
+    let score = |of: fn(&RunMetrics) -> Option<f64>| {
         Score::of(&case.runs.iter().map(|run| (of(&run.predicted), of(&run.measured))).collect::<Vec<_>>())
     };
     let tpot = score(|numbers| numbers.tpot_ms);
-    // At least a byte, for the division.
+    // At least 1 byte, to avoid a division by zero.
     let bytes = score(|numbers| numbers.bytes_read.map(|read| read.max(1.0)));
     CaseScores {
         name: case.name.clone(),
@@ -198,17 +206,18 @@ fn scored(case: &Case) -> CaseScores {
     }
 }
 
-/// The terms of the sum, and hidden reading.
-fn rows(terms: &Terms) -> Vec<(&'static str, f64)> {
+/// Returns names and values of the terms of the time per token and of the hidden disk time.
+fn named_terms(terms: &Terms) -> Vec<(&'static str, f64)> {
     terms.rows().into_iter().chain([("hidden_disk", terms.hidden_disk)]).collect()
 }
 
 fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
     let count = case.runs.len().max(1) as f64;
-    let mean = |of: fn(&Run) -> &RunNumbers| {
-        let mut sums = rows(&Terms::default());
+    let mean = |of: fn(&RunPair) -> &RunMetrics| {
+        let mut sums = named_terms(&Terms::default());
         for run in &case.runs {
-            sums.iter_mut().zip(rows(&of(run).terms)).for_each(|(sum, (_, term))| sum.1 += term / count);
+            let terms = named_terms(&of(run).terms);
+            sums.iter_mut().zip(terms).for_each(|(sum, (_, term))| sum.1 += term / count);
         }
         sums
     };
@@ -237,14 +246,14 @@ fn errors(scores: impl Iterator<Item = Score>) -> Errors {
     }
 }
 
-/// The sorted values, if each is a number.
+/// Sorts values; `None` if a value is missing or not finite.
 fn sorted(values: &[Option<f64>]) -> Option<Vec<f64>> {
     let mut found: Vec<f64> = values.iter().copied().flatten().filter(|value| value.is_finite()).collect();
     found.sort_by(f64::total_cmp);
     (found.len() == values.len()).then_some(found)
 }
 
-/// The median of sorted values.
+/// Returns the median of sorted values.
 fn median(sorted: &[f64]) -> Option<f64> {
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -289,8 +298,9 @@ fn order(cases: &[CaseScores], margin: f64) -> RankAgreement {
     found
 }
 
-/// Whether every scenario has all its numbers: one that ends badly, or is predicted to, has no time.
-pub(super) fn complete(cases: &[Case], failed: &[Failed]) -> Criterion {
+/// Returns the criterion that every scenario has all its metrics. A scenario that fails, or is predicted to fail, has
+/// no times.
+pub(super) fn completeness(cases: &[Case], failed: &[FailedScenario]) -> Criterion {
     let names = cases.iter().map(|case| &case.name).chain(failed.iter().map(|failed| &failed.name));
     let all = names.collect::<BTreeSet<_>>().len();
     let without = failed.iter().map(|failed| &failed.name).collect::<BTreeSet<_>>().len();
@@ -316,7 +326,7 @@ fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement
             percent(min)
         ),
         value: order.share(),
-        // Without such a pair no order is wrong.
+        // If there are no such pairs, no order is wrong.
         met: order.share().is_none_or(|share| share >= min),
     };
     vec![
@@ -336,7 +346,7 @@ fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement
             MAX_MEDIAN_TTFT,
         ),
         Criterion {
-            // Where nothing streams, no bytes are compared.
+            // If no scenario reads enough bytes, none are compared.
             met: bytes.count == 0 || bytes.median.is_some_and(|median| median <= MAX_MEDIAN_BYTES),
             ..at_most(
                 format!("median error of the bytes read per token: at most {}", percent(MAX_MEDIAN_BYTES)),
@@ -380,7 +390,7 @@ mod tests {
                 runs.iter().map(|&(predicted, measured)| (Some(predicted), Some(measured))).collect();
             Score::of(&runs).expect("numbers").error
         };
-        // Too much once and too little once: the medians of both sides nearly agree, and every prediction was off.
+        // One prediction is too high and one too low: the medians nearly agree, although both predictions are wrong.
         assert!((error(&[(112.0, 100.0), (89.0, 100.0)]) - 0.12).abs() < 1e-12);
         assert!((error(&[(112.0, 100.0), (89.0, 100.0), (101.0, 100.0)]) + 0.11).abs() < 1e-12);
     }
@@ -395,12 +405,12 @@ mod tests {
         let scores = Scores::of(&edges);
         assert_eq!((scores.tpot.count, scores.tpot.high_variance), (3, 2));
         assert!(scores.tpot.median.is_some_and(|median| (median - 0.2).abs() < 1e-12));
-        // One that lies beyond its interval counts.
+        // A prediction outside the range counts.
         let beyond = Scores::of(&[edges[0].clone(), Case::fixture("d", 300.0, &[100.0, 200.0])]);
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
-        let failed = Failed { name: "a".into(), reason: "?".into() };
+        let failed = FailedScenario { name: "a".into(), reason: "?".into() };
         assert_eq!(
-            (complete(&edges, &[]).met, complete(&edges, &[failed.clone(), failed]).value),
+            (completeness(&edges, &[]).met, completeness(&edges, &[failed.clone(), failed]).value),
             (true, Some(2.0 / 3.0))
         );
     }
@@ -421,7 +431,7 @@ mod tests {
 
     #[test]
     fn pairs_beyond_the_margin_have_an_order() {
-        // b is 5 % slower than a, which is no pair; c and d are in the wrong order in the prediction.
+        // b is only 5 % slower than a, so this pair does not count; c and d are predicted in the wrong order.
         let cases = [
             Case::fixture("a", 100.0, &[100.0]),
             Case::fixture("b", 90.0, &[105.0]),
@@ -449,7 +459,7 @@ mod tests {
             repetitions.iter().map(|scores| scores.tpot.max.map(|worst| (worst * 1e3).round())).collect();
         assert_eq!(max, [Some(100.0), Some(0.0)]);
         assert_eq!(repetitions[1].cases.len(), 1, "b was run once");
-        // Both are off by as much in the median, so that the medians agree.
+        // The medians of predictions and measurements agree.
         assert_eq!(Scores::of(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
         assert!(by_repetition(&[]).is_empty());
     }

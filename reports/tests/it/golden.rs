@@ -1,7 +1,7 @@
-//! Golden reports of the sample traces.
+//! Golden tests of reports on the sample traces.
 //!
-//! After an intended change, `HEARTH_UPDATE_GOLDEN=1 cargo test -p hearth-reports` writes the files again; read the
-//! difference before committing it.
+//! After an intended change, `HEARTH_UPDATE_GOLDEN=1 cargo test -p hearth-reports` updates the golden files; review
+//! the difference before you commit it.
 
 use std::fs;
 use std::path::Path;
@@ -68,8 +68,8 @@ fn trace_with_events() {
     ];
     let report = Report::new(vec![trace]).unwrap();
     check(&report, "report.md", "events.md");
-    let time_line = file(&report, "simulated.perfetto.json");
-    assert_eq!(time_line.matches("\"cat\":\"event\"").count(), 4);
+    let timeline = file(&report, "simulated.perfetto.json");
+    assert_eq!(timeline.matches("\"cat\":\"event\"").count(), 4);
     assert!(file(&report, "tokens.svg").matches("class=\"event\"").count() >= 4);
 }
 
@@ -91,7 +91,7 @@ fn runs_of_different_plans() {
     assert!(report.comparison().pairs.is_empty());
 }
 
-/// The cells of a table's row in Markdown, as numbers where they are.
+/// Returns the cells of a Markdown table row after the first; `None` for cells that are not numbers.
 fn cells(line: &str) -> Vec<Option<f64>> {
     let number = |cell: &str| cell.trim().replace('\u{2212}', "-").replace(['*', '+'], "").parse().ok();
     line.trim_matches('|').split('|').skip(1).map(number).collect()
@@ -104,7 +104,7 @@ fn printed_terms_sum_to_the_printed_tpot() {
         let rows: Vec<&str> =
             text.lines().skip_while(|line| !line.starts_with("| CPU, ms")).take(8).collect();
         assert!(rows[7].contains("TPOT"), "{}", rows[7]);
-        // Predicted, measured, error.
+        // The columns are predicted, measured and error.
         for column in 0..3 {
             let sum: f64 = rows[..7].iter().map(|row| cells(row)[column].expect("a number")).sum();
             let total = cells(rows[7])[column].expect("a number");
@@ -157,7 +157,7 @@ fn damaged_traces_are_refused() {
         "trace 1, step 2: device 9 is not in the header; the trace is damaged: record it again"
     );
     let error = broken(|trace| trace.records[0].end = u64::MAX);
-    assert!(error.contains("not a span of time"), "{error}");
+    assert!(error.contains("not a valid interval"), "{error}");
     let error = broken(|trace| trace.passes.reverse());
     assert_eq!(
         error,

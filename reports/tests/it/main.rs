@@ -1,4 +1,4 @@
-//! The integration tests of reports.
+//! Integration tests of reports.
 
 use hearth_reports::Report;
 
@@ -10,6 +10,7 @@ mod sample;
 mod structure;
 mod trace_events;
 
+/// Returns a file of a report as text.
 fn file(report: &Report, name: &str) -> String {
     let files = report.files();
     let (_, contents) = files.iter().find(|(found, _)| found == name).expect("the file is in the report");

@@ -1,4 +1,4 @@
-//! Exported time lines keep the trace event format.
+//! Tests that exported timelines conform to the trace event format.
 
 use hearth_reports::Report;
 use hearth_reports::exports::perfetto;
@@ -18,9 +18,9 @@ fn overlay_has_the_events_of_both_traces() {
     let (one, other) = (trace_events::check(&one).unwrap(), trace_events::check(&other).unwrap());
     let overlay = file(&report, "simulated-measured.perfetto.json");
     let both = trace_events::check(&overlay).unwrap();
-    // Everything of both is in the overlay, and nothing else.
-    assert_eq!(both, std::array::from_fn(|place| one[place] + other[place]));
-    // 6 passes, 2 rounds, 3 hops.
+    // The overlay has the events of both traces and no others.
+    assert_eq!(both, std::array::from_fn(|index| one[index] + other[index]));
+    // 6 passes * 2 rounds * 3 hops = 36 messages.
     assert_eq!((one[2], other[2]), (36, 36));
     let overlay: Value = serde_json::from_slice(&overlay).unwrap();
     let events = overlay["traceEvents"].as_array().unwrap();
@@ -35,10 +35,10 @@ fn overlay_has_the_events_of_both_traces() {
 }
 
 #[test]
-fn clock_offset_makes_no_arrow_back_in_time() {
+fn clock_offset_causes_no_arrow_back_in_time() {
     let mut trace = sample::trace(Origin::Measured, 4);
     for record in trace.records.iter_mut().filter(|record| record.device == 1) {
-        // The desktop's clock was 40 ms behind where its handshake thought it was.
+        // The clock of the desktop was 40 ms behind the offset estimated at the handshake.
         let early = 40_000_000.min(record.start);
         (record.start, record.end) = (record.start - early, record.end - early);
     }
@@ -47,7 +47,7 @@ fn clock_offset_makes_no_arrow_back_in_time() {
     assert!(0 < flows && flows < sent, "{flows} of {sent}");
 }
 
-/// Something done to the events of a file.
+/// A change of the events of a file that makes the file invalid.
 type Change<'c> = &'c dyn Fn(&mut Vec<Value>);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Published numbers, sweeps and several plans in a report.
+//! Tests of reports with published numbers, sweeps and several plans.
 
 use hearth_profiles::Document;
 use hearth_reports::Report;
@@ -34,7 +34,7 @@ fn published_numbers_are_between_predicted_and_measured() {
     assert!(text.contains("| Quantity | Predicted | Published | Measured | Error |"), "{text}");
     assert!(text.contains("| **TPOT (sum), ms** | **54.35** | **50.00** | **60.45** |"), "{text}");
     assert!(text.contains("| TTFT, ms | 183.15 | 200.00 | 187.15 |"), "{text}");
-    // 60.45 over 50 is a fifth more.
+    // 60.45 / 50 - 1 = 20.9 %.
     assert!(
         text.contains("Published for one, 8B: 50.0 ms per token; this run takes 20.9 % longer."),
         "{text}"
@@ -59,23 +59,23 @@ fn without_a_name_no_system_is_selected() {
 
 #[test]
 fn unmatched_documents_are_refused() {
-    let beside = |published: &Published, system| {
+    let refusal = |published: &Published, system| {
         Report::new(sample::pair(3)).unwrap().with_published(published, system).unwrap_err().to_string()
     };
-    let error = beside(&document(), Some("three"));
+    let error = refusal(&document(), Some("three"));
     assert_eq!(error, "`made-up` has no system `three`; it has `one`, `two`");
     let elsewhere = Published::from_yaml(&DOCUMENT.replace("kitchen-3", "kitchen-5")).unwrap();
-    let error = beside(&elsewhere, None);
+    let error = refusal(&elsewhere, None);
     assert!(error.starts_with("`made-up` has no row for scenario `kitchen-3`; its rows are for"), "{error}");
-    let elsewhere = DOCUMENT.replace("two: {outcome: out_of_memory}", "").replace("200 ms}, }", "200 ms}}");
-    let error = beside(&Published::from_yaml(&elsewhere).unwrap(), Some("two"));
+    let without_two = DOCUMENT.replace("two: {outcome: out_of_memory}", "").replace("200 ms}, }", "200 ms}}");
+    let error = refusal(&Published::from_yaml(&without_two).unwrap(), Some("two"));
     assert!(error.contains("has no number of `two`"), "{error}");
 }
 
 #[test]
 fn every_shipped_document_is_found_by_its_name() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("published");
-    // Folders have what documents refer to.
+    // Subfolders have the files that documents refer to.
     let documents =
         std::fs::read_dir(folder).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file());
     let count = documents.count();
@@ -90,7 +90,7 @@ fn runs_with_other_rounds_make_a_line_over_k() {
     let two = sample::trace(Origin::Simulated, 4);
     let mut one = two.clone();
     one.header.plan = "sha256:0000000000000001".into();
-    // The second round of each token becomes a part of the first.
+    // The second round of each token becomes part of the first round.
     for record in one.records.iter_mut().filter(|record| record.kind == Kind::Compute) {
         record.round = 0;
     }
@@ -102,7 +102,7 @@ fn runs_with_other_rounds_make_a_line_over_k() {
         "{drawing}"
     );
     assert!(file(&report, "report.md").contains("![Time per token over k](rounds.svg)"));
-    // Of one plan alone there is nothing to draw.
+    // With a single plan there is nothing to draw.
     let alone = Report::new(vec![two]).unwrap();
     assert!(!alone.files().iter().any(|(name, _)| name == "rounds.svg" || name == "sizes.svg"));
 }

@@ -1,4 +1,4 @@
-//! Random traces: no trace makes a report panic, and printed terms sum to their total.
+//! Property tests with random traces: reports never panic, and printed terms sum to their total.
 
 use hearth_reports::Report;
 use hearth_schema::Trace;
@@ -26,7 +26,7 @@ fn resource() -> impl Strategy<Value = Resource> {
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
-    // Outputs are frequent, so that most traces have tokens.
+    // Output steps are frequent, so that most traces have tokens.
     select(vec![
         Kind::Output,
         Kind::Output,
@@ -39,6 +39,7 @@ fn kind() -> impl Strategy<Value = Kind> {
     ])
 }
 
+/// A time in nanoseconds, of very different magnitudes.
 fn moment() -> impl Strategy<Value = u64> {
     prop_oneof![0..100_u64, 0..100_000_000_u64, (1_u64 << 52)..(1_u64 << 53)]
 }
@@ -89,7 +90,7 @@ fn trace() -> impl Strategy<Value = Trace> {
                     scenario: "odd".into(),
                     plan,
                     model: "odd".into(),
-                    // As odd as the rest of it.
+                    // Any kind, because the other fields are also arbitrary.
                     kind: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },
                     seed: 0,
                     version: "0".into(),
@@ -106,7 +107,7 @@ fn trace() -> impl Strategy<Value = Trace> {
     )
 }
 
-/// Sorts the tokens' ends, so that a trace passes the check of their order.
+/// Sorts the end times of the tokens, so that a trace passes the check of their order.
 fn in_order(mut trace: Trace) -> Trace {
     let is_output = |record: &&mut Record| record.device == 0 && record.kind == Kind::Output;
     let mut outputs: Vec<&mut Record> = trace.records.iter_mut().filter(is_output).collect();
@@ -128,7 +129,7 @@ proptest! {
         ordered in any::<bool>(),
     ) {
         let traces = if ordered { traces.into_iter().map(in_order).collect() } else { traces };
-        // Later than that a nanosecond is lost in the microseconds of a time line.
+        // Above this time, an `f64` in microseconds does not represent every nanosecond.
         let exact = traces.iter().flat_map(|trace| &trace.records).all(|record| record.end < 1 << 51);
         let Ok(report) = Report::new(traces) else { return Ok(()) };
         for (name, contents) in report.files() {
@@ -144,14 +145,14 @@ proptest! {
                 prop_assert!(checked.is_ok(), "{name}: {checked:?}");
             }
             if name == "comparison.csv" {
-                sums(&text, report.comparison().runs.len())?;
+                check_sums(&text, report.comparison().runs.len())?;
             }
         }
     }
 }
 
-/// The terms of each run add up to its time per token, digit by digit.
-fn sums(csv: &str, runs: usize) -> Result<(), TestCaseError> {
+/// Checks that the printed terms of each run sum exactly to the printed time per token.
+fn check_sums(csv: &str, runs: usize) -> Result<(), TestCaseError> {
     let rows: Vec<Vec<&str>> = csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
     for column in 3..3 + runs {
         let units = |row: &Vec<&str>| row[column].replace('.', "").parse::<i128>();

@@ -1,7 +1,7 @@
-//! A plausible pair of traces, for tests and for the example.
+//! A realistic pair of traces, for tests and for the example.
 //!
-//! Three devices in two rounds: a laptop (head) that reads a little on demand, a desktop with a GPU and a phone that is
-//! short of memory. Times come from constants and a small fixed sequence of deviations.
+//! The ring has three devices and two rounds: a laptop (head) that reads a few bytes on demand, a desktop with a GPU,
+//! and a phone with too little memory. Times are computed from constants and a short fixed sequence of deviations.
 
 use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
@@ -15,13 +15,15 @@ const MICRO: u64 = 1_000;
 const MIB: u64 = 1 << 20;
 const ROUNDS: u32 = 2;
 
-/// What one window costs a device, in microseconds, and what it holds.
+/// The times of a device per window in microseconds, and its memory.
 struct Costs {
     name: &'static str,
     layers: u32,
     cpu: u64,
     gpu: u64,
+    /// Waiting for the disk.
     demand: u64,
+    /// Reading ahead.
     ahead: u64,
     resident_mib: u64,
     memory_mib: u64,
@@ -60,28 +62,37 @@ const DEVICES: [Costs; 3] = [
     },
 ];
 
-/// Deviations of a measured run in percent, in turn.
+/// Times of a measured run in percent of the simulated times, used cyclically.
 const DEVIATIONS: [u64; 7] = [104, 98, 111, 101, 96, 108, 131];
 
+/// A trace under construction.
 struct Run {
     measured: bool,
     records: Vec<Record>,
     readings: Vec<Reading>,
-    /// The time at which each device's disk is free again.
+    /// The time in nanoseconds at which the disk of each device is free.
     disk_free: [u64; 3],
+    /// Bytes that each device has read.
     read: [u64; 3],
-    turn: usize,
+    /// Number of times that were generated.
+    time_count: usize,
 }
 
-/// A simulated and a measured trace of one plan, with that many tokens generated.
+/// Returns a simulated and a measured trace of one plan, with `tokens` generated tokens.
 pub fn pair(tokens: u32) -> Vec<Trace> {
     vec![trace(Origin::Simulated, tokens), trace(Origin::Measured, tokens)]
 }
 
 pub fn trace(origin: Origin, tokens: u32) -> Trace {
     let measured = origin == Origin::Measured;
-    let mut run =
-        Run { measured, records: Vec::new(), readings: Vec::new(), disk_free: [0; 3], read: [0; 3], turn: 0 };
+    let mut run = Run {
+        measured,
+        records: Vec::new(),
+        readings: Vec::new(),
+        disk_free: [0; 3],
+        read: [0; 3],
+        time_count: 0,
+    };
     let passes: Vec<Pass> = (0..tokens)
         .map(|index| match index {
             0 => Pass::plain(0, 0, 16, true),
@@ -131,13 +142,13 @@ fn header(origin: Origin) -> Header {
 }
 
 impl Run {
-    /// A time in nanoseconds; a measured one deviates.
+    /// Returns a time in nanoseconds; times of a measured run deviate.
     fn time(&mut self, micros: u64) -> u64 {
         if !self.measured {
             return micros * MICRO;
         }
-        self.turn += 1;
-        micros * MICRO * DEVIATIONS[self.turn % DEVIATIONS.len()] / 100
+        self.time_count += 1;
+        micros * MICRO * DEVIATIONS[self.time_count % DEVIATIONS.len()] / 100
     }
 
     fn push(
@@ -173,7 +184,7 @@ impl Run {
         self.records.push(record);
     }
 
-    /// One pass around the ring; returns when its token had been sampled.
+    /// Records a pass through the ring. Returns the time at which its token was sampled.
     fn pass(&mut self, pass: u32, tokens: u64, begin: u64) -> u64 {
         let factor = 1 + tokens / 4;
         let mut now = begin + self.time(30);
@@ -186,16 +197,16 @@ impl Run {
                 now = self.window(device, (pass, round), now, factor);
                 let sent = now + self.time(120);
                 let to = (device + 1) % 3;
-                let back = round + u32::from(to == 0);
+                let next_round = round + u32::from(to == 0);
                 self.push(device, Kind::Send, (pass, round), [now, sent], |record| {
                     record.bytes = 16_384 * tokens;
                     record.peer = Some(to);
                 });
-                self.ahead(device, (pass, round), sent);
+                self.read_ahead(device, (pass, round), sent);
                 waiting_since[usize::from(device)] = sent;
                 now = sent + self.time(if self.measured { 2_300 } else { 1_900 });
                 let since = waiting_since[usize::from(to)];
-                self.push(to, Kind::Receive, (pass, back), [since, now], |record| {
+                self.push(to, Kind::Receive, (pass, next_round), [since, now], |record| {
                     record.bytes = 16_384 * tokens;
                     record.peer = Some(device);
                 });
@@ -205,11 +216,11 @@ impl Run {
         self.push(0, Kind::Output, (pass, ROUNDS), [now, end], |record| {
             record.cost = Some(Cost { cpu: (end - now) / 8 * 7, queue: (end - now) / 8, ..Cost::default() });
         });
-        self.count(pass, end);
+        self.record_counters(pass, end);
         end
     }
 
-    /// A device's window; returns when it was done.
+    /// Records the computation of a window. Returns its end time.
     fn window(&mut self, device: u16, at: (u32, u32), begin: u64, factor: u64) -> u64 {
         let costs = &DEVICES[usize::from(device)];
         let mut now = begin + self.time(40);
@@ -236,8 +247,8 @@ impl Run {
         end
     }
 
-    /// Reads the next window ahead, when the disk is free.
-    fn ahead(&mut self, device: u16, at: (u32, u32), from: u64) {
+    /// Records reading ahead of the next window as soon as the disk is free.
+    fn read_ahead(&mut self, device: u16, at: (u32, u32), from: u64) {
         let costs = &DEVICES[usize::from(device)];
         if costs.ahead == 0 {
             return;
@@ -249,7 +260,8 @@ impl Run {
         self.push(device, Kind::Prefetch, at, [start, end], |record| record.bytes = costs.ahead * 2_000);
     }
 
-    fn count(&mut self, pass: u32, at: u64) {
+    /// Records the counters of all devices.
+    fn record_counters(&mut self, pass: u32, at: u64) {
         for device in 0..3_u16 {
             let costs = &DEVICES[usize::from(device)];
             let resident = costs.resident_mib * MIB * u64::from(10 + pass.min(10)) / 20;

@@ -1,4 +1,4 @@
-//! Structure of the files: well-formed, self-contained, and safe whatever names a trace has.
+//! Tests that the files of a report are well-formed, self-contained, and safe for any names in a trace.
 
 use hearth_reports::Report;
 use hearth_schema::Trace;
@@ -6,9 +6,10 @@ use serde_json::Value;
 
 use crate::sample;
 
-const VOID: [&str; 1] = ["meta"];
+/// Elements without an end tag.
+const VOID_ELEMENTS: [&str; 1] = ["meta"];
 
-/// Checks that every element is closed in order and every attribute quoted; returns the elements' names.
+/// Checks that all elements are closed in order and all attributes are quoted. Returns the names of the elements.
 fn elements(text: &str) -> Vec<String> {
     let (mut open, mut seen): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
     let mut rest = text.strip_prefix("<!DOCTYPE html>").unwrap_or(text);
@@ -24,15 +25,19 @@ fn elements(text: &str) -> Vec<String> {
         let name = tag.split([' ', '\n', '/']).next().unwrap_or_default().to_owned();
         assert!(!name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric()), "element `{name}`");
         assert_eq!(tag.matches('"').count() % 2, 0, "quotes of {tag}");
-        assert_eq!(tag.matches('=').count() - inside_quotes(tag), tag.matches('"').count() / 2, "{tag}");
+        assert_eq!(
+            tag.matches('=').count() - equals_inside_quotes(tag),
+            tag.matches('"').count() / 2,
+            "{tag}"
+        );
         let outside: String = tag.split('"').step_by(2).collect();
         assert!(!outside.contains(" on") && !outside.contains("src"), "a handler or source in {tag}");
-        assert!(!outside.contains("href") || tag.contains(" href=\"#"), "a link away in {tag}");
+        assert!(!outside.contains("href") || tag.contains(" href=\"#"), "an external link in {tag}");
         seen.push(name.clone());
         if name == "style" {
             rest = &rest[rest.find("</style>").expect("a style ends")..];
         }
-        if !tag.ends_with('/') && !VOID.contains(&name.as_str()) {
+        if !tag.ends_with('/') && !VOID_ELEMENTS.contains(&name.as_str()) {
             open.push(name);
         }
     }
@@ -40,11 +45,12 @@ fn elements(text: &str) -> Vec<String> {
     seen
 }
 
-/// Equals signs inside attribute values.
-fn inside_quotes(tag: &str) -> usize {
+/// Counts the equals signs inside attribute values.
+fn equals_inside_quotes(tag: &str) -> usize {
     tag.split('"').skip(1).step_by(2).map(|value| value.matches('=').count()).sum()
 }
 
+/// Checks all files of a report on traces.
 fn check(traces: Vec<Trace>) {
     for (name, contents) in Report::new(traces).unwrap().files() {
         let text = String::from_utf8(contents).expect("every file is UTF-8");
@@ -52,7 +58,7 @@ fn check(traces: Vec<Trace>) {
         let ending = name.rsplit('.').next().unwrap_or_default();
         if ending == "html" || ending == "svg" {
             let text = text.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
-            assert!(!text.contains("http://") && !text.contains("https://"), "{name} refers elsewhere");
+            assert!(!text.contains("http://") && !text.contains("https://"), "{name} refers to another site");
             assert!(!text.contains("@import") && !text.contains("url(h"));
             let seen = elements(&text);
             for bad in ["script", "iframe", "object", "link", "img", "foreignObject", "form"] {
@@ -105,7 +111,7 @@ fn hostile_names_are_escaped() {
         let markdown = text("report.md");
         assert!(!markdown.contains("<script") && !markdown.contains("<img"), "{markdown}");
         assert!(!markdown.lines().any(|line| line == "# heading"));
-        // No name adds a column or a row to a table.
+        // Names must not add columns or rows to a table.
         let columns = |line: &str| line.replace("\\|", "").matches('|').count();
         let devices: Vec<&str> =
             markdown.lines().skip_while(|line| !line.starts_with("| Device")).take(5).collect();
@@ -121,14 +127,14 @@ fn gantt_has_every_lane_interval_and_message() {
     let (_, contents) = files.iter().find(|(name, _)| name == "gantt-simulated.svg").expect("the picture");
     let text = String::from_utf8(contents.clone()).unwrap();
     let count = |what: &str| text.matches(what).count();
-    // The laptop and the phone have a disk row, the desktop a GPU row: two rows each.
+    // Each device has two rows: CPU and disk for laptop and phone, CPU and GPU for the desktop.
     assert_eq!(count("class=\"lane\""), 6);
-    // 2 rounds of 3 hops.
+    // 2 rounds * 3 hops = 6 messages.
     assert_eq!(count("marker-end"), 6);
-    // Steps of the CPU: an embedding, 3 windows in 2 rounds, and the output.
+    // Steps on CPUs: the embedding, 3 windows in each of 2 rounds, and the output.
     assert_eq!(count("class=\"cpu\""), 8);
-    // Windows of the laptop and the phone wait for the disk, those of the desktop run on the GPU too.
+    // The windows of laptop and phone wait for the disk; those of the desktop also run on the GPU.
     assert_eq!((count("class=\"demand\""), count("class=\"gpu\"")), (4, 2));
-    // The laptop reads ahead twice in a token, and the phone's third reading ends in the next one.
+    // The laptop reads ahead twice per token. The phone has three reads, of which one ends in the next token.
     assert_eq!(count("class=\"hidden\""), 5);
 }

@@ -1,14 +1,14 @@
-//! Plan: the layers of each device, and the rounds around the ring.
+//! Plan: the layers of each device and the rounds around the ring, in a `plan/1` document.
 //!
-//! A `plan/1` document. It is immutable: planning again writes a new file. Simulator and executor read the same one
-//! and make no choice of their own.
+//! A plan is immutable: planning again writes a new file. Simulator and executor run the same plan and make no
+//! planning decisions of their own.
 //!
 //! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers that follow
 //! its predecessor's, until the layers run out; the last round may be partial (prima.cpp paper, section 3.1 and Eq. 3
 //! with the remainder kept). This is the kind `ring`, the default. In a plan of the kind `tensor` every device works
-//! on every layer, in one round ([`tensor`]); such plans, and rings that pin their weights, are simulated only.
+//! on every layer, in one round ([`tensor`]). Such plans, and rings with pinned weights, are simulated only.
 //!
-//! Not here: how a plan is found (`hearth_halda`), and its steps (`hearth_core::schedule`).
+//! Not here: how a plan is found (`hearth_halda`), and the steps of a plan (`hearth_core::schedule`).
 
 pub mod tensor;
 
@@ -33,51 +33,52 @@ pub use tensor::TensorPlan;
 pub struct Plan {
     /// `plan/1`.
     pub schema: String,
-    /// Name and digest of the scenario it was made from.
+    /// Name and digest of the scenario from which the plan was made.
     pub scenario: Origin,
-    /// The model it is for.
+    /// The model of the plan.
     pub model: PlannedModel,
     pub planner: PlannerRecord,
-    /// How the work is divided: by layers around a ring if absent.
+    /// The kind of parallelism; `ring` if absent.
     #[serde(default, skip_serializing_if = "PlanKind::is_ring", with = "serde_yaml::with::singleton_map")]
     #[schemars(with = "PlanKind")]
     pub kind: PlanKind,
-    /// Rounds around the ring for one token, a partial last one included.
+    /// The number of rounds around the ring for one token, including a partial last round.
     pub rounds: u32,
-    /// Tokens the key-value cache is made for.
+    /// Capacity of the key-value cache of a sequence, in tokens.
     pub context: u32,
-    /// How keys and values are stored.
+    /// The element format of the key-value cache.
     pub kv_cache: KvFormat,
-    /// How activations travel from device to device.
+    /// The format of activations in messages between devices.
     #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
     pub activations: ActivationFormat,
-    /// The processor of the output matrix on the head; the GPU only where all its layers are too.
+    /// The processor of the output matrix on the head. It can be the GPU only if all layers of the head are on the
+    /// GPU.
     #[serde(default, skip_serializing_if = "on_the_cpu")]
     pub output: Processor,
     /// The maximum number of concurrent sequences, each with a cache for the whole context.
     #[serde(default = "workload::one", skip_serializing_if = "workload::is_one")]
     pub sequences: u32,
-    /// The model that drafts tokens on the head.
+    /// The draft model on the head, for speculative decoding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<PlannedDraft>,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
-    /// Devices that the plan leaves out, and why.
+    /// The devices that the plan does not use, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<DroppedDevice>,
     /// The prediction of the planner's latency model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
-    /// Why this plan, in sentences.
+    /// The reasons for this plan, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
 }
 
-/// How the work is divided.
+/// The kind of parallelism of a plan, with its parameters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PlanKind {
-    /// Each layer is one device's; activations go around the ring.
+    /// Each layer is on one device, and activations go around the ring.
     #[default]
     Ring,
     /// Each layer is sliced over all devices.
@@ -90,7 +91,7 @@ impl PlanKind {
         matches!(self, PlanKind::Ring)
     }
 
-    /// The slices, if layers are sliced.
+    /// Returns the parameters of a tensor-parallel plan, `None` for a ring.
     pub fn tensor(&self) -> Option<&TensorPlan> {
         match self {
             PlanKind::Ring => None,
@@ -98,17 +99,17 @@ impl PlanKind {
         }
     }
 
-    /// The kind without its parameters.
+    /// Returns the kind without its parameters.
     pub fn parallelism(&self) -> Parallelism {
         if self.is_ring() { Parallelism::Ring } else { Parallelism::Tensor }
     }
 }
 
-/// The name of a kind of plan.
+/// The kind of parallelism of a plan, without parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Parallelism {
-    /// Each layer is one device's.
+    /// Each layer is on one device.
     #[default]
     Ring,
     /// Each layer is sliced over all devices.
@@ -128,30 +129,30 @@ fn on_the_cpu(processor: &Processor) -> bool {
     *processor == Processor::Cpu
 }
 
-/// A document's name and digest.
+/// The name and digest of the scenario of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
     pub name: String,
-    /// Digest of its text.
+    /// The digest of the document's text.
     pub digest: String,
 }
 
-/// The model a plan is for.
+/// The model of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedModel {
     pub name: String,
-    /// Digest of header, size and samples, if it was planned from a file.
+    /// The digest of the model file (header, size and samples), if the plan was made from a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Digest of its shape and formats: a plan without a file runs on any model of that shape.
+    /// The digest of shape and formats. A plan without a file digest can be run with any model of this shape.
     pub shape_digest: String,
-    /// Layers L.
+    /// The number of layers, L.
     pub layers: u32,
 }
 
-/// The draft model on the head.
+/// The draft model of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDraft {
@@ -159,12 +160,12 @@ pub struct PlannedDraft {
     pub processor: Processor,
 }
 
-/// The planner of a plan.
+/// The strategy that made a plan, and its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannerRecord {
     pub strategy: String,
-    /// Its options, as `name=value`.
+    /// The options of the strategy, as `name=value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
@@ -173,37 +174,37 @@ pub struct PlannerRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Embeds, outputs and samples, and computes its window.
+    /// Computes embedding and output, samples tokens, and computes its window.
     Head,
     /// Computes its window.
     Worker,
-    /// Forwards messages; has no layers.
+    /// Forwards messages and has no layers.
     Relay,
 }
 
-/// The part of a device.
+/// A device of the plan and its part of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDevice {
     /// The name in the scenario.
     pub name: String,
-    /// The address of its worker; the lab fills it in.
+    /// The address (`HOST:PORT`) of its worker. The lab sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub role: Role,
-    /// Layers in one window: w_m.
+    /// The number of layers in one window, w_m.
     pub window: u32,
-    /// The number of these layers on the GPU, the first ones of the window: n_m.
+    /// The number of layers of a window on the GPU, n_m. They are the first layers of the window.
     pub gpu_layers: u32,
-    /// How it keeps its weights.
+    /// The residency of the device's weights.
     #[serde(default)]
     pub residency: ResidencyOptions,
-    /// The planner's expectation, term by term, for one token.
+    /// The planner's prediction for one token, by terms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<PredictedTerms>,
 }
 
-/// A device without a part.
+/// A device that the plan does not use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DroppedDevice {
@@ -211,17 +212,17 @@ pub struct DroppedDevice {
     pub reason: String,
 }
 
-/// The latency model's terms of one device (paper, Eq. 11).
+/// The terms of the latency model for one device and one token (prima.cpp paper, Eq. 11).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedTerms {
-    /// Arithmetic.
+    /// Time of arithmetic.
     pub compute: Seconds,
-    /// Key-value copies, transfers to and from the GPU, reading weights from memory.
+    /// Time of key-value copies, transfers to and from the GPU, and reading weights from memory.
     pub memory: Seconds,
-    /// Reading evicted weights again from disk.
+    /// Time to read evicted weights from disk.
     pub disk: Seconds,
-    /// Passing activations on.
+    /// Time to send activations to the next device.
     pub communication: Seconds,
 }
 
@@ -234,7 +235,7 @@ pub struct Predicted {
 }
 
 impl PlannedModel {
-    /// The plan's entry of a model. Without a file it has the digest of the shape only.
+    /// Creates the entry of a model in a plan. A model without a file has only a shape digest.
     pub fn of(model: &ModelProfile) -> Self {
         let shape_digest = model.shape_digest();
         Self {
@@ -247,7 +248,7 @@ impl PlannedModel {
 }
 
 impl Plan {
-    /// W, the layers of one full round.
+    /// Returns the number of layers in one full round, W.
     pub fn ring_layers(&self) -> u32 {
         if !self.kind.is_ring() {
             return self.model.layers;
@@ -255,7 +256,7 @@ impl Plan {
         self.devices.iter().map(|device| device.window).sum()
     }
 
-    /// The layers of device `m` in round `r` (both from 0); empty where the layers have run out.
+    /// Returns the layers of a device in a round (both from 0); empty if no layers remain.
     pub fn window(&self, device: usize, round: u32) -> Range<u32> {
         if !self.kind.is_ring() {
             return 0..if round == 0 { self.model.layers } else { 0 };
@@ -265,37 +266,37 @@ impl Plan {
         start..(start + self.devices[device].window).min(self.model.layers)
     }
 
-    /// The layers of that window that run on the GPU: the first ones.
+    /// Returns the layers of [`Plan::window`] on the GPU, which are the first ones of the window.
     pub fn gpu_window(&self, device: usize, round: u32) -> Range<u32> {
         let window = self.window(device, round);
         window.start..(window.start + self.devices[device].gpu_layers).min(window.end)
     }
 
-    /// The windows of a device that hold layers, in the order of the rounds.
+    /// Returns the non-empty windows of a device, in the order of rounds.
     pub fn windows(&self, device: usize) -> Vec<Range<u32>> {
         (0..self.rounds).map(|round| self.window(device, round)).filter(|window| !window.is_empty()).collect()
     }
 
-    /// Its digest: that of its text.
+    /// Returns the digest of the plan's text.
     pub fn digest(&self) -> String {
         crate::digest::of(&self.to_yaml())
     }
 
-    /// The reason why it can be simulated but not executed, if there is one.
+    /// Returns the reason why the plan can be simulated but not executed, if there is one.
     pub fn only_simulated(&self) -> Option<String> {
         let why = if self.kind.is_ring() {
-            let held = self.devices.iter().find(|device| device.residency.is_pinned())?;
-            format!("`{}` keeps its weights `{}`", held.name, held.residency.policy)
+            let device = self.devices.iter().find(|device| device.residency.is_pinned())?;
+            format!("`{}` keeps its weights `{}`", device.name, device.residency.policy)
         } else {
             "it slices every layer over all devices (`kind: tensor`)".to_owned()
         };
         let strategy = &self.planner.strategy;
         Some(format!(
-            "the plan of `{strategy}` is simulated only, because {why}; plan with another strategy, as `--strategy overlap`"
+            "the plan of `{strategy}` is simulated only, because {why}; plan with another strategy, such as `--strategy overlap`"
         ))
     }
 
-    /// A device's place in the ring by name.
+    /// Returns the index of the device with this name.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.devices.iter().position(|device| device.name == name)
     }
@@ -310,10 +311,10 @@ impl Document for Plan {
             return refuse("`devices` is empty; a plan needs at least a head".into());
         }
         if self.devices.len() > MAX_DEVICES || self.model.layers > MAX_LAYERS {
-            return refuse(format!("a plan holds at most {MAX_DEVICES} devices and {MAX_LAYERS} layers"));
+            return refuse(format!("a plan must have at most {MAX_DEVICES} devices and {MAX_LAYERS} layers"));
         }
         if !self.kind.is_ring() && !self.activations.is_default() {
-            return refuse("`activations: f16` is for rings; slices travel as `kind` says".into());
+            return refuse("`activations: f16` is for rings; set `kind.tensor.values` instead".into());
         }
         let mut names = BTreeSet::new();
         for (index, device) in self.devices.iter().enumerate() {
@@ -323,12 +324,12 @@ impl Document for Plan {
             }
             if (device.role == Role::Head) != (index == 0) {
                 return refuse(format!(
-                    "devices[{index}] `{name}`: the head is the first device, and only it"
+                    "devices[{index}] `{name}`: the first device must be the head, and no other"
                 ));
             }
             if (device.role == Role::Relay) != (device.window == 0) && device.role != Role::Head {
                 return refuse(format!(
-                    "devices[{index}] `{name}`: a relay has window 0 and every worker at least 1"
+                    "devices[{index}] `{name}`: a relay must have window 0, and a worker at least 1"
                 ));
             }
             device.residency.validate(&format!("devices[{index}] `{name}`: `residency`"))?;
@@ -342,7 +343,7 @@ impl Document for Plan {
         let head = &self.devices[0];
         if self.output == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
             return refuse(format!(
-                "`output: gpu` needs all layers of the head on its GPU, and `{}` has {} of {} there",
+                "`output: gpu` needs all layers of the head on its GPU, but `{}` has {} of {} there",
                 head.name, head.gpu_layers, head.window
             ));
         }
@@ -356,9 +357,9 @@ impl Document for Plan {
     }
 }
 
-/// More than any home has; keeps products of counts far from overflow.
+/// Maximum number of devices: more than any home has, and products of counts do not overflow.
 const MAX_DEVICES: usize = 1024;
-/// An order of magnitude above the deepest model.
+/// Maximum number of layers, an order of magnitude above the deepest model.
 const MAX_LAYERS: u32 = 10_000;
 
 impl Plan {
@@ -370,7 +371,7 @@ impl Plan {
         let needed = layers.div_ceil(ring);
         if rounds != needed {
             return Err(DocumentError::invalid(format!(
-                "the windows add up to {ring} layers a round, so {rounds} rounds cover {} of the model's \
+                "the windows add up to {ring} layers per round, so {rounds} rounds cover {} of the model's \
                  {layers} layers: set `rounds: {needed}` or change the windows",
                 (u64::from(rounds) * u64::from(ring)).min(u64::from(layers))
             )));
@@ -395,7 +396,7 @@ impl Plan {
 
     fn validate_context(&self) -> Result<(), DocumentError> {
         if self.context == 0 {
-            return Err(DocumentError::invalid("`context` is 0; it must hold at least the prompt"));
+            return Err(DocumentError::invalid("`context` is 0; it must be at least the prompt length"));
         }
         if self.model.layers == 0 {
             return Err(DocumentError::invalid("`model.layers` is 0: the plan assigns no layer"));

@@ -1,11 +1,11 @@
-//! Tensor parallelism: the slices of every layer and the pattern of all-reduce in a plan.
+//! Tensor parallelism: the slices of a tensor-parallel plan and its all-reduce pattern.
 //!
-//! Each device holds the same share of every layer (prima.cpp paper, section 2). A layer is two blocks, attention and
-//! feed-forward, and after each the devices add their partial results in an all-reduce. A slice is counted in
-//! key-value heads, with the query heads that use them, and in rows of the feed-forward matrices (Shoeybi et al.,
-//! 2019, Megatron-LM). Every device has the norms; the head has embedding and output matrix.
+//! Each device has the same share of every layer (prima.cpp paper, section 2). A layer has two blocks, attention and
+//! feed-forward. After each block the devices sum their partial results in an all-reduce. The size of a slice is a
+//! number of key-value heads, with the query heads that use them, and a number of rows of the feed-forward matrices
+//! (Shoeybi et al., 2019, Megatron-LM). Every device has the norms. The head has the embedding and the output matrix.
 //!
-//! A plan of this kind is simulated only. Its devices all have `window: L`, `rounds: 1`, and keep their weights
+//! A plan of this kind is simulated only. It has `rounds: 1`, and all its devices have `window: L` and the residency
 //! `pinned` or `sliding` ([`crate::residency`]).
 //!
 //! Not here: the bytes of a slice (`hearth_core::tensor::slicing`) and the messages of an all-reduce
@@ -21,17 +21,17 @@ use super::{Plan, Processor, Role};
 use crate::pass::Pass;
 use crate::residency::Residency;
 
-/// How partial results are added up.
+/// The algorithm of an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AllReduce {
-    /// Every device sends its partial result to every other, and each adds them up.
+    /// Every device sends its partial result to every other device, and each computes the sum.
     AllGather,
-    /// Workers send to the head, which adds up and sends the sum to each.
+    /// Workers send their partial results to the head, which computes the sum and sends it to each worker.
     Star,
     /// A ring all-reduce: reduce-scatter, then all-gather.
     Ring,
-    /// All send at once on one channel and receive the sum; its time is given.
+    /// All devices send at the same time on one radio channel and receive the sum. `air_time` is its duration.
     OverTheAir,
 }
 
@@ -39,10 +39,10 @@ pub enum AllReduce {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadLoads {
-    /// Its own slice, as every device does.
+    /// Only its own slice, like every device.
     #[default]
     Slice,
-    /// The whole model, out of which it cuts all slices.
+    /// The whole model, from which it cuts the slices of all devices.
     Model,
 }
 
@@ -50,48 +50,48 @@ pub enum HeadLoads {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Slice {
-    /// The plan's devices in order.
+    /// The name of the device.
     pub device: String,
-    /// Key-value heads, with the query heads that use them.
+    /// The number of key-value heads, with the query heads that use them.
     pub kv_heads: u32,
-    /// Rows of the feed-forward matrices.
+    /// The number of rows of the feed-forward matrices.
     pub feed_forward: u32,
 }
 
-/// A tensor-parallel plan's slices and messages.
+/// The slices and the all-reduce of a tensor-parallel plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TensorPlan {
-    /// How partial results are added up.
     pub all_reduce: AllReduce,
-    /// `over-the-air`: the time of one all-reduce, whatever the number of devices.
+    /// `over-the-air`: the time of one all-reduce, which does not depend on the number of devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub air_time: Option<Seconds>,
-    /// The format of partial results on the network.
+    /// The format of partial results in messages.
     pub values: Format,
     #[serde(default)]
     pub head_loads: HeadLoads,
-    /// The tokens of a prompt that enter at once, for systems with a small limit.
+    /// Maximum number of prompt tokens in one batch, for systems with a small limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u32>,
-    /// The format of the embedding on the head; that of its other weights if absent.
+    /// The format of the embedding on the head; the format of its other weights if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_as: Option<Format>,
-    /// The devices' shares, in the order of the plan.
+    /// The slice of each device, in the order of `devices`.
     pub slices: Vec<Slice>,
 }
 
-/// Formats of partial results on the network: numbers, or short blocks of them.
+/// The formats of partial results that can be summed: floating-point numbers, or short blocks.
 const PARTIAL_FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0];
 
 impl TensorPlan {
-    /// Bytes of one device's partial result of a block for `tokens`.
+    /// Returns the size in bytes of a device's partial result of a block for `tokens` tokens. `embedding` is the
+    /// width of the hidden state.
     pub fn partial_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
         let blocks = u64::from(embedding).div_ceil(self.values.block_len());
         Bytes(blocks * self.values.block_bytes()) * u64::from(tokens)
     }
 
-    /// Splits passes that have more tokens than the plan's batch.
+    /// Splits passes that have more tokens than [`TensorPlan::batch`].
     pub fn batched(&self, passes: Vec<Pass>) -> Vec<Pass> {
         let Some(batch) = self.batch else { return passes };
         let mut split: Vec<Pass> = Vec::new();
@@ -112,7 +112,7 @@ impl TensorPlan {
         split
     }
 
-    /// Checks that slices and messages agree with each other and with the plan.
+    /// Checks that the slices and the all-reduce do not contradict each other or the rest of the plan.
     pub fn validate(&self, plan: &Plan) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
         let names = plan.devices.iter().map(|device| &device.name);
@@ -132,7 +132,7 @@ impl TensorPlan {
             return refuse(what);
         }
         if self.batch == Some(0) {
-            return refuse("kind.tensor.batch: is 0; at least one token goes through at once".into());
+            return refuse("kind.tensor.batch: it is 0, but must be at least 1".into());
         }
         match (self.all_reduce, self.air_time) {
             (AllReduce::OverTheAir, None) => {
@@ -151,7 +151,7 @@ impl TensorPlan {
         validate_devices(plan)
     }
 
-    /// Refuses slices that are not the whole of a model.
+    /// Checks that the slices cover a model of this shape completely.
     pub fn validate_cover(&self, plan: &Plan, shape: &ModelShape) -> Result<(), DocumentError> {
         for (what, found, whole) in [
             ("kv_heads", self.total(|slice| slice.kv_heads), shape.kv_heads),
@@ -159,18 +159,18 @@ impl TensorPlan {
         ] {
             if found != u64::from(whole) {
                 return Err(DocumentError::invalid(format!(
-                    "kind.tensor.slices: `{what}` add up to {found} and the model has {whole}: change the slices, or \
+                    "kind.tensor.slices: `{what}` add up to {found}, but the model has {whole}: change the slices, or \
                      plan again"
                 )));
             }
         }
         let last = self.slices.iter().rposition(|slice| slice.feed_forward > 0);
         for (place, slice) in self.slices.iter().enumerate() {
-            // Rows of the matrix down are cut; the last device has the rest of a block.
+            // The down projection is split along its blocks of weights; the last device has an incomplete last block.
             let block = plan.devices[place].residency.weights_as.map_or(1, Format::block_len);
             if Some(place) != last && !u64::from(slice.feed_forward).is_multiple_of(block) {
                 return Err(DocumentError::invalid(format!(
-                    "kind.tensor.slices: the {} feed-forward rows of `{}` do not end with a block of {block} weights",
+                    "kind.tensor.slices: the {} feed-forward rows of `{}` do not end at a block of {block} weights",
                     slice.feed_forward, slice.device
                 )));
             }
@@ -183,7 +183,7 @@ impl TensorPlan {
     }
 }
 
-/// More than an hour for each all-reduce is a mistake; keeps times far from overflow.
+/// Maximum time of an all-reduce in seconds. More is a mistake, and times do not overflow.
 const MAX_AIR_SECONDS: f64 = 3600.0;
 
 fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
@@ -196,27 +196,28 @@ fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
         }
         if device.window != layers || (device.gpu_layers != 0 && device.gpu_layers != layers) {
             return refuse(format!(
-                "works on every layer: `window: {layers}`, and `gpu_layers` of 0 or {layers}"
+                "it works on every layer: set `window: {layers}`, and `gpu_layers` to 0 or {layers}"
             ));
         }
         let policy = device.residency.policy;
         if !matches!(policy, Residency::Pinned | Residency::Sliding) {
             return refuse(format!(
-                "`residency` is {policy}; a tensor-parallel device is `pinned` or `sliding`"
+                "`residency` is `{policy}`; a tensor-parallel device must be `pinned` or `sliding`"
             ));
         }
         if policy == Residency::Sliding && device.gpu_layers > 0 {
-            return refuse("`sliding` weights are the CPU's: set `gpu_layers: 0`".into());
+            return refuse("`sliding` weights are computed on the CPU: set `gpu_layers: 0`".into());
         }
     }
     if plan.sequences != 1 || plan.draft.is_some() {
-        return Err(DocumentError::invalid("a tensor-parallel plan is for one sequence and without a draft"));
+        return Err(DocumentError::invalid("a tensor-parallel plan must have one sequence and no draft"));
     }
     if plan.output != Processor::Cpu {
-        return Err(DocumentError::invalid("a tensor-parallel head outputs on its CPU: remove `output`"));
+        let what = "the head of a tensor-parallel plan computes the output on its CPU: remove `output`";
+        return Err(DocumentError::invalid(what));
     }
     if plan.rounds != 1 {
-        return Err(DocumentError::invalid("a tensor-parallel plan has `rounds: 1`"));
+        return Err(DocumentError::invalid("a tensor-parallel plan must have `rounds: 1`"));
     }
     Ok(())
 }

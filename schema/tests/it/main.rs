@@ -1,4 +1,4 @@
-//! Refusals of documents: what is wrong, and where.
+//! Tests of documents: refused values, defaults and renamed keys.
 
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
@@ -21,15 +21,16 @@ fn drafting(tokens: &str, acceptance: &str) -> String {
 }
 
 #[test]
-fn what_is_not_said_is_as_it_was() {
+fn defaults_are_omitted_in_documents() {
     let plain = scenario(64, "", "").expect("valid");
     assert_eq!(plain.workload, Workload::plain(8, 4));
     let yaml = plain.to_yaml();
     assert!(!yaml.contains("sequences") && !yaml.contains("micro_batch") && !yaml.contains("speculation"));
-    let said =
+    let explicit =
         scenario(64, &format!("sequences: 2, micro_batch: 4, {}", drafting("5", "70 %")), "").expect("valid");
-    assert_eq!((said.workload.sequences, said.workload.micro_batch, said.workload.drafts()), (2, 4, 5));
-    assert_eq!(Scenario::from_yaml(&said.to_yaml()).expect("reads back"), said);
+    let workload = &explicit.workload;
+    assert_eq!((workload.sequences, workload.micro_batch, workload.drafts()), (2, 4, 5));
+    assert_eq!(Scenario::from_yaml(&explicit.to_yaml()).expect("reads back"), explicit);
 }
 
 #[test]
@@ -66,7 +67,7 @@ fn hostile_values_are_refused() {
 }
 
 #[test]
-fn limits_that_no_machine_has_are_refused() {
+fn impossible_limits_are_refused() {
     let limited = |limits: &str| {
         let yaml = format!(
             "schema: scenario/1\nname: test\nmodel: {{profile: llama-8b}}\ncontext: 64\nworkload: {{prompt: 8, generate: \
@@ -75,9 +76,9 @@ fn limits_that_no_machine_has_are_refused() {
         );
         Scenario::from_yaml(&yaml).map_err(|error| error.to_string())
     };
-    let said = limited("cpu: 0.5, affinity: [1, 0]").expect("valid");
-    assert!(said.links.emulated);
-    assert_eq!(Scenario::from_yaml(&said.to_yaml()).expect("written and read"), said);
+    let valid = limited("cpu: 0.5, affinity: [1, 0]").expect("valid");
+    assert!(valid.links.emulated);
+    assert_eq!(Scenario::from_yaml(&valid.to_yaml()).expect("written and read"), valid);
     for (limits, complaint) in [
         ("cpu: 0", "`limits.cpu` is 0"),
         ("cpu: -1", "from 0.01 to 1024"),
@@ -85,7 +86,7 @@ fn limits_that_no_machine_has_are_refused() {
         ("cpu: 5000", "from 0.01 to 1024"),
         ("affinity: []", "is empty"),
         ("affinity: [0, 0]", "twice"),
-        ("affinity: [9000]", "the last can be 8191"),
+        ("affinity: [9000]", "the highest number is 8191"),
         ("memory: 1 GiB, memory_share: 50 %", "not both"),
         ("memory: 0 B", "`limits.memory` is 0"),
         ("memory: 2000 TiB", "check its unit"),

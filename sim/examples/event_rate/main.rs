@@ -10,11 +10,11 @@ mod queues;
 
 use std::time::Instant;
 
-use queues::{Ended, hold, tandem};
+use queues::{RunResult, hold, tandem};
 
-/// Events of each model.
+/// Number of events of each model.
 const EVENTS: u64 = 4_000_000;
-/// Events of each model where a slower simulator runs them too.
+/// Number of events of each model if SimPy, which is slower, runs them too.
 const TWIN_EVENTS: u64 = 300_000;
 
 fn main() {
@@ -23,7 +23,7 @@ fn main() {
     if !twin {
         println!("| model | million events/s |\n|---|---|");
     }
-    let models: [(&str, &dyn Fn() -> Ended); 4] = [
+    let models: [(&str, &dyn Fn() -> RunResult); 4] = [
         ("hold-16", &|| hold(16, events)),
         ("hold-256", &|| hold(256, events)),
         ("hold-4096", &|| hold(4096, events)),
@@ -32,7 +32,7 @@ fn main() {
     for (name, run) in models {
         // The best of five: other programs disturb the slower ones.
         let runs = (0..5).map(|_| timed(run)).min_by(|one, other| one.1.total_cmp(&other.1));
-        let (Ended { events, clock, waited }, seconds) = runs.expect("five runs");
+        let (RunResult { events, clock, waited }, seconds) = runs.expect("five runs");
         if twin {
             println!("{name} {events} {clock} {waited} {seconds:.6}");
         } else {
@@ -41,9 +41,9 @@ fn main() {
     }
 }
 
-/// Runs a model; returns what it came to and the time in seconds.
-fn timed(run: &dyn Fn() -> Ended) -> (Ended, f64) {
+/// Runs a model. Returns its result and the time in seconds.
+fn timed(run: &dyn Fn() -> RunResult) -> (RunResult, f64) {
     let started = Instant::now();
-    let ended = run();
-    (ended, started.elapsed().as_secs_f64())
+    let result = run();
+    (result, started.elapsed().as_secs_f64())
 }

@@ -1,30 +1,31 @@
 //! Two small models that any discrete-event simulator can run, event for event.
 //!
-//! [`hold`] is the engine alone: with a fixed number of pending events, the next one is taken and a new one is scheduled
-//! after a random delay. [`tandem`] is a closed ring of single servers with queues, in which jobs go from one server to
-//! the next; every service takes a random time. Delays are integers from a generator of a few lines, so another
-//! simulator in another language has the same events at the same times: `studies/simpy_twin.py` has.
+//! [`hold`] measures the engine alone: with a fixed number of pending events, each event schedules a new one after a
+//! random delay. [`tandem`] is a closed ring of single servers with queues, in which jobs move from one server to the
+//! next; every service takes a random time. Delays are integers from a generator of a few lines, so a simulator in
+//! another language, such as that of `studies/simpy_twin.py`, has the same events at the same times.
 
 use std::collections::VecDeque;
 
 use hearth_sim::engine::{Engine, Nanos};
 
-/// The result of a run: equal numbers mean equal events.
+/// The result of a run; two runs with the same events have the same result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
-    /// Delays that are over, or services.
+pub struct RunResult {
+    /// Number of completed delays or services.
     pub events: u64,
-    /// The time of the last one.
+    /// The time of the last event.
     pub clock: Nanos,
     /// The sum of the times that jobs waited in queues; zero for [`hold`].
     pub waited: Nanos,
 }
 
-/// Marsaglia's xorshift with 13, 7 and 17 ("Xorshift RNGs", 2003); its high bits are the delays.
+/// Random delays: the high bits of Marsaglia's xorshift with 13, 7 and 17 ("Xorshift RNGs", 2003).
 #[derive(Debug, Clone, Copy)]
 struct Delays(u64);
 
-/// An odd number near the golden ratio of 2^64: streams that begin at its multiples have nothing in common.
+/// An odd number near 2^64 divided by the golden ratio. Its multiples are the seeds of the delays, so that their
+/// streams differ.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Delays {
@@ -36,24 +37,24 @@ impl Delays {
     }
 }
 
-/// The size of a simulator's event: an enum with two small numbers.
+/// An event of the size of a simulator's event: an enum with two small numbers.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Step { device: u32, step: u32 },
 }
 
-/// The hold model.
-pub fn hold(pending: u64, events: u64) -> Ended {
+/// Runs the hold model: `events` events, of which `pending` are pending at any time.
+pub fn hold(pending: u64, events: u64) -> RunResult {
     let mut engine = Engine::new();
     let mut delays = Delays(GOLDEN);
     for step in 0..pending {
-        engine.at(delays.next(), Event::Step { device: 0, step: step as u32 });
+        engine.schedule_at(delays.next(), Event::Step { device: 0, step: step as u32 });
     }
     for _ in 0..events {
         let Some(Event::Step { device, step }) = engine.next_event() else { break };
-        engine.after(delays.next(), Event::Step { device, step: step.wrapping_add(1) });
+        engine.schedule_after(delays.next(), Event::Step { device, step: step.wrapping_add(1) });
     }
-    Ended { events, clock: engine.now(), waited: 0 }
+    RunResult { events, clock: engine.now(), waited: 0 }
 }
 
 /// A job that moves through the ring.
@@ -64,8 +65,9 @@ struct Job {
     waited: Nanos,
 }
 
-/// Jobs in a closed ring of servers until `services` services are done. Job j begins at server j modulo servers.
-pub fn tandem(servers: u32, jobs: u32, services: u64) -> Ended {
+/// Runs jobs through a closed ring of servers until `services` services are complete. Job j begins at server j modulo
+/// `servers`.
+pub fn tandem(servers: u32, jobs: u32, services: u64) -> RunResult {
     let mut engine = Engine::new();
     let start = |job: u32| Delays(GOLDEN.wrapping_mul(u64::from(job) + 1));
     let mut all: Vec<Job> = (0..jobs).map(|job| Job { delays: start(job), arrived: 0, waited: 0 }).collect();
@@ -93,13 +95,13 @@ pub fn tandem(servers: u32, jobs: u32, services: u64) -> Ended {
             serve(&mut engine, &mut all, next, job);
         }
     }
-    Ended { events: done, clock: engine.now(), waited }
+    RunResult { events: done, clock: engine.now(), waited }
 }
 
-/// A server takes up a job.
+/// Starts the service of a job on a server.
 fn serve(engine: &mut Engine<Event>, jobs: &mut [Job], server: u32, job: u32) {
-    let own = &mut jobs[job as usize];
-    own.waited = engine.now() - own.arrived;
-    let delay = own.delays.next();
-    engine.after(delay, Event::Step { device: server, step: job });
+    let current = &mut jobs[job as usize];
+    current.waited = engine.now() - current.arrived;
+    let delay = current.delays.next();
+    engine.schedule_after(delay, Event::Step { device: server, step: job });
 }

@@ -1,10 +1,11 @@
-//! Background load: what other programs and the clock leave of a device.
+//! Background load: the effect of other programs and of a slower clock on a device.
 //!
-//! Every event under way contributes: threads and memory add up; the remaining parts of a clock, a GPU and a disk are
-//! multiplied. So the end of an event undoes nothing, and the order of events does not matter.
+//! The load is computed from all active events: threads and memory are added; the remaining fractions of the clock
+//! rate, the GPU and the disk are multiplied. So the end of an event needs no undo, and the order of events does not
+//! matter.
 //!
-//! With compressed swap (zram) other programs hold memory at the start and the system swaps it out at a rate: s bytes
-//! swapped out free s (1 - 1/r).
+//! With compressed swap (zram) other programs occupy memory at the start, and the system swaps it out at a given
+//! rate. With compression ratio r, s bytes swapped out free s (1 - 1/r) bytes.
 //!
 //! Not here: when events begin and end (`crate::ring::timeline`).
 
@@ -17,22 +18,22 @@ use hearth_schema::events::Change;
 pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.
     pub co_runners: f64,
-    /// Remaining part of the clock rate.
+    /// Clock rate as a fraction of the full clock rate.
     pub clock: f64,
-    /// Remaining part of the GPU's speed at its clock.
+    /// Fraction of the GPU that remains beside other programs, not counting a slower clock.
     pub gpu: f64,
-    /// Remaining part of the disk bandwidth.
+    /// Fraction of the disk bandwidth that remains beside other programs.
     pub disk: f64,
-    /// Bytes that other programs took since the run began.
+    /// Bytes that other programs have allocated since the run began.
     pub taken: f64,
-    /// Bytes available to the run only after they are swapped out.
+    /// Bytes that the run can use only after they are swapped out.
     withheld: f64,
-    /// Bytes freed by swapping.
+    /// Bytes that swapping has freed.
     gained: f64,
 }
 
 impl BackgroundLoad {
-    /// No load; `withheld` bytes remain to be swapped out.
+    /// Creates a load without events; `withheld` bytes can be used only after they are swapped out.
     pub fn quiet(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
@@ -47,7 +48,7 @@ impl BackgroundLoad {
 
     /// Adds an event whose progress is between 0 and 1.
     #[must_use]
-    pub fn with(mut self, change: &Change, progress: f64) -> Self {
+    pub fn with_event(mut self, change: &Change, progress: f64) -> Self {
         match change {
             Change::Load(load) => {
                 self.co_runners += f64::from(load.threads);
@@ -62,47 +63,47 @@ impl BackgroundLoad {
         self
     }
 
-    /// Returns the memory for weights where the plan counts on `planned`, or `None` if weights could not pass through
-    /// it.
-    pub fn room(&self, planned: Bytes) -> Option<Bytes> {
-        // At the start the system swaps at least enough for the device to begin.
+    /// Returns the memory budget for weights if the plan expects `planned` bytes; `None` if it is below
+    /// [`MIN_WEIGHT_CACHE`].
+    pub fn memory_budget(&self, planned: Bytes) -> Option<Bytes> {
+        // At the start the system has swapped out at least enough memory for the device to begin.
         let withheld = self.withheld.min((planned.as_f64() - MIN_WEIGHT_CACHE.as_f64()).max(0.0));
-        let room = planned.as_f64() - withheld + self.gained.min(withheld) - self.taken;
-        (room >= MIN_WEIGHT_CACHE.as_f64()).then_some(Bytes(room as u64))
+        let bytes = planned.as_f64() - withheld + self.gained.min(withheld) - self.taken;
+        (bytes >= MIN_WEIGHT_CACHE.as_f64()).then_some(Bytes(bytes as u64))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use hearth_profiles::{BytesPerSecond, Fraction};
-    use hearth_schema::events::{Load, Swap, Taken};
+    use hearth_schema::events::{Load, MemoryLoad, Swap};
 
     use super::*;
 
     #[test]
     fn background_load_combines_events() {
-        let taken = |mib| Change::Memory(Taken { taken: Bytes::mib(mib), over: None });
+        let taken = |mib| Change::Memory(MemoryLoad { taken: Bytes::mib(mib), over: None });
         let load = Change::Load(Load { threads: 3, gpu: Some(Fraction(0.5)) });
         let found = BackgroundLoad::quiet(Bytes(0))
-            .with(&load, 1.0)
-            .with(&load, 1.0)
-            .with(&Change::Slow(Fraction(0.5)), 1.0)
-            .with(&Change::DiskLoad(Fraction(0.75)), 1.0)
-            .with(&taken(100), 1.0)
-            .with(&taken(200), 0.5);
+            .with_event(&load, 1.0)
+            .with_event(&load, 1.0)
+            .with_event(&Change::Slow(Fraction(0.5)), 1.0)
+            .with_event(&Change::DiskLoad(Fraction(0.75)), 1.0)
+            .with_event(&taken(100), 1.0)
+            .with_event(&taken(200), 0.5);
         assert_eq!((found.co_runners, found.gpu, found.clock, found.disk), (6.0, 0.25, 0.5, 0.25));
-        assert_eq!(found.room(Bytes::mib(300)), Some(Bytes::mib(100)));
-        assert_eq!(found.room(Bytes::mib(210)), None, "10 MiB are too little");
+        assert_eq!(found.memory_budget(Bytes::mib(300)), Some(Bytes::mib(100)));
+        assert_eq!(found.memory_budget(Bytes::mib(210)), None, "10 MiB are too little");
     }
 
     #[test]
     fn swapping_frees_uncompressed_share() {
         let swap = Change::Swap(Swap { rate: BytesPerSecond(1e8), compression: 4.0 });
         let quiet = BackgroundLoad::quiet(Bytes::mib(400));
-        assert_eq!(quiet.room(Bytes::mib(1000)), Some(Bytes::mib(600)));
-        // 200 MiB are swapped out and take 50.
-        assert_eq!(quiet.with(&swap, 0.5).room(Bytes::mib(1000)), Some(Bytes::mib(750)));
-        assert_eq!(quiet.with(&swap, 1.0).room(Bytes::mib(1000)), Some(Bytes::mib(900)));
-        assert_eq!(quiet.room(Bytes::mib(100)), Some(MIN_WEIGHT_CACHE));
+        assert_eq!(quiet.memory_budget(Bytes::mib(1000)), Some(Bytes::mib(600)));
+        // 200 MiB are swapped out, and occupy 50 MiB when compressed.
+        assert_eq!(quiet.with_event(&swap, 0.5).memory_budget(Bytes::mib(1000)), Some(Bytes::mib(750)));
+        assert_eq!(quiet.with_event(&swap, 1.0).memory_budget(Bytes::mib(1000)), Some(Bytes::mib(900)));
+        assert_eq!(quiet.memory_budget(Bytes::mib(100)), Some(MIN_WEIGHT_CACHE));
     }
 }

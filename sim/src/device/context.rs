@@ -9,19 +9,19 @@ use crate::engine::{Engine, Nanos};
 /// An event of a simulated ring; a `usize` is the device's slot.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    /// A step of known length is over, or a touch is tried again.
+    /// A step of known duration has ended, or a touch must be tried again.
     Wake(usize),
     /// The processor may have finished a computation.
     Processor(usize),
     /// Reads may have arrived.
     Disk(usize),
-    /// The helper thread continues.
+    /// The helper thread continues after a pause or a wait.
     Helper(usize),
-    /// A Wi-Fi transmission may be over.
+    /// A Wi-Fi transmission may have ended.
     Wifi,
-    /// Activations arrive.
+    /// Activations arrive at the device.
     Deliver(usize, Message),
-    /// The event timeline has an action due.
+    /// An action of the event timeline is due.
     Timeline,
 }
 
@@ -31,16 +31,16 @@ pub struct Message {
     pub pass: Pass,
     /// The round that the receiver begins.
     pub round: u32,
-    /// The round in which they were sent.
+    /// The round in which the activations were sent.
     pub sent_in: u32,
     /// The sender's slot.
     pub from: u16,
     pub bytes: Bytes,
-    /// The time at which they arrived.
+    /// The time at which the activations arrive.
     pub at: Nanos,
 }
 
-/// Something that a device hands to the simulation.
+/// An output of a device, which the simulation processes.
 #[derive(Debug, Clone, Copy)]
 pub enum Outgoing {
     /// Activations for another place in the ring.
@@ -55,6 +55,6 @@ pub struct SimContext<'a> {
     pub engine: &'a mut Engine<Event>,
     /// The trace so far.
     pub records: &'a mut Vec<Record>,
-    /// Messages that the simulation processes afterwards.
+    /// Outputs of the device, which the simulation processes afterwards.
     pub outgoing: &'a mut Vec<Outgoing>,
 }

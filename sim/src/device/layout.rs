@@ -1,11 +1,11 @@
-//! File layout: where each part of a device's share lies in the model file.
+//! File layout: the position of each part of a device's share in the model file.
 //!
 //! A device maps the whole file and touches its own parts: the windows that its CPU computes, with Metal those of its
-//! GPU too, and on the head the embedding and the output matrix. The order is that of converters: embedding, layers,
-//! output. Positions matter because the kernel reads around what a device touches, into layers of other devices: every
-//! window costs some MiB beyond its ends.
+//! GPU too, and on the head the embedding and the output matrix. The order is that of model converters: embedding,
+//! layers, output. Positions matter because the kernel reads around what a device touches, into layers of other
+//! devices: for every window some MiB beyond its ends are read.
 //!
-//! Deviation: a chunk in which one layer ends and the next begins belongs to the first alone.
+//! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer.
 //!
 //! Not here: layers copied to GPU memory, which are never read again.
 
@@ -29,7 +29,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout for the device at a place of the plan. `gpu_maps`: its GPU reads through the mapping as well.
+    /// Creates the layout for the device at index `place` of the plan. With `gpu_maps` its GPU reads mapped weights
+    /// as well.
     pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
         let mut owned = vec![false; model.layers.len()];
         for round in 0..plan.rounds {
@@ -59,37 +60,37 @@ impl Layout {
         }
     }
 
-    /// The chunk of an embedding row; empty except on the head.
+    /// Returns the chunk of an embedding row; empty except on the head.
     pub fn embedding_row(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
         let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
         at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
     }
 
-    /// The chunks that this device uses, in file order, with the whole embedding.
+    /// Returns the chunks that this device uses, in file order, including the whole embedding.
     pub fn own(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
         own.extend([self.output.clone(), self.embedding.clone()]);
         own.sort_unstable_by_key(|range| range.start);
         let mut from = 0;
         own.into_iter().flat_map(move |range| {
-            // A tied output matrix is the embedding.
+            // A tied output matrix has the chunks of the embedding, which count once.
             let start = range.start.max(from);
             from = from.max(range.end);
             start..range.end
         })
     }
 
-    /// The chunks of one layer; empty if this device does not read it through the mapping.
+    /// Returns the chunks of one layer; empty if this device does not read the layer through the mapping.
     pub fn layer(&self, layer: u32) -> Range<Chunk> {
         self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
     }
 
-    /// The chunks of the output matrix; empty except on the head.
+    /// Returns the chunks of the output matrix; empty except on the head.
     pub fn output(&self) -> Range<Chunk> {
         self.output.clone()
     }
 
-    /// The chunks of a part that is read as a unit.
+    /// Returns the chunks of a part that is read as a unit.
     pub fn part(&self, part: &ModelPart) -> Range<Chunk> {
         match part {
             ModelPart::Output => self.output(),
@@ -103,7 +104,7 @@ impl Layout {
         }
     }
 
-    /// The number of chunks of the file.
+    /// Returns the number of chunks of the file.
     pub fn chunks(&self) -> Chunk {
         self.chunks
     }
@@ -161,7 +162,7 @@ mod tests {
         };
         let chunk = Bytes::mib(2);
         let layout = Layout::new(&plan, 0, &model, chunk, false);
-        // Layers 2..10 and 18..26 are the head's CPU's.
+        // The CPU of the head computes layers 2..10 and 18..26.
         assert!(layout.layer(0).is_empty() && layout.layer(10).is_empty());
         let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
         assert_eq!(u64::from(layout.layer(2).start), before.div_ceil(chunk.0));

@@ -1,9 +1,9 @@
 //! A simulated device: executes the steps of its schedule on one thread of control, as the executor does.
 //!
-//! A message is handled when the steps of the previous one are done. Computing on the CPU is a walk through the mapped
-//! weights (`crate::device::walk`). Computing on the GPU takes its time without the disk, except that Metal first
-//! brings its mapped weights in. Sending and reading ahead go to the link and the helper thread and cost this thread
-//! nothing.
+//! A message is handled when the steps of the previous one are complete. A computation on the CPU is a walk through
+//! the mapped weights (`crate::device::walk`). A computation on the GPU does not use the disk, except that with Metal
+//! a walk first reads the mapped weights. Links send and the helper thread reads ahead without taking time of this
+//! thread.
 //!
 //! Not here: which steps there are (`hearth_core::schedule`), and the ring (`crate::ring`).
 
@@ -39,22 +39,23 @@ use context::{Event, Message, Outgoing, SimContext};
 use layout::Layout;
 use residency::WeightResidency;
 use storage::{Storage, WAKE_LATENCY};
-use walk::{Next, Segment, Walk};
+use walk::{Segment, Walk, WalkAction};
 
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 
 /// The state of the thread of control.
 #[derive(Debug, Clone)]
 enum ThreadState {
     Idle,
     Walking(Box<Walk>),
-    /// Steps that nothing can disturb, recorded already. At their end the token of a pass may be available.
+    /// Steps of fixed duration, which are already in the trace. `output` is the pass whose tokens are available at
+    /// their end.
     Fixed {
         output: Option<u32>,
     },
 }
 
-/// Steps of known length in sequence, and the pass whose tokens are available at their end.
+/// Consecutive steps of known duration, and the pass whose tokens are available at their end.
 #[derive(Debug, Clone)]
 struct TimedSteps {
     steps: Vec<(Record, Seconds)>,
@@ -81,47 +82,48 @@ pub struct DeviceSim<'a> {
     inbox: VecDeque<Message>,
     steps: VecDeque<Step>,
     thread: ThreadState,
-    /// Steps of the GPU that wait until a walk has brought their weights in.
+    /// GPU steps that wait until a walk has read their weights into memory.
     after_walk: Option<TimedSteps>,
     idle_since: Nanos,
     cpu: Cpu,
     cpu_timer: Timer,
-    /// The end of a step of known length, or of the pause before a touch is tried again.
+    /// Timer for the end of a step of known duration, or of the pause before a touch is tried again.
     wake_timer: Timer,
-    /// Remaining part of the GPU's speed.
+    /// GPU speed as a fraction of its full speed.
     gpu_speed: f64,
     /// Page cache, read-ahead and disk.
     pub storage: Storage,
     disk_timer: Timer,
-    disk_set: Option<Nanos>,
+    /// The time to which `disk_timer` is set.
+    disk_timer_at: Option<Nanos>,
     residency: WeightResidency,
     reads_single_rows: bool,
-    /// Embedding rows read so far, in units of one row's read.
+    /// Parts of the embedding that have been read, as indices in units of the read of one row.
     rows: BTreeSet<u64>,
-    /// Bytes read past the page cache, or before it was replaced.
-    read_before: Bytes,
+    /// Bytes read into GPU memory, or with a storage that has been replaced.
+    earlier_bytes_read: Bytes,
     drafter: Option<Drafter<'a>>,
 }
 
 /// The inputs from which a device is built.
 #[derive(Debug)]
 pub struct DeviceConfig<'a> {
-    /// Its index among all devices of the run, which stays the same when the ring changes.
+    /// Index among all devices of the run, which does not change when the ring changes.
     pub slot: usize,
     pub device: &'a Device,
     pub model: &'a ModelProfile,
-    /// Bytes uploaded to the GPU for every token, by layer; none beyond the end of the list.
+    /// Bytes uploaded to the GPU for every token, by layer; layers beyond the end of the list upload nothing.
     pub uploads: Vec<Bytes>,
     /// Bytes of an element of the key-value cache.
     pub kv_element: Bytes,
     pub seed: u64,
-    /// The draft model that it runs.
+    /// The draft model that the device runs.
     pub drafter: Option<Drafter<'a>>,
     pub schedule: Schedule,
     pub layout: Layout,
     pub storage: Storage,
     pub residency: WeightResidency,
-    /// Whether an embedding row is read without its surroundings.
+    /// Whether an embedding row is read without the pages around it.
     pub reads_single_rows: bool,
 }
 
@@ -130,7 +132,7 @@ fn idle_cpu(device: &Device) -> Cpu {
 }
 
 impl<'a> DeviceSim<'a> {
-    /// A device at the beginning of a run.
+    /// Creates a device at the beginning of a run.
     pub fn new(config: DeviceConfig<'a>, engine: &mut Engine<Event>) -> Self {
         Self {
             place: config.slot,
@@ -147,21 +149,21 @@ impl<'a> DeviceSim<'a> {
             after_walk: None,
             idle_since: 0,
             cpu: idle_cpu(config.device),
-            cpu_timer: engine.timer(),
-            wake_timer: engine.timer(),
+            cpu_timer: engine.new_timer(),
+            wake_timer: engine.new_timer(),
             gpu_speed: 1.0,
             storage: config.storage,
-            disk_timer: engine.timer(),
-            disk_set: None,
+            disk_timer: engine.new_timer(),
+            disk_timer_at: None,
             residency: config.residency,
             reads_single_rows: config.reads_single_rows,
             rows: BTreeSet::new(),
-            read_before: Bytes::ZERO,
+            earlier_bytes_read: Bytes::ZERO,
             drafter: config.drafter,
         }
     }
 
-    /// Whether it is ready to begin a pass.
+    /// Whether the device is ready to begin a pass.
     pub fn is_free(&self) -> bool {
         matches!(self.thread, ThreadState::Idle) && self.steps.is_empty() && self.inbox.is_empty()
     }
@@ -182,11 +184,11 @@ impl<'a> DeviceSim<'a> {
     pub fn on_processor(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         let slowdown = self.cpu.slowdown(now, 0);
-        if self.cpu.ended(now).is_some()
+        if self.cpu.pop_completed(now).is_some()
             && let ThreadState::Walking(walk) = &mut self.thread
         {
-            if self.residency.used(walk.computed(now, slowdown)) {
-                ctx.engine.after(0, Event::Helper(self.place));
+            if self.residency.mark_used(walk.end_batch(now, slowdown)) {
+                ctx.engine.schedule_after(0, Event::Helper(self.place));
             }
             let next = walk.advance(now, &mut self.storage, &mut self.residency);
             self.continue_walk(next, ctx);
@@ -194,7 +196,7 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    /// Handles the wake timer: a step of fixed length is over, or a touch is tried again.
+    /// Handles the wake timer: ends a step of known duration, or tries a touch again.
     pub fn on_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.thread {
             ThreadState::Walking(walk) => {
@@ -213,11 +215,11 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    /// Lets the helper thread continue.
+    /// Continues the helper thread.
     pub fn on_helper(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
-        if let Some(at) = self.residency.work(now, &mut self.storage) {
-            ctx.engine.at(at, Event::Helper(self.place));
+        if let Some(at) = self.residency.run_helper(now, &mut self.storage) {
+            ctx.engine.schedule_at(at, Event::Helper(self.place));
         }
         if let ThreadState::Walking(walk) = &mut self.thread
             && walk.waits_for_helper()
@@ -226,19 +228,19 @@ impl<'a> DeviceSim<'a> {
             self.continue_walk(next, ctx);
         }
         self.residency.report(ctx.records);
-        self.watch_disk(ctx);
+        self.update_disk_timer(ctx);
     }
 
     /// Handles the disk timer: reads may have arrived.
     pub fn on_disk(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
-        self.disk_set = None;
-        while let Some(chunk) = self.storage.arrived(now) {
-            if self.residency.arrived(now, chunk) {
-                ctx.engine.at(now, Event::Helper(self.place));
+        self.disk_timer_at = None;
+        while let Some(chunk) = self.storage.pop_completed(now) {
+            if self.residency.on_arrival(now, chunk) {
+                ctx.engine.schedule_at(now, Event::Helper(self.place));
             }
             if let ThreadState::Walking(walk) = &mut self.thread
-                && let Some(next) = walk.arrived(now, chunk, WAKE_LATENCY)
+                && let Some(next) = walk.on_arrival(now, chunk, WAKE_LATENCY)
             {
                 self.continue_walk(next, ctx);
             }
@@ -252,7 +254,7 @@ impl<'a> DeviceSim<'a> {
         self.residency.flush(ctx.engine.now(), ctx.records);
     }
 
-    /// Executes steps and receives messages until one takes time.
+    /// Executes steps and receives messages until a step takes time.
     fn run_steps(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         while matches!(self.thread, ThreadState::Idle) {
             if let Some(step) = self.steps.pop_front() {
@@ -263,7 +265,7 @@ impl<'a> DeviceSim<'a> {
                 break;
             }
         }
-        self.watch_disk(ctx);
+        self.update_disk_timer(ctx);
         Ok(())
     }
 
@@ -283,7 +285,7 @@ impl<'a> DeviceSim<'a> {
 
     fn execute(&mut self, step: Step, ctx: &mut SimContext) {
         match step {
-            // Only the cache's length changes.
+            // Only the length of the key-value cache changes.
             Step::Rollback { .. } => {}
             Step::Draft { pass } => self.draft(pass, ctx),
             Step::Embed { pass } => {
@@ -340,19 +342,19 @@ impl<'a> DeviceSim<'a> {
             Step::Prefetch { part, pass, round } => {
                 let request = self.part_request(&part, pass, round);
                 if self.residency.request(request) {
-                    ctx.engine.after(0, Event::Helper(self.place));
+                    ctx.engine.schedule_after(0, Event::Helper(self.place));
                 }
             }
             Step::Release { part, pass, round } => {
                 let request = self.part_request(&part, pass, round);
                 if self.residency.release(request) {
-                    ctx.engine.after(0, Event::Helper(self.place));
+                    ctx.engine.schedule_after(0, Event::Helper(self.place));
                 }
             }
         }
     }
 
-    /// Runs the draft model, whose weights are in memory; on the CPU it shares the cores like any computation.
+    /// Runs the draft model, whose weights are in memory; on the CPU it shares the cores as any computation does.
     fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
         let (time, processor) = (drafter.time(pass), drafter.processor());
@@ -378,46 +380,48 @@ impl<'a> DeviceSim<'a> {
         PartRequest { pieces: self.layout.part(part), origin }
     }
 
-    /// Announces that a part is about to be computed.
+    /// Tells the residency that the computation of a part begins.
     fn begin_part(&mut self, part: &ModelPart, pass: Pass, round: u32, ctx: &mut SimContext) {
         let request = self.part_request(part, pass, round);
-        if self.residency.begin(request, &self.storage) {
-            ctx.engine.after(0, Event::Helper(self.place));
+        if self.residency.begin_part(request, &self.storage) {
+            ctx.engine.schedule_after(0, Event::Helper(self.place));
         }
     }
 
-    /// The embedding rows of a pass. The tokens are unknown: each row is drawn from a stream of its own, log-uniformly,
-    /// because vocabularies list frequent tokens first and their frequencies follow Zipf's law.
+    /// Returns the embedding rows of a pass. The tokens are unknown: each row is drawn log-uniformly from its own
+    /// random stream, because vocabularies list frequent tokens first and token frequencies follow Zipf's law.
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
         let time = self.cpu_cost().embed(1);
         let chunk = self.storage.chunk();
-        let unit = if self.reads_single_rows { Bytes(row_bytes.0.next_multiple_of(PAGE)) } else { chunk };
+        let pages = Bytes(row_bytes.0.next_multiple_of(PAGE_BYTES));
+        let unit = if self.reads_single_rows { pages } else { chunk };
         let segment = |position: u32| {
             let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, chunk);
-            let stays = self.reads_single_rows && self.residency.is_left_to_system();
-            let is_resident = stays && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
+            let is_kept = self.reads_single_rows && self.residency.is_left_to_system();
+            let is_resident = is_kept && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
             let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
             Segment { chunks, time, unit }
         };
         (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
     }
 
-    /// Bytes of its own weights in memory.
+    /// Returns the bytes of the device's weights that are in memory.
     pub fn resident(&self) -> Bytes {
         let cache = self.storage.cache();
         self.storage.chunk() * self.layout.own().filter(|&chunk| cache.holds(chunk)).count() as u64
     }
 
-    /// Upload, computation and download of a window's GPU layers. With unified memory nothing is copied.
+    /// Returns the upload, the computation and the download of a window's GPU layers. With unified memory nothing is
+    /// copied.
     fn gpu_steps(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::on_gpu(gpu, self.model, self.kv_element);
         let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer(layer, pass)).sum();
-        // Deviation: a change of its speed during a computation counts from the next window on.
+        // Deviation: a change of the GPU's speed during a computation applies from the next window on.
         let time = time * (1.0 / self.gpu_speed);
         let mut steps = vec![(Record { resource: Resource::Gpu, ..compute.clone() }, time)];
         if !gpu.unified_memory {
@@ -432,8 +436,8 @@ impl<'a> DeviceSim<'a> {
         steps
     }
 
-    /// Upload of some positions, their products with the output matrix, download of the logits, and the CPU's cost of a
-    /// token.
+    /// Returns the output steps of some positions: the upload of their hidden states, the matmul with the output
+    /// matrix, the download of the logits, and the fixed CPU time of a token.
     fn gpu_output_steps(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let time =
@@ -452,8 +456,8 @@ impl<'a> DeviceSim<'a> {
         steps
     }
 
-    /// Runs steps on the GPU. If the GPU reads through the mapping, a CPU thread first waits for the weights, without
-    /// computing.
+    /// Runs steps on the GPU. If the GPU reads mapped weights, a walk without computing time first reads them into
+    /// memory.
     fn run_on_gpu(
         &mut self,
         part: &ModelPart,
@@ -472,11 +476,11 @@ impl<'a> DeviceSim<'a> {
         self.start_walk(record, [segment], ctx);
     }
 
-    /// Starts steps of fixed length.
+    /// Starts steps of known duration.
     fn run_timed(&mut self, TimedSteps { steps, output }: TimedSteps, ctx: &mut SimContext) {
         let end = record_steps(ctx.records, ctx.engine.now(), steps);
         self.thread = ThreadState::Fixed { output };
-        ctx.engine.set(self.wake_timer, end, Event::Wake(self.place));
+        ctx.engine.set_timer(self.wake_timer, end, Event::Wake(self.place));
     }
 
     fn start_walk(
@@ -491,20 +495,20 @@ impl<'a> DeviceSim<'a> {
         self.continue_walk(next, ctx);
     }
 
-    fn continue_walk(&mut self, next: Next, ctx: &mut SimContext) {
+    fn continue_walk(&mut self, next: WalkAction, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         match next {
-            Next::Compute(work) => {
+            WalkAction::Compute(work) => {
                 self.cpu.start(now, 0, f64::from(self.device.cpu.cores), work.0);
                 if let Some(at) = self.cpu.next_end() {
-                    ctx.engine.set(self.cpu_timer, at, Event::Processor(self.place));
+                    ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.place));
                 }
             }
-            Next::Wait => {}
-            Next::Retry(at) => ctx.engine.set(self.wake_timer, at, Event::Wake(self.place)),
-            Next::Done => {
+            WalkAction::Wait => {}
+            WalkAction::Retry(at) => ctx.engine.set_timer(self.wake_timer, at, Event::Wake(self.place)),
+            WalkAction::Done => {
                 if let ThreadState::Walking(walk) = std::mem::replace(&mut self.thread, ThreadState::Idle) {
-                    self.residency.end();
+                    self.residency.end_part();
                     let record = Record { end: now, ..walk.record };
                     if record.kind == Kind::Output {
                         ctx.outgoing.push(Outgoing::Output(record.pass));
@@ -519,14 +523,14 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Sets the disk timer to the next arrival, if that has changed.
-    fn watch_disk(&mut self, ctx: &mut SimContext) {
+    /// Sets the disk timer to the time of the next completed read, if that has changed.
+    fn update_disk_timer(&mut self, ctx: &mut SimContext) {
         let next = self.storage.next_end();
-        if next != self.disk_set
+        if next != self.disk_timer_at
             && let Some(at) = next
         {
-            ctx.engine.set(self.disk_timer, at, Event::Disk(self.place));
-            self.disk_set = next;
+            ctx.engine.set_timer(self.disk_timer, at, Event::Disk(self.place));
+            self.disk_timer_at = next;
         }
     }
 

@@ -1,7 +1,7 @@
-//! How a device reacts to background load, and to a new plan in the middle of a run.
+//! Reconfiguration of a device: the reaction to background load, and to a new plan during a run.
 //!
-//! Background load changes how fast the device computes and reads and how much memory its weights have. A new plan ends
-//! the current work; the page cache keeps its content, because both shares lie in one file.
+//! Background load changes the speed of computing and reading, and the memory for weights. A new plan ends the
+//! current work; the page cache keeps its content, because the old and the new share are parts of the same file.
 //!
 //! Deviation: a new part in GPU memory is read from disk and then copied, not both at once.
 
@@ -17,20 +17,20 @@ use super::{DeviceConfig, DeviceSim, ThreadState};
 use crate::page_cache::for_device::CacheConfig;
 use crate::trace::start_record;
 
-/// The pass of records that belong to no pass: loading weights for a new plan.
+/// The pass number of records that belong to no pass: those of loading weights for a new plan.
 const NO_PASS: u32 = u32::MAX;
 
 impl<'a> DeviceSim<'a> {
-    /// Bytes read from disk.
-    pub fn read(&self) -> Bytes {
-        self.read_before + self.storage.delivered()
+    /// Returns the bytes read from disk so far.
+    pub fn bytes_read(&self) -> Bytes {
+        self.earlier_bytes_read + self.storage.delivered()
     }
 
     pub fn schedule(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
 
-    /// Whether its GPU holds the output matrix.
+    /// Whether the output matrix is in the memory of its GPU.
     pub fn gpu_output(&self) -> bool {
         self.schedule.device() == 0 && self.schedule.plan().output == Processor::Gpu
     }
@@ -40,29 +40,35 @@ impl<'a> DeviceSim<'a> {
         (0..plan.rounds).flat_map(|round| plan.gpu_window(place, round)).collect()
     }
 
-    /// Whether weights pass through its page cache.
+    /// Whether the device reads weights through its page cache.
     pub fn has_weights(&self) -> bool {
         self.layout.own().next().is_some()
     }
 
-    /// Applies the background load and the memory that it leaves for weights.
-    pub fn apply_load(&mut self, background_load: &BackgroundLoad, room: Bytes, ctx: &mut SimContext) {
+    /// Applies the background load, and the memory budget for weights that it leaves.
+    pub fn apply_load(
+        &mut self,
+        background_load: &BackgroundLoad,
+        memory_budget: Bytes,
+        ctx: &mut SimContext,
+    ) {
         let now = ctx.engine.now();
         self.cpu.set_co_runners(now, background_load.co_runners);
         self.cpu.set_clock(now, background_load.clock);
         self.gpu_speed = background_load.clock * background_load.gpu;
         if let Some(at) = self.cpu.next_end() {
-            ctx.engine.set(self.cpu_timer, at, Event::Processor(self.place));
+            ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.place));
         }
-        self.storage.set_disk_left(now, background_load.disk);
+        self.storage.set_disk_fraction(now, background_load.disk);
         let (device, place, seed) = (self.device, self.place, self.seed);
         let (share, chunk) = (self.layout.chunks(), self.storage.chunk());
-        self.storage.set_room(CacheConfig { device, place, seed, room, share, chunk }.initial_capacity());
-        self.disk_set = None;
-        self.watch_disk(ctx);
+        let cache_config = CacheConfig { device, place, seed, memory_budget, share, chunk };
+        self.storage.set_capacity(cache_config.initial_capacity());
+        self.disk_timer_at = None;
+        self.update_disk_timer(ctx);
     }
 
-    /// Ends the current plan and records unfinished work up to now. Page cache and disk continue.
+    /// Ends the work on the current plan and records unfinished work up to now. Page cache and disk continue.
     pub fn stop(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.residency.flush(now, ctx.records);
@@ -73,7 +79,7 @@ impl<'a> DeviceSim<'a> {
                 let own = |record: &&mut Record| {
                     (record.kind, record.pass, record.device) == (Kind::Output, pass, self.place as u16)
                 };
-                // It gave no token, even if it ends at this instant.
+                // The step produced no token, even if it ends at this instant.
                 if let Some(output) = ctx.records.iter_mut().rev().find(own) {
                     output.kind = Kind::Compute;
                 }
@@ -84,39 +90,40 @@ impl<'a> DeviceSim<'a> {
         self.steps.clear();
         self.inbox.clear();
         self.idle_since = now;
-        self.disk_set = None;
-        self.watch_disk(ctx);
+        self.disk_timer_at = None;
+        self.update_disk_timer(ctx);
     }
 
     fn cancel_walk(&mut self, mut walk: Walk, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         if self.cpu.next_end().is_some() {
             let slowdown = self.cpu.slowdown(now, 0);
-            walk.computed(now, slowdown);
+            walk.end_batch(now, slowdown);
         }
-        // It gave no token.
+        // The step produced no token.
         let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
         ctx.records.push(Record { end: now, kind, ..walk.record });
     }
 
-    /// Adopts its part of another plan, after [`DeviceSim::stop`]. The page cache keeps its content, unless the new
-    /// part has chunks of another size; then it starts empty.
+    /// Adopts the device's part of another plan, after [`DeviceSim::stop`]. The page cache keeps its content, unless
+    /// the new part has another chunk size; then it starts empty.
     pub fn reconfigure(&mut self, config: DeviceConfig<'a>) {
         (self.schedule, self.layout, self.residency) = (config.schedule, config.layout, config.residency);
         (self.drafter, self.uploads, self.reads_single_rows) =
             (config.drafter, config.uploads, config.reads_single_rows);
         if self.storage.chunk() != config.storage.chunk() {
-            self.read_before += self.storage.delivered();
+            self.earlier_bytes_read += self.storage.delivered();
             self.storage = config.storage;
             self.rows.clear();
         }
     }
 
-    /// Loads layers, and perhaps the output matrix, into GPU memory, which keeps the thread of control busy.
-    pub fn load(&mut self, layers: &[u32], output: bool, ctx: &mut SimContext) {
+    /// Loads layers, and with `output` the output matrix, into GPU memory. The thread of control is busy for that
+    /// time.
+    pub fn load_gpu_weights(&mut self, layers: &[u32], output: bool, ctx: &mut SimContext) {
         let Some(gpu) = &self.device.gpu else { return };
         if self.device.gpu_maps_weights() {
-            // They are brought in by the first token.
+            // The walk of the first token reads them.
             return;
         }
         let span = layers.first().zip(layers.last()).map(|(&first, &last)| [first, last + 1]);
@@ -129,10 +136,10 @@ impl<'a> DeviceSim<'a> {
         let rate = disk.populate.as_ref().unwrap_or(&disk.sequential).value;
         let rate = disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
         let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.time(bytes) };
-        let line =
+        let start =
             start_record(self.place, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), ctx.engine.now());
-        let record = Record { layers: span, bytes: bytes.0, ..line };
-        self.read_before += bytes;
+        let record = Record { layers: span, bytes: bytes.0, ..start };
+        self.earlier_bytes_read += bytes;
         self.run_timed(vec![(record, bytes / rate + upload)].into(), ctx);
     }
 }

@@ -1,7 +1,8 @@
 //! Setup: builds the devices of a run from their profiles and the plan.
 //!
-//! A device's profile and its part of a plan become a page cache, a disk, a helper thread and a draft model. All of it
-//! is new; `crate::ring::reconfiguration` decides what is kept when a ring gets another plan.
+//! The functions create the page cache, the disk, the helper thread and the draft model of a device from its profile
+//! and its part of a plan. All of them are new; `crate::ring::reconfiguration` decides what is kept when a ring gets
+//! another plan.
 
 use std::borrow::Cow;
 
@@ -27,10 +28,11 @@ use crate::random::{self, Purpose};
 use crate::resource::DiskSpeed;
 use crate::speculation::Drafter;
 
-/// The read-ahead of an untuned Linux, where a profile does not say.
+/// The default read-ahead window of Linux, for profiles that do not state it.
 const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// The memory budget of a device at a place of the plan, after its draft model; `None` if the draft model does not fit.
+/// Returns the memory budget of the device at index `place` of the plan, less its draft model; `None` if the draft
+/// model does not fit.
 pub fn budget(input: &Input, place: usize, device: &Device) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::device_without_draft(plan, place, cluster.draft.as_ref(), device)?;
@@ -39,13 +41,14 @@ pub fn budget(input: &Input, place: usize, device: &Device) -> Option<DeviceMemo
     Some(budget)
 }
 
-/// The deviation of a device's process memory from its profile, drawn from a random stream of its own.
+/// Returns the memory of a device's process beyond what its profile states, drawn from the device's own random
+/// stream.
 fn process_memory(input: &Input, place: usize) -> Bytes {
     let part = random::draw(input.cluster.seed, Purpose::Process, 0, place as u64);
     Bytes((input.options.process_spread.as_f64() * part) as u64)
 }
 
-/// The model as each device stores it: pinned weights in the formats that they are converted to.
+/// Returns the model as each device stores it: pinned weights have the formats to which they are converted.
 pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
     let of = |(place, planned): (usize, &PlannedDevice)| {
@@ -63,7 +66,7 @@ pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     plan.devices.iter().enumerate().map(of).collect()
 }
 
-/// The configuration of a device for the plan of its schedule, with an empty page cache.
+/// Returns the configuration of a device for the plan of its schedule, with an empty page cache.
 pub fn device_config<'a>(
     input: Input<'a>,
     device: &'a Device,
@@ -77,7 +80,7 @@ pub fn device_config<'a>(
     let managed = options.policy == Residency::Managed;
     let chunk = if managed { options.piece() } else { input.options.chunk };
     let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
-    let memory = if options.is_pinned() { memory.min(whole(&layout, chunk)) } else { memory };
+    let memory = if options.is_pinned() { memory.min(file_memory(&layout, chunk)) } else { memory };
     let cache_device = if options.is_pinned() { &anonymous(device) } else { device };
     let storage = storage((cache_device, slot, input.cluster.seed), &layout, memory, chunk);
     let residency = if managed {
@@ -87,7 +90,7 @@ pub fn device_config<'a>(
     } else {
         WeightResidency::System(ReadAhead::new(slot, options, chunk, storage.window()))
     };
-    // A tied embedding is read in order as the output matrix; anonymous memory takes no advice.
+    // A tied embedding is read sequentially as the output matrix; anonymous memory cannot be advised.
     let in_order = model.shape.tied_embeddings || options.is_pinned() || input.options.rows_read_around;
     DeviceConfig {
         slot,
@@ -105,7 +108,7 @@ pub fn device_config<'a>(
     }
 }
 
-/// The draft model, on the head of a plan that has one.
+/// Returns the draft model; `None` except on the head of a plan with a draft model.
 fn drafter<'a>(input: &Input<'a>, plan: &Plan, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
     let (planned, model) = (plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
     let kv_element = Bytes(plan.kv_cache.element_bytes());
@@ -117,7 +120,7 @@ fn chunks_of(layout: &Layout, visits: &[Vec<ModelPart>]) -> Vec<Vec<Chunk>> {
     visits.iter().map(chunks).collect()
 }
 
-/// The device with its own memory managed as anonymous pages are: by two lists, or by the paper's formula.
+/// Returns the device with the page-cache policy for anonymous pages: two lists, or the paper's formula.
 fn anonymous(device: &Device) -> Device {
     let mut device = device.clone();
     if device.memory.page_cache != PageCachePolicy::PaperLinear {
@@ -126,12 +129,13 @@ fn anonymous(device: &Device) -> Device {
     device
 }
 
-fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
+/// Returns the memory for all chunks of the file, and two more.
+fn file_memory(layout: &Layout, chunk: Bytes) -> Bytes {
     chunk * (u64::from(layout.chunks()) + 2)
 }
 
-/// Fills the page cache as tokens before the run would have: with the whole share if it fits, otherwise with what the
-/// policy keeps of cyclic reads.
+/// Fills the page cache as earlier tokens would have: with the whole share if it fits, otherwise with the chunks that
+/// the policy keeps after cyclic reads.
 pub fn warm(storage: &mut Storage, layout: &Layout, residency: &WeightResidency) {
     let chunks: Vec<Chunk> = match residency {
         WeightResidency::System(_) => layout.own().chain(layout.own()).collect(),
@@ -140,7 +144,7 @@ pub fn warm(storage: &mut Storage, layout: &Layout, residency: &WeightResidency)
     let cache = storage.cache_mut();
     for chunk in chunks {
         if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
-            cache.arrived(chunk);
+            cache.on_arrival(chunk);
             cache.resume(chunk);
         }
     }
@@ -149,7 +153,7 @@ pub fn warm(storage: &mut Storage, layout: &Layout, residency: &WeightResidency)
 fn storage(
     (device, slot, seed): (&Device, usize, u64),
     layout: &Layout,
-    cache: Bytes,
+    memory_budget: Bytes,
     chunk: Bytes,
 ) -> Storage {
     let sequential = device.disk.sequential.value;
@@ -165,17 +169,18 @@ fn storage(
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
     let read_ahead = read_ahead(device, chunk);
-    let cache_config = CacheConfig { device, place: slot, seed, room: cache, share: layout.chunks(), chunk };
-    Storage::with_chunks(cache_config.policy(), read_ahead, speed, chunk)
+    let share = layout.chunks();
+    let cache_config = CacheConfig { device, place: slot, seed, memory_budget, share, chunk };
+    Storage::new(cache_config.policy(), read_ahead, speed, chunk)
         .with_unwire_after(unwire_after(device))
-        .with_turnover(device.disk.turnover.as_ref().map(|rate| rate.value))
+        .with_page_cache_throughput(device.disk.turnover.as_ref().map(|rate| rate.value))
 }
 
-/// The read-ahead window of faults.
+/// Returns the read-ahead window of page faults.
 ///
-/// Threads that share a layer's rows fault at several places at once, so that some compute while others wait, however
-/// small the kernel's window is. In the order of chunks this is a window that keeps the next chunk in flight: four
-/// chunks, half of them before the miss and the marker a quarter before the end.
+/// The threads of a layer fault at several positions at once, so that some compute while others wait, even if the
+/// kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in flight
+/// has this effect: four chunks, half of them before the miss, and the marker a quarter before the end.
 fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     let window = device.disk.read_ahead.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }

@@ -1,26 +1,27 @@
 //! Storage of a device: page cache, read-ahead and disk together.
 //!
-//! The page cache decides what is in memory, read-ahead decides what is read with a miss, the disk decides when it
-//! arrives. The computation and the helper thread both use one storage: they share the read-ahead state of the one open
-//! file and compete for the disk.
+//! The page cache decides what is in memory, read-ahead decides what is read with a miss, and the disk determines
+//! when it arrives. The computation and the helper thread both use one storage: they share the read-ahead state of
+//! the one open file and compete for the disk.
 //!
-//! The costs of the kernel itself are measured on Linux 6.18 and stated in [`KernelCosts`]: `WILLNEED` returns before
-//! its reads arrive, after allocating and charging every page, so its pages hold memory while in flight; scanning a
-//! page for reclaim takes time of the thread that allocates.
+//! The costs of the kernel itself are measured on Linux 6.18 and stated in [`KernelCosts`]. `WILLNEED` returns before
+//! its reads arrive, but after allocating and charging every page, so its pages occupy memory while in flight.
+//! Scanning a page for reclaim takes time of the thread that allocates memory.
 
 use hearth_core::compute_cost::{PAGE_DISCARD_COST, PAGE_INSERT_COST, PAGE_SCAN_COST};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
-use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, PageCache, Readahead};
+use crate::page_cache::{Access, Chunk, Counters, Fetch, PageCache, Readahead};
 use crate::resource::{Disk, DiskSpeed, Flow};
 
-/// The pause before a touch that found no room is tried again. Something must arrive first, and disks need this long.
-pub const NO_ROOM_PAUSE: Nanos = 100_000;
+/// Pause in nanoseconds before a touch that found no free memory is tried again. A read must arrive first, which
+/// takes about this long.
+pub const NO_MEMORY_PAUSE: Nanos = 100_000;
 
-/// From the arrival of a page to the moment at which the waiting thread maps it. Until then the page is neither young
-/// nor referenced, so reclaim may take it. Measured: half an exchange of two short messages over loopback, which is one
-/// wake-up, took 23.5 us on the machine of the page cache's measurements.
+/// Nanoseconds from the arrival of a page until the waiting thread maps it. Until then the page is neither young nor
+/// referenced, so reclaim may evict it. Measured on the machine of the page-cache measurements: half of a round trip
+/// of short messages over loopback, which is one wake-up, took 23.5 us.
 pub const WAKE_LATENCY: Nanos = 23_500;
 
 /// The tag of a read that bypasses the page cache.
@@ -35,13 +36,13 @@ pub struct KernelCosts {
     pub scan: Seconds,
     /// Unmapping and freeing one chunk by `MADV_PAGEOUT`: 120 ms for 400 MiB.
     pub release: Seconds,
-    /// Unmapping and freeing one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or one that was used and is
-    /// evicted: measured, 0.09 to 0.10 ms for 1 MiB more than one that was not used.
+    /// Unmapping and freeing one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or evicting a chunk that was
+    /// used: measured, 0.09 to 0.10 ms per MiB more than for a chunk that was not used.
     pub discard: Seconds,
 }
 
 impl KernelCosts {
-    /// The measured costs for chunks of a size.
+    /// Returns the measured costs for chunks of a size.
     pub fn measured(chunk: Bytes) -> Self {
         let of = |(time, bytes): (Seconds, Bytes)| Seconds(time.0 * chunk.as_f64() / bytes.as_f64());
         let release = of((Seconds(0.12), Bytes::mib(400)));
@@ -53,10 +54,10 @@ impl KernelCosts {
         }
     }
 
-    /// The costs where a thread allocates and discards pages at another rate.
-    fn with_turnover(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
-        let share = (chunk / rate).0 / (self.insert + self.discard).0;
-        Self { insert: self.insert * share, discard: self.discard * share, ..self }
+    /// Returns the costs of a thread that inserts and discards pages at the given rate.
+    fn with_page_cache_throughput(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
+        let factor = (chunk / rate).0 / (self.insert + self.discard).0;
+        Self { insert: self.insert * factor, discard: self.discard * factor, ..self }
     }
 }
 
@@ -65,10 +66,10 @@ impl KernelCosts {
 pub enum Touch {
     /// The chunk is in memory.
     Ready,
-    /// The chunk is being read: wait until [`Storage::arrived`] returns it.
+    /// The chunk is being read: wait until [`Storage::pop_completed`] returns it.
     Pending,
-    /// There is no room for it yet: [`Storage::retry`] after [`Storage::take_kernel_time`].
-    NoRoom,
+    /// No memory is free for the chunk yet: call [`Storage::retry`] after [`Storage::take_kernel_time`].
+    NoMemory,
 }
 
 /// Page cache, read-ahead and disk of one device.
@@ -81,26 +82,21 @@ pub struct Storage {
     bandwidth: BytesPerSecond,
     chunk: Bytes,
     costs: KernelCosts,
-    /// Buffer for the reads of one touch.
+    /// Buffer for the chunks to read after one touch.
     reads: Vec<Chunk>,
-    /// The counters when the kernel's work was last charged.
+    /// The page cache's counters when the kernel's time was last charged.
     charged: Counters,
-    /// Work that is charged but not yet spent by a thread.
+    /// Kernel time that is charged but not yet spent by a thread.
     unspent: Seconds,
-    /// The idle time after which the system takes back wired memory.
+    /// Idle time after which the system unwires memory.
     unwire_after: Option<Nanos>,
     /// The time of the last touch.
     last_touch: Nanos,
 }
 
 impl Storage {
-    /// A device's storage in chunks of the default size, with the kernel's read-ahead window.
-    pub fn new(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed) -> Self {
-        Self::with_chunks(cache, read_ahead, speed, Bytes(CHUNK_BYTES))
-    }
-
-    /// A device's storage in chunks of another size, with which the cache must have been created too.
-    pub fn with_chunks(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed, chunk: Bytes) -> Self {
+    /// Creates the storage of a device with the kernel's read-ahead window. `chunk` is the chunk size of the cache.
+    pub fn new(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed, chunk: Bytes) -> Self {
         let window = (read_ahead.0 / chunk.0.max(1)) as u32;
         Self {
             cache,
@@ -117,19 +113,19 @@ impl Storage {
         }
     }
 
-    /// Sets the idle time after which the device unwires its memory.
+    /// Sets the idle time after which the system unwires the device's memory.
     #[must_use]
     pub fn with_unwire_after(mut self, idle: Option<Seconds>) -> Self {
         self.unwire_after = idle.map(Seconds::to_nanos);
         self
     }
 
-    /// Sets the rate at which the kernel of the device brings pages into the page cache and evicts them, if it is
+    /// Sets the rate at which one thread of the device can read pages into the page cache and evict them, if it is
     /// known.
     #[must_use]
-    pub fn with_turnover(mut self, rate: Option<BytesPerSecond>) -> Self {
+    pub fn with_page_cache_throughput(mut self, rate: Option<BytesPerSecond>) -> Self {
         if let Some(rate) = rate {
-            self.costs = self.costs.with_turnover(self.chunk, rate);
+            self.costs = self.costs.with_page_cache_throughput(self.chunk, rate);
         }
         self
     }
@@ -141,7 +137,8 @@ impl Storage {
         self.last_touch = now;
     }
 
-    /// Reads a chunk through the mapping; as [`Flow::Prefetch`] it populates the mapping.
+    /// Touches a chunk of the mapping: with [`Flow::Fault`] as a thread that computes, with [`Flow::Prefetch`] by
+    /// populating the mapping. A miss also reads the chunks around it.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         self.note_touch(now);
         let cache = self.cache.as_mut();
@@ -149,18 +146,18 @@ impl Storage {
         let touch = match found {
             Access::Hit => Touch::Ready,
             Access::InFlight => Touch::Pending,
-            Access::Absent if self.readahead.miss(cache, chunk, &mut self.reads) => Touch::Pending,
-            Access::Absent => Touch::NoRoom,
+            Access::Absent if self.readahead.on_miss(cache, chunk, &mut self.reads) => Touch::Pending,
+            Access::Absent => Touch::NoMemory,
         };
         if found != Access::Absent {
-            self.readahead.hit(cache, chunk, &mut self.reads);
+            self.readahead.on_hit(cache, chunk, &mut self.reads);
         }
         self.submit(now, flow);
         touch
     }
 
-    /// Reads a chunk through a mapping advised of random access: nothing is read around it.
-    pub fn touch_exactly(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+    /// Touches a chunk of a mapping that is advised of random access: a miss reads only this chunk.
+    pub fn touch_without_readahead(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         self.note_touch(now);
         match access(self.cache.as_mut(), chunk, flow) {
             Access::Hit => Touch::Ready,
@@ -168,19 +165,20 @@ impl Storage {
         }
     }
 
-    /// Continues a thread that waited for a chunk, [`WAKE_LATENCY`] after the arrival. Returns false if it must touch
-    /// it again.
+    /// Continues a thread that waited for a chunk, [`WAKE_LATENCY`] after the arrival. Returns false if the thread
+    /// must touch the chunk again.
     pub fn resume(&mut self, chunk: Chunk) -> bool {
         self.cache.resume(chunk)
     }
 
-    /// Faults in some pages that are too few to count in the cache; they arrive as [`UNCACHED`].
+    /// Reads a few pages by a page fault. They are too few to count in the page cache, and their read completes as
+    /// [`UNCACHED`].
     pub fn read_uncached(&mut self, now: Nanos, bytes: Bytes) -> Touch {
         self.disk.submit(now, Flow::Fault, UNCACHED, bytes);
         Touch::Pending
     }
 
-    /// Repeats a touch that found no room, this time without reading around it.
+    /// Repeats a touch that found no free memory, this time without reading around the chunk.
     pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         let cache = self.cache.as_mut();
         // Another thread may have fetched it meanwhile.
@@ -191,13 +189,13 @@ impl Storage {
         match cache.prefetch_now(chunk) {
             Fetch::Started => self.disk.submit(now, flow, chunk, self.chunk),
             Fetch::Present => {}
-            Fetch::NoRoom | Fetch::Again => return Touch::NoRoom,
+            Fetch::NoMemory | Fetch::Again => return Touch::NoMemory,
         }
         Touch::Pending
     }
 
-    /// Requests a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoRoom`] the kernel drops the request
-    /// silently; after [`Fetch::Again`], request it again when [`Storage::take_kernel_time`] is spent.
+    /// Requests a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoMemory`] the kernel drops the
+    /// request silently; after [`Fetch::Again`], request it again when [`Storage::take_kernel_time`] is spent.
     pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
         let fetch = self.cache.prefetch(chunk);
         if fetch == Fetch::Started {
@@ -206,21 +204,21 @@ impl Storage {
         fetch
     }
 
-    /// Takes the kernel's work since the last call, which the thread that touched or prefetched must spend.
+    /// Returns the kernel time since the last call, which the thread that touched or prefetched must spend.
     pub fn take_kernel_time(&mut self) -> Seconds {
         let unspent = std::mem::replace(&mut self.unspent, Seconds(0.0));
         unspent + self.charge()
     }
 
-    /// Takes memory of this device; another program's thread does the work of making room.
-    fn uncharged(&mut self, take: impl FnOnce(&mut dyn PageCache)) {
+    /// Changes the page cache without charging this device, because a thread of another program frees the memory.
+    fn uncharged(&mut self, change: impl FnOnce(&mut dyn PageCache)) {
         let unspent = self.charge();
         self.unspent += unspent;
-        take(self.cache.as_mut());
+        change(self.cache.as_mut());
         self.charge();
     }
 
-    /// The work since the last call.
+    /// Returns the kernel time since the last call.
     fn charge(&mut self) -> Seconds {
         let (now, last) = (self.cache.counters(), self.charged);
         self.charged = now;
@@ -231,16 +229,16 @@ impl Storage {
             + cost(self.costs.discard, now.discarded + now.unmapped, last.discarded + last.unmapped)
     }
 
-    /// Takes one chunk whose read has ended by `now`.
-    pub fn arrived(&mut self, now: Nanos) -> Option<Chunk> {
-        let (_, chunk, _) = self.disk.arrived(now)?;
+    /// Removes and returns one chunk whose read is complete by `now`.
+    pub fn pop_completed(&mut self, now: Nanos) -> Option<Chunk> {
+        let (_, chunk, _) = self.disk.pop_completed(now)?;
         if chunk != UNCACHED {
-            self.cache.arrived(chunk);
+            self.cache.on_arrival(chunk);
         }
         Some(chunk)
     }
 
-    /// When to call [`Storage::arrived`] next; changes with every call.
+    /// Returns the time at which to call [`Storage::pop_completed`] next; any other call may change it.
     pub fn next_end(&self) -> Option<Nanos> {
         self.disk.next_end()
     }
@@ -250,7 +248,7 @@ impl Storage {
         self.cache.release(chunk);
     }
 
-    /// Evicts a chunk by unmapping it and `POSIX_FADV_DONTNEED`: its return is no refault.
+    /// Evicts a chunk by unmapping it and `POSIX_FADV_DONTNEED`: reading it again is no refault.
     pub fn discard(&mut self, chunk: Chunk) {
         self.cache.discard(chunk);
     }
@@ -263,19 +261,19 @@ impl Storage {
         self.cache.as_mut()
     }
 
-    /// Sets the part of the disk bandwidth that other programs leave.
-    pub fn set_disk_left(&mut self, now: Nanos, left: f64) {
-        self.disk.set_bandwidth(now, BytesPerSecond(self.bandwidth.0 * left));
+    /// Sets the fraction of the disk bandwidth that remains beside other programs.
+    pub fn set_disk_fraction(&mut self, now: Nanos, fraction: f64) {
+        self.disk.set_bandwidth(now, BytesPerSecond(self.bandwidth.0 * fraction));
     }
 
-    /// Sets the capacity of the page cache.
-    pub fn set_room(&mut self, chunks: u32) {
+    /// Sets the capacity of the page cache in chunks.
+    pub fn set_capacity(&mut self, chunks: u32) {
         if self.cache.capacity() != chunks {
             self.uncharged(|cache| cache.set_capacity(chunks));
         }
     }
 
-    /// Bytes that the disk has delivered.
+    /// Returns the bytes that the disk has read so far.
     pub fn delivered(&self) -> Bytes {
         self.disk.delivered()
     }
@@ -284,7 +282,7 @@ impl Storage {
         self.chunk
     }
 
-    /// The read-ahead window in chunks: what one `WILLNEED` call is cut to.
+    /// Returns the read-ahead window in chunks, to which one `WILLNEED` call is limited.
     pub fn window(&self) -> u32 {
         self.readahead.window()
     }
@@ -303,12 +301,12 @@ fn access(cache: &mut dyn PageCache, chunk: Chunk, flow: Flow) -> Access {
     }
 }
 
-/// Storage with a two-list cache for unit tests, on a disk that reads a piece a millisecond.
+/// Returns a storage with a two-list cache for unit tests, on a disk that reads one piece per millisecond.
 #[cfg(test)]
 pub(crate) fn test_storage(share: Chunk, capacity: u32, piece: Bytes) -> Storage {
     let rate = BytesPerSecond(piece.as_f64() * 1e3);
     let speed =
         DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
     let cache = Box::new(crate::page_cache::TwoList::new(share, capacity));
-    Storage::with_chunks(cache, piece, speed, piece)
+    Storage::new(cache, piece, speed, piece)
 }

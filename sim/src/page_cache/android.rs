@@ -1,27 +1,28 @@
 //! Page cache of Android: classic Linux with zram and the low memory killer.
 //!
-//! A [`TwoList`] whose capacity grows under pressure: each evicted chunk of file pages makes the kernel compress some
-//! anonymous memory of other applications into zram (vm.swappiness), as long as there is any. A chunk compressed to a
-//! part `p` of itself frees 1 - p. The low memory killer ends the run if there is pressure, nothing is left to
-//! compress, and the page cache is below its threshold (lmkd, `ro.lmk.*`; formerly
+//! A [`TwoList`] whose capacity grows under pressure: for each evicted chunk of file pages the kernel compresses some
+//! anonymous memory of other applications into zram (vm.swappiness), until none is left. A chunk that is compressed
+//! to a fraction `p` of its size frees 1 - p. The low memory killer ends the run if there is pressure, nothing is
+//! left to compress, and the page cache is below its threshold (lmkd, `ro.lmk.*`; formerly
 //! drivers/staging/android/lowmemorykiller.c, `minfree`).
 //!
-//! Not checked against a machine. Not here: applications killed to make room, pages that come back from zram.
+//! Not checked against a machine. Not here: applications that are killed to free memory, pages that are read back
+//! from zram.
 
 use super::{Access, Chunk, Counters, Fetch, PageCache, TwoList};
 
 const PER_MILLE: u64 = 1000;
 
-/// The memory of other applications, and the killer's threshold.
+/// Parameters of zram and of the low memory killer.
 #[derive(Debug, Clone, Copy)]
 pub struct ZramConfig {
     /// Chunks of compressible anonymous memory.
     pub swappable: u32,
     /// Thousandths of a chunk compressed for each evicted chunk.
     pub swapped_per_eviction: u32,
-    /// The compressed size in thousandths.
+    /// Compressed size in thousandths of the original size.
     pub compressed: u32,
-    /// The page cache below which the run is killed under pressure.
+    /// Page-cache size in chunks below which the process is killed under memory pressure.
     pub kill_below: u32,
 }
 
@@ -36,19 +37,19 @@ pub struct Android {
 }
 
 impl Android {
-    /// An empty cache, with nothing compressed.
+    /// Creates an empty cache, with nothing compressed.
     pub fn new(lists: TwoList, zram: ZramConfig) -> Self {
         Self { base: lists.capacity(), lists, zram, killed: false }
     }
 
-    /// Thousandths of chunks compressed.
-    fn swapped(&self) -> u64 {
+    /// Returns the anonymous memory compressed so far, in thousandths of a chunk.
+    fn compressed_thousandths(&self) -> u64 {
         let evicted = self.lists.counters().evicted - self.evicted_on_request();
         let max = u64::from(self.zram.swappable) * PER_MILLE;
         (evicted * u64::from(self.zram.swapped_per_eviction)).min(max)
     }
 
-    /// Chunks that left by request, not under pressure.
+    /// Returns the number of chunks evicted on request, not under memory pressure.
     fn evicted_on_request(&self) -> u64 {
         let counted = self.lists.counters();
         counted.released + counted.discarded
@@ -56,14 +57,14 @@ impl Android {
 
     fn update_capacity(&mut self) {
         let left = PER_MILLE.saturating_sub(u64::from(self.zram.compressed));
-        let gain = self.swapped() * left / PER_MILLE / PER_MILLE;
+        let gain = self.compressed_thousandths() * left / PER_MILLE / PER_MILLE;
         let capacity = u64::from(self.base) + gain;
         self.lists.set_capacity(capacity.min(u64::from(u32::MAX)) as u32);
     }
 }
 
 impl PageCache for Android {
-    fn boxed(&self) -> Box<dyn PageCache> {
+    fn clone_boxed(&self) -> Box<dyn PageCache> {
         Box::new(self.clone())
     }
 
@@ -83,15 +84,15 @@ impl PageCache for Android {
         let evicted = self.lists.counters().evicted;
         let fetch = self.lists.prefetch(chunk);
         if self.lists.counters().evicted > evicted {
-            let exhausted = self.swapped() == u64::from(self.zram.swappable) * PER_MILLE;
+            let exhausted = self.compressed_thousandths() == u64::from(self.zram.swappable) * PER_MILLE;
             self.killed |= exhausted && self.lists.capacity() < self.zram.kill_below;
             self.update_capacity();
         }
         fetch
     }
 
-    fn arrived(&mut self, chunk: Chunk) {
-        self.lists.arrived(chunk);
+    fn on_arrival(&mut self, chunk: Chunk) {
+        self.lists.on_arrival(chunk);
     }
 
     fn release(&mut self, chunk: Chunk) {
@@ -127,7 +128,7 @@ impl PageCache for Android {
         self.lists.counters()
     }
 
-    fn survives(&self) -> bool {
+    fn is_alive(&self) -> bool {
         !self.killed
     }
 }
@@ -143,10 +144,11 @@ mod tests {
 
     #[test]
     fn compression_frees_memory() {
-        // 100 chunks, room for 80. Thirty compressed chunks leave 30 x 0.667 = 20: then everything fits.
+        // 100 chunks, of which 80 fit. Compressing thirty chunks frees 30 x 0.667 = 20, so that all fit.
         let mut cache = Android::new(TwoList::new(100, 80), zram(30, 0));
         cyclic(&mut cache, 1);
-        // In the first round e evictions make 100 = 80 + 0.667 e + e, so e = 12 and twelve chunks gave 8.
+        // In the first round e evictions satisfy 100 = 80 + 0.667 e + e, so e = 12, and twelve compressed chunks
+        // freed 8.
         assert_eq!((cache.counters().evicted, cache.capacity()), (12, 88));
         assert_eq!(cyclic(&mut cache, 4), 0);
         assert_eq!(cache.capacity(), 100);
@@ -156,21 +158,21 @@ mod tests {
     fn without_swappable_memory_equals_two_list() {
         let mut cache = Android::new(TwoList::new(100, 80), zram(0, 0));
         assert_eq!(cyclic(&mut cache, 5), 100);
-        assert!(cache.survives());
+        assert!(cache.is_alive());
     }
 
     #[test]
     fn killed_below_threshold() {
-        let survives = |capacity, swappable| {
+        let is_alive = |capacity, swappable| {
             let mut cache = Android::new(TwoList::new(100, capacity), zram(swappable, 40));
             cyclic(&mut cache, 3);
-            cache.survives()
+            cache.is_alive()
         };
-        // Thirty chunks are below forty; with thirty compressed chunks there are fifty.
-        assert!(!survives(30, 0) && survives(30, 30) && survives(50, 0));
+        // A capacity of thirty chunks is below forty; compressing thirty chunks raises it to fifty.
+        assert!(!is_alive(30, 0) && is_alive(30, 30) && is_alive(50, 0));
         // Without pressure nothing is killed.
         let mut cache = Android::new(TwoList::new(20, 30), zram(0, 40));
         cyclic(&mut cache, 3);
-        assert!(cache.survives());
+        assert!(cache.is_alive());
     }
 }

@@ -1,46 +1,52 @@
-//! The page cache of a device, built from its profile, and what of it is not validated.
+//! Page cache of a device: builds it from the device's profile, and describes what is not validated.
 //!
-//! The profile names the policy (`memory.page_cache`) and may give its numbers (`memory.reclaim`); the constants below
-//! are the defaults. The memory budget for weights includes all that other programs can give up
-//! (`Memory::obtainable`). Where that is compressed and stays in memory, its compressed size is subtracted.
+//! The profile names the policy (`memory.page_cache`) and may set its parameters (`memory.reclaim`); the constants
+//! below are the defaults. The memory budget for weights includes the memory that other programs can give up
+//! (`Memory::obtainable`). If that memory is compressed in RAM, its compressed size is subtracted.
 
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 
 use super::{Android, Macos, MacosMetal, MgLru, PageCache, PaperLinear, Random, TwoList, ZramConfig};
 
-/// The compressed size of memory: three to one, as zram with lz4 and the macOS compressor are said to reach.
+/// Compressed size of memory as a fraction of its size: a ratio of three to one, as zram with lz4 and the macOS
+/// compressor are said to reach.
 /// source: assumed
 const COMPRESSED: Fraction = Fraction(1.0 / 3.0);
-/// Chunks compressed for each evicted chunk of file pages: both are reclaimed alike with vm.swappiness 100.
+/// Chunks of anonymous memory compressed for each evicted chunk of file pages: both are reclaimed equally with
+/// vm.swappiness 100.
 /// source: assumed, the default of Android with zram
 const SWAPPED_PER_EVICTION: Fraction = Fraction(1.0);
-/// The part of all memory that macOS leaves to files in any case.
+/// Fraction of total memory that macOS always leaves to file pages.
 /// source: assumed
 const FILE_FLOOR: Fraction = Fraction(0.15);
-/// The page cache below which Android kills even the foreground: 18432 pages, the first of the usual `minfree`.
+/// Page-cache size below which Android kills even the foreground process: 18432 pages, the first of the usual
+/// `minfree` values.
 /// source: drivers/staging/android/lowmemorykiller.c
 const KILL_BELOW: Bytes = Bytes::mib(72);
-/// The idle time after which Metal's weights are unwired.
+/// Idle time after which weights that Metal has wired are unwired.
 /// source: assumed, about a second
 const UNWIRE_AFTER: Seconds = Seconds(1.0);
 
-/// A device's share of the weights and its memory.
+/// The parameters from which the page cache of a device is built.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheConfig<'a> {
     pub device: &'a Device,
     pub place: usize,
     pub seed: u64,
-    pub room: Bytes,
+    /// Memory for weights.
+    pub memory_budget: Bytes,
+    /// Chunks of the device's share.
     pub share: u32,
+    /// Size of a chunk.
     pub chunk: Bytes,
 }
 
 impl CacheConfig<'_> {
-    /// Returns the device's page cache, empty.
+    /// Returns an empty page cache with the policy of the profile.
     pub fn policy(&self) -> Box<dyn PageCache> {
         let (share, memory, capacity) = (self.share, &self.device.memory, self.initial_capacity());
-        let two_list = || TwoList::new(share, capacity).with_size(self.room.0 >> 30);
+        let two_list = || TwoList::new(share, capacity).with_size(self.memory_budget.0 >> 30);
         let reclaim = memory.reclaim.clone().unwrap_or_default();
         match memory.page_cache {
             PageCachePolicy::PaperLinear => Box::new(PaperLinear::new(share, capacity)),
@@ -48,11 +54,12 @@ impl CacheConfig<'_> {
             PageCachePolicy::MgLru => Box::new(MgLru::new(share, capacity)),
             PageCachePolicy::Random => Box::new(Random::new(share, capacity, self.seed, self.place as u64)),
             PageCachePolicy::Macos => {
-                let floor = share_of(memory.total.value, or_default(reclaim.file_floor.as_ref(), FILE_FLOOR));
+                let floor = or_default(reclaim.file_floor.as_ref(), FILE_FLOOR);
+                let floor = fraction_of(memory.total.value, floor);
                 Box::new(Macos::new(share, capacity, self.chunks(floor)))
             }
             PageCachePolicy::MacosMetal => {
-                let ordinary = self.capacity(self.room).min(capacity);
+                let ordinary = self.capacity(self.memory_budget).min(capacity);
                 Box::new(MacosMetal::new(share, capacity, ordinary))
             }
             PageCachePolicy::Android => {
@@ -68,7 +75,7 @@ impl CacheConfig<'_> {
         }
     }
 
-    /// The initial capacity, before pressure makes more room.
+    /// Returns the initial capacity in chunks, before memory pressure makes other programs give up memory.
     pub fn initial_capacity(&self) -> u32 {
         let memory = &self.device.memory;
         self.capacity(match memory.page_cache {
@@ -76,23 +83,23 @@ impl CacheConfig<'_> {
                 let reclaim = memory.reclaim.as_ref();
                 let compressed =
                     or_default(reclaim.and_then(|reclaim| reclaim.compressed.as_ref()), COMPRESSED);
-                self.room.saturating_sub(share_of(self.swappable(), compressed))
+                self.memory_budget.saturating_sub(fraction_of(self.swappable(), compressed))
             }
             PageCachePolicy::MacosMetal => self.wired(),
-            PageCachePolicy::Android => self.room.saturating_sub(self.swappable()),
-            _ => self.room,
+            PageCachePolicy::Android => self.memory_budget.saturating_sub(self.swappable()),
+            _ => self.memory_budget,
         })
     }
 
-    /// Memory that other programs can give up.
+    /// Returns the memory of other programs that can be compressed or swapped out.
     fn swappable(&self) -> Bytes {
         self.device.memory.obtainable().saturating_sub(self.device.memory.available.value)
     }
 
-    /// What Metal may wire of this share: the recommended working set, less unreclaimable memory.
+    /// Returns the memory that Metal may wire for this share: the recommended working set less unreclaimable memory.
     fn wired(&self) -> Bytes {
-        let unreclaimable = self.device.memory.obtainable().saturating_sub(self.room);
-        let limit = self.device.gpu.as_ref().map_or(self.room, |gpu| gpu.memory_available.value);
+        let unreclaimable = self.device.memory.obtainable().saturating_sub(self.memory_budget);
+        let limit = self.device.gpu.as_ref().map_or(self.memory_budget, |gpu| gpu.memory_available.value);
         limit.saturating_sub(unreclaimable)
     }
 
@@ -100,20 +107,21 @@ impl CacheConfig<'_> {
         (bytes.0 / self.chunk.0.max(1)).min(u64::from(u32::MAX)) as u32
     }
 
-    /// The capacity in chunks: at least a page and what is read around it, or nothing could ever be computed.
-    fn capacity(&self, room: Bytes) -> u32 {
-        self.chunks(room).max(2)
+    /// Returns a capacity in chunks. It is at least 2, for a page and what is read around it, or else no computation
+    /// could continue.
+    fn capacity(&self, memory: Bytes) -> u32 {
+        self.chunks(memory).max(2)
     }
 }
 
-/// The idle time after which the device's weights are unwired; `None` if they never are.
+/// Returns the idle time after which the device's weights are unwired; `None` if they never are.
 pub fn unwire_after(device: &Device) -> Option<Seconds> {
     let reclaim = device.memory.reclaim.clone().unwrap_or_default();
     let metal = device.memory.page_cache == PageCachePolicy::MacosMetal;
     (metal && !reclaim.keep_alive).then(|| or_default(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
 }
 
-/// Describes what of a device's page cache is not validated against a machine.
+/// Returns a description of what is not validated in a device's page cache; `None` if all is.
 pub fn unvalidated(device: &Device) -> Option<String> {
     let assumed = |what: &str| Some(format!("{what}, not checked against a machine"));
     match (device.memory.page_cache, device.os) {
@@ -134,7 +142,7 @@ fn or_default<T: Copy>(given: Option<&Sourced<T>>, default: T) -> T {
     given.map_or(default, |given| given.value)
 }
 
-fn share_of(bytes: Bytes, fraction: Fraction) -> Bytes {
+fn fraction_of(bytes: Bytes, fraction: Fraction) -> Bytes {
     Bytes((bytes.as_f64() * fraction.0) as u64)
 }
 

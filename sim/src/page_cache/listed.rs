@@ -1,27 +1,29 @@
-//! Page caches on lists: the state that the policies other than [`super::TwoList`] share.
+//! Page caches on lists: the state that [`super::MgLru`], [`super::Random`], [`super::Macos`] and
+//! [`super::MacosMetal`] share.
 //!
-//! It knows which chunk is resident, in flight or used, and on which list it is, and it counts. A policy is a set of
-//! [`Rules`]: the list of a new chunk, the effect of a use, and the choice of a victim. Reclaim of
-//! [`super::TwoList`] takes time and can be interrupted, which this does not support.
+//! [`Listed`] tracks for each chunk whether it is resident, in flight or used, and on which list it is, and counts
+//! accesses, reads and evictions. A policy is a set of [`Rules`]: the list of a new chunk, the effect of a use, and
+//! the choice of a victim. Reclaim of [`super::TwoList`] takes time and can be interrupted, which [`Listed`] does not
+//! support.
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// The rules of a policy.
 pub trait Rules: Clone + std::fmt::Debug + 'static {
-    /// Returns the list of a new chunk; `awaited`: a reader waits for it.
+    /// Returns the list of a new chunk; `awaited` is true if a reader waits for the chunk.
     fn insertion_list(&mut self, chunk: Chunk, awaited: bool) -> usize;
-    /// Handles the use of a resident chunk, whose `young` is set already.
+    /// Handles the use of a resident chunk, which is already marked as young.
     fn on_use(&mut self, pages: &mut Pages, chunk: Chunk);
-    /// Returns the next chunk to evict, which is not in flight; `None` only if all are.
+    /// Returns the next chunk to evict, which is not in flight; `None` only if all chunks are in flight.
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk>;
     /// Handles the eviction of a chunk.
     fn on_evict(&mut self, _chunk: Chunk) {}
-    /// The smallest capacity.
+    /// Returns the minimum capacity in chunks.
     fn floor(&self) -> u32 {
         0
     }
-    /// The number of chunks that stay after a long idle time; `None`: all.
+    /// Returns the number of chunks that remain after a long idle time; `None` if all remain.
     fn idle_capacity(&self) -> Option<u32> {
         None
     }
@@ -62,12 +64,12 @@ impl Pages {
         }
     }
 
-    /// The number of chunks on a list.
+    /// Returns the number of chunks on a list.
     pub fn len(&self, list: usize) -> u32 {
         self.lists[list].len()
     }
 
-    /// The list of a chunk that is resident or in flight.
+    /// Returns the list of a chunk that is resident or in flight.
     pub fn list_of(&self, chunk: Chunk) -> Option<usize> {
         self.chunks[chunk as usize].list.map(usize::from)
     }
@@ -82,13 +84,14 @@ impl Pages {
         self.in_flight == self.resident
     }
 
-    /// Scans a chunk: returns whether it was used since the last scan.
+    /// Scans a chunk: clears its young mark and returns whether it was set, that is, the chunk was used since the
+    /// last scan.
     pub fn scan(&mut self, chunk: Chunk) -> bool {
         self.scanned += 1;
         std::mem::take(&mut self.chunks[chunk as usize].young)
     }
 
-    /// The oldest chunk of a list.
+    /// Returns the oldest chunk of a list.
     pub fn oldest(&self, list: usize) -> Option<Chunk> {
         self.lists[list].oldest()
     }
@@ -100,7 +103,7 @@ impl Pages {
         self.chunks[chunk as usize].list = Some(list as u8);
     }
 
-    /// The oldest chunk of a list that is not in flight; those before it move to the newest end.
+    /// Returns the oldest chunk of a list that is not in flight; older chunks move to the newest end.
     pub fn oldest_idle(&mut self, list: usize) -> Option<Chunk> {
         for _ in 0..self.len(list) {
             let chunk = self.oldest(list)?;
@@ -130,7 +133,7 @@ pub struct Listed<R> {
 }
 
 impl<R: Rules> Listed<R> {
-    /// An empty cache for a share of `share` chunks.
+    /// Creates an empty cache for a share of `share` chunks.
     pub(super) fn with_rules(rules: R, lists: usize, share: u32, capacity: u32) -> Self {
         let capacity = capacity.max(rules.floor());
         Self { rules, pages: Pages::new(share, lists), capacity, counters: Counters::default() }
@@ -160,7 +163,7 @@ impl<R: Rules> Listed<R> {
 }
 
 impl<R: Rules> PageCache for Listed<R> {
-    fn boxed(&self) -> Box<dyn PageCache> {
+    fn clone_boxed(&self) -> Box<dyn PageCache> {
         Box::new(self.clone())
     }
 
@@ -191,7 +194,7 @@ impl<R: Rules> PageCache for Listed<R> {
         }
         self.shrink_to(self.capacity.saturating_sub(1));
         if self.pages.resident >= self.capacity {
-            return Fetch::NoRoom;
+            return Fetch::NoMemory;
         }
         let awaited = std::mem::take(&mut self.pages.chunks[chunk as usize].awaited);
         let list = self.rules.insertion_list(chunk, awaited);
@@ -203,7 +206,7 @@ impl<R: Rules> PageCache for Listed<R> {
         Fetch::Started
     }
 
-    fn arrived(&mut self, chunk: Chunk) {
+    fn on_arrival(&mut self, chunk: Chunk) {
         let page = &mut self.pages.chunks[chunk as usize];
         if std::mem::take(&mut page.locked) {
             self.pages.in_flight -= 1;

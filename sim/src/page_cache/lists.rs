@@ -1,19 +1,19 @@
-//! Doubly linked lists of chunks, as the kernel's LRU lists are of folios.
+//! Doubly linked lists of chunks, like the kernel's LRU lists of folios.
 //!
-//! A chunk is on at most one list, the newest at the head. Every operation is O(1) and allocates nothing.
+//! A chunk is on at most one list. The newest chunk is at the head. Every operation takes O(1) and allocates nothing.
 
 use super::Chunk;
 
 const NONE: u32 = u32::MAX;
 
-/// Links of all chunks of a share.
+/// The links to the next and previous chunk, for all chunks of a share.
 #[derive(Debug, Clone)]
 pub struct Links {
     next: Vec<u32>,
     previous: Vec<u32>,
 }
 
-/// One list over [`Links`].
+/// One list, which stores its links in [`Links`].
 #[derive(Debug, Clone)]
 pub struct List {
     head: u32,
@@ -55,7 +55,7 @@ impl List {
         self.len += 1;
     }
 
-    /// Removes a chunk of this list.
+    /// Removes a chunk from this list.
     pub fn remove(&mut self, links: &mut Links, chunk: Chunk) {
         let (previous, next) = (links.previous[chunk as usize], links.next[chunk as usize]);
         match previous {

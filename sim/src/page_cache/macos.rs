@@ -1,16 +1,18 @@
 //! Page caches of macOS: [`Macos`], and [`MacosMetal`] for weights that the GPU uses through Metal.
 //!
-//! Without Metal (xnu, osfmk/vm/vm_pageout.c and vm_resident.c) pages read ahead are on a *speculative* queue, which is
-//! evicted first, oldest first; a page used from there becomes active. Pages that a fault needs are active at once. The
-//! active queue is shortened from its old end when it is longer than the inactive one, which clears `used`; an inactive
-//! page that was used meanwhile becomes active again, any other is evicted. Files keep a minimum of memory, and memory
-//! of other programs is compressed: both are in the capacity ([`super::for_device`]).
+//! Without Metal (xnu, osfmk/vm/vm_pageout.c and vm_resident.c) pages read ahead are on a *speculative* queue, which
+//! is evicted first, the oldest page first; a speculative page that is used becomes active. Pages that a fault needs
+//! are active at once. While the active queue is longer than the inactive one, its oldest pages move to the inactive
+//! queue and lose their mark of use. An inactive page that was used meanwhile becomes active again, any other is
+//! evicted. File pages keep a minimum of memory, and memory of other programs is compressed: the capacity accounts
+//! for both ([`super::for_device`]).
 //!
-//! With Metal (prima.cpp paper, Eq. 16) the weights are *wired* up to the recommended working set: none are evicted. A
-//! larger share is read again completely for every token; here this follows from least-recently-used eviction. After an
-//! idle time of about a second the weights are unwired and become ordinary memory, which other programs may take.
+//! With Metal (prima.cpp paper, Eq. 16) the weights are *wired* up to the recommended working set: none are evicted.
+//! A larger share is read again completely for every token, which here follows from least-recently-used eviction.
+//! After an idle time of about a second the weights are unwired and become ordinary memory, which other programs may
+//! take.
 //!
-//! Not checked against a machine. Not here: dirty pages, swap files, what others do with their memory.
+//! Not checked against a machine. Not here: dirty pages, swap files, the memory accesses of other programs.
 
 use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
@@ -27,7 +29,7 @@ pub struct Queues {
 pub type Macos = Listed<Queues>;
 
 impl Macos {
-    /// An empty cache for a share of `share` chunks, whose capacity is at least `floor`.
+    /// Creates an empty cache for a share of `share` chunks, whose capacity is at least `floor`.
     pub fn new(share: u32, capacity: u32, floor: u32) -> Self {
         Self::with_rules(Queues { floor }, 3, share, capacity)
     }
@@ -51,7 +53,8 @@ impl Rules for Queues {
         if let Some(chunk) = pages.oldest_idle(SPECULATIVE) {
             return Some(chunk);
         }
-        // Nothing is used meanwhile, so every scan clears one `used`, until some scan finds none.
+        // No page is used meanwhile, and every scan clears the mark of a page, so some scan finds a page without a
+        // mark.
         loop {
             while pages.len(ACTIVE) > pages.len(INACTIVE) {
                 let oldest = pages.oldest(ACTIVE)?;
@@ -85,7 +88,7 @@ pub struct Wired {
 pub type MacosMetal = Listed<Wired>;
 
 impl MacosMetal {
-    /// An empty cache: `wired` chunks may be wired, `ordinary` of them stay when idle.
+    /// Creates an empty cache in which `wired` chunks may be wired, and `ordinary` chunks remain after an idle time.
     pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
         Self::with_rules(Wired { ordinary }, 1, share, wired)
     }
@@ -119,7 +122,7 @@ mod tests {
     fn speculative_pages_are_evicted_first() {
         let mut cache = Macos::new(8, 4, 0);
         (0..4).for_each(|chunk| prefetch(&mut cache, chunk));
-        // 0 is oldest but used, so active; 1 is the oldest speculative one.
+        // 0 is the oldest but was used, so it is active; 1 is the oldest speculative page.
         assert_eq!(cache.access(0), Access::Hit);
         prefetch(&mut cache, 4);
         prefetch(&mut cache, 5);
@@ -137,7 +140,7 @@ mod tests {
 
     #[test]
     fn oversized_share_is_reread_completely() {
-        // The paper: all of it or nothing.
+        // According to the paper all of the share is read again, or nothing.
         assert_eq!(cyclic(&mut MacosMetal::new(100, 100, 40), 4), 0);
         assert_eq!(cyclic(&mut MacosMetal::new(100, 99, 40), 4), 100);
     }
@@ -148,7 +151,7 @@ mod tests {
         cyclic(&mut cache, 1);
         cache.on_idle();
         assert_eq!(cache.resident(), 40);
-        // The last forty used are there, and one round brings the other sixty back.
+        // The forty most recently used chunks remain, and one round reads the other sixty again.
         assert_eq!((cyclic(&mut cache, 1), cyclic(&mut cache, 1)), (60, 0));
     }
 }

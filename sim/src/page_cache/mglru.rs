@@ -4,15 +4,16 @@
 //!
 //! - **Four generations at most, two at least.** A page that a fault brings in begins in the youngest one, a page
 //!   that was read ahead in the oldest (`folio_add_lru`, `lru_gen_folio_seq`).
-//! - **Eviction** scans the oldest generation. A page used since the last scan goes to the youngest, one in flight
-//!   to the next (`sort_folio`), any other is evicted. An empty generation ends.
+//! - **Eviction** scans the oldest generation. A page used since the last scan moves to the youngest, one in flight
+//!   to the next (`sort_folio`), any other is evicted. An empty generation is removed.
 //! - **Aging**: with two generations left, a walk over the page tables finds every page that was used, and moves it
 //!   to a new youngest generation (`inc_max_seq`, `walk_mm`).
 //!
-//! Deviation: in the kernel all pages that a fault reads begin in the youngest generation; here only the awaited chunk
-//! does, because the trait does not distinguish the others from a helper's requests.
+//! Deviation: in the kernel all pages that a fault reads begin in the youngest generation; here only the awaited
+//! chunk does, because the trait does not distinguish the others from a helper's requests.
 //!
-//! Not here: tiers and their controller, which count uses through file descriptors; mapped pages have none. Refaults.
+//! Not here: refaults; tiers and their controller, which count uses through file descriptors, which mapped pages do
+//! not have.
 
 use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
@@ -22,7 +23,7 @@ const MAX_GENERATIONS: u64 = 4;
 /// `MIN_NR_GENS`.
 const MIN_GENERATIONS: u64 = 2;
 
-/// The generations in use, counted from the start.
+/// The numbers of the oldest and the youngest generation, counted from the start of the run.
 #[derive(Debug, Clone)]
 pub struct Generations {
     oldest: u64,
@@ -32,7 +33,7 @@ pub struct Generations {
 pub type MgLru = Listed<Generations>;
 
 impl MgLru {
-    /// An empty cache for a share of `share` chunks.
+    /// Creates an empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         let rules = Generations { oldest: 0, youngest: MAX_GENERATIONS - 1 };
         Self::with_rules(rules, MAX_GENERATIONS as usize, share, capacity)
@@ -68,7 +69,8 @@ impl Rules for Generations {
         if pages.all_locked() {
             return None;
         }
-        // Each round ends a generation, and after two agings nothing is young: some round finds a page that is not in flight.
+        // Each round removes a generation, and after two agings no page is young, so some round finds a page that is
+        // not in flight.
         loop {
             let oldest = list(self.oldest);
             for _ in 0..pages.len(oldest) {
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn oversized_cycle_is_reread_completely() {
-        // Each chunk is used once and then passes through all generations before its next turn.
+        // Each chunk is used once and then passes through all generations before its next use.
         assert_eq!(cyclic(&mut MgLru::new(100, 90), 6), 100);
     }
 }

@@ -1,12 +1,12 @@
-//! Page caches: which chunks of its weights a device holds in memory, and which it must read again.
+//! Page caches: which chunks of the weights are in a device's memory, and which must be read again.
 //!
 //! A device's share of the weights is a file of equal chunks (2 MiB by default, 128 KiB where the details of reclaim
-//! matter). A policy is told which chunks are touched, read ahead, arrived and evicted on request; it answers what is
-//! in memory, and decides what is evicted to make room. It knows no time: the simulation submits the reads and reports
-//! their arrivals.
+//! matter). A policy tracks which chunks are in memory, and decides which are evicted to free memory. The simulation
+//! tells it which chunks are touched, prefetched, read or evicted on request. A policy has no clock: the simulation
+//! submits the reads and reports their arrivals.
 //!
-//! The law of [`PageCache`], checked by `tests::check_invariants` for every policy: resident chunks never exceed the
-//! capacity, and hits + misses = touches requested.
+//! The contract of [`PageCache`], which `tests::check_invariants` checks for every policy: resident chunks never
+//! exceed the capacity, and hits + misses = requested touches.
 //!
 //! | policy | model | source |
 //! |---|---|---|
@@ -17,7 +17,8 @@
 //! | [`Macos`], [`MacosMetal`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
 //! | [`Android`] | classic Linux with zram | lmkd, zram; unvalidated |
 //!
-//! [`for_device`] builds the policy of a device. [`Readahead`], the same for every policy, decides what is read with a miss.
+//! [`for_device`] builds the policy of a device. [`Readahead`], the same for every policy, decides which chunks are
+//! read together with a missing one.
 
 mod android;
 pub mod for_device;
@@ -41,7 +42,7 @@ pub use random::Random;
 pub use readahead::Readahead;
 pub use two_list::TwoList;
 
-/// The default size of a chunk.
+/// Default size of a chunk in bytes.
 pub const CHUNK_BYTES: u64 = 2 << 20;
 
 /// The index of a chunk in a device's share.
@@ -52,22 +53,22 @@ pub type Chunk = u32;
 pub enum Access {
     /// The chunk is in memory.
     Hit,
-    /// A read of it is in progress: wait for its arrival.
+    /// A read of the chunk is in progress: wait for its arrival.
     InFlight,
     /// The chunk must be read, by [`PageCache::prefetch`] and possibly by read-ahead.
     Absent,
 }
 
-/// The result of a request to read ahead.
+/// The result of a prefetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fetch {
     /// The chunk is in memory or in flight.
     Present,
-    /// Room was made; the caller must read it and report its arrival.
+    /// Memory is allocated for the chunk: the caller must read it and report its arrival.
     Started,
-    /// Nothing can be evicted now, everything is in flight.
-    NoRoom,
-    /// Reclaim takes time: let it pass and ask again.
+    /// No memory is free and nothing can be evicted, for example because all chunks are in flight.
+    NoMemory,
+    /// Reclaim takes time: call again after that time.
     Again,
 }
 
@@ -77,87 +78,88 @@ pub struct Counters {
     pub requested: u64,
     /// Touches of chunks in memory.
     pub hits: u64,
-    /// Other touches.
+    /// Touches of chunks that are not in memory.
     pub misses: u64,
-    /// Reads started.
+    /// Chunks whose read was started.
     pub fetched: u64,
     pub evicted: u64,
-    /// The part of them evicted by [`PageCache::release`].
+    /// Chunks evicted by [`PageCache::release`]; a part of `evicted`.
     pub released: u64,
-    /// The part of them evicted by [`PageCache::discard`].
+    /// Chunks evicted by [`PageCache::discard`]; a part of `evicted`.
     pub discarded: u64,
-    /// Used chunks among the rest, which reclaim unmaps.
+    /// Used chunks evicted by reclaim, which has to unmap them; a part of `evicted`.
     pub unmapped: u64,
-    /// Reads of chunks that had been evicted.
+    /// Reads of chunks that were evicted before.
     pub refaults: u64,
     /// Chunks moved to the active list.
     pub activated: u64,
-    /// Chunks scanned for reclaim, which takes time of some thread.
+    /// Chunks scanned for reclaim, which takes time of the thread that allocates memory.
     pub scanned: u64,
 }
 
 /// A policy that decides what stays in memory.
 pub trait PageCache: std::fmt::Debug {
-    /// A copy, because a simulation can be copied.
-    fn boxed(&self) -> Box<dyn PageCache>;
+    /// Returns a copy, because a simulation can be cloned.
+    fn clone_boxed(&self) -> Box<dyn PageCache>;
 
-    /// The reader touches a chunk. If it is not in memory the reader waits, and its touch counts when it
-    /// [resumes](PageCache::resume).
+    /// Touches a chunk for a reader. If the chunk is not in memory, the reader waits, and the touch takes effect when
+    /// it [resumes](PageCache::resume).
     fn access(&mut self, chunk: Chunk) -> Access;
-    /// The reader that waited for a chunk runs again and maps it. Returns false if the chunk was evicted since its
+    /// Resumes a reader that waited for a chunk, which now maps it. Returns false if the chunk was evicted since its
     /// arrival: then the reader faults again.
     fn resume(&mut self, chunk: Chunk) -> bool {
         self.holds(chunk)
     }
-    /// A touch by `MADV_POPULATE_READ`.
+    /// Touches a chunk with `MADV_POPULATE_READ`.
     fn populate(&mut self, chunk: Chunk) -> Access {
         self.access(chunk)
     }
 
-    /// Allocates a chunk that is about to be read, evicting others if there is no room.
+    /// Allocates memory for a chunk that is about to be read, evicting others if none is free.
     fn prefetch(&mut self, chunk: Chunk) -> Fetch;
-    /// A chunk in flight has been read.
-    fn arrived(&mut self, chunk: Chunk);
-    /// Like [`PageCache::prefetch`], for a caller that cannot let time pass.
+    /// Handles the arrival of a chunk in flight.
+    fn on_arrival(&mut self, chunk: Chunk);
+    /// Like [`PageCache::prefetch`], but completes reclaim at once, for callers that do not simulate its time.
     fn prefetch_now(&mut self, chunk: Chunk) -> Fetch {
         loop {
             match self.prefetch(chunk) {
                 Fetch::Again => {}
-                done => return done,
+                fetch => return fetch,
             }
         }
     }
-    /// Evicts a chunk that will not be needed soon, as `MADV_PAGEOUT` does. One in flight stays.
+    /// Evicts a chunk that will not be needed soon, as `MADV_PAGEOUT` does. A chunk in flight is not evicted.
     fn release(&mut self, chunk: Chunk);
-    /// Evicts a chunk by unmapping and `POSIX_FADV_DONTNEED`, which leaves no shadow: its return is no refault.
+    /// Evicts a chunk by unmapping and `POSIX_FADV_DONTNEED`, which leaves no shadow entry: reading the chunk again
+    /// is no refault.
     fn discard(&mut self, chunk: Chunk) {
         self.release(chunk);
     }
 
-    /// Handles an idle time after which the system takes back wired memory.
+    /// Handles an idle time after which the system unwires memory.
     fn on_idle(&mut self) {}
-    /// Whether the process has not been killed for lack of memory.
-    fn survives(&self) -> bool {
+    /// Whether the process is alive: it has not been killed for lack of memory.
+    fn is_alive(&self) -> bool {
         true
     }
 
-    /// Sets the capacity in chunks, because other programs take or return memory.
+    /// Sets the capacity in chunks, when other programs allocate or free memory.
     fn set_capacity(&mut self, chunks: u32);
-    /// The capacity in chunks.
+    /// Returns the capacity in chunks.
     fn capacity(&self) -> u32;
-    /// Chunks allocated, including those in flight.
+    /// Returns the number of allocated chunks, including those in flight.
     fn resident(&self) -> u32;
-    /// Chunks of the device's share.
+    /// Returns the number of chunks in the device's share.
     fn share(&self) -> u32;
     /// Whether a chunk is in memory.
     fn holds(&self, chunk: Chunk) -> bool;
-    /// Totals since the start.
+    /// Returns the totals since the start.
     fn counters(&self) -> Counters;
 }
 
 impl Clone for Box<dyn PageCache> {
     fn clone(&self) -> Self {
-        self.boxed()
+        self.clone_boxed()
     }
 }
 
@@ -177,7 +179,7 @@ pub(crate) mod tests {
         Idle,
     }
 
-    /// Checks the invariants of every policy under any order of operations.
+    /// Checks the invariants of a policy after each of some operations.
     pub(crate) fn check_invariants(cache: &mut dyn PageCache, ops: &[Op]) {
         let mut in_flight = std::collections::VecDeque::new();
         for op in ops {
@@ -197,7 +199,7 @@ pub(crate) mod tests {
                 }
                 Op::Arrive => {
                     if let Some(chunk) = in_flight.pop_front() {
-                        cache.arrived(chunk);
+                        cache.on_arrival(chunk);
                         assert!(cache.holds(chunk), "{op:?}");
                     }
                 }
@@ -208,7 +210,7 @@ pub(crate) mod tests {
                 Op::Capacity(chunks) => cache.set_capacity(chunks),
                 Op::Idle => cache.on_idle(),
             }
-            // Chunks in flight cannot be evicted when the capacity shrinks; but nothing is added.
+            // Chunks in flight cannot be evicted when the capacity shrinks, but no chunk is added.
             let bound = if matches!(op, Op::Capacity(_)) { in_flight.len() as u32 } else { before };
             assert!(cache.resident() <= cache.capacity().max(bound), "{} after {op:?}", cache.resident());
             let held = (0..cache.share()).filter(|&chunk| cache.holds(chunk)).count();
@@ -261,13 +263,13 @@ pub(crate) mod tests {
         }
     }
 
-    /// Reads a chunk ahead.
+    /// Prefetches a chunk, which arrives at once.
     pub(crate) fn prefetch(cache: &mut dyn PageCache, chunk: Chunk) {
         assert_eq!(cache.prefetch_now(chunk), Fetch::Started);
-        cache.arrived(chunk);
+        cache.on_arrival(chunk);
     }
 
-    /// Reads a share cyclically, one chunk after another, and returns the fetches of the last round.
+    /// Reads a share cyclically, one chunk after another. Returns the number of chunks fetched in the last round.
     pub(crate) fn cyclic(cache: &mut dyn PageCache, rounds: u32) -> u64 {
         let mut before = 0;
         for _ in 0..rounds {
@@ -294,7 +296,7 @@ pub(crate) mod tests {
 
     #[test]
     fn paper_linear_and_two_list_differ_on_oversized_share() {
-        // Ten chunks too many: the paper reads ten again, Linux everything.
+        // The share exceeds the capacity by ten chunks: the paper's policy reads ten again, Linux all.
         assert_eq!(cyclic(&mut PaperLinear::new(100, 90), 5), 10);
         assert_eq!(cyclic(&mut TwoList::new(100, 90), 5), 100);
     }

@@ -1,6 +1,5 @@
-//! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk per layer, driven through the trait like a helper thread
-//! and a
-//! reader. Layers are numbered from 1 as in the figures.
+//! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk per layer: the tests make the page-cache calls of a
+//! helper thread and a reader. Layers are numbered from 1 as in the figures.
 
 use super::{Access, Chunk, Fetch, PageCache, PaperLinear, TwoList};
 
@@ -21,7 +20,7 @@ impl<C: PageCache> Device<C> {
     fn prefetch(&mut self, layers: impl IntoIterator<Item = u32>) {
         for layer in layers {
             if self.cache.prefetch_now(layer - 1) == Fetch::Started {
-                self.cache.arrived(layer - 1);
+                self.cache.on_arrival(layer - 1);
                 self.loads.push(layer);
             }
         }
@@ -32,7 +31,7 @@ impl<C: PageCache> Device<C> {
             if self.cache.access(layer - 1) == Access::Absent {
                 self.faults.push(layer);
                 self.prefetch([layer]);
-                assert!(self.cache.resume(layer - 1), "nothing else happens meanwhile");
+                assert!(self.cache.resume(layer - 1), "no other chunk is read meanwhile");
             }
         }
     }
@@ -50,8 +49,8 @@ fn figure_3_every_layer_is_loaded_twice() {
     assert_eq!(device.holds(), [4, 5, 6], "the first three were released by the last three");
     device.compute(1..=6);
     assert_eq!(device.loads, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6]);
-    assert_eq!(device.faults, [1, 2, 3, 4, 5, 6], "prefetching helped nobody");
-    // And so it continues with the next token.
+    assert_eq!(device.faults, [1, 2, 3, 4, 5, 6], "prefetching had no effect");
+    // The next token does the same.
     device.prefetch(1..=6);
     device.compute(1..=6);
     assert_eq!(device.loads.len(), 24);
@@ -87,7 +86,7 @@ fn figure_5_slow_disk() {
     let mut device = Device::new(TwoList::new(LAYERS, 2));
     device.prefetch([1]);
     device.compute([1, 2]);
-    assert_eq!(device.faults, [2], "step 3: the second layer blocks until it is loaded");
+    assert_eq!(device.faults, [2], "step 3: the computation waits for the second layer");
     device.prefetch([5]);
     assert_eq!(device.holds(), [2, 5], "step 4: the oldest layer was released");
     device.compute([5, 6]);

@@ -1,8 +1,9 @@
 //! Page cache of the prima.cpp paper's formula: reload = need - capacity.
 //!
-//! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. The rule that
-//! reaches this for a cyclic scan evicts the most recently used chunk, because it is needed last; a chunk that was read
-//! ahead and not used yet is never evicted. No kernel does this; it is the lower bound for [`super::TwoList`].
+//! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. To achieve this
+//! in a cyclic scan, the policy evicts the most recently used chunk, which is needed last. It evicts a prefetched
+//! chunk that is not used yet only if the reader could not continue otherwise. No kernel works like this; it is the
+//! lower bound for [`super::TwoList`].
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
@@ -11,12 +12,12 @@ use super::{Access, Chunk, Counters, Fetch, PageCache};
 pub struct PaperLinear {
     capacity: u32,
     chunks: Vec<State>,
-    /// A reader waits for the chunk.
+    /// Whether a reader waits for each chunk.
     awaited: Vec<bool>,
     links: Links,
-    /// Chunks that were read but not used since, oldest at the tail.
+    /// Chunks that were read but not used since, the oldest at the tail.
     fresh: List,
-    /// Used chunks, oldest at the tail.
+    /// Used chunks, the least recently used at the tail.
     used: List,
     in_flight: u32,
     counters: Counters,
@@ -31,7 +32,7 @@ enum State {
 }
 
 impl PaperLinear {
-    /// An empty cache for a share of `share` chunks.
+    /// Creates an empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
@@ -45,7 +46,7 @@ impl PaperLinear {
         }
     }
 
-    fn forget(&mut self, chunk: Chunk) {
+    fn evict(&mut self, chunk: Chunk) {
         match self.chunks[chunk as usize] {
             State::Fresh => self.fresh.remove(&mut self.links, chunk),
             State::Used => self.used.remove(&mut self.links, chunk),
@@ -55,10 +56,11 @@ impl PaperLinear {
         self.counters.evicted += 1;
     }
 
-    /// Evicts the most recently used chunk, whose next use is farthest in a cyclic scan.
-    fn evict_one(&mut self) -> bool {
+    /// Evicts the most recently used chunk, whose next use is farthest in a cyclic scan. Returns false if there is
+    /// none.
+    fn evict_newest_used(&mut self) -> bool {
         match self.used.newest() {
-            Some(chunk) => self.forget(chunk),
+            Some(chunk) => self.evict(chunk),
             None => return false,
         }
         true
@@ -66,7 +68,7 @@ impl PaperLinear {
 }
 
 impl PageCache for PaperLinear {
-    fn boxed(&self) -> Box<dyn PageCache> {
+    fn clone_boxed(&self) -> Box<dyn PageCache> {
         Box::new(self.clone())
     }
 
@@ -104,10 +106,10 @@ impl PageCache for PaperLinear {
         while self.resident() >= self.capacity {
             let stuck = self.awaited[chunk as usize] && self.in_flight == 0;
             match self.fresh.newest() {
-                _ if self.evict_one() => {}
-                // The reader would wait for ever: the chunk read farthest ahead gives way.
-                Some(farthest) if stuck => self.forget(farthest),
-                _ => return Fetch::NoRoom,
+                _ if self.evict_newest_used() => {}
+                // The reader would wait forever: evict the chunk that was read farthest ahead.
+                Some(farthest) if stuck => self.evict(farthest),
+                _ => return Fetch::NoMemory,
             }
         }
         self.chunks[chunk as usize] = State::InFlight;
@@ -116,7 +118,7 @@ impl PageCache for PaperLinear {
         Fetch::Started
     }
 
-    fn arrived(&mut self, chunk: Chunk) {
+    fn on_arrival(&mut self, chunk: Chunk) {
         if self.chunks[chunk as usize] != State::InFlight {
             return;
         }
@@ -130,7 +132,7 @@ impl PageCache for PaperLinear {
 
     fn release(&mut self, chunk: Chunk) {
         self.counters.released += u64::from(self.holds(chunk));
-        self.forget(chunk);
+        self.evict(chunk);
     }
 
     fn set_capacity(&mut self, chunks: u32) {
@@ -138,8 +140,8 @@ impl PageCache for PaperLinear {
         while self.resident() > self.capacity {
             let fresh = self.fresh.oldest();
             match fresh {
-                _ if self.evict_one() => {}
-                Some(chunk) => self.forget(chunk),
+                _ if self.evict_newest_used() => {}
+                Some(chunk) => self.evict(chunk),
                 None => return,
             }
         }

@@ -1,9 +1,9 @@
 //! Page cache that evicts at random.
 //!
-//! Every chunk that is not in flight is evicted with equal probability. A cycle over s chunks with room for c misses
-//! more than the excess s - c and less than s: between two uses of a chunk about m others are evicted, so it is still
-//! there with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this; it is between the paper's
-//! formula and LRU.
+//! Every chunk that is not in flight is evicted with equal probability. A cyclic scan of s chunks with a capacity of
+//! c chunks has m misses, more than the excess s - c and fewer than s: between two uses of a chunk about m others are
+//! evicted, so it is still in memory with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this;
+//! it is between the paper's formula and LRU.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
@@ -12,7 +12,8 @@ use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
 use crate::random::{self, Purpose};
 
-/// After this many draws of chunks in flight, the first chunk that is not in flight is evicted.
+/// Maximum draws for an eviction. If all of them give chunks in flight, the first chunk that is not in flight is
+/// evicted.
 const MAX_DRAWS: u32 = 64;
 
 #[derive(Debug, Clone)]
@@ -26,7 +27,8 @@ pub struct RandomVictims {
 pub type Random = Listed<RandomVictims>;
 
 impl Random {
-    /// An empty cache for a share of `share` chunks. Devices at different places draw differently.
+    /// Creates an empty cache for a share of `share` chunks. `place` selects the random stream, so devices evict
+    /// different chunks.
     pub fn new(share: u32, capacity: u32, seed: u64, place: u64) -> Self {
         let stream = random::stream(seed, Purpose::Eviction, 0, place);
         let rules = RandomVictims { stream, held: Vec::new(), at: vec![0; share as usize] };

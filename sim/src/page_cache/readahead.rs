@@ -1,11 +1,11 @@
 //! Read-ahead: which chunks are read together with a missing one.
 //!
-//! mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c, for a mapping without advice. A miss reads around: one
-//! window, half of it before the missing place, with a marker a quarter before its end. Touching the marked chunk
-//! starts the next window without waiting, with the marker at its front, so that a sequential reader always has one
-//! window in flight. So faulting through a file overlaps computing with reading, it reads some MiB beyond the end of a
-//! layer window, and one `WILLNEED`, which is cut to one window, helps little. Reading is in ascending order; present
-//! chunks are skipped.
+//! mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c, for a mapping without advice. A miss reads one window
+//! around the missing chunk: half of the window lies before the chunk, and a marker is set a quarter before its end.
+//! Touching the marked chunk starts the read of the next window without waiting, with the marker at its first chunk,
+//! so a sequential reader always has one window in flight. So page faults in sequence overlap computing with reading,
+//! they read some MiB beyond the end of a layer window, and one `WILLNEED`, which is limited to one window, helps
+//! little. Chunks are read in ascending order; chunks in memory are skipped.
 //!
 //! Deviation: the kernel keeps a marker in every page; here only the last one set is kept.
 
@@ -21,33 +21,34 @@ pub struct Readahead {
 }
 
 impl Readahead {
-    /// `window` is the device's read-ahead in chunks, at least one.
+    /// Creates the state for a device whose read-ahead window has `window` chunks, at least one.
     pub fn new(window: u32) -> Self {
         Self { window: window.max(1), start: 0, size: 0, marker: None }
     }
 
-    /// The length of a window in chunks.
+    /// Returns the length of a window in chunks.
     pub fn window(&self) -> u32 {
         self.window
     }
 
-    /// Handles a miss: puts the chunks to read into `reads`. Returns false if the chunk itself found no room.
-    pub fn miss(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) -> bool {
+    /// Handles a miss: appends the chunks to read to `reads`. Returns false if no memory is free for the missing
+    /// chunk itself.
+    pub fn on_miss(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) -> bool {
         self.start = chunk.saturating_sub(self.window / 2);
         self.size = self.window;
         self.fetch(cache, self.start + self.size - (self.window / 4).max(1), reads);
-        // With one chunk per window, or no room for the chunks before it, the chunk may still be missing.
+        // With one chunk per window, or no free memory for the chunks before it, the chunk may still be missing.
         match cache.prefetch_now(chunk) {
             Fetch::Started => reads.push(chunk),
             Fetch::Present => {}
-            Fetch::NoRoom | Fetch::Again => return false,
+            Fetch::NoMemory | Fetch::Again => return false,
         }
         true
     }
 
-    /// Handles a hit: if the chunk has the marker, puts the next window into `reads`.
+    /// Handles a hit: if the chunk has the marker, appends the next window to `reads`.
     #[inline]
-    pub fn hit(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) {
+    pub fn on_hit(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) {
         if self.marker == Some(chunk) {
             self.start += self.size;
             self.size = self.window;
@@ -61,14 +62,15 @@ impl Readahead {
             match cache.prefetch_now(chunk) {
                 Fetch::Started => {
                     reads.push(chunk);
-                    // A marked page that was there before keeps no mark: the stream ends at the next hole.
+                    // A page that was already in memory gets no marker: sequential read-ahead ends there, until the
+                    // next miss.
                     if chunk == mark {
                         self.marker = Some(mark);
                     }
                 }
                 Fetch::Present => {}
                 // The kernel drops the rest of the window, without an error.
-                Fetch::NoRoom | Fetch::Again => return,
+                Fetch::NoMemory | Fetch::Again => return,
             }
         }
     }
@@ -86,11 +88,11 @@ mod tests {
         for chunk in range {
             let mut reads = Vec::new();
             match cache.access(chunk) {
-                Access::Absent => assert!(readahead.miss(&mut cache, chunk, &mut reads)),
-                Access::Hit | Access::InFlight => readahead.hit(&mut cache, chunk, &mut reads),
+                Access::Absent => assert!(readahead.on_miss(&mut cache, chunk, &mut reads)),
+                Access::Hit | Access::InFlight => readahead.on_hit(&mut cache, chunk, &mut reads),
             }
             for &read in &reads {
-                cache.arrived(read);
+                cache.on_arrival(read);
             }
             if !reads.is_empty() {
                 steps.push((chunk, reads));

@@ -3,39 +3,43 @@
 //! mm/vmscan.c, mm/workingset.c, mm/memcontrol.c, for clean file pages of one mapping:
 //!
 //! - **Two lists.** New pages, read by a fault or ahead, go to the head of the inactive list. Reclaim scans its tail.
-//! - **Second chance.** A page whose mapping was used since the last scan (young) is not evicted: it loses young, gets
-//!   `referenced`, and goes to the head again. Young *and* referenced makes it active. A page that was read ahead and not
-//!   touched yet has neither and is evicted at once: the next window, which is needed soonest, goes before the last one,
-//!   which is needed latest.
-//! - **Populated.** `MADV_POPULATE_READ` maps each page and calls `folio_mark_accessed` for it (mm/gup.c, `FOLL_TOUCH`): it
-//!   is young and referenced at once, so the next scan makes it active, and so does populating it a second time.
-//! - **Locked while in flight.** Such a page cannot be evicted. Reclaim moves it to the head and continues.
-//! - **Scan pressure.** One attempt scans 1/4096 of the list, then 1/2048, ... then all of it, and stops when it has 32
-//!   pages. So the first attempt after a window was used ages *all* of that window before it frees anything. That takes
-//!   many milliseconds in which reads arrive: what the helper has just read is complete and unused by the time the scan
-//!   reaches it, and is the first to go.
-//! - **Shadows.** An evicted page leaves its eviction age behind. If it comes back within a distance no longer than the
-//!   active list (and swappable anonymous memory, where there is swap), it becomes active at once.
-//! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (below 1 GiB; above, than
-//!   sqrt(10 x GiB) times the inactive one), or after activations by refault.
-//! - **Between arrival and use.** A page that has arrived is neither young nor referenced until the thread that waited for
-//!   it runs and maps it. A helper that has filled memory with pages in flight evicts whatever arrives, sometimes such a
-//!   page. The reader's own read of it queues behind all that is in flight, and what arrives meanwhile is evicted
-//!   unused: one lost page costs a share.
+//! - **Second chance.** A page whose mapping was used since the last scan (young) is not evicted: it is marked
+//!   `referenced` instead of young, and moves to the head again. A page that is young *and* referenced becomes
+//!   active. A page that was read ahead and not touched yet has neither mark and is evicted at once: so the next
+//!   window, which is needed soonest, is evicted before the last one, which is needed latest.
+//! - **Populated.** `MADV_POPULATE_READ` maps each page and calls `folio_mark_accessed` for it (mm/gup.c,
+//!   `FOLL_TOUCH`): it is young and referenced at once, so it becomes active in the next scan, or when it is
+//!   populated a second time.
+//! - **Locked while in flight.** A page in flight cannot be evicted: reclaim moves it to the head and continues.
+//! - **Scan pressure.** One attempt scans 1/4096 of the list, then 1/2048, ... then all of it, and stops when it
+//!   has freed 32 pages. So the first attempt after a window was used ages *all* of that window before it frees any
+//!   page. That takes many milliseconds in which reads arrive: the pages that the helper has just read are complete
+//!   and unused when the scan reaches them, and are evicted first.
+//! - **Shadows.** The kernel stores the age at which a page was evicted. If the page is read again within a
+//!   distance no longer than the active list, it becomes active at once.
+//! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (in a cache below 1
+//!   GiB; above, than sqrt(10 x GiB) times the inactive one), or after activations by refault.
+//! - **Between arrival and use.** A page that has arrived is neither young nor referenced until the thread that
+//!   waited for it runs and maps it. A helper that has filled memory with pages in flight evicts every page that
+//!   arrives, sometimes one that a reader waits for. The reader's own read of that page is queued behind all reads in
+//!   flight, and the pages that arrive meanwhile are evicted unused: after one lost page the whole share is read
+//!   again.
 //!
-//! Deviation: the statistics by which reclaim balances the lists are the present ones, not those of up to two seconds ago,
-//! see `docs/decisions/0011-populate-marks-accessed.md`. A scan of a chunk stands for scans of all its pages.
+//! Deviation: reclaim balances the lists with the current statistics, not with those of up to two seconds ago, see
+//! `docs/decisions/0011-populate-marks-accessed.md`. A scan of a chunk stands for scans of all its pages. The refault
+//! distance ignores swappable anonymous memory.
 //!
 //! Not here: anonymous pages and swap, dirty pages, several mappings of one page, global reclaim by kswapd.
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
-/// The first priority of reclaim, which increases the pressure down to priority zero.
+/// Initial priority of reclaim; the scan pressure increases down to priority zero.
 const FIRST_PRIORITY: u32 = 12;
-/// Attempts of an allocation to reclaim; the second follows the draining of its per-processor stock.
-const ATTEMPTS: u32 = 2;
-/// Scans after which the caller must let time pass: reads in flight may arrive meanwhile.
+/// Maximum reclaim attempts of an allocation; the kernel drains its per-processor stocks of charges before the
+/// second.
+const MAX_ATTEMPTS: u32 = 2;
+/// Maximum scans in one call. Then the caller must let time pass, in which reads in flight may arrive.
 const MAX_SCANS_AT_ONCE: u32 = 32;
 
 #[derive(Debug, Clone)]
@@ -47,14 +51,13 @@ pub struct TwoList {
     active: List,
     /// `nonresident_age`: grows with every eviction and activation.
     age: u64,
-    /// Chunks of anonymous memory that could be swapped out; they lengthen the refault distance of the working set.
-    swappable: u32,
-    /// The largest ratio of the active list to the inactive one.
+    /// Maximum ratio of the active list to the inactive one.
     inactive_ratio: u32,
-    /// Activations by refault at the last reclaim.
-    seen_activations: u64,
+    /// Activations by refault so far.
     refault_activations: u64,
-    /// An unfinished reclaim.
+    /// `refault_activations` at the last reclaim.
+    seen_activations: u64,
+    /// The state of an unfinished reclaim.
     scan: Option<Scan>,
     counters: Counters,
 }
@@ -62,7 +65,7 @@ pub struct TwoList {
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "they are the kernel's page flags")]
 struct Page {
-    place: Place,
+    state: ListState,
     /// Whether the mapping was used since the last scan.
     young: bool,
     /// Whether a scan found it young.
@@ -71,14 +74,14 @@ struct Page {
     mapped: bool,
     /// Whether a thread populates the mapping and waits for this page.
     populated: bool,
-    /// Whether it is being read and cannot be evicted.
+    /// Whether the page is being read and cannot be evicted.
     locked: bool,
-    /// Its age at eviction.
+    /// The cache's `age` when the page was evicted.
     shadow: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Place {
+enum ListState {
     #[default]
     Absent,
     Inactive,
@@ -94,7 +97,7 @@ struct Scan {
     /// Whether refaults have activated pages since the last attempt.
     refaulted: bool,
     priority: u32,
-    /// Scans left at this priority.
+    /// Pages of each list that remain to be scanned at this priority.
     active: u32,
     inactive: u32,
     scanned: u32,
@@ -104,7 +107,7 @@ struct Scan {
 enum Reclaim {
     Freed,
     Nothing,
-    /// The scan is not finished: continue later.
+    /// The scan is not finished: call again later.
     Again,
 }
 
@@ -123,14 +126,14 @@ impl Scan {
         scan
     }
 
-    /// Moves on to the next priority; returns false after the last one.
-    fn press_harder(&mut self, cache: &TwoList) -> bool {
+    /// Enters the next priority; returns false after the last one.
+    fn enter_next_priority(&mut self, cache: &TwoList) -> bool {
         if self.priority > 0 {
             self.priority -= 1;
         } else if !self.force && cache.active.len() > 0 {
             // Nothing found while active pages were spared: reclaim them too.
             (self.force, self.priority) = (true, FIRST_PRIORITY);
-        } else if self.attempt < ATTEMPTS {
+        } else if self.attempt < MAX_ATTEMPTS {
             (self.attempt, self.force, self.priority) = (self.attempt + 1, false, FIRST_PRIORITY);
         } else {
             return false;
@@ -148,7 +151,7 @@ impl Scan {
 }
 
 impl TwoList {
-    /// An empty cache for a share of `share` chunks.
+    /// Creates an empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
@@ -157,7 +160,6 @@ impl TwoList {
             inactive: List::new(),
             active: List::new(),
             age: 0,
-            swappable: 0,
             inactive_ratio: 1,
             seen_activations: 0,
             refault_activations: 0,
@@ -166,27 +168,21 @@ impl TwoList {
         }
     }
 
-    /// Sets the size of the page cache, rounded down to GiB: above 1 GiB the active list may be longer.
+    /// Sets the size of the page cache, rounded down to GiB. From 1 GiB on the active list may be longer than the
+    /// inactive one.
     #[must_use]
     pub fn with_size(mut self, gibibytes: u64) -> Self {
         self.inactive_ratio = if gibibytes == 0 { 1 } else { (10 * gibibytes).isqrt() as u32 };
         self
     }
 
-    /// Sets how many chunks of anonymous memory count as part of the working set, which requires swap.
-    #[must_use]
-    pub fn with_swappable(mut self, chunks: u32) -> Self {
-        self.swappable = chunks;
-        self
-    }
-
-    /// Chunks on the active list.
+    /// Returns the number of chunks on the active list.
     pub fn active(&self) -> u32 {
         self.active.len()
     }
 
-    /// `try_charge`: makes room for one chunk.
-    fn make_room(&mut self) -> Reclaim {
+    /// Frees memory for one chunk (`try_charge`).
+    fn free_for_one(&mut self) -> Reclaim {
         while self.resident() >= self.capacity {
             match self.reclaim() {
                 Reclaim::Freed => {}
@@ -196,7 +192,8 @@ impl TwoList {
         Reclaim::Freed
     }
 
-    /// `try_to_free_mem_cgroup_pages`, a few scans of it: frees one chunk, finds nothing, or is not finished.
+    /// Runs a few scans of `try_to_free_mem_cgroup_pages`: frees one chunk, finds nothing to free, or is not
+    /// finished.
     fn reclaim(&mut self) -> Reclaim {
         let mut scan = self.scan.take().unwrap_or_else(|| Scan::new(self));
         let result = loop {
@@ -208,7 +205,7 @@ impl TwoList {
                 if self.scan_oldest() {
                     break Reclaim::Freed;
                 }
-            } else if !scan.press_harder(self) {
+            } else if !scan.enter_next_priority(self) {
                 break Reclaim::Nothing;
             }
             scan.scanned += 1;
@@ -222,18 +219,18 @@ impl TwoList {
         result
     }
 
-    /// A step of `shrink_active_list`: file pages are deactivated whether young or not.
+    /// Runs a step of `shrink_active_list`: deactivates the oldest page, whether it is young or not.
     fn deactivate_oldest(&mut self) {
         let Some(chunk) = self.active.oldest() else { return };
         self.counters.scanned += 1;
         self.active.remove(&mut self.links, chunk);
         self.inactive.push(&mut self.links, chunk);
         let page = &mut self.chunks[chunk as usize];
-        page.place = Place::Inactive;
+        page.state = ListState::Inactive;
         page.young = false;
     }
 
-    /// A step of `shrink_inactive_list`: returns true if the oldest chunk was evicted.
+    /// Runs a step of `shrink_inactive_list`. Returns true if it evicted the oldest chunk.
     fn scan_oldest(&mut self) -> bool {
         let Some(chunk) = self.inactive.oldest() else { return false };
         self.counters.scanned += 1;
@@ -254,10 +251,10 @@ impl TwoList {
         }
     }
 
-    /// `folio_mark_accessed`: referenced the first time, active the second time.
+    /// Marks a page as referenced the first time, and activates it the second time (`folio_mark_accessed`).
     fn mark_accessed(&mut self, chunk: Chunk) {
         let page = &mut self.chunks[chunk as usize];
-        if !std::mem::replace(&mut page.referenced, true) || page.place != Place::Inactive {
+        if !std::mem::replace(&mut page.referenced, true) || page.state != ListState::Inactive {
             return;
         }
         page.referenced = false;
@@ -265,9 +262,9 @@ impl TwoList {
         self.activate(chunk);
     }
 
-    /// Puts a chunk that is on no list on the active one.
+    /// Adds a chunk that is on no list to the active list.
     fn activate(&mut self, chunk: Chunk) {
-        self.chunks[chunk as usize].place = Place::Active;
+        self.chunks[chunk as usize].state = ListState::Active;
         self.active.push(&mut self.links, chunk);
         self.age += 1;
         self.counters.activated += 1;
@@ -275,10 +272,10 @@ impl TwoList {
 
     fn evict(&mut self, chunk: Chunk) {
         let page = &mut self.chunks[chunk as usize];
-        match page.place {
-            Place::Inactive => self.inactive.remove(&mut self.links, chunk),
-            Place::Active => self.active.remove(&mut self.links, chunk),
-            Place::Absent => return,
+        match page.state {
+            ListState::Inactive => self.inactive.remove(&mut self.links, chunk),
+            ListState::Active => self.active.remove(&mut self.links, chunk),
+            ListState::Absent => return,
         }
         *page = Page { shadow: Some(self.age), ..Page::default() };
         self.age += 1;
@@ -287,14 +284,14 @@ impl TwoList {
 }
 
 impl PageCache for TwoList {
-    fn boxed(&self) -> Box<dyn PageCache> {
+    fn clone_boxed(&self) -> Box<dyn PageCache> {
         Box::new(self.clone())
     }
 
     fn access(&mut self, chunk: Chunk) -> Access {
         self.counters.requested += 1;
         let page = &mut self.chunks[chunk as usize];
-        if page.place != Place::Absent && !page.locked {
+        if page.state != ListState::Absent && !page.locked {
             (page.young, page.mapped) = (true, true);
             self.counters.hits += 1;
             return Access::Hit;
@@ -314,12 +311,12 @@ impl PageCache for TwoList {
     }
 
     fn prefetch(&mut self, chunk: Chunk) -> Fetch {
-        if self.chunks[chunk as usize].place != Place::Absent {
+        if self.chunks[chunk as usize].state != ListState::Absent {
             return Fetch::Present;
         }
-        match self.make_room() {
+        match self.free_for_one() {
             Reclaim::Freed => {}
-            Reclaim::Nothing => return Fetch::NoRoom,
+            Reclaim::Nothing => return Fetch::NoMemory,
             Reclaim::Again => return Fetch::Again,
         }
         self.counters.fetched += 1;
@@ -327,18 +324,18 @@ impl PageCache for TwoList {
         page.locked = true;
         let shadow = page.shadow.take();
         self.counters.refaults += u64::from(shadow.is_some());
-        let working_set = u64::from(self.active.len() + self.swappable);
+        let working_set = u64::from(self.active.len());
         if shadow.is_some_and(|shadow| self.age - shadow <= working_set) {
             self.refault_activations += 1;
             self.activate(chunk);
         } else {
-            page.place = Place::Inactive;
+            page.state = ListState::Inactive;
             self.inactive.push(&mut self.links, chunk);
         }
         Fetch::Started
     }
 
-    fn arrived(&mut self, chunk: Chunk) {
+    fn on_arrival(&mut self, chunk: Chunk) {
         let page = &mut self.chunks[chunk as usize];
         page.locked = false;
         if std::mem::take(&mut page.populated) {
@@ -349,7 +346,7 @@ impl PageCache for TwoList {
 
     fn resume(&mut self, chunk: Chunk) -> bool {
         let page = &mut self.chunks[chunk as usize];
-        let held = page.place != Place::Absent && !page.locked;
+        let held = page.state != ListState::Absent && !page.locked;
         page.young |= held;
         page.mapped |= held;
         held
@@ -357,7 +354,7 @@ impl PageCache for TwoList {
 
     fn release(&mut self, chunk: Chunk) {
         let page = self.chunks[chunk as usize];
-        if page.place != Place::Absent && !page.locked {
+        if page.state != ListState::Absent && !page.locked {
             self.counters.released += 1;
             self.evict(chunk);
         }
@@ -368,8 +365,8 @@ impl PageCache for TwoList {
         self.release(chunk);
         self.counters.discarded += self.counters.released - released;
         self.counters.released = released;
-        if self.chunks[chunk as usize].place == Place::Absent {
-            // Invalidation is not reclaim: no shadow, and the age stands still.
+        if self.chunks[chunk as usize].state == ListState::Absent {
+            // Invalidation is not reclaim: it leaves no shadow, and the age does not change.
             self.chunks[chunk as usize].shadow = None;
             self.age = age;
         }
@@ -397,7 +394,7 @@ impl PageCache for TwoList {
 
     fn holds(&self, chunk: Chunk) -> bool {
         let page = &self.chunks[chunk as usize];
-        page.place != Place::Absent && !page.locked
+        page.state != ListState::Absent && !page.locked
     }
 
     fn counters(&self) -> Counters {
@@ -415,7 +412,7 @@ mod tests {
         let mut cache = TwoList::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
         (2..4).for_each(|chunk| prefetch(&mut cache, chunk));
-        // 0 and 1 are older but young: they go to the head again, and 2 is the oldest left.
+        // 0 and 1 are older but young: they move to the head again, and 2 is then the oldest.
         prefetch(&mut cache, 4);
         assert!(cache.holds(0) && cache.holds(1) && !cache.holds(2));
     }
@@ -425,8 +422,8 @@ mod tests {
         let mut cache = TwoList::new(4, 2);
         assert_eq!(cache.prefetch(0), Fetch::Started);
         assert_eq!(cache.prefetch(1), Fetch::Started);
-        assert_eq!(cache.prefetch(2), Fetch::NoRoom);
-        cache.arrived(1);
+        assert_eq!(cache.prefetch(2), Fetch::NoMemory);
+        cache.on_arrival(1);
         assert_eq!(cache.prefetch(2), Fetch::Started);
         assert!(!cache.holds(1));
     }
@@ -435,7 +432,7 @@ mod tests {
     fn use_between_scans_activates() {
         let mut cache = TwoList::new(8, 3);
         (0..3).for_each(|chunk| read(&mut cache, chunk));
-        // Ages 0, 1, 2 and evicts 0; 1 is used again, so the next look at it finds young and referenced.
+        // Ages 0, 1, 2 and evicts 0; 1 is used again, so the next scan finds it young and referenced.
         prefetch(&mut cache, 3);
         assert_eq!(cache.access(1), Access::Hit);
         prefetch(&mut cache, 4);

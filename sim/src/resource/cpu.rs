@@ -1,10 +1,10 @@
 //! Processor: shares the cores of a device among computations and other programs.
 //!
-//! A computation runs on a number of threads and needs a number of seconds when undisturbed. The kernel's fair
-//! scheduler gives every runnable thread the same share, so with more runnable threads than cores all slow down by
-//! cores / threads. Other programs ("co-runners") are threads that never end. A slower clock lengthens the time that a
-//! thread runs, not the time that it waits. Under a quota (`quota`) all threads wait for the next period when they have
-//! used up the processor time of one.
+//! A computation runs on a number of threads and takes a known time when undisturbed. The kernel's fair scheduler
+//! gives every runnable thread the same share, so with more runnable threads than cores every thread runs for cores /
+//! threads of the time. Other programs ("co-runners") are threads that never end. A slower clock lengthens the time
+//! that a thread runs, not the time that it waits. Under a quota (`quota`) all threads wait for the next period when
+//! they have used up the processor time of the current one.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Quota;
@@ -19,9 +19,9 @@ pub struct Cpu {
     cores: f64,
     /// Threads of other programs that are runnable all the time.
     co_runners: f64,
-    /// Remaining part of the clock rate.
+    /// Clock rate as a fraction of the full clock rate.
     clock: f64,
-    /// Ordered by key. There are few and they change often: a list needs no allocation for that.
+    /// Sorted by key. A list, because there are few jobs and they change often: it seldom allocates.
     jobs: Vec<Job>,
     settled: Nanos,
     quota: Option<CpuQuota>,
@@ -31,9 +31,9 @@ pub struct Cpu {
 struct Job {
     key: u64,
     threads: f64,
-    /// Remaining seconds of undisturbed running.
+    /// Remaining running time in seconds, if undisturbed.
     remaining: f64,
-    /// Seconds of running added by a slower clock.
+    /// Running time that a slower clock has added, in seconds.
     slowdown: f64,
 }
 
@@ -54,13 +54,13 @@ impl Cpu {
         self.co_runners = threads.max(0.0);
     }
 
-    /// Sets the remaining part of the clock rate.
-    pub fn set_clock(&mut self, now: Nanos, left: f64) {
+    /// Sets the clock rate as a fraction of the full clock rate.
+    pub fn set_clock(&mut self, now: Nanos, fraction: f64) {
         self.settle(now);
-        self.clock = left;
+        self.clock = fraction;
     }
 
-    /// The time that a slower clock has added to a computation by `now`.
+    /// Returns the time that a slower clock has added to a computation by `now`.
     pub fn slowdown(&mut self, now: Nanos, key: u64) -> Seconds {
         self.settle(now);
         let job = self.jobs.iter().find(|job| job.key == key);
@@ -80,29 +80,29 @@ impl Cpu {
     /// Returns the time at which the next computation ends if nothing changes.
     pub fn next_end(&self) -> Option<Nanos> {
         let speed = self.speed();
-        let left = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
+        let remaining = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
         if speed <= 0.0 {
             return None;
         }
         Some(match &self.quota {
-            None => self.settled.saturating_add(nanos_until(left / speed)),
-            Some(quota) => quota.done(self.settled, left / speed, self.running()),
+            None => self.settled.saturating_add(nanos_until(remaining / speed)),
+            Some(quota) => quota.completion_time(self.settled, remaining / speed, self.running()),
         })
     }
 
-    /// Takes one computation that has ended by `now`.
-    pub fn ended(&mut self, now: Nanos) -> Option<u64> {
+    /// Removes one computation that is complete by `now` and returns its key.
+    pub fn pop_completed(&mut self, now: Nanos) -> Option<u64> {
         self.settle(now);
         let at = self.jobs.iter().position(|job| job.remaining <= 1e-9)?;
         Some(self.jobs.remove(at).key)
     }
 
-    /// The speed of every thread, 1 when there is a core for each at full clock.
+    /// Returns the speed of every thread: 1 if there is a core for each thread and the clock rate is full.
     pub fn speed(&self) -> f64 {
         self.share() * self.clock
     }
 
-    /// The part of the time in which every thread runs.
+    /// Returns the fraction of the time for which every thread runs.
     fn share(&self) -> f64 {
         let runnable = self.runnable();
         if runnable > self.cores { self.cores / runnable } else { 1.0 }
@@ -112,7 +112,7 @@ impl Cpu {
         self.jobs.iter().map(|job| job.threads).sum::<f64>() + self.co_runners
     }
 
-    /// The number of threads that run at a time.
+    /// Returns the number of threads that run at the same time.
     fn running(&self) -> f64 {
         self.runnable().min(self.cores)
     }
@@ -146,7 +146,7 @@ mod tests {
         let mut cpu = Cpu::new(8.0);
         cpu.start(0, 1, 8.0, 2.0);
         assert_eq!(cpu.next_end(), Some(2 * SECOND));
-        assert_eq!(cpu.ended(2 * SECOND), Some(1));
+        assert_eq!(cpu.pop_completed(2 * SECOND), Some(1));
         assert_eq!(cpu.next_end(), None);
     }
 
@@ -154,24 +154,25 @@ mod tests {
     fn co_runner_shares_cores() {
         let mut cpu = Cpu::new(8.0);
         cpu.start(0, 1, 8.0, 2.0);
-        // Eight threads more on eight cores: half the speed for the second that is left.
+        // With eight more threads on eight cores the remaining second runs at half the speed.
         cpu.set_co_runners(SECOND, 8.0);
         assert_eq!(cpu.next_end(), Some(3 * SECOND));
-        assert_eq!(cpu.ended(2 * SECOND), None);
-        assert_eq!(cpu.ended(3 * SECOND), Some(1));
+        assert_eq!(cpu.pop_completed(2 * SECOND), None);
+        assert_eq!(cpu.pop_completed(3 * SECOND), Some(1));
     }
 
     #[test]
     fn slower_clock_lengthens_running_time() {
         let mut cpu = Cpu::new(8.0);
         cpu.start(0, 1, 8.0, 2.0);
-        // A second at full clock; what is left takes two at half of it, one of them for the clock.
+        // One second runs at the full clock rate. The rest takes two seconds at half the rate, of which the clock
+        // adds one.
         cpu.set_clock(SECOND, 0.5);
         assert_eq!(cpu.next_end(), Some(3 * SECOND));
         assert_eq!(cpu.slowdown(3 * SECOND, 1), Seconds(1.0));
-        // Beside as many other threads it runs half of the time.
+        // With as many other threads it runs for half of the time.
         cpu.start(3 * SECOND, 2, 8.0, 1.0);
-        assert_eq!(cpu.ended(3 * SECOND), Some(1));
+        assert_eq!(cpu.pop_completed(3 * SECOND), Some(1));
         cpu.set_co_runners(3 * SECOND, 8.0);
         assert_eq!(cpu.next_end(), Some(7 * SECOND));
         assert_eq!(cpu.slowdown(7 * SECOND, 2), Seconds(1.0));
@@ -189,13 +190,13 @@ mod tests {
     fn quota_stops_all_threads_until_next_period() {
         let (cores, period) = (Sourced::new(1.0, "test"), Sourced::new(Seconds(0.01), "test"));
         let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores, period }));
-        // Two threads have 5 ms of every 10.
+        // Two threads can run for 5 ms of every 10.
         cpu.start(0, 1, 2.0, 0.012);
         assert_eq!(cpu.next_end(), Some(22_000_000));
-        // A neighbour in the same group runs too, and uses up what there is: of 2 cores three threads have two thirds,
-        // for 5 ms of each period.
+        // Another thread of the same group runs too and uses up the quota: three threads share 2 cores, so each runs
+        // for two thirds of the time, in 5 ms of each period.
         cpu.set_co_runners(10_000_000, 1.0);
         assert_eq!(cpu.next_end().map(|end| end.abs_diff(30_500_000) <= 1), Some(true));
-        assert_eq!(cpu.ended(30_500_001), Some(1));
+        assert_eq!(cpu.pop_completed(30_500_001), Some(1));
     }
 }

@@ -1,10 +1,10 @@
-//! Disk: serves reads with a bandwidth, a latency and perhaps a throttle.
+//! Disk: serves reads with a bandwidth, a latency and an optional throttle.
 //!
-//! Reads come in flows: the faults of the computation, and the prefetches of the helper thread. Requests of one flow
-//! are served in the order of submission. Flows that are busy at the same time share the bandwidth (`sharing`), each up
-//! to a ceiling of its own, because page faults read more slowly than explicit reads (744 MB/s against 1438 MB/s on the
-//! virtual disk where both were measured). An idle flow pays the latency before its first byte; a busy one has its next
-//! request queued and pays nothing.
+//! Reads belong to one of two flows: the page faults of the computation, and the prefetches of the helper thread.
+//! Requests of one flow are served in the order of submission. Flows that are busy at the same time share the
+//! bandwidth (`sharing`), each up to its own maximum rate, because page faults read more slowly than explicit reads
+//! (744 MB/s against 1438 MB/s on the virtual disk where both were measured). The latency delays only a request that
+//! is submitted to an idle flow; in a busy flow requests are queued and their latency is hidden.
 
 use std::collections::VecDeque;
 
@@ -17,22 +17,22 @@ use crate::engine::Nanos;
 /// The rates of a disk.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskSpeed {
-    /// The total bandwidth of all flows.
+    /// Total bandwidth of all flows.
     pub bandwidth: BytesPerSecond,
-    /// The ceiling of a flow of page faults.
+    /// Maximum rate of page faults.
     pub fault: BytesPerSecond,
-    /// The ceiling of a flow of explicit reads (prefetch).
+    /// Maximum rate of explicit reads (prefetch).
     pub explicit: BytesPerSecond,
-    /// A limit on all flows together, as a cgroup's.
+    /// Limit on the total rate of all flows, for example of a cgroup.
     pub throttle: Option<BytesPerSecond>,
-    /// The time from submitting to an idle disk to the first byte.
+    /// Time from submitting a read to an idle flow until its first byte.
     pub latency: Seconds,
 }
 
 /// The kind of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Flow {
-    /// Page faults of a thread that needs the bytes now, and their read-ahead.
+    /// Page faults of a thread that needs the bytes now, and the read-ahead that they trigger.
     Fault,
     /// Reads of a helper thread ahead of their use.
     Prefetch,
@@ -53,7 +53,7 @@ pub struct Disk<T> {
 #[derive(Debug, Clone)]
 struct Queue<T> {
     requests: VecDeque<(T, u64)>,
-    /// The end of an idle flow's latency, before which the first request is not served.
+    /// Time at which the latency of the first request ends; `None` if it has ended or the queue is empty.
     starts: Option<Nanos>,
 }
 
@@ -69,24 +69,27 @@ impl<T> Disk<T> {
         }
     }
 
-    /// Sets the bandwidth that other programs leave.
-    pub fn set_bandwidth(&mut self, now: Nanos, left: BytesPerSecond) {
-        self.speed.bandwidth = left;
-        self.sharing.set_capacity(now, left.0);
+    /// Sets the bandwidth that remains beside other programs.
+    pub fn set_bandwidth(&mut self, now: Nanos, bandwidth: BytesPerSecond) {
+        self.speed.bandwidth = bandwidth;
+        self.sharing.set_capacity(now, bandwidth.0);
     }
 
-    /// Queues a read.
+    /// Submits a read.
     pub fn submit(&mut self, now: Nanos, flow: Flow, tag: T, bytes: Bytes) {
         if let Some(throttle) = &mut self.throttle {
             throttle.push(now, (flow, tag), bytes.0);
-            self.pass(now);
+            self.admit(now);
         } else {
             self.queue(now, flow, tag, bytes.0);
         }
     }
 
-    fn pass(&mut self, now: Nanos) {
-        while let Some(((flow, tag), bytes)) = self.throttle.as_mut().and_then(|limit| limit.pass(now)) {
+    /// Queues the reads that the throttle admits.
+    fn admit(&mut self, now: Nanos) {
+        while let Some(((flow, tag), bytes)) =
+            self.throttle.as_mut().and_then(|limit| limit.pop_admitted(now))
+        {
             self.queue(now, flow, tag, bytes);
         }
     }
@@ -105,16 +108,16 @@ impl<T> Disk<T> {
         }
     }
 
-    /// When to call [`Disk::arrived`] next if nothing changes.
+    /// Returns the time at which to call [`Disk::pop_completed`] next, if nothing changes.
     pub fn next_end(&self) -> Option<Nanos> {
         let starts = self.queues.iter().filter_map(|queue| queue.starts);
-        let passes = self.throttle.as_ref().and_then(Throttle::next_pass);
-        starts.chain(self.sharing.next_end()).chain(passes).min()
+        let admissions = self.throttle.as_ref().and_then(Throttle::next_admission);
+        starts.chain(self.sharing.next_end()).chain(admissions).min()
     }
 
-    /// Takes one read that has arrived by `now`.
-    pub fn arrived(&mut self, now: Nanos) -> Option<(Flow, T, Bytes)> {
-        self.pass(now);
+    /// Removes and returns one read that is complete by `now`.
+    pub fn pop_completed(&mut self, now: Nanos) -> Option<(Flow, T, Bytes)> {
+        self.admit(now);
         for flow in FLOWS {
             let queue = &mut self.queues[flow as usize];
             if queue.starts.is_some_and(|starts| starts <= now) {
@@ -122,25 +125,25 @@ impl<T> Disk<T> {
                 self.serve(now, flow);
             }
         }
-        let flow = FLOWS[self.sharing.ended(now)? as usize];
+        let flow = FLOWS[self.sharing.pop_completed(now)? as usize];
         let (tag, bytes) = self.queues[flow as usize].requests.pop_front()?;
         self.delivered += bytes;
         self.serve(now, flow);
         Some((flow, tag, Bytes(bytes)))
     }
 
-    /// Bytes read so far.
+    /// Returns the bytes read so far.
     pub fn delivered(&self) -> Bytes {
         Bytes(self.delivered)
     }
 
     fn serve(&mut self, now: Nanos, flow: Flow) {
-        let ceiling = match flow {
+        let max_rate = match flow {
             Flow::Fault => self.speed.fault,
             Flow::Prefetch => self.speed.explicit,
         };
         if let Some((_, bytes)) = self.queues[flow as usize].requests.front() {
-            self.sharing.join(now, flow as u64, *bytes as f64, ceiling.0);
+            self.sharing.join(now, flow as u64, *bytes as f64, max_rate.0);
         }
     }
 }
@@ -164,7 +167,7 @@ mod tests {
     fn drain(disk: &mut Disk<u32>) -> Vec<(Nanos, u32)> {
         let mut out = Vec::new();
         while let Some(at) = disk.next_end() {
-            while let Some((_, tag, _)) = disk.arrived(at) {
+            while let Some((_, tag, _)) = disk.pop_completed(at) {
                 out.push((at, tag));
             }
         }
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_is_served_in_order_at_its_ceiling() {
+    fn flow_is_served_in_order_at_its_max_rate() {
         let mut disk = Disk::new(speed());
         disk.submit(0, Flow::Fault, 1, Bytes(4_000_000));
         disk.submit(0, Flow::Fault, 2, Bytes(8_000_000));
@@ -184,7 +187,7 @@ mod tests {
     fn fault_slows_prefetch() {
         let mut disk = Disk::new(speed());
         disk.submit(0, Flow::Prefetch, 1, Bytes(10_000_000));
-        // Faults get their 400 MB/s (the half would be 500), the prefetch the other 600.
+        // Faults get their maximum of 400 MB/s (an equal share would be 500), the prefetch the other 600.
         disk.submit(0, Flow::Fault, 2, Bytes(2_000_000));
         // After 5 ms: 7 MB of the prefetch left, at 1000 MB/s.
         assert_eq!(drain(&mut disk), [(5 * MILLI, 2), (12 * MILLI, 1)]);
@@ -192,8 +195,8 @@ mod tests {
 
     #[test]
     fn throttle_limits_both_flows() {
-        // 10 MB/s: a megabyte a slice, so the second waits for the slice's end, and a tenth of a
-        // second more for its own bytes. Then 1 ms and 2.5 ms to read.
+        // 10 MB/s are 1 MB per slice, so the second read waits for the end of the slice, and another 0.1 s for its
+        // own bytes. Reading then takes 1 ms and 2.5 ms.
         let mut disk = Disk::new(DiskSpeed { throttle: Some(BytesPerSecond(10e6)), ..speed() });
         disk.submit(0, Flow::Prefetch, 1, Bytes(1_000_000));
         disk.submit(0, Flow::Fault, 2, Bytes(1_000_000));

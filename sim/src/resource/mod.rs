@@ -1,7 +1,7 @@
 //! Resources with a rate: processors, disks, links.
 //!
-//! Each resource knows its jobs and answers two questions: when does the next one end, and which one was it. The
-//! simulation asks again after every change and sets the resource's timer; a resource never sees the event queue.
+//! A resource returns the time at which its next job ends, and then the job that has ended. After every change the
+//! simulation asks for that time again and sets the resource's timer; a resource has no access to the event queue.
 //!
 //! Not here: memory ([`crate::page_cache`]).
 
@@ -18,8 +18,8 @@ pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
 pub use link::{ConstantLink, Link, WifiLink};
 
-/// Converts seconds to nanoseconds, rounded up. Without an instruction for it, `ceil` would be a function call for
-/// every event.
+/// Converts seconds to nanoseconds, rounded up. It avoids `f64::ceil`, which is a function call on processors without
+/// an instruction for it.
 fn nanos_until(seconds: f64) -> Nanos {
     let nanos = seconds * 1e9;
     let whole = nanos as Nanos;

@@ -1,27 +1,27 @@
 //! CPU quota: threads of a group run until they have used up the processor time of a period.
 //!
-//! kernel/sched/fair.c, bandwidth control: periods follow each other from the beginning, whatever runs. All threads of
-//! the group use up the quota of a period together, then wait for the next period. Unused time is lost. So a burst
-//! shorter than the quota runs at full speed.
+//! kernel/sched/fair.c, bandwidth control: periods follow each other from time zero, whether threads run or not. The
+//! threads of the group use up the quota of a period together, then wait for the next period. Unused time is lost. So
+//! a burst shorter than the quota runs at full speed.
 //!
-//! Deviation: the kernel stops a thread at a tick, up to 4 ms late, and takes the excess from the next periods; here it
-//! stops to the nanosecond. docs/decisions/0031 has the effect.
+//! Deviation: the kernel stops a thread at a tick, up to 4 ms late, and subtracts the excess from the next periods;
+//! here a thread stops exactly. docs/decisions/0031 states the effect.
 
 use hearth_profiles::device::Quota;
 
 use super::nanos_until;
 use crate::engine::Nanos;
 
-/// Less processor time counts as none: less than a nanosecond of one thread.
+/// Processor time in seconds below which it counts as zero: less than a nanosecond of one thread.
 const NEGLIGIBLE: f64 = 1e-10;
 
 /// A group's quota and its current period.
 #[derive(Debug, Clone)]
 pub struct CpuQuota {
     period: Nanos,
-    /// Seconds of processor time in a period.
+    /// Processor time of a period in seconds.
     budget: f64,
-    /// Seconds left of the period that ends at `ends`.
+    /// Remaining processor time of the period that ends at `ends`, in seconds.
     left: f64,
     ends: Nanos,
 }
@@ -33,7 +33,7 @@ impl CpuQuota {
         Self { period, budget, left: budget, ends: period }
     }
 
-    /// Runs threads from one moment to another. Returns for how many seconds each of them ran.
+    /// Runs `threads` threads in the time from `from` to `to`. Returns for how many seconds each of them ran.
     pub fn run(&mut self, from: Nanos, to: Nanos, threads: f64) -> f64 {
         let (mut at, mut ran) = (from, 0.0);
         while at < to {
@@ -47,11 +47,11 @@ impl CpuQuota {
         ran
     }
 
-    /// Returns when `threads` threads that begin now have run for `seconds` each.
-    pub fn done(&self, now: Nanos, seconds: f64, threads: f64) -> Nanos {
+    /// Returns the time at which `threads` threads that start at `now` have run for `seconds` each.
+    pub fn completion_time(&self, now: Nanos, seconds: f64, threads: f64) -> Nanos {
         let (mut ahead, mut at, mut remaining) = (self.clone(), now, seconds);
-        // If each thread runs for the whole period, nothing waits.
-        let each = ahead.runs_in_full(threads);
+        // The running time of each thread in a full period, with which full periods are skipped below.
+        let each = ahead.full_period_time(threads);
         loop {
             ahead.enter_period(at);
             let runnable = ahead.runnable(threads, (ahead.ends - at) as f64 * 1e-9);
@@ -60,7 +60,7 @@ impl CpuQuota {
             }
             remaining -= runnable;
             at = ahead.ends;
-            // All whole periods are alike.
+            // All full periods are equal: skip all of them but the last.
             let whole = ((remaining / each).floor() - 1.0).max(0.0) as u64;
             remaining -= whole as f64 * each;
             at = at.saturating_add(whole.saturating_mul(ahead.period));
@@ -70,7 +70,7 @@ impl CpuQuota {
         }
     }
 
-    /// Enters the period that contains a moment.
+    /// Enters the period that contains the time `at`.
     fn enter_period(&mut self, at: Nanos) {
         if at >= self.ends {
             self.ends = (at / self.period + 1).saturating_mul(self.period);
@@ -78,7 +78,7 @@ impl CpuQuota {
         }
     }
 
-    /// The seconds that each thread can run of `seconds` in this period.
+    /// Returns for how many of the next `seconds` each thread can run in this period.
     fn runnable(&self, threads: f64, seconds: f64) -> f64 {
         if threads <= 0.0 {
             return seconds;
@@ -86,8 +86,8 @@ impl CpuQuota {
         if self.left <= NEGLIGIBLE { 0.0 } else { seconds.min(self.left / threads) }
     }
 
-    /// The seconds that each thread can run in a whole period.
-    fn runs_in_full(&self, threads: f64) -> f64 {
+    /// Returns for how many seconds each thread can run in a full period.
+    fn full_period_time(&self, threads: f64) -> f64 {
         let period = self.period as f64 * 1e-9;
         if threads <= 0.0 { period } else { period.min(self.budget / threads) }
     }
@@ -102,36 +102,36 @@ mod tests {
 
     const MS: Nanos = 1_000_000;
 
-    fn bucket(cores: f64) -> CpuQuota {
+    fn quota(cores: f64) -> CpuQuota {
         let (cores, period) = (Sourced::new(cores, "test"), Sourced::new(Seconds(0.01), "test"));
         CpuQuota::new(&Quota { cores, period })
     }
 
     #[test]
     fn work_beyond_quota_waits_for_next_period() {
-        // Half a processor in periods of 10 ms: 5 ms each.
-        let half = bucket(0.5);
-        assert_eq!(half.done(0, 0.004, 1.0), 4 * MS);
-        assert_eq!(half.done(0, 0.012, 1.0), 22 * MS);
-        // Two threads have 2.5 ms each of a period; from 8 ms on two of them fit before the next.
-        assert_eq!(half.done(8 * MS, 0.004, 2.0), 12 * MS);
-        assert_eq!(half.done(0, 0.004, 2.0), 11 * MS + MS / 2);
-        // As many processors as threads slow nothing.
-        assert!(bucket(2.0).done(3 * MS, 1.0, 2.0).abs_diff(1003 * MS) <= 1);
+        // Half a processor in periods of 10 ms: 5 ms of each period.
+        let half = quota(0.5);
+        assert_eq!(half.completion_time(0, 0.004, 1.0), 4 * MS);
+        assert_eq!(half.completion_time(0, 0.012, 1.0), 22 * MS);
+        // Two threads can run for 2.5 ms each in a period; those that start at 8 ms run for 2 ms until its end.
+        assert_eq!(half.completion_time(8 * MS, 0.004, 2.0), 12 * MS);
+        assert_eq!(half.completion_time(0, 0.004, 2.0), 11 * MS + MS / 2);
+        // A quota of as many processors as threads slows nothing.
+        assert!(quota(2.0).completion_time(3 * MS, 1.0, 2.0).abs_diff(1003 * MS) <= 1);
     }
 
     #[test]
     fn unused_quota_is_lost() {
-        let mut half = bucket(0.5);
+        let mut half = quota(0.5);
         assert!((half.run(0, 3 * MS, 1.0) - 0.003).abs() < 1e-12);
-        assert_eq!(half.done(3 * MS, 0.003, 1.0), 11 * MS, "2 ms are left");
+        assert_eq!(half.completion_time(3 * MS, 0.003, 1.0), 11 * MS, "2 ms are left");
         assert!((half.run(3 * MS, 10 * MS, 1.0) - 0.002).abs() < 1e-12);
-        // Idle for ten periods: one quota, not ten.
-        assert_eq!(half.done(110 * MS, 0.006, 1.0), 121 * MS);
+        // After ten idle periods the quota of one period is available, not of ten.
+        assert_eq!(half.completion_time(110 * MS, 0.006, 1.0), 121 * MS);
     }
 
     proptest! {
-        /// Running in parts does as much as running at once, and it ends at the announced time.
+        /// Running in parts does as much work as running at once, and ends at the predicted time.
         #[test]
         fn running_in_parts_equals_running_at_once(
             cores in 0.05f64..3.0,
@@ -141,8 +141,8 @@ mod tests {
             cuts in prop::collection::vec(0u64..400_000_000, 0..6),
         ) {
             let threads = f64::from(threads);
-            let mut whole = bucket(cores);
-            let end = whole.done(begin, work, threads);
+            let mut whole = quota(cores);
+            let end = whole.completion_time(begin, work, threads);
             let mut parts = whole.clone();
             let at_once = whole.run(begin, end, threads);
             prop_assert!((at_once - work).abs() < 1e-7, "{at_once} and {work}");
@@ -155,7 +155,7 @@ mod tests {
                 at = cut;
             }
             prop_assert!((ran - at_once).abs() < 1e-9, "{ran} and {at_once}");
-            // Never faster than the threads, nor than the quota and one more period.
+            // Never faster than without a quota, nor than the quota allows with one more period.
             let seconds = (end - begin) as f64 * 1e-9;
             prop_assert!(seconds >= work - 1e-9);
             prop_assert!(work * threads <= cores * (seconds + 0.02) + 1e-9);

@@ -1,11 +1,12 @@
 //! Processor sharing: divides a capacity among concurrent jobs.
 //!
-//! Egalitarian processor sharing with a ceiling for each job (max-min fairness by water filling): all get the same
-//! share, and those that cannot use theirs return the rest. Between two changes the rates are constant, so the next
-//! finishing time is exact.
+//! Egalitarian processor sharing with a maximum rate for each job (max-min fairness by water filling): all jobs get
+//! the same share, and what a job cannot use is divided among the others. Between two changes the rates are constant,
+//! so the next completion time is exact.
 //!
-//! Work is kept in floating point, time in integer nanoseconds. A finishing time is rounded up, and the work left then
-//! (less than a nanosecond's) counts as done: no residue accumulates because each job ends once.
+//! Work is a floating-point number, time is in integer nanoseconds. A completion time is rounded up, and a job with
+//! less than a nanosecond of remaining work is complete. Rounding errors do not accumulate, because each job ends
+//! once.
 
 use super::nanos_until;
 use crate::engine::Nanos;
@@ -15,9 +16,9 @@ use crate::engine::Nanos;
 struct Job {
     key: u64,
     remaining: f64,
-    /// The most work per second.
-    ceiling: f64,
-    /// The current work per second.
+    /// Maximum rate in work per second.
+    max_rate: f64,
+    /// Current rate in work per second.
     rate: f64,
 }
 
@@ -26,7 +27,7 @@ struct Job {
 pub struct ProcessorSharing {
     capacity: f64,
     jobs: Vec<Job>,
-    /// `remaining` is up to date at this time.
+    /// The time up to which `remaining` accounts for the work done.
     settled: Nanos,
 }
 
@@ -35,28 +36,28 @@ impl ProcessorSharing {
         Self { capacity, jobs: Vec::new(), settled: 0 }
     }
 
-    /// Changes the capacity.
+    /// Sets the capacity in work per second.
     pub fn set_capacity(&mut self, now: Nanos, capacity: f64) {
         self.settle(now);
         self.capacity = capacity;
         self.divide();
     }
 
-    /// Adds a job with `work` to be done at `ceiling` per second or slower.
-    pub fn join(&mut self, now: Nanos, key: u64, work: f64, ceiling: f64) {
+    /// Adds a job with `work` to do, at no more than `max_rate` per second.
+    pub fn join(&mut self, now: Nanos, key: u64, work: f64, max_rate: f64) {
         self.settle(now);
-        self.jobs.push(Job { key, remaining: work, ceiling, rate: 0.0 });
+        self.jobs.push(Job { key, remaining: work, max_rate, rate: 0.0 });
         self.divide();
     }
 
-    /// Returns the time at which the next job ends if nothing changes; `None` if none advances.
+    /// Returns the time at which the next job ends if nothing changes; `None` if no job makes progress.
     pub fn next_end(&self) -> Option<Nanos> {
         let ends = self.jobs.iter().filter(|job| job.rate > 0.0);
         ends.map(|job| self.settled.saturating_add(nanos_until(job.remaining.max(0.0) / job.rate))).min()
     }
 
-    /// Takes one job that has ended by `now`, in order of arrival.
-    pub fn ended(&mut self, now: Nanos) -> Option<u64> {
+    /// Removes one job that is complete by `now`, the earliest added first. Returns its key.
+    pub fn pop_completed(&mut self, now: Nanos) -> Option<u64> {
         self.settle(now);
         let at = self.jobs.iter().position(|job| job.remaining <= job.rate * 1e-9 && job.rate > 0.0)?;
         let key = self.jobs.remove(at).key;
@@ -64,7 +65,7 @@ impl ProcessorSharing {
         Some(key)
     }
 
-    /// The current work per second of a job.
+    /// Returns the current rate of a job in work per second.
     #[cfg(test)]
     pub fn rate(&self, key: u64) -> Option<f64> {
         self.jobs.iter().find(|job| job.key == key).map(|job| job.rate)
@@ -80,7 +81,7 @@ impl ProcessorSharing {
         }
     }
 
-    /// Water filling. There are few jobs, so the quadratic loop is the fast one.
+    /// Sets the rates by water filling. The loop is quadratic, which is fast for few jobs.
     fn divide(&mut self) {
         let mut left = self.capacity.max(0.0);
         let mut unserved = self.jobs.len();
@@ -90,9 +91,9 @@ impl ProcessorSharing {
         while unserved > 0 {
             let share = left / unserved as f64;
             let mut limited = false;
-            for job in self.jobs.iter_mut().filter(|job| job.rate < 0.0 && job.ceiling <= share) {
-                job.rate = job.ceiling;
-                left -= job.ceiling;
+            for job in self.jobs.iter_mut().filter(|job| job.rate < 0.0 && job.max_rate <= share) {
+                job.rate = job.max_rate;
+                left -= job.max_rate;
                 unserved -= 1;
                 limited = true;
             }
@@ -118,20 +119,20 @@ mod tests {
         sharing.join(0, 1, 10.0, 10.0);
         sharing.join(0, 2, 1000.0, 80.0);
         sharing.join(0, 3, 1000.0, 80.0);
-        // A third would be 33.3: job 1 takes its 10, the other two halve 90.
+        // An equal share would be 33.3: job 1 uses 10, and the other two get half of 90 each.
         assert_eq!([1, 2, 3].map(|key| sharing.rate(key).unwrap()), [10.0, 45.0, 45.0]);
     }
 
     #[test]
-    fn new_job_delays_the_end() {
+    fn new_job_delays_completion() {
         let mut sharing = ProcessorSharing::new(100.0);
         sharing.join(0, 1, 100.0, f64::INFINITY);
         assert_eq!(sharing.next_end(), Some(SECOND));
-        // After 0.5 s half is left; at half the speed that takes a whole second more.
+        // After 0.5 s half of the work remains; at half the rate that takes another second.
         sharing.join(SECOND / 2, 2, 200.0, f64::INFINITY);
         assert_eq!(sharing.next_end(), Some(SECOND * 3 / 2));
-        assert_eq!(sharing.ended(SECOND * 3 / 2), Some(1));
-        // 50 of the newcomer's 200 are done, the rest runs at full speed.
+        assert_eq!(sharing.pop_completed(SECOND * 3 / 2), Some(1));
+        // 50 of the second job's 200 are done, and the rest runs at the full rate.
         assert_eq!(sharing.next_end(), Some(SECOND * 3));
     }
 
@@ -148,14 +149,14 @@ mod tests {
         #[test]
         fn rates_sum_to_capacity(
             capacity in 1.0f64..1e9,
-            ceilings in prop::collection::vec(1.0f64..1e9, 1..6),
+            max_rates in prop::collection::vec(1.0f64..1e9, 1..6),
         ) {
             let mut sharing = ProcessorSharing::new(capacity);
-            for (key, ceiling) in ceilings.iter().enumerate() {
-                sharing.join(0, key as u64, 1.0, *ceiling);
+            for (key, max_rate) in max_rates.iter().enumerate() {
+                sharing.join(0, key as u64, 1.0, *max_rate);
             }
-            let total: f64 = (0..ceilings.len()).map(|key| sharing.rate(key as u64).unwrap()).sum();
-            let wanted = capacity.min(ceilings.iter().sum());
+            let total: f64 = (0..max_rates.len()).map(|key| sharing.rate(key as u64).unwrap()).sum();
+            let wanted = capacity.min(max_rates.iter().sum());
             prop_assert!((total / wanted - 1.0).abs() < 1e-9);
         }
     }

@@ -1,4 +1,4 @@
-//! The links of a ring: messages in flight between slots, and the records of their sending.
+//! The links of a ring: messages in flight between slots, and their send records.
 
 use hearth_core::Cluster;
 use hearth_schema::Plan;
@@ -9,13 +9,14 @@ use crate::engine::{Engine, Nanos, Timer};
 use crate::resource::link::{Delivery, Network, cluster_links, link_order};
 use crate::trace::start_record;
 
-/// A message on a link: its receiver's slot, and the index of the record of its sending.
+/// A message on a link: the receiver's slot, the message, and the index of its send record.
 type InFlight = (usize, Message, usize);
 
+/// The links between the slots of a ring.
 #[derive(Debug, Clone)]
 pub struct RingLinks {
     network: Network<InFlight>,
-    /// The members of the cluster in the order of the links.
+    /// The members of the cluster, in the order in which the links number them.
     order: Vec<usize>,
     timer: Timer,
 }
@@ -26,7 +27,8 @@ impl RingLinks {
         Self { network, order: link_order(cluster, plan), timer }
     }
 
-    /// Sends a message that was handed over at an earlier time. `members` are the members of the cluster at the slots.
+    /// Sends a message that was submitted at the time `submitted`. `members` has the member of the cluster at each
+    /// slot.
     pub fn transmit(
         &mut self,
         engine: &mut Engine<Event>,
@@ -34,14 +36,14 @@ impl RingLinks {
         members: &[usize],
         (from, to): (usize, usize),
         message: Message,
-        handed: Nanos,
+        submitted: Nanos,
     ) {
         let now = engine.now();
-        let line =
-            start_record(from, Resource::Tx, Kind::Send, (message.pass.index, message.sent_in), handed);
-        records.push(Record { end: now, bytes: message.bytes.0, peer: Some(to as u16), ..line });
+        let record =
+            start_record(from, Resource::Tx, Kind::Send, (message.pass.index, message.sent_in), submitted);
+        records.push(Record { end: now, bytes: message.bytes.0, peer: Some(to as u16), ..record });
         let item = (to, message, records.len() - 1);
-        // Every member has links, and devices that join the ring later may do so in any order.
+        // The links number all members; devices that join the ring later may have slots in another order.
         let index =
             |slot: usize| self.order.iter().position(|&member| member == members[slot]).unwrap_or(slot);
         let path = [index(from), index(to)];
@@ -51,13 +53,13 @@ impl RingLinks {
         self.collect(engine, records);
     }
 
-    /// Schedules the deliveries that are known by now, and the next event of the links.
+    /// Schedules the arrivals of messages whose delivery is known by now, and the next event of the links.
     pub fn collect(&mut self, engine: &mut Engine<Event>, records: &mut [Record]) {
         while let Some((item, delivery)) = self.network.next_delivery(engine.now()) {
             deliver(engine, records, item, delivery);
         }
         if let Some(at) = self.network.next_event() {
-            engine.set(self.timer, at, Event::Wifi);
+            engine.set_timer(self.timer, at, Event::Wifi);
         }
     }
 
@@ -66,7 +68,7 @@ impl RingLinks {
         self.network.stall_all(now, until);
     }
 
-    /// Drops all messages that have not left.
+    /// Drops all messages whose delivery is not known yet.
     pub fn drop_pending(&mut self) {
         self.network.drop_pending();
     }
@@ -78,7 +80,7 @@ fn deliver(
     (to, message, record): InFlight,
     delivery: Delivery,
 ) {
-    records[record].end = delivery.left.max(records[record].start);
+    records[record].end = delivery.ends.max(records[record].start);
     let message = Message { at: delivery.arrives, ..message };
-    engine.at(delivery.arrives, Event::Deliver(to, message));
+    engine.schedule_at(delivery.arrives, Event::Deliver(to, message));
 }

@@ -1,11 +1,12 @@
 //! A ring of devices: simulates a plan whose devices compute windows of layers in turn.
 //!
-//! It has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders their events.
-//! `hearth_core::schedule::Generation` decides which pass enters when the head is free. Weights are on disk when the
-//! run begins, unless [`crate::Options::warm`] is set; those in GPU memory are loaded already.
+//! [`Simulation`] has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders
+//! their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head is free.
+//! Weights are on disk when the run begins, unless [`crate::Options::warm`] is set; weights in GPU memory are already
+//! loaded.
 //!
-//! A scenario's events disturb the run: loads, memory pressure, devices that leave ([`timeline`], [`reachability`],
-//! [`reconfiguration`]).
+//! The events of a scenario affect the run: background load, memory pressure, devices that leave ([`timeline`],
+//! [`reachability`], [`reconfiguration`]).
 
 mod links;
 mod passes;
@@ -35,25 +36,26 @@ use crate::trace::TraceCollector;
 
 use links::RingLinks;
 use passes::{PassControl, PassOutput};
-use reachability::{Held, Reachability};
+use reachability::{HeldMessage, Reachability};
 use timeline::EventTimeline;
 
-/// With more events than this and no record in the trace the ring is deadlocked.
-/// source: assumed, a hundred times what the longest step of a large model takes
+/// Maximum number of successive events that add no trace record; after more the ring counts as deadlocked.
+/// source: assumed, a hundred times the events of the longest step of a large model
 const MAX_IDLE_EVENTS: u32 = 20_000_000;
 
 /// The devices of a run and their order in the ring.
 #[derive(Debug, Clone)]
 pub(crate) struct Ring<'a> {
-    /// The devices by slot: the first plan's in ring order, then those that joined the ring later.
+    /// The devices by slot: those of the first plan in ring order, then those that joined the ring later.
     pub(crate) devices: Vec<DeviceSim<'a>>,
-    /// The index in the cluster's members, by slot.
+    /// The index of each slot's device in the cluster's members.
     pub(crate) members: Vec<usize>,
     pub(crate) memories: Vec<DeviceMemory>,
-    /// The slots of the current plan, in its order; the head's is 0 in every plan.
+    /// The slots of the current plan's devices in ring order; the head has slot 0 in every plan.
     pub(crate) order: Vec<usize>,
 }
 
+/// The simulation of a ring.
 #[derive(Debug, Clone)]
 pub(crate) struct Simulation<'a> {
     pub(crate) input: Input<'a>,
@@ -68,7 +70,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) timeline_timer: Timer,
     pub(crate) reachability: Reachability,
     pub(crate) recovery: Recovery,
-    /// The time at which the answers of all devices to a new plan arrive.
+    /// The time at which all devices have confirmed a new plan.
     pub(crate) ready_at: Nanos,
     /// Plans made during the run.
     pub(crate) plans: Vec<Plan>,
@@ -77,7 +79,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) trace: TraceCollector,
 }
 
-/// Runs a ring of devices whose parts fit their memory.
+/// Simulates a ring plan that fits in the memory of its devices.
 pub fn simulate(
     input: &Input,
     disturbances: &Disturbances,
@@ -112,17 +114,17 @@ impl<'a> Simulation<'a> {
             .enumerate()
             .map(|(place, device)| {
                 let schedule = Schedule::new(plan.clone(), place);
-                let holds = plan.devices[place].residency.is_pinned();
+                let is_pinned = plan.devices[place].residency.is_pinned();
                 let mut config =
                     setup::device_config(input, device, &models[place], schedule, place, &memories[place]);
-                if input.options.warm || holds {
+                if input.options.warm || is_pinned {
                     setup::warm(&mut config.storage, &config.layout, &config.residency);
                 }
                 DeviceSim::new(config, &mut engine)
             })
             .collect();
         let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
-        let (wifi_timer, timeline_timer) = (engine.timer(), engine.timer());
+        let (wifi_timer, timeline_timer) = (engine.new_timer(), engine.new_timer());
         let mut simulation = Self {
             input,
             disturbances,
@@ -153,7 +155,7 @@ impl<'a> Simulation<'a> {
     fn run(&mut self) -> Result<(), SimError> {
         self.apply_initial_load();
         self.begin_passes()?;
-        let (mut idle, mut lines) = (0, 0);
+        let (mut idle, mut records) = (0, 0);
         while !self.ended {
             let event = self.engine.next_event().filter(|_| idle < MAX_IDLE_EVENTS);
             let Some(event) = event else {
@@ -164,14 +166,14 @@ impl<'a> Simulation<'a> {
                 let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
                 return Err(SimError::TooLong { tokens, at });
             }
-            idle = if self.trace.records.len() == lines { idle + 1 } else { 0 };
-            lines = self.trace.records.len();
+            idle = if self.trace.records.len() == records { idle + 1 } else { 0 };
+            records = self.trace.records.len();
             match event {
                 Event::Wake(place) => self.with_device(place, DeviceSim::on_wake)?,
                 Event::Processor(place) => self.with_device(place, DeviceSim::on_processor)?,
                 Event::Disk(place) => self.with_device(place, DeviceSim::on_disk)?,
                 Event::Wifi => self.collect_deliveries(),
-                Event::Deliver(place, message) => self.arrive(place, message)?,
+                Event::Deliver(place, message) => self.on_delivery(place, message)?,
                 Event::Timeline => self.run_due_actions()?,
                 Event::Helper(place) => self.with_device(place, |device, ctx| {
                     device.on_helper(ctx);
@@ -189,9 +191,9 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Starts the next pass if the head is free and the pass may begin.
+    /// Starts passes as long as the head is free and the next pass may begin.
     fn begin_passes(&mut self) -> Result<(), SimError> {
-        self.receive_answers()?;
+        self.receive_confirmations()?;
         while self.recovery.is_running()
             && self.ring.devices[0].is_free()
             && let Some(pass) = self.passes.start()
@@ -213,8 +215,8 @@ impl<'a> Simulation<'a> {
             outgoing: &mut outgoing,
         };
         act(&mut self.ring.devices[slot], &mut ctx)?;
-        if !self.ended && !self.ring.devices[slot].storage.cache().survives() {
-            let what = "its system killed the process: nothing is left to compress, and page cache is scarce";
+        if !self.ended && !self.ring.devices[slot].storage.cache().is_alive() {
+            let what = "the system killed the process: no memory to compress, and too little page cache";
             self.record_event(
                 RunEventKind::OutOfMemory,
                 Some(self.name(slot)),
@@ -226,12 +228,12 @@ impl<'a> Simulation<'a> {
         let plans = self.plans.len();
         for sent in outgoing {
             if self.plans.len() != plans {
-                // A token has led to another plan: the rest belongs to the old ring.
+                // A token has caused a new plan: the remaining messages belong to the old ring.
                 break;
             }
             match sent {
                 Outgoing::Send(to, message) => self.send(slot, self.ring.order[to], message),
-                Outgoing::Output(pass) => self.output(pass)?,
+                Outgoing::Output(pass) => self.on_output(pass)?,
             }
         }
         Ok(())
@@ -239,33 +241,33 @@ impl<'a> Simulation<'a> {
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
-        if self.is_cut(from, to) {
-            self.reachability.hold(Held { from, to, message, unsent: Some(now) });
+        if self.is_disconnected(from, to) {
+            self.reachability.hold(HeldMessage { from, to, message, unsent: Some(now) });
         } else {
             self.transmit(from, to, message, now);
         }
     }
 
-    /// Sends a message that was handed over at an earlier time.
-    pub(crate) fn transmit(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
+    /// Sends a message that was submitted at the time `submitted`.
+    pub(crate) fn transmit(&mut self, from: usize, to: usize, message: Message, submitted: Nanos) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        self.links.transmit(engine, records, &self.ring.members, (from, to), message, handed);
+        self.links.transmit(engine, records, &self.ring.members, (from, to), message, submitted);
     }
 
-    /// Schedules the deliveries that are known by now.
+    /// Schedules the arrivals of messages whose delivery is known by now.
     pub(crate) fn collect_deliveries(&mut self) {
         self.links.collect(&mut self.engine, &mut self.trace.records);
     }
 
-    /// Handles the tokens of a pass: the next may enter, and the counters are read.
-    fn output(&mut self, pass: u32) -> Result<(), SimError> {
+    /// Handles the output of a pass: lets the next pass enter, and records the counters of all devices.
+    fn on_output(&mut self, pass: u32) -> Result<(), SimError> {
         let PassOutput { tokens, accepted, drafted } = self.passes.finish(pass)?;
         self.ended |= self.passes.generation.is_over();
         let at = self.engine.now();
         for &slot in &self.ring.order {
             let device = &self.ring.devices[slot];
             let counters = [
-                (Counter::BytesRead, device.read().0),
+                (Counter::BytesRead, device.bytes_read().0),
                 (Counter::Resident, device.resident().0),
                 (Counter::Unreclaimable, self.unreclaimable(slot).0),
             ];
@@ -281,6 +283,6 @@ impl<'a> Simulation<'a> {
             let (counter, value) = (Counter::Accepted, u64::from(accepted));
             self.trace.readings.push(Reading { device: 0, counter, pass, at, value });
         }
-        self.tokens_output(tokens)
+        self.on_tokens(tokens)
     }
 }

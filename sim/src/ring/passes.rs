@@ -6,6 +6,7 @@ use hearth_schema::pass::Pass;
 
 use crate::speculation::Acceptance;
 
+/// The passes of a run: those started, and the state that determines the next.
 #[derive(Debug, Clone)]
 pub struct PassControl {
     pub generation: Generation,
@@ -16,7 +17,7 @@ pub struct PassControl {
 /// The result of a pass.
 #[derive(Debug, Clone, Copy)]
 pub struct PassOutput {
-    /// Tokens generated, one or more for each output position.
+    /// Number of tokens generated, one or more for each output position.
     pub tokens: u32,
     pub accepted: u32,
     pub drafted: u32,
@@ -31,24 +32,24 @@ impl PassControl {
         }
     }
 
-    /// Starts the next pass, if one may enter.
+    /// Starts the next pass and returns it; `None` if no pass may enter the ring now.
     pub fn start(&mut self) -> Option<Pass> {
         let pass = self.generation.begin()?;
         self.started.push(pass);
         Some(pass)
     }
 
-    /// Ends a pass that has its output.
+    /// Ends a pass whose output is computed.
     pub fn finish(&mut self, pass: u32) -> Result<PassOutput, GenerationError> {
         let (accepted, drafted) = match self.started.get(pass as usize) {
-            Some(&started) => (self.acceptance.of(started), started.drafted),
+            Some(&started) => (self.acceptance.accepted(started), started.drafted),
             None => (0, 0),
         };
         let tokens = self.generation.output(pass, accepted)?;
         Ok(PassOutput { tokens, accepted, drafted })
     }
 
-    /// The passes that were started, in order.
+    /// Returns the passes that were started, in order.
     pub fn into_started(self) -> Vec<Pass> {
         self.started
     }

@@ -1,7 +1,8 @@
 //! Reachability of devices, and the messages to and from unreachable ones.
 //!
-//! A device is unreachable while it is away or its links stall. Messages to and from it are held, as TCP holds them,
-//! and continue when the device is back. If the ring gets a new plan before that, the held messages are dropped.
+//! A device is unreachable while it is away or its links stall. Messages to and from it are held, as TCP does, and
+//! continue when the device is reachable again. If the ring gets a new plan before that, the held messages are
+//! dropped.
 //!
 //! Not here: failure detection ([`hearth_core::recovery::heartbeat`]), and the reaction
 //! ([`crate::ring::reconfiguration`]).
@@ -11,64 +12,65 @@ use crate::engine::Nanos;
 
 /// A message to or from an unreachable device.
 #[derive(Debug, Clone, Copy)]
-pub struct Held {
+pub struct HeldMessage {
     pub from: usize,
     pub to: usize,
     pub message: Message,
-    /// The time at which it was handed over, if it has not been sent yet.
+    /// The time at which it was submitted; `None` if it has been sent already.
     pub unsent: Option<Nanos>,
 }
 
-/// The members of the cluster that are unreachable.
+/// The unreachable members of the cluster, and the messages that are held for them.
 #[derive(Debug, Clone)]
 pub struct Reachability {
-    /// The number of active events that disconnect each member.
-    cut: Vec<u32>,
-    /// The time at which each member became unreachable.
+    /// Number of active events that disconnect each member.
+    disconnections: Vec<u32>,
+    /// The time at which each member last became unreachable.
     since: Vec<Nanos>,
-    held: Vec<Held>,
+    held: Vec<HeldMessage>,
 }
 
 impl Reachability {
     pub fn new(members: usize) -> Self {
-        Self { cut: vec![0; members], since: vec![0; members], held: Vec::new() }
+        Self { disconnections: vec![0; members], since: vec![0; members], held: Vec::new() }
     }
 
-    /// Adds an event that cuts a member off. Returns true if it was reachable before.
-    pub fn cut(&mut self, now: Nanos, member: usize) -> bool {
-        self.cut[member] += 1;
-        let first = self.cut[member] == 1;
+    /// Adds an event that disconnects a member. Returns whether the member was reachable before.
+    pub fn disconnect(&mut self, now: Nanos, member: usize) -> bool {
+        self.disconnections[member] += 1;
+        let first = self.disconnections[member] == 1;
         if first {
             self.since[member] = now;
         }
         first
     }
 
-    /// Removes an event that cut a member off. Returns true if it is reachable again.
-    pub fn back(&mut self, member: usize) -> bool {
-        let before = self.cut[member];
-        self.cut[member] = before.saturating_sub(1);
+    /// Removes an event that disconnects a member. Returns whether the member has become reachable again.
+    pub fn reconnect(&mut self, member: usize) -> bool {
+        let before = self.disconnections[member];
+        self.disconnections[member] = before.saturating_sub(1);
         before == 1
     }
 
-    pub fn reaches(&self, member: usize) -> bool {
-        self.cut[member] == 0
+    pub fn is_reachable(&self, member: usize) -> bool {
+        self.disconnections[member] == 0
     }
 
-    /// Returns the time at which a member became unreachable, if it is.
+    /// Returns the time at which a member became unreachable; `None` if it is reachable.
     pub fn since(&self, member: usize) -> Option<Nanos> {
-        (self.cut[member] > 0).then(|| self.since[member])
+        (self.disconnections[member] > 0).then(|| self.since[member])
     }
 
-    pub fn hold(&mut self, held: Held) {
+    pub fn hold(&mut self, held: HeldMessage) {
         self.held.push(held);
     }
 
-    /// Takes the messages that can continue, in the order in which they were held. `slots` are the members at each
-    /// slot.
-    pub fn take_deliverable(&mut self, slots: &[usize]) -> Vec<Held> {
-        let free = |held: &mut Held| [held.from, held.to].iter().all(|&slot| self.cut[slots[slot]] == 0);
-        self.held.extract_if(.., free).collect()
+    /// Removes and returns the messages that can continue, in the order in which they were held. `members` has the
+    /// member at each slot.
+    pub fn pop_deliverable(&mut self, members: &[usize]) -> Vec<HeldMessage> {
+        let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
+        let is_free = |held: &mut HeldMessage| is_reachable(held.from) && is_reachable(held.to);
+        self.held.extract_if(.., is_free).collect()
     }
 
     /// Drops all held messages.

@@ -1,13 +1,14 @@
-//! Events of a scenario, and the reconfiguration that some of them cause.
+//! Reconfiguration of a ring: the effects of a scenario's events, and the new plans that some of them cause.
 //!
-//! Loads, clocks and memory change the resources of a device, which continues. A device that is cut off stops the ring
-//! until it is back, or until the head detects the loss ([`hearth_core::recovery::heartbeat`]).
-//! [`hearth_core::recovery`] then decides what the head does; its steps are executed here in simulated time. A new plan
-//! takes one way to each device and the answer one way back. After that all tokens so far enter the new ring as a
-//! prompt, because their keys and values were spread over the old one.
+//! Events of load, clock rate and memory change the resources of a device, which continues. A disconnected device
+//! stops the ring until it is reachable again, or until the head detects the loss
+//! ([`hearth_core::recovery::heartbeat`]). [`hearth_core::recovery`] then decides what the head does; its steps are
+//! executed here in simulated time. A new plan takes the one-way latency to each device, and its confirmation the
+//! one-way latency back. After that all tokens so far enter the new ring as a prompt, because their keys and values
+//! were distributed over the old one.
 //!
-//! Deviation: planning and preparing take no time, the head knows at once which devices it can plan with, and it knows
-//! the devices' profiles, not their background load.
+//! Deviation: planning and preparing take no time; the head knows at once which devices are reachable; and it plans
+//! with the profiles of the devices, not with their background load.
 //!
 //! Not here: how a device adopts a new part ([`crate::device::reconfiguration`]).
 
@@ -31,11 +32,11 @@ use crate::input::{self, Input};
 use crate::trace;
 
 use super::Simulation;
-use super::reachability::Held;
+use super::reachability::HeldMessage;
 use super::timeline::Action;
 
 impl<'a> Simulation<'a> {
-    /// Applies at the start that a device has not swapped yet.
+    /// Applies the initial load: memory that an event will swap out cannot be used yet.
     pub fn apply_initial_load(&mut self) {
         for slot in 0..self.ring.devices.len() {
             if self.timeline.swaps(self.name(slot)) {
@@ -52,17 +53,17 @@ impl<'a> Simulation<'a> {
         self.input.cluster.members.iter().position(|member| member.name == name)
     }
 
-    /// Schedules the timeline's next action.
+    /// Schedules the next action of the timeline.
     pub fn schedule_timeline(&mut self) {
-        if let Some(at) = self.timeline.next() {
-            self.engine.set(self.timeline_timer, at, Event::Timeline);
+        if let Some(at) = self.timeline.next_due() {
+            self.engine.set_timer(self.timeline_timer, at, Event::Timeline);
         }
     }
 
     /// Executes the actions that are due.
     pub fn run_due_actions(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
-        while let Some(action) = self.timeline.due(now).filter(|_| !self.ended) {
+        while let Some(action) = self.timeline.pop_due(now).filter(|_| !self.ended) {
             match action {
                 Action::Begin(index) => self.begin_event(index)?,
                 Action::Ramp(index, step) => {
@@ -73,7 +74,7 @@ impl<'a> Simulation<'a> {
                 Action::CheckHeartbeat(member, since) if self.reachability.since(member) == Some(since) => {
                     self.heartbeat_missed(member, since)?;
                 }
-                // The head starts its pass now, unless there is a newer plan by then.
+                // The head starts its next pass after this event, unless there is a newer plan by then.
                 Action::CheckHeartbeat(..) | Action::Ready => {}
             }
         }
@@ -81,8 +82,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Handles the output of tokens.
-    pub fn tokens_output(&mut self, count: u32) -> Result<(), SimError> {
+    /// Handles `count` new tokens.
+    pub fn on_tokens(&mut self, count: u32) -> Result<(), SimError> {
         let now = self.engine.now();
         let before = self.tokens;
         self.tokens = before.saturating_add(count);
@@ -90,7 +91,7 @@ impl<'a> Simulation<'a> {
         if self.ended {
             return Ok(());
         }
-        (before..self.tokens).for_each(|token| self.timeline.token_output(now, token + 1));
+        (before..self.tokens).for_each(|token| self.timeline.on_token(now, token + 1));
         self.run_due_actions()?;
         if self.ended {
             return Ok(());
@@ -112,13 +113,13 @@ impl<'a> Simulation<'a> {
             }
             Change::Leaves if member == Some(self.ring.members[0]) => {
                 self.timeline.begin(now, index, Seconds(0.0));
-                let (device, reason) = (self.name(0).to_owned(), "it left".into());
+                let (device, reason) = (self.name(0).to_owned(), "the device left".into());
                 self.react(recovery::Event::DeviceLost { device, since: now, reason })?;
             }
             Change::Leaves | Change::Stalls => {
                 self.timeline.begin(now, index, Seconds(0.0));
-                if let (None, Some(lasts)) = (member, self.timeline.lasts(index)) {
-                    // What is on a Wi-Fi channel now continues when the stall is over; the rest is held.
+                if let (None, Some(lasts)) = (member, self.timeline.duration(index)) {
+                    // Messages on a Wi-Fi channel continue after the stall; later messages are held.
                     self.collect_deliveries();
                     self.links.stall_all(now, now.saturating_add(lasts.to_nanos()));
                     self.collect_deliveries();
@@ -155,7 +156,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Memory of other programs on a member that can be swapped out.
+    /// Returns the memory of other programs on a member that can be swapped out.
     fn swappable(&self, member: usize) -> Bytes {
         let memory = &self.input.cluster.members[member].device.memory;
         memory.obtainable().saturating_sub(memory.available.value)
@@ -170,30 +171,31 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Applies the background load of a device. A device without memory for its part ends the run.
+    /// Applies the background load of a device. Ends the run if the device has too little memory for its weights.
     fn apply_load(&mut self, slot: usize) {
         let background_load =
             self.timeline.background_load(self.name(slot), self.swappable(self.ring.members[slot]));
         let works = self.ring.order.contains(&slot) && self.ring.devices[slot].has_weights();
-        let room = background_load.room(self.ring.memories[slot].weight_cache);
-        if room.is_none() && works {
+        let memory_budget = background_load.memory_budget(self.ring.memories[slot].weight_cache);
+        if memory_budget.is_none() && works {
             let (now, what) =
-                (self.engine.now(), "other programs left no room for weights to pass through".into());
+                (self.engine.now(), "other programs leave too little memory for weights".into());
             self.record_event(RunEventKind::OutOfMemory, Some(self.name(slot)), now, what);
             (self.outcome, self.ended) = (Outcome::OutOfMemory, true);
             return;
         }
         // Applying the load cannot fail: the device handles no event of its schedule.
-        let room = room.unwrap_or(Bytes::ZERO);
+        let memory_budget = memory_budget.unwrap_or(Bytes::ZERO);
         let mut ctx = SimContext {
             engine: &mut self.engine,
             records: &mut self.trace.records,
             outgoing: &mut Vec::new(),
         };
-        self.ring.devices[slot].apply_load(&background_load, room, &mut ctx);
+        self.ring.devices[slot].apply_load(&background_load, memory_budget, &mut ctx);
     }
 
-    /// Unreclaimable memory of a device, including other programs' new memory.
+    /// Returns the unreclaimable memory of a device, including memory that other programs have allocated during the
+    /// run.
     pub fn unreclaimable(&self, slot: usize) -> Bytes {
         let background_load = self.timeline.background_load(self.name(slot), Bytes::ZERO);
         self.ring.memories[slot].unreclaimable + Bytes(background_load.taken as u64)
@@ -204,16 +206,16 @@ impl<'a> Simulation<'a> {
         self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan: None });
     }
 
-    /// Whether messages from one slot to another are held.
-    pub fn is_cut(&self, from: usize, to: usize) -> bool {
-        ![from, to].iter().all(|&slot| self.reachability.reaches(self.ring.members[slot]))
+    /// Whether messages from one slot to another cannot be sent now.
+    pub fn is_disconnected(&self, from: usize, to: usize) -> bool {
+        ![from, to].iter().all(|&slot| self.reachability.is_reachable(self.ring.members[slot]))
     }
 
-    /// Delivers activations, if the devices are reachable.
-    pub fn arrive(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
+    /// Delivers activations, or holds them if one of the devices is unreachable.
+    pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
         let from = usize::from(message.from);
-        if self.is_cut(from, slot) {
-            self.reachability.hold(Held { from, to: slot, message, unsent: None });
+        if self.is_disconnected(from, slot) {
+            self.reachability.hold(HeldMessage { from, to: slot, message, unsent: None });
             return Ok(());
         }
         self.with_device(slot, |device, ctx| device.deliver(message, ctx))
@@ -221,27 +223,28 @@ impl<'a> Simulation<'a> {
 
     fn disconnect(&mut self, member: usize) {
         let now = self.engine.now();
-        if self.reachability.cut(now, member) {
+        if self.reachability.disconnect(now, member) {
             self.timeline.schedule(heartbeat::detection_time(now), Action::CheckHeartbeat(member, now));
         }
     }
 
     fn reconnect(&mut self, member: usize) {
-        if !self.reachability.back(member) {
+        if !self.reachability.reconnect(member) {
             return;
         }
         let now = self.engine.now();
-        for Held { from, to, message, unsent } in self.reachability.take_deliverable(&self.ring.members) {
+        let deliverable = self.reachability.pop_deliverable(&self.ring.members);
+        for HeldMessage { from, to, message, unsent } in deliverable {
             match unsent {
-                Some(handed) => self.transmit(from, to, message, handed),
-                None => self.engine.at(now, Event::Deliver(to, Message { at: now, ..message })),
+                Some(submitted) => self.transmit(from, to, message, submitted),
+                None => self.engine.schedule_at(now, Event::Deliver(to, Message { at: now, ..message })),
             }
         }
     }
 
-    /// Handles a missed heartbeat of a member, or of all members if the head itself is cut off.
+    /// Handles a missed heartbeat of a member, or of all members if the head itself is disconnected.
     fn heartbeat_missed(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
-        let (device, reason) = (self.input.cluster.members[member].name.clone(), "no sign of life".into());
+        let (device, reason) = (self.input.cluster.members[member].name.clone(), "no heartbeat".into());
         self.react(if member == self.ring.members[0] {
             recovery::Event::HeadIsolated { since, reason }
         } else {
@@ -249,18 +252,18 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Gives the recovery an event and executes its steps.
+    /// Passes an event to the recovery and executes the steps that it returns.
     fn react(&mut self, event: recovery::Event) -> Result<(), SimError> {
         let mut steps = VecDeque::from(self.recovery.react(event));
         while let Some(step) = steps.pop_front() {
             let now = self.engine.now();
             match step {
-                Step::Missed { device, since, reason } => {
+                Step::RecordLoss { device, since, reason } => {
                     self.record_event(RunEventKind::Silent, Some(&device), since, reason);
                 }
                 Step::Plan => {
-                    let answer = self.replan()?;
-                    steps.extend(self.recovery.react(answer));
+                    let result = self.replan()?;
+                    steps.extend(self.recovery.react(result));
                 }
                 Step::Replanned { missing } => self.record_replanned(missing),
                 Step::NotReplanned { missing, reason } => {
@@ -268,7 +271,7 @@ impl<'a> Simulation<'a> {
                 }
                 Step::Prepare { epoch } => {
                     self.stop_ring()?;
-                    // The round trip to a device is waited for once, when it is configured.
+                    // The round trip to a device is simulated once, when the device is configured.
                     for device in self.recovery.awaited().clone() {
                         steps.extend(self.recovery.react(recovery::Event::Prepared { device, epoch }));
                     }
@@ -282,20 +285,20 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Plans for the devices that the head can reach, and checks that their parts fit.
+    /// Makes a plan for the reachable devices, and checks that it fits in their memory.
     fn replan(&mut self) -> Result<recovery::Event, SimError> {
         let (all, head) = (self.input.cluster, self.ring.members[0]);
-        let is_alone = !self.reachability.reaches(head);
+        let is_alone = !self.reachability.is_reachable(head);
         let others = all.members.iter().enumerate().filter(|&(member, _)| member != head);
         for (member, device) in others.map(|(member, it)| (member, it.name.clone())) {
-            self.recovery.react(if !is_alone && self.reachability.reaches(member) {
+            self.recovery.react(if !is_alone && self.reachability.is_reachable(member) {
                 recovery::Event::DeviceReturned { device, rejoins: Return::NextRequest }
             } else {
                 recovery::Event::DeviceAbsent { device }
             });
         }
         let found = match self.disturbances.replanner {
-            None => Err(NoPlan { reason: "nobody plans again in this run".into() }),
+            None => Err(NoPlan { reason: "this run has no replanner".into() }),
             Some(replanner) => self.recovery.replan(replanner, all),
         };
         let fitting = match found {
@@ -308,7 +311,7 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Returns why a part of a plan does not fit its device's memory, if one does not.
+    /// Returns the reason if a part of a plan does not fit in its device's memory.
     fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
         let input = Input { plan, ..self.input };
         let devices = input::check(&input)?;
@@ -318,9 +321,9 @@ impl<'a> Simulation<'a> {
             let memory = setup::budget(&input, place, device).filter(fits);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.swappable(member));
             let background_load = self.timeline.background_load(name, withheld);
-            let room = memory.as_ref().map(|memory| background_load.room(memory.weight_cache));
-            if room.is_none_or(|room| room.is_none() && plan.devices[place].window > 0) {
-                return Ok(Some(format!("the new plan's part of `{name}` does not fit its memory")));
+            let budget = memory.as_ref().map(|memory| background_load.memory_budget(memory.weight_cache));
+            if budget.is_none_or(|budget| budget.is_none() && plan.devices[place].window > 0) {
+                return Ok(Some(format!("the new plan does not fit in the memory of `{name}`")));
             }
         }
         Ok(None)
@@ -356,7 +359,7 @@ impl<'a> Simulation<'a> {
         for record in self.trace.records.iter_mut().filter(|record| record.end > now) {
             (record.start, record.end) = (record.start.min(now), now);
             if record.kind == Kind::Output {
-                // It gave no token.
+                // The step produced no token.
                 record.kind = Kind::Compute;
             }
         }
@@ -367,38 +370,38 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Gives every device its part of the new plan. All tokens so far enter the new ring as a prompt.
+    /// Configures every device for the new plan. All tokens so far enter the new ring as a prompt.
     fn configure_ring(&mut self) -> Result<(), SimError> {
         let first_pass = self.passes.generation.next_pass();
         let plan = self.recovery.plan().clone();
         self.ring.order.clear();
         for place in 0..plan.devices.len() {
-            let slot = self.fill_slot(&plan, place, first_pass)?;
+            let slot = self.configure_device(&plan, place, first_pass)?;
             self.ring.order.push(slot);
         }
         for slot in 0..self.ring.devices.len() {
             self.apply_load(slot);
         }
-        self.await_answers();
+        self.await_confirmations();
         Ok(())
     }
 
-    /// Lets the head wait until the farthest device has the plan and has answered.
-    fn await_answers(&mut self) {
+    /// Makes the head wait until the device with the longest round trip has confirmed the plan.
+    fn await_confirmations(&mut self) {
         let links = &self.input.cluster.links;
         let one_way = |from: usize, to: usize| {
             let link = links.between(self.name(from), self.name(to));
             link.map_or(0, |link| link.latency.value.to_nanos())
         };
-        let far = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
-        let wait = self.ring.order.iter().filter(|&&slot| slot != 0).map(far).max().unwrap_or(0);
+        let round_trip = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
+        let wait = self.ring.order.iter().filter(|&&slot| slot != 0).map(round_trip).max().unwrap_or(0);
         self.ready_at = self.engine.now() + wait;
         self.timeline.schedule(self.ready_at, Action::Ready);
         self.schedule_timeline();
     }
 
-    /// Delivers the answers of all devices if they are due.
-    pub fn receive_answers(&mut self) -> Result<(), SimError> {
+    /// Delivers the confirmations of all devices if they are due.
+    pub fn receive_confirmations(&mut self) -> Result<(), SimError> {
         if self.engine.now() < self.ready_at {
             return Ok(());
         }
@@ -409,8 +412,13 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Gives a device its part of a new plan. Returns its slot.
-    fn fill_slot(&mut self, plan: &Arc<Plan>, place: usize, first_pass: u32) -> Result<usize, SimError> {
+    /// Configures a device for its part of a new plan. Returns its slot.
+    fn configure_device(
+        &mut self,
+        plan: &Arc<Plan>,
+        place: usize,
+        first_pass: u32,
+    ) -> Result<usize, SimError> {
         let (input, name) = (self.input, plan.devices[place].name.as_str());
         let Some(member) = self.member(name) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
@@ -422,7 +430,7 @@ impl<'a> Simulation<'a> {
         };
         let known = self.ring.members.iter().position(|&it| it == member);
         let slot = known.unwrap_or(self.ring.devices.len());
-        // A device that was in no ring before gets this plan in the same way.
+        // A device that was in no ring before adopts the plan in the same way.
         let mut schedule = match known {
             Some(slot) => self.ring.devices[slot].schedule().clone(),
             None => Schedule::new(plan.clone(), place),
@@ -440,12 +448,12 @@ impl<'a> Simulation<'a> {
             self.ring.members.push(member);
             self.ring.devices.push(DeviceSim::new(config, &mut self.engine));
             self.ring.memories.push(memory);
-            self.trace.header.devices.push(trace::traced(name, device));
+            self.trace.header.devices.push(trace::traced_device(name, device));
         }
         let mut new = self.ring.devices[slot].gpu_layers();
         new.retain(|layer| !held.contains(layer));
         self.with_device(slot, |device, ctx| {
-            device.load(&new, device.gpu_output() && !output, ctx);
+            device.load_gpu_weights(&new, device.gpu_output() && !output, ctx);
             Ok(())
         })?;
         Ok(slot)

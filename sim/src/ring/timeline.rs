@@ -1,7 +1,7 @@
-//! Event timeline: a scenario's events as actions at points in time, and the log of what happened.
+//! Event timeline: the events of a scenario as timed actions, and the log of run events.
 //!
-//! An event has a beginning, perhaps the steps of a ramp, and an end. Other actions are added during the run, such as
-//! heartbeat checks.
+//! An event has an action for its beginning, for each step of its ramp if it has one, and for its end. Other actions
+//! are added during the run, such as heartbeat checks.
 //!
 //! Not here: the effect of an action on the ring ([`crate::ring::reconfiguration`]) and on a device
 //! ([`crate::device::background_load`]).
@@ -15,11 +15,11 @@ use hearth_schema::run_events::{RunEvent, RunEventKind};
 use crate::device::background_load::BackgroundLoad;
 use crate::engine::Nanos;
 
-/// The number of equal steps of a ramp.
-/// source: assumed, each is then a small part of what is taken
+/// Number of equal steps of a ramp.
+/// source: assumed, so that each step is a small part of the whole change
 const RAMP_STEPS: u32 = 64;
 
-/// An action at a point in time.
+/// A timed action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// An event begins.
@@ -28,38 +28,38 @@ pub enum Action {
     Ramp(usize, u32),
     /// An event ends.
     End(usize),
-    /// The head checks whether a member of the cluster has been silent since then.
+    /// The head checks whether a member of the cluster has been unreachable since the given time.
     CheckHeartbeat(usize, Nanos),
-    /// The ring with a new plan may be ready.
+    /// The ring of a new plan may be ready.
     Ready,
 }
 
-/// A scenario's events and their state.
+/// The events of a scenario and their state.
 #[derive(Debug, Clone)]
 pub struct EventTimeline {
     events: Vec<(Event, Change)>,
-    /// The actions by time, then in the order of insertion.
+    /// Pending actions by time, then in the order of insertion.
     queue: BTreeMap<(Nanos, u32), Action>,
     next_sequence: u32,
-    /// Events that begin with a token, by its number.
+    /// Events that begin with a token, by the number of the token.
     by_token: BTreeMap<u32, Vec<usize>>,
     /// The progress of the active events, from 0 to 1.
-    under_way: BTreeMap<usize, f64>,
-    /// The index in `run_events` of the events that have begun.
+    progress: BTreeMap<usize, f64>,
+    /// Index in `run_events` of each event that has begun.
     logged: BTreeMap<usize, usize>,
-    /// The log of the run.
+    /// Run events so far.
     pub run_events: Vec<RunEvent>,
 }
 
 impl EventTimeline {
-    /// The timeline of a scenario with valid events.
+    /// Creates the timeline of valid events.
     pub fn new(events: &[Event]) -> Self {
         let mut timeline = Self {
             events: events.iter().filter_map(|event| Some((event.clone(), event.change()?))).collect(),
             queue: BTreeMap::new(),
             next_sequence: 0,
             by_token: BTreeMap::new(),
-            under_way: BTreeMap::new(),
+            progress: BTreeMap::new(),
             logged: BTreeMap::new(),
             run_events: Vec::new(),
         };
@@ -75,31 +75,31 @@ impl EventTimeline {
         timeline
     }
 
-    /// Adds an action.
+    /// Adds an action at the time `at`.
     pub fn schedule(&mut self, at: Nanos, action: Action) {
         self.queue.insert((at, self.next_sequence), action);
         self.next_sequence += 1;
     }
 
     /// Returns the time at which the next action is due.
-    pub fn next(&self) -> Option<Nanos> {
+    pub fn next_due(&self) -> Option<Nanos> {
         self.queue.keys().next().map(|&(at, _)| at)
     }
 
-    /// Takes an action that is due by `now`.
-    pub fn due(&mut self, now: Nanos) -> Option<Action> {
+    /// Removes and returns one action that is due by `now`.
+    pub fn pop_due(&mut self, now: Nanos) -> Option<Action> {
         let &(at, order) = self.queue.keys().next()?;
         if at > now { None } else { self.queue.remove(&(at, order)) }
     }
 
-    /// Starts the events that begin with the token of this number.
-    pub fn token_output(&mut self, now: Nanos, count: u32) {
+    /// Schedules the events that begin with token number `count`.
+    pub fn on_token(&mut self, now: Nanos, count: u32) {
         for index in self.by_token.remove(&count).unwrap_or_default() {
             self.schedule(now, Action::Begin(index));
         }
     }
 
-    /// The events that have not begun.
+    /// Returns the indices of the events that have not begun.
     pub fn unreached_events(&self) -> Vec<usize> {
         let waits = |action: &Action| if let Action::Begin(index) = action { Some(*index) } else { None };
         let mut waiting: Vec<usize> = self.queue.values().filter_map(waits).collect();
@@ -108,18 +108,18 @@ impl EventTimeline {
         waiting
     }
 
-    /// The change and the device of an event.
+    /// Returns the change and the device of an event.
     pub fn event(&self, index: usize) -> (Change, Option<&str>) {
         let (event, change) = &self.events[index];
         (*change, event.device.as_deref())
     }
 
-    /// The duration of an event, if the scenario limits it.
-    pub fn lasts(&self, index: usize) -> Option<Seconds> {
+    /// Returns the duration of an event, if the scenario limits it.
+    pub fn duration(&self, index: usize) -> Option<Seconds> {
         self.events[index].0.lasts
     }
 
-    /// Begins an event, which ramps up over `over`. It is active until it ends.
+    /// Begins an event, which ramps up over the time `over` and is active until its end.
     pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];
         let run_event = RunEvent {
@@ -134,7 +134,7 @@ impl EventTimeline {
         self.logged.insert(index, self.run_events.len());
         self.run_events.push(run_event);
         let over = over.to_nanos();
-        self.under_way.insert(index, if over == 0 { 1.0 } else { 0.0 });
+        self.progress.insert(index, if over == 0 { 1.0 } else { 0.0 });
         if over > 0 {
             let step = |step| now + (u128::from(over) * u128::from(step) / u128::from(RAMP_STEPS)) as Nanos;
             (1..=RAMP_STEPS).for_each(|count| self.schedule(step(count), Action::Ramp(index, count)));
@@ -144,22 +144,22 @@ impl EventTimeline {
         }
     }
 
-    /// Moves a ramp to a step.
+    /// Sets the progress of a ramp to a step.
     pub fn ramp(&mut self, index: usize, step: u32) {
-        if let Some(progress) = self.under_way.get_mut(&index) {
+        if let Some(progress) = self.progress.get_mut(&index) {
             *progress = f64::from(step) / f64::from(RAMP_STEPS);
         }
     }
 
     /// Ends an event.
     pub fn end(&mut self, now: Nanos, index: usize) {
-        self.under_way.remove(&index);
+        self.progress.remove(&index);
         if let Some(&at) = self.logged.get(&index) {
             self.run_events[at].end = Some(now);
         }
     }
 
-    /// Records that a device is back.
+    /// Records that a device has returned.
     pub fn device_returned(&mut self, now: Nanos, device: &str) {
         let away =
             self.run_events.iter_mut().rev().find(|it| {
@@ -170,7 +170,7 @@ impl EventTimeline {
         }
     }
 
-    /// Records the first token of a new ring.
+    /// Records that a new ring has generated its first token.
     pub fn end_replanning(&mut self, now: Nanos) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned && run_event.end.is_none() {
@@ -179,17 +179,18 @@ impl EventTimeline {
         }
     }
 
-    /// The background load of a device; `withheld` bytes are to be swapped out if any event swaps.
+    /// Returns the background load of a device. If an event swaps memory out, `withheld` bytes can be used only after
+    /// that.
     pub fn background_load(&self, device: &str, withheld: Bytes) -> BackgroundLoad {
         let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
         let quiet = BackgroundLoad::quiet(if self.swaps(device) { withheld } else { Bytes::ZERO });
-        let under_way = self.under_way.iter().filter(|(index, _)| own(**index));
-        under_way.fold(quiet, |background_load, (&index, &progress)| {
-            background_load.with(&self.events[index].1, progress)
+        let active = self.progress.iter().filter(|(index, _)| own(**index));
+        active.fold(quiet, |background_load, (&index, &progress)| {
+            background_load.with_event(&self.events[index].1, progress)
         })
     }
 
-    /// Whether an event swaps memory of this device out.
+    /// Whether an event swaps out memory of this device.
     pub fn swaps(&self, device: &str) -> bool {
         self.events.iter().any(|(event, change)| {
             matches!(change, Change::Swap(_)) && event.device.as_deref() == Some(device)
@@ -212,16 +213,17 @@ fn kind(change: &Change) -> RunEventKind {
 fn describe(change: &Change) -> String {
     match change {
         Change::Load(load) => {
-            let gpu = load.gpu.map_or(String::new(), |left| format!(", {} of the GPU left", percent(left)));
+            let gpu =
+                load.gpu.map_or(String::new(), |left| format!(", {} of the GPU remains", percent(left)));
             format!("{} threads{gpu}", load.threads)
         }
         Change::Memory(taken) => {
             let over = taken.over.map_or(String::new(), |over| format!(" over {over}"));
             format!("{}{over}", taken.taken)
         }
-        Change::Swap(swap) => format!("{}, {} times smaller", swap.rate, swap.compression),
-        Change::Slow(left) => format!("{} of the clock left", percent(*left)),
-        Change::DiskLoad(share) => format!("{} of the disk", percent(*share)),
+        Change::Swap(swap) => format!("{}, compressed {} times", swap.rate, swap.compression),
+        Change::Slow(left) => format!("{} of the clock rate remains", percent(*left)),
+        Change::DiskLoad(share) => format!("{} of the disk bandwidth", percent(*share)),
         Change::Leaves | Change::Returns(_) | Change::Stalls => String::new(),
     }
 }
@@ -232,7 +234,7 @@ fn percent(share: Fraction) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hearth_schema::events::Taken;
+    use hearth_schema::events::MemoryLoad;
 
     use super::*;
 
@@ -242,27 +244,27 @@ mod tests {
             at: Some(Seconds(1.0)),
             lasts: Some(Seconds(10.0)),
             device: Some("a".into()),
-            memory: Some(Taken { taken: Bytes::mib(64), over: Some(Seconds(8.0)) }),
+            memory: Some(MemoryLoad { taken: Bytes::mib(64), over: Some(Seconds(8.0)) }),
             ..Event::default()
         }]);
-        assert_eq!(timeline.next(), Some(1_000_000_000));
-        assert_eq!(timeline.due(0), None);
-        assert_eq!(timeline.due(1_000_000_000), Some(Action::Begin(0)));
+        assert_eq!(timeline.next_due(), Some(1_000_000_000));
+        assert_eq!(timeline.pop_due(0), None);
+        assert_eq!(timeline.pop_due(1_000_000_000), Some(Action::Begin(0)));
         timeline.begin(1_000_000_000, 0, Seconds(8.0));
         let taken = |timeline: &EventTimeline| timeline.background_load("a", Bytes::ZERO).taken;
         assert_eq!(taken(&timeline), 0.0);
-        // Half of it after half of the time: the 32nd step.
-        while let Some(Action::Ramp(index, step)) = timeline.due(5_000_000_000) {
+        // Half of the memory is taken after half of the time: the 32nd step.
+        while let Some(Action::Ramp(index, step)) = timeline.pop_due(5_000_000_000) {
             timeline.ramp(index, step);
         }
         assert_eq!(taken(&timeline), Bytes::mib(32).as_f64());
         assert_eq!(timeline.background_load("b", Bytes::ZERO).taken, 0.0);
-        while let Some(Action::Ramp(index, step)) = timeline.due(9_000_000_000) {
+        while let Some(Action::Ramp(index, step)) = timeline.pop_due(9_000_000_000) {
             timeline.ramp(index, step);
         }
         assert_eq!(taken(&timeline), Bytes::mib(64).as_f64());
         assert_eq!(
-            (timeline.next(), timeline.due(11_000_000_000)),
+            (timeline.next_due(), timeline.pop_due(11_000_000_000)),
             (Some(11_000_000_000), Some(Action::End(0)))
         );
         timeline.end(11_000_000_000, 0);
@@ -274,9 +276,9 @@ mod tests {
     fn event_begins_with_its_token() {
         let (device, slow) = (Some("a".into()), Some(Fraction(0.5)));
         let mut timeline = EventTimeline::new(&[Event { token: Some(2), device, slow, ..Event::default() }]);
-        timeline.token_output(7, 1);
-        assert_eq!(timeline.next(), None);
-        timeline.token_output(9, 2);
-        assert_eq!((timeline.next(), timeline.due(9)), (Some(9), Some(Action::Begin(0))));
+        timeline.on_token(7, 1);
+        assert_eq!(timeline.next_due(), None);
+        timeline.on_token(9, 2);
+        assert_eq!((timeline.next_due(), timeline.pop_due(9)), (Some(9), Some(Action::Begin(0))));
     }
 }

@@ -1,8 +1,8 @@
 //! Loader: brings the blocks of a sliding window into memory.
 //!
-//! TPI-LLM's memory scheduler loads blocks in the order of use, each as soon as the one before it is loaded and the one
-//! `tau` places before it is released (prima.cpp paper, section 2: it "loads model layers on demand and hides disk
-//! loading with prefetching"):
+//! TPI-LLM's memory scheduler loads blocks in the order of use, each as soon as the one before it is loaded and the
+//! one `tau` places before it is released (prima.cpp paper, section 2: it "loads model layers on demand and hides
+//! disk loading with prefetching"):
 //!
 //! ```text
 //! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk
@@ -16,14 +16,15 @@ use hearth_profiles::{Bytes, BytesPerSecond};
 
 use crate::engine::Nanos;
 
+/// The loader of one rank.
 #[derive(Debug, Clone)]
 pub struct Loader {
-    /// The time at which the last blocks were released, the oldest first; at most the length of the window.
+    /// The times at which the last blocks were released, the oldest first; at most `window` entries.
     released: VecDeque<Nanos>,
     window: usize,
     loaded: Nanos,
     disk: BytesPerSecond,
-    read: Bytes,
+    bytes_read: Bytes,
 }
 
 /// The read of one block.
@@ -35,17 +36,18 @@ pub struct Loading {
 }
 
 impl Loader {
-    /// A loader that begins at time zero, with room for `window` blocks.
+    /// Creates a loader that begins at time zero and has memory for `window` blocks.
     pub fn new(window: usize, disk: BytesPerSecond) -> Self {
-        Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, read: Bytes::ZERO }
+        Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, bytes_read: Bytes::ZERO }
     }
 
-    /// Loads the next block in the order of use.
+    /// Loads the next block in the order of use, which has `bytes` bytes.
     pub fn load(&mut self, bytes: Bytes) -> Loading {
-        let room = if self.released.len() < self.window { 0 } else { self.released.pop_front().unwrap_or(0) };
-        let start = self.loaded.max(room);
+        let is_full = self.released.len() >= self.window;
+        let freed = if is_full { self.released.pop_front().unwrap_or(0) } else { 0 };
+        let start = self.loaded.max(freed);
         self.loaded = start.saturating_add((bytes / self.disk).to_nanos());
-        self.read += bytes;
+        self.bytes_read += bytes;
         Loading { start, end: self.loaded, bytes }
     }
 
@@ -54,8 +56,8 @@ impl Loader {
         self.released.push_back(now);
     }
 
-    pub fn read(&self) -> Bytes {
-        self.read
+    pub fn bytes_read(&self) -> Bytes {
+        self.bytes_read
     }
 }
 
@@ -65,7 +67,8 @@ mod tests {
 
     const MS: Nanos = 1_000_000;
 
-    /// Uses blocks of 10 ms of reading, `compute` ms each, and returns when each is done, in ms.
+    /// Uses `count` blocks that take 10 ms of reading and `compute` ms of computing each. Returns the times in ms at
+    /// which they are done.
     fn used(window: usize, compute: Nanos, count: usize) -> Vec<Nanos> {
         let mut loader = Loader::new(window, BytesPerSecond(1e6));
         let mut now = 0;
@@ -85,7 +88,7 @@ mod tests {
 
     #[test]
     fn window_of_two_overlaps() {
-        // Reading takes longer: a block is there every 10 ms.
+        // Reading takes longer: a block is loaded every 10 ms.
         assert_eq!(used(2, 4, 4), [14, 24, 34, 44]);
         // Computing takes longer: the next block waits in memory.
         assert_eq!(used(2, 30, 4), [40, 70, 100, 130]);
@@ -102,6 +105,6 @@ mod tests {
             loader.load(Bytes(10_000)),
             Loading { start: 50 * MS, end: 60 * MS, bytes: Bytes(10_000) }
         );
-        assert_eq!(loader.read(), Bytes(30_000));
+        assert_eq!(loader.bytes_read(), Bytes(30_000));
     }
 }

@@ -1,12 +1,12 @@
 //! Tensor parallelism: simulates a plan that slices every layer over all devices.
 //!
-//! The ranks go through the blocks of a token in lockstep ([`simulation`]): each computes its slice ([`rank`]), then an
-//! all-reduce over the links adds the partial results. Computing a slice takes what [`hearth_core::compute_cost`] says;
-//! the memory of a rank is in [`hearth_core::memory`]. If a device is out of memory the run ends before it begins, and
-//! the trace has the shortage.
+//! For each block of a token ([`simulation`]) every rank computes its slice ([`rank`]), then an all-reduce over the
+//! links adds the partial results. [`hearth_core::compute_cost`] gives the time of a slice, [`hearth_core::memory`]
+//! the memory of a rank. If a device has too little memory, the run ends before it begins, and the trace states the
+//! shortage.
 //!
-//! Deviations: adding up, converting partial results and the elementwise rest of a layer cost nothing; loading the model
-//! and distributing slices, which happens once, is over when the run begins, except for a sliding window.
+//! Deviations: adding and converting partial results, and the elementwise operations of a layer, take no time; the
+//! model is loaded and its slices are distributed before the run begins, except for a sliding window.
 
 mod loader;
 mod rank;
@@ -27,7 +27,7 @@ use crate::trace::{self, TraceCollector};
 use rank::Rank;
 use simulation::TensorSimulation;
 
-/// Runs a tensor-parallel plan on the devices of its cluster.
+/// Simulates a tensor-parallel plan on the devices of its cluster.
 pub(crate) fn simulate(
     input: &Input,
     tensor: &TensorPlan,
@@ -35,7 +35,7 @@ pub(crate) fn simulate(
     header: Header,
 ) -> Result<Trace, SimError> {
     let passes = tensor.batched(passes(&input.cluster.workload));
-    within_context(&passes, input.plan)?;
+    check_context(&passes, input.plan)?;
     let ignore = input.options.ignore_memory;
     let model = &input.cluster.model;
     let memories: Vec<PinnedMemory> = devices
@@ -44,7 +44,7 @@ pub(crate) fn simulate(
         .filter_map(|(place, device)| PinnedMemory::new(input.plan, place, model, device, ignore))
         .collect();
     let shortages: Vec<Shortage> =
-        memories.iter().enumerate().flat_map(|(place, held)| held.shortages(place)).collect();
+        memories.iter().enumerate().flat_map(|(place, memory)| memory.shortages(place)).collect();
     if !ignore && !shortages.is_empty() {
         let unreclaimable = memories.iter().map(PinnedMemory::main);
         return Ok(trace::out_of_memory(header, passes, unreclaimable, shortages));
@@ -53,14 +53,14 @@ pub(crate) fn simulate(
         .iter()
         .zip(memories)
         .enumerate()
-        .map(|(place, (device, held))| Rank::new(input, tensor, place, device, held))
+        .map(|(place, (device, memory))| Rank::new(input, tensor, place, device, memory))
         .collect();
     let (records, readings) = TensorSimulation::new(input, tensor, ranks, &passes).run()?;
     Ok(TraceCollector { header, records, readings }.finish(passes, Outcome::Ok))
 }
 
-/// Refuses a workload longer than the plan's context, as a ring's schedule does.
-fn within_context(passes: &[Pass], plan: &Plan) -> Result<(), ScheduleError> {
+/// Checks that the workload fits in the plan's context, as the schedule of a ring does.
+fn check_context(passes: &[Pass], plan: &Plan) -> Result<(), ScheduleError> {
     let beyond = passes
         .iter()
         .find(|pass| u64::from(pass.first_position) + u64::from(pass.tokens) > u64::from(plan.context));

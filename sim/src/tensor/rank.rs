@@ -1,9 +1,9 @@
 //! Rank: the time that one device takes for its slice of a block.
 //!
-//! On the CPU it waits for the block's weights, then computes the slice. Pinned weights beyond what memory holds are
-//! swapped in again: all of them where the system evicts the least recently used, or only the excess, depending on the
-//! device's page cache. Weights in a sliding window come from the [`Loader`]. On a GPU with memory of its own:
-//! activations up, the slice, the partial result down.
+//! On the CPU a rank waits for the weights of a block and then computes its slice. If the pinned weights exceed the
+//! memory, they are swapped in again for every token: all of them if the system evicts the least recently used, or
+//! only the excess, depending on the device's page cache. The [`Loader`] reads the weights of a sliding window. On a
+//! GPU with its own memory a rank uploads the activations, computes the slice, and downloads the partial result.
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::{PinnedMemory, streamed_blocks};
@@ -30,13 +30,13 @@ pub struct Rank<'a> {
     sliced: SlicedModel,
     kv_element: Bytes,
     on_gpu: bool,
-    /// The content of its memory.
-    pub held: PinnedMemory,
+    /// The memory that the plan needs on the device.
+    pub memory: PinnedMemory,
     loader: Option<Loader>,
-    /// The blocks of the output matrix that the window loads; a single one without a window.
+    /// Bytes of each block of the output matrix, as the window loads them.
     output: Vec<Bytes>,
-    /// Bytes swapped in for each byte of weights used.
-    swapped: f64,
+    /// Bytes that are swapped in for each byte of weights that is used.
+    swap_ratio: f64,
     swapped_in: Bytes,
 }
 
@@ -46,37 +46,37 @@ impl<'a> Rank<'a> {
         tensor: &TensorPlan,
         place: usize,
         device: &'a Device,
-        held: PinnedMemory,
+        memory: PinnedMemory,
     ) -> Self {
         let (plan, model) = (input.plan, &input.cluster.model);
         let planned = &plan.devices[place];
         let sliced = SlicedModel::new(plan, tensor, place, model);
         let blocks = streamed_blocks(&sliced, place == 0);
         let window = planned.residency.blocks.unwrap_or(0) as usize;
-        // A window that holds everything reads nothing again.
+        // A window that includes all blocks reads nothing again.
         let slides = planned.residency.policy == Residency::Sliding && window < blocks.len();
         let loader = slides.then(|| Loader::new(window, device.disk_read()));
         let output = blocks[2 * model.layers.len()..].to_vec();
-        let excess = if input.options.ignore_memory { Bytes::ZERO } else { held.excess() };
-        let swapped = if excess == Bytes::ZERO || held.read == Bytes::ZERO {
+        let excess = if input.options.ignore_memory { Bytes::ZERO } else { memory.excess() };
+        let swap_ratio = if excess == Bytes::ZERO || memory.read == Bytes::ZERO {
             0.0
         } else if device.memory.page_cache == PageCachePolicy::PaperLinear {
-            (excess.as_f64() / held.read.as_f64()).min(1.0)
+            (excess.as_f64() / memory.read.as_f64()).min(1.0)
         } else {
             1.0
         };
         let kv_element = Bytes(plan.kv_cache.element_bytes());
         let on_gpu = planned.gpu_layers > 0;
         let swapped_in = Bytes::ZERO;
-        Self { place, device, sliced, kv_element, on_gpu, held, loader, output, swapped, swapped_in }
+        Self { place, device, sliced, kv_element, on_gpu, memory, loader, output, swap_ratio, swapped_in }
     }
 
-    /// The time of the embedding of a pass. Head only.
+    /// Returns the time to embed the tokens of a pass. Head only.
     pub fn embed(&self, pass: Pass) -> Seconds {
         self.cpu_cost().embed(pass.tokens)
     }
 
-    /// Computes a block from now on and returns its end. `record` has pass and round.
+    /// Simulates a block that starts at `now` and returns its end time. `record` has the pass and the round.
     pub fn block(
         &mut self,
         now: Nanos,
@@ -98,7 +98,7 @@ impl<'a> Rank<'a> {
         self.compute_with_weights(now, &[(self.sliced.block_bytes(block), time)], &record, out)
     }
 
-    /// Computes the output of a pass and returns its end. Head only.
+    /// Simulates the output of a pass and returns its end time. Head only.
     pub fn output(&mut self, now: Nanos, record: &Record, out: &mut Vec<Record>) -> Nanos {
         let whole: Bytes = self.output.iter().copied().sum();
         let time = self.cpu_cost().output();
@@ -113,12 +113,13 @@ impl<'a> Rank<'a> {
         self.compute_with_weights(now, &parts, &record, out)
     }
 
-    /// Bytes read from disk so far.
-    pub fn read(&self) -> Bytes {
-        self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, Loader::read)
+    /// Returns the bytes read from disk so far.
+    pub fn bytes_read(&self) -> Bytes {
+        self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, Loader::bytes_read)
     }
 
-    /// Computes on parts of weights that have to be in memory, one after another.
+    /// Simulates computing with parts of weights, one after another, each as soon as it is in memory. Returns the end
+    /// time.
     fn compute_with_weights(
         &mut self,
         now: Nanos,
@@ -140,7 +141,7 @@ impl<'a> Rank<'a> {
                     ..record.clone()
                 });
             }
-            let swapped = Bytes((bytes.as_f64() * self.swapped) as u64);
+            let swapped = Bytes((bytes.as_f64() * self.swap_ratio) as u64);
             self.swapped_in += swapped;
             let swapping = (swapped / self.device.disk_read()).to_nanos();
             at = at.saturating_add(swapping).saturating_add(time.to_nanos());
@@ -183,12 +184,13 @@ impl<'a> Rank<'a> {
         ComputeCost::on_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 
+    /// Returns a record of this rank that starts and ends at `now`.
     pub fn record(&self, kind: Kind, pass: Pass, round: u32, now: Nanos) -> Record {
         start_record(self.place, Resource::Cpu, kind, (pass.index, round), now)
     }
 }
 
-/// The computing time of a slice of a block; zero if the slice is empty.
+/// Returns the computing time of a slice of a block; zero if the slice is empty.
 fn slice_time(work: &ComputeCost, sliced: &SlicedModel, block: usize, pass: Pass) -> Seconds {
     let layer = block / 2;
     let empty = |group: &TensorGroup| group.flops().0 == 0.0;
@@ -197,6 +199,6 @@ fn slice_time(work: &ComputeCost, sliced: &SlicedModel, block: usize, pass: Pass
     } else if empty(&sliced.feed_forward[layer]) {
         Seconds(0.0)
     } else {
-        work.product(&sliced.feed_forward[layer], pass.tokens)
+        work.matmul_time(&sliced.feed_forward[layer], pass.tokens)
     }
 }

@@ -4,9 +4,9 @@
 //! slice, takes part in the all-reduce, and begins the next block when it has the sum. Nothing else synchronises the
 //! ranks, so a rank may be ahead of others. After the last block the head computes the output.
 //!
-//! What a rank sends depends on the number of messages it has received ([`hearth_core::tensor::collective`]); messages
-//! of a later block wait for it. An over-the-air all-reduce sends no messages: when the last rank has finished, all
-//! have the sum after the given time.
+//! What a rank sends depends on the number of messages it has received ([`hearth_core::tensor::collective`]);
+//! messages of a later block are counted when they arrive, and used when the rank reaches that block. An over-the-air
+//! all-reduce sends no messages: when the last rank has finished, all have the sum after the given time.
 
 use std::collections::BTreeMap;
 
@@ -23,45 +23,49 @@ use crate::resource::link::{Delivery, Network, cluster_links};
 
 use super::rank::Rank;
 
-/// The position of a rank: the pass, and 0 for the embedding or 1 + the block.
-type Stage = (usize, u32);
+/// A step of the run: the index of the pass, and 0 for the embedding or 1 + the block.
+type BlockStep = (usize, u32);
 
 /// An event of a rank.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     /// The head has computed the embedding.
     Embedded,
+    /// A rank has computed its slice of a block.
     Computed(usize),
+    /// A message arrives at a rank.
     Delivered(usize, Message),
-    /// All ranks have the sum of a stage (over-the-air all-reduce).
-    Summed(Stage),
-    Sampled,
-    /// A Wi-Fi transmission may be over.
+    /// All ranks have the sum of a step (over-the-air all-reduce).
+    Summed(BlockStep),
+    /// The head has computed the output of a pass.
+    OutputComputed,
+    /// A Wi-Fi transmission may have ended.
     Wifi,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Message {
-    stage: Stage,
+    step: BlockStep,
     from: usize,
     bytes: Bytes,
 }
 
-/// A message on a link: its receiver, and the index of the record of its sending.
+/// A message on a link: the receiver, the message, and the index of its send record.
 type InFlight = (usize, Message, usize);
 
 /// The progress of a rank.
 #[derive(Debug, Clone)]
 struct Progress {
-    stage: Stage,
-    /// Since when it waits in that stage.
+    step: BlockStep,
+    /// The time since which the rank waits in that step.
     waiting_since: Option<Nanos>,
-    /// Messages sent in that stage.
+    /// Number of messages sent in that step.
     sent: usize,
-    /// Messages received, of stages that are not over.
-    received: BTreeMap<Stage, usize>,
+    /// Number of messages received, for each step that is not complete.
+    received: BTreeMap<BlockStep, usize>,
 }
 
+/// The simulation of a tensor-parallel run.
 pub struct TensorSimulation<'a> {
     engine: Engine<Event>,
     ranks: Vec<Rank<'a>>,
@@ -73,10 +77,10 @@ pub struct TensorSimulation<'a> {
     air_time: Seconds,
     tensor: &'a TensorPlan,
     embedding: u32,
-    /// 2 L.
+    /// Number of blocks: 2 L.
     blocks: u32,
-    /// Ranks that have reached a stage (over-the-air all-reduce).
-    gathered: BTreeMap<Stage, usize>,
+    /// Number of ranks that have reached the all-reduce of a step (over-the-air all-reduce).
+    ranks_waiting: BTreeMap<BlockStep, usize>,
     ended: bool,
     records: Vec<Record>,
     readings: Vec<Reading>,
@@ -84,10 +88,10 @@ pub struct TensorSimulation<'a> {
 
 impl<'a> TensorSimulation<'a> {
     pub fn new(input: &Input<'a>, tensor: &'a TensorPlan, ranks: Vec<Rank<'a>>, passes: &'a [Pass]) -> Self {
-        let start = Progress { stage: (0, 0), waiting_since: Some(0), sent: 0, received: BTreeMap::new() };
+        let start = Progress { step: (0, 0), waiting_since: Some(0), sent: 0, received: BTreeMap::new() };
         let shape = &input.cluster.model.shape;
         let mut engine = Engine::new();
-        let wifi_timer = engine.timer();
+        let wifi_timer = engine.new_timer();
         Self {
             engine,
             wifi_timer,
@@ -100,13 +104,14 @@ impl<'a> TensorSimulation<'a> {
             tensor,
             embedding: shape.embedding,
             blocks: 2 * shape.layers.0,
-            gathered: BTreeMap::new(),
+            ranks_waiting: BTreeMap::new(),
             ended: false,
             records: Vec::new(),
             readings: Vec::new(),
         }
     }
 
+    /// Runs the simulation. Returns the records and readings of its trace.
     pub fn run(mut self) -> Result<(Vec<Record>, Vec<Reading>), SimError> {
         self.begin(0);
         while !self.ended
@@ -119,9 +124,9 @@ impl<'a> TensorSimulation<'a> {
             match event {
                 Event::Embedded => self.send_embedding(),
                 Event::Computed(place) => self.begin_all_reduce(place),
-                Event::Delivered(place, message) => self.delivered(place, message),
-                Event::Summed(stage) => self.summed(stage),
-                Event::Sampled => self.sampled(),
+                Event::Delivered(place, message) => self.on_delivery(place, message),
+                Event::Summed(step) => self.on_sum(step),
+                Event::OutputComputed => self.on_output(),
                 Event::Wifi => self.poll_links(),
             }
         }
@@ -131,47 +136,48 @@ impl<'a> TensorSimulation<'a> {
     /// Begins a pass on the head.
     fn begin(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
-        self.progress[0].stage = (index, 0);
+        self.progress[0].step = (index, 0);
         let end = now.saturating_add(self.ranks[0].embed(pass).to_nanos());
         let record = self.ranks[0].record(Kind::Embed, pass, 0, now);
         let cost = Some(hearth_schema::trace::Cost { cpu: end - now, ..Default::default() });
         self.records.push(Record { end, cost, ..record });
-        self.engine.at(end, Event::Embedded);
+        self.engine.schedule_at(end, Event::Embedded);
     }
 
     /// Sends the embedding to every worker, and begins the head's first block.
     fn send_embedding(&mut self) {
-        let stage = self.progress[0].stage;
-        let rows = Bytes(4 * u64::from(self.embedding)) * u64::from(self.passes[stage.0].tokens);
+        let step = self.progress[0].step;
+        let rows = Bytes(4 * u64::from(self.embedding)) * u64::from(self.passes[step.0].tokens);
         for to in 1..self.ranks.len() {
-            self.send(0, to, stage, rows);
+            self.send(0, to, step, rows);
         }
         self.compute(0, 0);
     }
 
+    /// Begins a block on a rank.
     fn compute(&mut self, place: usize, block: u32) {
         let now = self.engine.now();
         let progress = &mut self.progress[place];
-        progress.received.remove(&progress.stage);
-        progress.stage.1 = block + 1;
+        progress.received.remove(&progress.step);
+        progress.step.1 = block + 1;
         (progress.waiting_since, progress.sent) = (None, 0);
-        let pass = self.passes[progress.stage.0];
+        let pass = self.passes[progress.step.0];
         let rank = &mut self.ranks[place];
         let record = rank.record(Kind::Compute, pass, block, now);
         let end = rank.block(now, block as usize, pass, &record, &mut self.records);
-        self.engine.at(end, Event::Computed(place));
+        self.engine.schedule_at(end, Event::Computed(place));
     }
 
-    /// Enters the all-reduce with a partial result.
+    /// Begins the all-reduce of a rank's partial result.
     fn begin_all_reduce(&mut self, place: usize) {
-        let (now, stage) = (self.engine.now(), self.progress[place].stage);
+        let (now, step) = (self.engine.now(), self.progress[place].step);
         self.progress[place].waiting_since = Some(now);
         if self.all_reduce.pattern == AllReduce::OverTheAir && self.ranks.len() > 1 {
-            let gathered = self.gathered.entry(stage).or_insert(0);
-            *gathered += 1;
-            if *gathered == self.ranks.len() {
-                self.gathered.remove(&stage);
-                self.engine.after(self.air_time.to_nanos(), Event::Summed(stage));
+            let ranks_waiting = self.ranks_waiting.entry(step).or_insert(0);
+            *ranks_waiting += 1;
+            if *ranks_waiting == self.ranks.len() {
+                self.ranks_waiting.remove(&step);
+                self.engine.schedule_after(self.air_time.to_nanos(), Event::Summed(step));
             }
         } else {
             self.advance(place);
@@ -180,13 +186,13 @@ impl<'a> TensorSimulation<'a> {
 
     /// Sends the messages that are due, and continues if the sum is complete.
     fn advance(&mut self, place: usize) {
-        let stage = self.progress[place].stage;
-        let received = self.progress[place].received.get(&stage).copied().unwrap_or(0);
+        let step = self.progress[place].step;
+        let received = self.progress[place].received.get(&step).copied().unwrap_or(0);
         let due = self.all_reduce.due(place, received);
-        let tokens = self.passes[stage.0].tokens;
+        let tokens = self.passes[step.0].tokens;
         let bytes = self.all_reduce.message(self.tensor.partial_bytes(self.embedding, tokens));
         for number in self.progress[place].sent..due {
-            self.send(place, self.all_reduce.receiver(place, number), stage, bytes);
+            self.send(place, self.all_reduce.receiver(place, number), step, bytes);
         }
         self.progress[place].sent = due;
         if received >= self.all_reduce.awaited(place) {
@@ -196,15 +202,15 @@ impl<'a> TensorSimulation<'a> {
 
     /// Continues after an all-reduce.
     fn finish_all_reduce(&mut self, place: usize) {
-        let (now, (index, block)) = (self.engine.now(), self.progress[place].stage);
+        let (now, (index, block)) = (self.engine.now(), self.progress[place].step);
         if block < self.blocks {
             self.compute(place, block);
         } else if place > 0 {
             let progress = &mut self.progress[place];
             progress.received.remove(&(index, block));
-            progress.stage = (index + 1, 0);
+            progress.step = (index + 1, 0);
             progress.waiting_since = Some(now);
-            if progress.received.contains_key(&progress.stage) {
+            if progress.received.contains_key(&progress.step) {
                 self.compute(place, 0);
             }
         } else {
@@ -213,7 +219,7 @@ impl<'a> TensorSimulation<'a> {
         }
     }
 
-    /// Ends a pass on the head.
+    /// Computes the output of a pass on the head, or begins the next pass if this one has no output.
     fn output(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         if !pass.output {
@@ -223,17 +229,18 @@ impl<'a> TensorSimulation<'a> {
         let rank = &mut self.ranks[0];
         let record = rank.record(Kind::Output, pass, self.blocks, now);
         let end = rank.output(now, &record, &mut self.records);
-        self.engine.at(end, Event::Sampled);
+        self.engine.schedule_at(end, Event::OutputComputed);
     }
 
-    fn sampled(&mut self) {
-        let (at, index) = (self.engine.now(), self.progress[0].stage.0);
+    /// Records the counters of all ranks, and begins the next pass.
+    fn on_output(&mut self) {
+        let (at, index) = (self.engine.now(), self.progress[0].step.0);
         let pass = self.passes[index].index;
         for (place, rank) in (0..).zip(&self.ranks) {
             let counters = [
-                (Counter::BytesRead, rank.read().0),
-                (Counter::Resident, rank.held.weights.0),
-                (Counter::Unreclaimable, rank.held.main().0),
+                (Counter::BytesRead, rank.bytes_read().0),
+                (Counter::Resident, rank.memory.weights.0),
+                (Counter::Unreclaimable, rank.memory.main().0),
             ];
             let reading = |(counter, value)| Reading { device: place, counter, pass, at, value };
             self.readings.extend(counters.map(reading));
@@ -245,59 +252,59 @@ impl<'a> TensorSimulation<'a> {
         }
     }
 
-    fn send(&mut self, from: usize, to: usize, stage: Stage, bytes: Bytes) {
+    fn send(&mut self, from: usize, to: usize, step: BlockStep, bytes: Bytes) {
         let now = self.engine.now();
-        let pass = self.passes[stage.0];
-        let record = self.ranks[from].record(Kind::Send, pass, stage.1.saturating_sub(1), now);
+        let pass = self.passes[step.0];
+        let record = self.ranks[from].record(Kind::Send, pass, step.1.saturating_sub(1), now);
         self.records.push(Record { resource: Resource::Tx, bytes: bytes.0, peer: Some(to as u16), ..record });
-        let item = (to, Message { stage, from, bytes }, self.records.len() - 1);
+        let item = (to, Message { step, from, bytes }, self.records.len() - 1);
         match self.network.send(now, [from, to], bytes, item) {
             Some((item, delivery)) => self.schedule_delivery(item, delivery),
             None => self.poll_links(),
         }
     }
 
-    /// Handles the messages that have left, and sets the timer for the next.
+    /// Schedules the arrivals of messages whose delivery is known by now, and the next event of the links.
     fn poll_links(&mut self) {
         while let Some((item, delivery)) = self.network.next_delivery(self.engine.now()) {
             self.schedule_delivery(item, delivery);
         }
         if let Some(at) = self.network.next_event() {
-            self.engine.set(self.wifi_timer, at, Event::Wifi);
+            self.engine.set_timer(self.wifi_timer, at, Event::Wifi);
         }
     }
 
-    /// Schedules the arrival of a message that has left.
+    /// Schedules the arrival of a message whose delivery is known.
     fn schedule_delivery(&mut self, (to, message, record): InFlight, delivery: Delivery) {
-        self.records[record].end = delivery.left.max(self.records[record].start);
-        self.engine.at(delivery.arrives, Event::Delivered(to, message));
+        self.records[record].end = delivery.ends.max(self.records[record].start);
+        self.engine.schedule_at(delivery.arrives, Event::Delivered(to, message));
     }
 
-    fn delivered(&mut self, place: usize, message: Message) {
+    fn on_delivery(&mut self, place: usize, message: Message) {
         let now = self.engine.now();
         let progress = &mut self.progress[place];
-        *progress.received.entry(message.stage).or_insert(0) += 1;
-        let waiting_since = progress.waiting_since.filter(|_| progress.stage == message.stage);
+        *progress.received.entry(message.step).or_insert(0) += 1;
+        let waiting_since = progress.waiting_since.filter(|_| progress.step == message.step);
         self.record_receive(
             place,
-            message.stage,
+            message.step,
             waiting_since.unwrap_or(now),
             message.bytes,
             Some(message.from),
         );
-        match (waiting_since, message.stage.1) {
+        match (waiting_since, message.step.1) {
             (None, _) => {}
             (Some(_), 0) => self.compute(place, 0),
             (Some(_), _) => self.advance(place),
         }
     }
 
-    /// Gives all ranks the sum (over-the-air all-reduce).
-    fn summed(&mut self, stage: Stage) {
-        let bytes = self.tensor.partial_bytes(self.embedding, self.passes[stage.0].tokens);
+    /// Continues all ranks with the sum (over-the-air all-reduce).
+    fn on_sum(&mut self, step: BlockStep) {
+        let bytes = self.tensor.partial_bytes(self.embedding, self.passes[step.0].tokens);
         for place in 0..self.ranks.len() {
             let since = self.progress[place].waiting_since.unwrap_or(self.engine.now());
-            self.record_receive(place, stage, since, bytes, None);
+            self.record_receive(place, step, since, bytes, None);
             self.finish_all_reduce(place);
         }
     }
@@ -305,13 +312,13 @@ impl<'a> TensorSimulation<'a> {
     fn record_receive(
         &mut self,
         place: usize,
-        stage: Stage,
+        step: BlockStep,
         since: Nanos,
         bytes: Bytes,
         from: Option<usize>,
     ) {
-        let (now, pass) = (self.engine.now(), self.passes[stage.0]);
-        let record = self.ranks[place].record(Kind::Receive, pass, stage.1.saturating_sub(1), since);
+        let (now, pass) = (self.engine.now(), self.passes[step.0]);
+        let record = self.ranks[place].record(Kind::Receive, pass, step.1.saturating_sub(1), since);
         self.records.push(Record {
             resource: Resource::Rx,
             end: now,

@@ -1,8 +1,8 @@
-//! Replays on [`TwoList`] the accesses that a machine logged, and compares reads and refaults.
+//! Replays accesses that were logged on a machine on [`TwoList`], and compares reads and refaults.
 //!
-//! `cyclic_reader --log` of the studies writes down what a reader and its helper did to each piece of a file, in order,
-//! and what the kernel counted for each pass. The replay has no time: requested pieces have arrived when they are
-//! populated. See `docs/decisions/0011-populate-marks-accessed.md`.
+//! `cyclic_reader --log` of the studies logs the accesses of a reader and its helper to each piece of a file, in
+//! order, and the counters of the kernel for each pass. The replay has no clock: requested pieces have arrived when
+//! they are populated. See `docs/decisions/0011-populate-marks-accessed.md`.
 //!
 //!     cargo test -p hearth-sim --test it cyclic_rows -- --nocapture
 
@@ -13,36 +13,41 @@ const CHUNKS_PER_MIB: u32 = 8;
 const FILE_MIB: u32 = 640;
 const PIECE_MIB: u32 = 2;
 const PAGES_PER_CHUNK: u64 = 32;
-/// `read_ahead_kb` 8192.
+/// Read-ahead window in chunks: `read_ahead_kb` 8192.
 const READ_AHEAD: u32 = 8 * CHUNKS_PER_MIB;
-/// The process, page tables and tree nodes: 3.2 MiB were measured, 2 MiB without shadows; in whole chunks.
+/// Chunks of memory that the process, page tables and tree nodes take: 3.2 MiB were measured, 2 MiB without shadows.
 const PROCESS_CHUNKS: u32 = 26;
 
-/// One row of the log.
-struct Row {
+/// One row of the log: an experiment with its passes.
+struct LoggedRow {
     name: &'static str,
     capacity: u32,
     kept_mib: u32,
     fadvise: bool,
-    passes: Vec<Pass>,
+    passes: Vec<LoggedPass>,
 }
 
-/// What the kernel counted in a pass, and what was done in it.
-struct Pass {
+/// One pass over the file: the kernel's counters, and the logged steps.
+struct LoggedPass {
+    /// Bytes read.
     bytes: u64,
+    /// Refaulted pages.
     refaults: u64,
+    /// Pages of kept pieces that were missing.
     lost: u64,
+    /// The kind of each step, and its piece.
     steps: Vec<(char, u32)>,
 }
 
-fn rows() -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
+/// Parses the log.
+fn rows() -> Vec<LoggedRow> {
+    let mut rows: Vec<LoggedRow> = Vec::new();
     for line in LOG.lines().filter(|line| !line.starts_with('#')) {
         if let Some(head) = line.strip_prefix("row ") {
             let parts: Vec<&'static str> = head.split("; ").collect();
             let number = |at: usize| parts[at].split(' ').nth(1).and_then(|word| word.parse().ok());
             let limit: u32 = number(1).expect("a limit in KiB");
-            rows.push(Row {
+            rows.push(LoggedRow {
                 name: parts[0],
                 capacity: limit / 1024 * CHUNKS_PER_MIB - PROCESS_CHUNKS,
                 kept_mib: number(2).expect("a kept set in MiB"),
@@ -55,17 +60,17 @@ fn rows() -> Vec<Row> {
         if let Some(counts) = line.strip_prefix("pass ") {
             let counts: Vec<u64> = counts.split(' ').filter_map(|word| word.parse().ok()).collect();
             let (bytes, refaults, lost) = (counts[0], counts[1], counts[2]);
-            passes.push(Pass { bytes, refaults, lost, steps: Vec::new() });
+            passes.push(LoggedPass { bytes, refaults, lost, steps: Vec::new() });
         } else {
             let steps = &mut passes.last_mut().expect("a pass comes first").steps;
-            line.split(' ').for_each(|word| unfold(word, steps));
+            line.split(' ').for_each(|word| parse_steps(word, steps));
         }
     }
     rows
 }
 
-/// `t3-5` is three touches.
-fn unfold(word: &str, steps: &mut Vec<(char, u32)>) {
+/// Parses the steps of a word: `t3-5` is a touch of each of the pieces 3 to 5.
+fn parse_steps(word: &str, steps: &mut Vec<(char, u32)>) {
     let what = word.chars().next().expect("no empty words");
     let range = &word[1..];
     let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -73,7 +78,7 @@ fn unfold(word: &str, steps: &mut Vec<(char, u32)>) {
     steps.extend((number(first)..=number(last)).map(|piece| (what, piece)));
 }
 
-/// The page cache, its read-ahead and what is being read.
+/// The replayed page cache, its read-ahead and the chunks in flight.
 struct Replay {
     cache: TwoList,
     readahead: Readahead,
@@ -83,7 +88,7 @@ struct Replay {
 }
 
 impl Replay {
-    fn step(&mut self, row: &Row, what: char, piece: u32) {
+    fn step(&mut self, row: &LoggedRow, what: char, piece: u32) {
         let chunks = piece * PIECE_MIB * CHUNKS_PER_MIB..(piece + 1) * PIECE_MIB * CHUNKS_PER_MIB;
         match what {
             'a' => self.request(chunks),
@@ -93,10 +98,10 @@ impl Replay {
             'r' => chunks.for_each(|chunk| self.cache.release(chunk)),
             't' => {
                 if keeps(row, piece) {
-                    let gone = chunks.clone().filter(|&chunk| !self.cache.holds(chunk)).count() as u64;
-                    self.lost += gone * PAGES_PER_CHUNK;
-                    // The reader does as much when something it keeps is gone.
-                    if gone > 0 {
+                    let missing = chunks.clone().filter(|&chunk| !self.cache.holds(chunk)).count() as u64;
+                    self.lost += missing * PAGES_PER_CHUNK;
+                    // The reader does the same when a piece of its kept set is missing.
+                    if missing > 0 {
                         self.load(chunks.clone());
                     }
                 }
@@ -108,7 +113,7 @@ impl Replay {
 
     fn request(&mut self, chunks: std::ops::Range<Chunk>) {
         for chunk in chunks {
-            // A request that finds no room is dropped.
+            // A request that finds no free memory is dropped.
             if self.cache.prefetch_now(chunk) == Fetch::Started {
                 self.in_flight.push(chunk);
             }
@@ -124,24 +129,25 @@ impl Replay {
         for chunk in chunks {
             // Reads end in the order of their requests.
             if let Some(at) = self.in_flight.iter().position(|&read| read == chunk) {
-                self.in_flight.drain(..=at).for_each(|read| self.cache.arrived(read));
+                self.in_flight.drain(..=at).for_each(|read| self.cache.on_arrival(read));
             }
             let mut reads = Vec::new();
             let found = if populates { self.cache.populate(chunk) } else { self.cache.access(chunk) };
             match found {
-                Access::Absent => assert!(self.readahead.miss(&mut self.cache, chunk, &mut reads)),
-                Access::Hit | Access::InFlight => self.readahead.hit(&mut self.cache, chunk, &mut reads),
+                Access::Absent => assert!(self.readahead.on_miss(&mut self.cache, chunk, &mut reads)),
+                Access::Hit | Access::InFlight => self.readahead.on_hit(&mut self.cache, chunk, &mut reads),
             }
             self.in_flight.extend(reads);
             if let Some(at) = self.in_flight.iter().position(|&read| read == chunk) {
-                self.in_flight.drain(..=at).for_each(|read| self.cache.arrived(read));
+                self.in_flight.drain(..=at).for_each(|read| self.cache.on_arrival(read));
                 self.cache.resume(chunk);
             }
         }
     }
 }
 
-fn keeps(row: &Row, piece: u32) -> bool {
+/// Whether a piece is in the kept set of a row, which is spread evenly over the file.
+fn keeps(row: &LoggedRow, piece: u32) -> bool {
     let (pieces, kept) = (FILE_MIB / PIECE_MIB, row.kept_mib / PIECE_MIB);
     (piece + 1) * kept / pieces > piece * kept / pieces
 }
@@ -165,7 +171,7 @@ fn replay_matches_measured_reads_and_refaults() {
             let now = replay.cache.counters();
             let mut fetched = now.fetched - before.fetched;
             if at == 0 {
-                // What is loaded before the first pass is not counted.
+                // The log does not count what is loaded before the first pass.
                 fetched -= pass.steps.iter().filter(|step| step.0 == 'k').count() as u64
                     * u64::from(PIECE_MIB * CHUNKS_PER_MIB);
             }
@@ -178,7 +184,7 @@ fn replay_matches_measured_reads_and_refaults() {
             ];
             let cells = pairs.map(|(machine, replayed)| format!("{machine:.0} | {replayed:.0}"));
             println!("| {} | {at} | {} |", row.name, cells.join(" | "));
-            // The first pass fills the cache; MiB that the disk had under way count as a difference.
+            // The first pass fills the cache; the tolerance of 16 MiB is for reads that were in flight.
             if at > 0
                 && pairs.iter().any(|(machine, replayed)| (machine - replayed).abs() > 16.0 + 0.15 * machine)
             {
@@ -186,5 +192,5 @@ fn replay_matches_measured_reads_and_refaults() {
             }
         }
     }
-    assert!(wrong.is_empty(), "more than 15 % away: {}", wrong.join(", "));
+    assert!(wrong.is_empty(), "more than 15 % off: {}", wrong.join(", "));
 }

@@ -1,7 +1,7 @@
-//! Scenario events: what loads, losses and stalls cost a simulated ring, against closed forms.
+//! Scenario events: the effects of loads, losses and stalls on a simulated ring, against closed forms.
 //!
-//! In the rings of [`crate::small_rings`] a token takes reading weights from memory at 10 GB/s and hops, so every
-//! change has one expected number.
+//! In the rings of [`crate::small_rings`] a token takes the time of its hops and of reading weights from memory at 10
+//! GB/s, so every change has one expected value.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::event_impact::{EventImpact, event_impact};
@@ -9,7 +9,7 @@ use hearth_core::metrics::{self, Metrics};
 use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds, Sourced};
-use hearth_schema::events::{Event, Load, Return, Swap, Taken};
+use hearth_schema::events::{Event, Load, MemoryLoad, Return, Swap};
 use hearth_schema::plan::{Plan, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
@@ -18,19 +18,19 @@ use hearth_sim::{Disturbances, Input, Options, Run, SimError, simulate_with_dist
 
 use crate::small_rings::{OS, PLENTY, cluster, count, layers, llama_8b, plan, readings, tpot, use_wifi};
 
-/// Distributes the layers evenly over the reachable devices.
+/// A replanner that distributes the layers evenly over the reachable devices.
 #[derive(Debug)]
-struct Evenly;
+struct EvenSplit;
 
-impl Replanner for Evenly {
-    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
-        let (count, layers) = (there.members.len() as u32, there.model.shape.layers.0);
+impl Replanner for EvenSplit {
+    fn replan(&self, reachable: &Cluster) -> Result<Plan, NoPlan> {
+        let (count, layers) = (reachable.members.len() as u32, reachable.model.shape.layers.0);
         let windows: Vec<u32> =
             (0..count).map(|place| layers * (place + 1) / count - layers * place / count).collect();
-        let mut plan = plan(&there.model, &windows, OS);
-        (plan.rounds, plan.sequences) = (1, there.workload.sequences);
-        let mut names: Vec<&String> = there.members.iter().map(|member| &member.name).collect();
-        names.rotate_left(there.head);
+        let mut plan = plan(&reachable.model, &windows, OS);
+        (plan.rounds, plan.sequences) = (1, reachable.workload.sequences);
+        let mut names: Vec<&String> = reachable.members.iter().map(|member| &member.name).collect();
+        names.rotate_left(reachable.head);
         for (device, name) in plan.devices.iter_mut().zip(names) {
             device.name.clone_from(name);
         }
@@ -38,56 +38,61 @@ impl Replanner for Evenly {
     }
 }
 
-/// Finds no plan.
+/// A replanner that finds no plan.
 #[derive(Debug)]
-struct Never;
+struct NoPlanFound;
 
-impl Replanner for Never {
+impl Replanner for NoPlanFound {
     fn replan(&self, _: &Cluster) -> Result<Plan, NoPlan> {
         Err(NoPlan { reason: "too little memory".into() })
     }
 }
 
-fn during(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&dyn Replanner>) -> Run {
+/// Simulates a warm run with events.
+fn run_with(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&dyn Replanner>) -> Run {
     let options = Options { warm: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
     simulate_with_disturbances(&input, &Disturbances { events, replanner }).expect("a run that ends")
 }
 
+/// Returns the error of a run whose events are refused.
 fn refused(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
     let input = Input { cluster, plan, options: &Options::default() };
     simulate_with_disturbances(&input, &Disturbances { events, replanner: None }).expect_err("a refusal")
 }
 
-/// A ring of two halves with memory for everything and events on the second.
+/// Simulates a ring of two halves with enough memory for all weights. Returns the trace and its metrics.
 fn halves(events: &[Event]) -> (Trace, Metrics) {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
     let plan = plan(&cluster.model, &[16, 16], OS);
-    let trace = during(&cluster, &plan, events, None).trace;
+    let trace = run_with(&cluster, &plan, events, None).trace;
     let metrics = metrics::compute(&trace);
     (trace, metrics)
 }
 
+/// Returns an event without effect, at a token on a device.
 fn on(device: &str, token: u32) -> Event {
     Event { token: Some(token), device: Some(device.into()), ..Event::default() }
 }
 
+/// Returns the impact of the first run event.
 fn first(trace: &Trace) -> EventImpact {
     event_impact(trace, &trace.run_events[0])
 }
 
-/// Milliseconds of reading the second half once at 10 GB/s.
+/// Returns the milliseconds to read the second half of the layers once at 10 GB/s.
 fn half() -> f64 {
     layers(&llama_8b(), 16..32).as_f64() / 10e9 * 1e3
 }
 
+/// Whether a value is within 0.5 % of the expected one.
 fn near(found: f64, expected: f64) -> bool {
     (found / expected - 1.0).abs() < 0.005
 }
 
 #[test]
 fn load_on_half_the_cores_doubles_computing() {
-    // Four threads beside its own four on four cores, until 0.2 s after the fourth token: a part of two tokens.
+    // Four more threads with the device's own four on four cores, from the fourth token on.
     let game = Event { load: Some(Load { threads: 4, gpu: None }), ..on("d1", 4) };
     let (trace, _) = halves(std::slice::from_ref(&game));
     let phases = first(&trace).tpot_ms;
@@ -97,7 +102,7 @@ fn load_on_half_the_cores_doubles_computing() {
     let (trace, metrics) = halves(&[Event { lasts: Some(Seconds(2.5 * busy / 1e3)), ..game }]);
     let phases = first(&trace).tpot_ms;
     assert!(near(phases.after.expect("after the game"), quiet), "{phases:?} against {quiet}");
-    // What the device waits for a core is queueing, not computing: two and a half tokens of eleven.
+    // The time for which the device waits for a core is queueing, not computing: in two and a half tokens of eleven.
     let queue = metrics.terms_ms.queue * 11.0;
     assert!((2.0 * half()..3.0 * half()).contains(&queue), "{queue} ms of queueing");
     assert!(near(metrics.terms_ms.cpu, halves(&[]).1.terms_ms.cpu));
@@ -108,21 +113,21 @@ fn half_the_clock_doubles_computing() {
     let (trace, metrics) = halves(&[Event { slow: Some(Fraction(0.5)), ..on("d1", 1) }]);
     let (quiet, slow) = (halves(&[]).1, first(&trace).tpot_ms.during.expect("all"));
     assert!(near(slow - tpot(&quiet), half()));
-    assert!(near(metrics.terms_ms.cpu - quiet.terms_ms.cpu, half()), "it is computing, not queueing");
+    assert!(near(metrics.terms_ms.cpu - quiet.terms_ms.cpu, half()), "the added time is computing");
     assert!(metrics.terms_ms.queue < 0.001 * slow);
 }
 
 #[test]
 fn disk_load_slows_reading() {
-    // The second half is read from disk for every token: its faults are served at 1 GB/s, or at 0.25.
+    // The second half is read from disk for every token, at 1 GB/s, or at 0.25 GB/s under load.
     let mut cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 6);
     cluster.members[1].device.disk.latency = None;
     let plan = plan(&cluster.model, &[16, 16], OS);
     let event = Event { disk_load: Some(Fraction(0.75)), ..on("d1", 3) };
-    let trace = during(&cluster, &plan, &[event], None).trace;
+    let trace = run_with(&cluster, &plan, &[event], None).trace;
     let phases = first(&trace).tpot_ms;
     let (before, during) = (phases.before.expect("tokens"), phases.during.expect("tokens"));
-    // Three times the time of reading more, a tenth of which had been hidden behind computing.
+    // Three times the time of reading is added, and a tenth of that time was hidden behind computing before.
     let more = during - before;
     assert!(
         (29.0 * half()..31.0 * half()).contains(&more),
@@ -135,10 +140,10 @@ fn disk_load_slows_reading() {
 fn stall_adds_to_token_time() {
     let stall = Event { token: Some(4), lasts: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (trace, metrics) = halves(&[stall]);
-    assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "nobody is missed within 1.5 s");
+    assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "no device is lost within 1.5 s");
     let phases = first(&trace);
     let (before, longest) = (phases.tpot_ms.before.expect("three"), phases.max_ms.during.expect("one"));
-    // The head computes its half during the stall, so the token ends 1.5 s after the rest of it.
+    // The head computes its half during the stall, so the stall adds 1.5 s less the time of that half.
     let head_half = half();
     assert!(
         near(longest, 1500.0 + before - head_half),
@@ -151,26 +156,28 @@ fn stall_adds_to_token_time() {
 fn lost_device_is_replanned_around() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY, PLENTY], 12);
     let plan = plan(&cluster.model, &[10, 11, 11], OS);
-    let run = during(&cluster, &plan, &[Event { leaves: true, ..on("d2", 4) }], Some(&Evenly));
+    let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d2", 4) }], Some(&EvenSplit));
     let trace = &run.trace;
     assert_eq!(trace.outcome, Outcome::Ok);
     let outputs = count(trace, Kind::Output);
-    assert_eq!(outputs, 12, "every token comes out once");
+    assert_eq!(outputs, 12, "every token is output once");
     let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [RunEventKind::Away, RunEventKind::Silent, RunEventKind::Replanned]);
-    let [away, silent, renewed] = [0, 1, 2].map(|at| &trace.run_events[at]);
+    let [away, silent, replanned] = [0, 1, 2].map(|at| &trace.run_events[at]);
     assert_eq!((away.start, away.end), (silent.start, None));
-    // 1.5 to 2.0 s of silence, at a heartbeat of the head's.
-    let silence = silent.end.expect("noticed") - silent.start;
+    // The loss is detected after 1.5 to 2.0 s, at a heartbeat of the head.
+    let silence = silent.end.expect("a detected loss") - silent.start;
     assert!(
-        (1_500_000_000..2_000_000_001).contains(&silence) && silent.end.expect("noticed") % 500_000_000 == 0
+        (1_500_000_000..2_000_000_001).contains(&silence)
+            && silent.end.expect("a detected loss") % 500_000_000 == 0
     );
-    assert_eq!((renewed.start, run.plans.len()), (silent.end.expect("noticed"), 1));
-    assert_eq!(renewed.plan.as_deref(), Some(run.plans[0].digest().as_str()));
-    assert!(renewed.what.contains("d0 16, d1 16; 8 tokens computed again"), "{}", renewed.what);
+    assert_eq!((replanned.start, run.plans.len()), (silent.end.expect("a detected loss"), 1));
+    assert_eq!(replanned.plan.as_deref(), Some(run.plans[0].digest().as_str()));
+    assert!(replanned.what.contains("d0 16, d1 16; 8 tokens computed again"), "{}", replanned.what);
 
-    // The plan's way and back (8 ms), a batch of 8 tokens on either half, from disk what each did not have.
-    let again = (renewed.end.expect("a token") - renewed.start) as f64 * 1e-6;
+    // The round trip of the plan (8 ms), a batch of 8 tokens on both halves, and reading the new layers of each
+    // device from disk.
+    let again = (replanned.end.expect("a token") - replanned.start) as f64 * 1e-6;
     let model = &cluster.model;
     let new: Bytes = (10..16).chain(21..32).map(|layer| model.layer_bytes(layer)).sum();
     let disk = new.as_f64() / 1e9 * 1e3;
@@ -181,7 +188,7 @@ fn lost_device_is_replanned_around() {
     );
     let metrics = metrics::compute(trace);
     assert!(near(metrics.terms_ms.sum(), tpot(&metrics)));
-    // The bubble is the silence and the transfer of the plan.
+    // The bubble is the time until the detection, and the transfer of the plan.
     let lost = metrics.terms_ms.bubble * 11.0;
     assert!(lost >= silence as f64 * 1e-6 && lost < silence as f64 * 1e-6 + 50.0, "{lost} ms in the bubble");
 }
@@ -191,19 +198,20 @@ fn sequences_are_recomputed_after_a_loss() {
     let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY, PLENTY], 6);
     cluster.workload.sequences = 3;
     let plan = Plan { sequences: 3, ..plan(&cluster.model, &[10, 11, 11], OS) };
-    let run = during(&cluster, &plan, &[Event { leaves: true, ..on("d2", 7) }], Some(&Evenly));
+    let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d2", 7) }], Some(&EvenSplit));
     let trace = &run.trace;
     assert_eq!((trace.outcome, run.plans.len()), (Outcome::Ok, 1));
     let outputs = count(trace, Kind::Output);
-    assert_eq!(outputs, 18, "every token comes out once");
-    // Prompts of 4 tokens; 7 tokens are complete when the device leaves, and those on the other two halves come out yet.
-    let renewed = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a new ring");
+    assert_eq!(outputs, 18, "every token is output once");
+    // Prompts of 4 tokens; 7 tokens are complete when the device leaves, and the tokens on the other two devices are
+    // still output.
+    let replanned = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a plan");
     let out = trace
         .readings
         .iter()
-        .filter(|it| (it.device, it.counter) == (0, Counter::Unreclaimable) && it.at <= renewed.start);
+        .filter(|it| (it.device, it.counter) == (0, Counter::Unreclaimable) && it.at <= replanned.start);
     let again = format!("; {} tokens computed again", 3 * 4 + out.count());
-    assert!(renewed.what.ends_with(&again), "{} and {again}", renewed.what);
+    assert!(replanned.what.ends_with(&again), "{} and {again}", replanned.what);
     let metrics = metrics::compute(trace);
     assert!(metrics.sequences.len() == 3 && metrics.sequences.iter().all(|it| it.tokens == 5), "{metrics:?}");
     assert!(near(metrics.terms_ms.sum(), tpot(&metrics)));
@@ -215,7 +223,7 @@ fn wifi_stall_holds_all_messages() {
         let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
         use_wifi(&mut cluster, "", "");
         let plan = plan(&cluster.model, &[16, 16], OS);
-        during(&cluster, &plan, events, None).trace
+        run_with(&cluster, &plan, events, None).trace
     };
     let stall = Event { token: Some(4), lasts: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (without, with) = (quiet(&[]), quiet(&[stall]));
@@ -232,10 +240,10 @@ fn android_kill_is_reported() {
     let mut cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 4);
     cluster.members[1].device.memory.page_cache = PageCachePolicy::Android;
     let plan = plan(&cluster.model, &[16, 16], OS);
-    // With less than 72 MiB for files, and nothing that others could give up.
-    let memory = Some(Taken { taken: Bytes(1 << 30) - Bytes::mib(64), over: None });
-    let trace = during(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
-    let last = trace.run_events.last().expect("why");
+    // Less than 72 MiB remain for files, and other programs have no memory to give up.
+    let memory = Some(MemoryLoad { taken: Bytes(1 << 30) - Bytes::mib(64), over: None });
+    let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
+    let last = trace.run_events.last().expect("a reason");
     assert_eq!(
         (trace.outcome, last.kind, last.device.as_deref()),
         (Outcome::Killed, RunEventKind::OutOfMemory, Some("d1"))
@@ -254,7 +262,7 @@ fn events_need_a_ring_plan() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
     let plan = plan(&cluster.model, &[16, 16], ResidencyOptions::of(Residency::Pinned));
     let slow = Event { slow: Some(Fraction(0.5)), ..on("d1", 2) };
-    assert_eq!(during(&cluster, &plan, &[], None).trace.outcome, Outcome::Ok);
+    assert_eq!(run_with(&cluster, &plan, &[], None).trace.outcome, Outcome::Ok);
     let error = refused(&cluster, &plan, &[slow]);
     assert!(matches!(error, SimError::EventsWithoutRing { .. }), "{error:?}");
 }
@@ -264,11 +272,11 @@ fn run_ends_without_a_new_plan() {
     let leaves = [Event { leaves: true, ..on("d1", 4) }];
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
     let plan = plan(&cluster.model, &[16, 16], OS);
-    let nobody: Option<&dyn Replanner> = None;
-    for (replanner, reason) in [(nobody, "nobody plans again"), (Some(&Never as _), "too little memory")] {
-        let trace = during(&cluster, &plan, &leaves, replanner).trace;
+    let none: Option<&dyn Replanner> = None;
+    for (replanner, reason) in [(none, "no replanner"), (Some(&NoPlanFound as _), "too little memory")] {
+        let trace = run_with(&cluster, &plan, &leaves, replanner).trace;
         assert_eq!(trace.outcome, Outcome::Killed);
-        let last = trace.run_events.last().expect("why");
+        let last = trace.run_events.last().expect("a reason");
         assert!(last.kind == RunEventKind::NotReplanned && last.what.contains(reason), "{last:?}");
         assert_eq!(metrics::compute(&trace).tpot_ms.map(|_| ()), Some(()), "the tokens until then count");
     }
@@ -280,20 +288,21 @@ fn returning_device_rejoins_between_tokens() {
     let plan = plan(&cluster.model, &[10, 11, 11], OS);
     let leaves = Event { leaves: true, ..on("d2", 3) };
     let back = |when| Event { returns: Some(when), ..on("d2", 8) };
-    let run = during(&cluster, &plan, &[leaves.clone(), back(Return::BetweenTokens)], Some(&Evenly));
+    let run = run_with(&cluster, &plan, &[leaves.clone(), back(Return::BetweenTokens)], Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 2));
     assert_eq!(run.plans[1].devices.len(), 3);
     let outputs = count(&run.trace, Kind::Output);
     assert_eq!(outputs, 20);
-    assert!(run.trace.run_events[0].end.is_some(), "it is back");
-    let run = during(&cluster, &plan, &[leaves.clone(), back(Return::NextRequest)], Some(&Evenly));
+    assert!(run.trace.run_events[0].end.is_some(), "the device has returned");
+    let run = run_with(&cluster, &plan, &[leaves.clone(), back(Return::NextRequest)], Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 1));
-    // Back before it is missed: the messages that waited for it go on, and nothing is computed again.
+    // The device returns before its loss is detected: the messages that were held for it continue, and nothing is
+    // computed again.
     let short = [
         Event { at: Some(Seconds(1.0)), token: None, ..leaves },
         Event { at: Some(Seconds(2.9)), token: None, ..back(Return::BetweenTokens) },
     ];
-    let run = during(&cluster, &plan, &short, Some(&Evenly));
+    let run = run_with(&cluster, &plan, &short, Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 0));
     assert_eq!(run.trace.passes.len(), 20);
 }
@@ -302,10 +311,10 @@ fn returning_device_rejoins_between_tokens() {
 fn spare_device_joins_after_a_loss() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY, PLENTY], 8);
     let plan = plan(&cluster.model, &[16, 16], OS);
-    let run = during(&cluster, &plan, &[Event { leaves: true, ..on("d1", 3) }], Some(&Evenly));
+    let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d1", 3) }], Some(&EvenSplit));
     assert_eq!(run.trace.outcome, Outcome::Ok);
     let names: Vec<&str> = run.trace.header.devices.iter().map(|device| device.name.as_str()).collect();
-    assert_eq!(names, ["d0", "d1", "d2"], "places in the trace stay what they were");
+    assert_eq!(names, ["d0", "d1", "d2"], "device indices in the trace do not change");
     let on_third = run.trace.records.iter().filter(|it| it.device == 2 && it.kind == Kind::Compute).count();
     assert_eq!(on_third, 5, "one for each token after the third");
     assert!(run.trace.records.iter().filter(|it| it.device == 1).all(|it| it.pass <= 3));
@@ -313,19 +322,20 @@ fn spare_device_joins_after_a_loss() {
 
 #[test]
 fn memory_pressure_by_residency() {
-    // Room for all of the second half and 1 GiB less from the fourth token on: 0.75 of it, roughly.
+    // Memory for all of the second half, and from the fourth token on for about 0.75 of it.
     let model = llama_8b();
     let share = layers(&model, 16..32);
     let taken = Bytes(share.0 / 4);
-    // Without a helper, which would take pages that have arrived from the reader: then some are read twice.
+    // Residency `os` without prefetching: a helper would evict pages that have arrived for the reader, so that some
+    // are read twice.
     let managed = ResidencyOptions::of(Residency::Managed);
     for (residency, expected) in [(OS, 0.98..1.03), (managed, 0.25..0.32)] {
         let policy = residency.policy;
         let plan = plan(&model, &[16, 16], residency);
-        let room = share + Bytes::mib(64) + Bytes::mib(32);
-        let cluster = cluster("llama-8b", &[PLENTY, room], 16);
-        let memory = Some(Taken { taken: taken + Bytes::mib(64), over: None });
-        let trace = during(&cluster, &plan, &[Event { memory, ..on("d1", 4) }], None).trace;
+        let memory_budget = share + Bytes::mib(64) + Bytes::mib(32);
+        let cluster = cluster("llama-8b", &[PLENTY, memory_budget], 16);
+        let memory = Some(MemoryLoad { taken: taken + Bytes::mib(64), over: None });
+        let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 4) }], None).trace;
         assert_eq!(trace.outcome, Outcome::Ok);
         let total = readings(&trace, 1, Counter::BytesRead);
         let read =
@@ -349,8 +359,8 @@ fn memory_pressure_by_residency() {
 fn run_ends_out_of_memory() {
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 8);
     let plan = plan(&cluster.model, &[16, 16], OS);
-    let memory = Some(Taken { taken: Bytes(1 << 30), over: Some(Seconds(1.0)) });
-    let trace = during(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
+    let memory = Some(MemoryLoad { taken: Bytes(1 << 30), over: Some(Seconds(1.0)) });
+    let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
     assert_eq!(trace.outcome, Outcome::OutOfMemory);
     assert_eq!(trace.run_events.last().map(|it| it.kind), Some(RunEventKind::OutOfMemory));
 }
@@ -360,7 +370,8 @@ fn swapping_frees_memory_at_its_rate() {
     let model = llama_8b();
     let share = layers(&model, 16..32);
     let plan = plan(&model, &[16, 16], OS);
-    // A quarter of the share and 96 MiB beside it are other programs' until they are swapped out, at 4:1.
+    // Of the memory for the share and 96 MiB more, other programs occupy a quarter of the share until they are
+    // swapped out, at 4:1.
     let can_swap = Bytes(share.0 / 3);
     let mut cluster = cluster("llama-8b", &[PLENTY, share + Bytes::mib(96) - Bytes(can_swap.0 * 3 / 4)], 24);
     let memory = &mut cluster.members[1].device.memory;
@@ -368,13 +379,13 @@ fn swapping_frees_memory_at_its_rate() {
     memory.swap_available = Some(Sourced::new(Bytes(4 << 30), "test"));
     let swap = Some(Swap { rate: BytesPerSecond(40e6), compression: 4.0 });
     let event = Event { at: Some(Seconds(0.0)), device: Some("d1".into()), swap, ..Event::default() };
-    let trace = during(&cluster, &plan, std::slice::from_ref(&event), None).trace;
+    let trace = run_with(&cluster, &plan, std::slice::from_ref(&event), None).trace;
     assert_eq!(trace.outcome, Outcome::Ok);
     let read = readings(&trace, 1, Counter::BytesRead);
     let each: Vec<f64> = read.windows(2).map(|pair| (pair[1] - pair[0]) as f64 / share.as_f64()).collect();
-    assert!(each[1] > 0.98, "it does not fit yet: {each:?}");
-    assert!(each[22] < 0.01, "it fits: {each:?}");
-    // As long as the swapping lasts, some token reads; once it is over and all is read, none does.
+    assert!(each[1] > 0.98, "the share does not fit yet: {each:?}");
+    assert!(each[22] < 0.01, "the share fits: {each:?}");
+    // Tokens read from disk until the swapping has ended and all weights are in memory.
     let seconds = can_swap.as_f64() / 40e6;
     let quiet = each.iter().position(|&part| part < 0.01).expect("a quiet token");
     let at =
@@ -389,6 +400,6 @@ fn losing_the_head_ends_the_run() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 8);
     let mut plan = plan(&cluster.model, &[16, 16], OS);
     plan.devices[1].role = Role::Worker;
-    let trace = during(&cluster, &plan, &[Event { leaves: true, ..on("d0", 3) }], Some(&Evenly)).trace;
+    let trace = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d0", 3) }], Some(&EvenSplit)).trace;
     assert_eq!(trace.outcome, Outcome::Killed);
 }

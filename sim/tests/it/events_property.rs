@@ -1,13 +1,13 @@
 //! Random rings under random events keep the invariants of a run.
 //!
-//! Every run ends, with all its tokens or with the reason why not; time never runs backwards; counted bytes are read
-//! bytes; the terms of a token sum to its time; and the same seed gives the same bytes.
+//! Every run ends with all its tokens or with a reason; records and events do not end before they start; the counted
+//! bytes are those that were read; the terms of a token sum to its time; and the same seed gives the same bytes.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
 use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_profiles::{Bytes, Fraction, Seconds};
-use hearth_schema::events::{Event, Load, Return, Taken};
+use hearth_schema::events::{Event, Load, MemoryLoad, Return};
 use hearth_schema::plan::{Plan, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
@@ -17,22 +17,22 @@ use proptest::prelude::*;
 
 use crate::small_rings::{cluster, count, memories, planned, readings, use_wifi, with_drafts};
 
-/// Gives every device windows of two layers; with no worker left the head takes all.
+/// A replanner that gives every device a window of two layers in each round.
 #[derive(Debug)]
-struct TwoByTwo(ResidencyOptions);
+struct TwoLayerWindows(ResidencyOptions);
 
-impl Replanner for TwoByTwo {
-    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
-        let count = there.members.len();
-        let mut new = planned(there, &vec![2; count], self.0);
+impl Replanner for TwoLayerWindows {
+    fn replan(&self, reachable: &Cluster) -> Result<Plan, NoPlan> {
+        let count = reachable.members.len();
+        let mut new = planned(reachable, &vec![2; count], self.0);
         for (place, device) in new.devices.iter_mut().enumerate() {
-            device.name.clone_from(&there.members[(there.head + place) % count].name);
+            device.name.clone_from(&reachable.members[(reachable.head + place) % count].name);
         }
         Ok(new)
     }
 }
 
-/// An event to one of three devices, early enough to matter.
+/// Generates an event of one of three devices, early enough to affect the run.
 fn event() -> impl Strategy<Value = Event> {
     let when = prop_oneof![
         (0u32..6000).prop_map(|ms| (Some(Seconds(f64::from(ms) / 1e3)), None)),
@@ -45,12 +45,13 @@ fn event() -> impl Strategy<Value = Event> {
         let endless = Event { lasts: None, ..event.clone() };
         match what {
             0 => Event { load: Some(Load { threads: size, gpu: None }), ..event },
-            1 => {
-                Event { memory: Some(Taken { taken: Bytes::mib(u64::from(size) * 3), over: None }), ..event }
-            }
+            1 => Event {
+                memory: Some(MemoryLoad { taken: Bytes::mib(u64::from(size) * 3), over: None }),
+                ..event
+            },
             2 => {
                 let over = event.lasts.map(|lasts| Seconds(lasts.0 / 2.0)).or(Some(Seconds(1.0)));
-                Event { memory: Some(Taken { taken: Bytes::mib(u64::from(size) * 3), over }), ..event }
+                Event { memory: Some(MemoryLoad { taken: Bytes::mib(u64::from(size) * 3), over }), ..event }
             }
             3 => Event { slow: share, ..event },
             4 => Event { disk_load: Some(Fraction(f64::from(size) / 101.0)), ..event },
@@ -62,23 +63,23 @@ fn event() -> impl Strategy<Value = Event> {
     })
 }
 
-/// Bytes that a fault reads around it.
+/// Maximum bytes that are read around a fault.
 const WINDOW: u64 = 64 << 20;
-/// The page cache's unit.
+/// Chunk size of the page cache.
 const CHUNK: u64 = 2 << 20;
 
-/// Checks the invariants of any run.
+/// Checks the invariants of a run.
 fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
     let outputs = count(trace, Kind::Output) as u64;
     let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
     if trace.outcome == Outcome::Ok {
-        prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token comes out once");
+        prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token is output once");
     } else if !trace.records.is_empty() {
         let why = trace
             .run_events
             .iter()
             .filter(|it| matches!(it.kind, RunEventKind::NotReplanned | RunEventKind::OutOfMemory));
-        prop_assert!(why.count() > 0, "it says why it ended: {:?}", trace.run_events);
+        prop_assert!(why.count() > 0, "no reason for its end: {:?}", trace.run_events);
     }
     for record in &trace.records {
         prop_assert!(record.start <= record.end, "{:?}", record);
@@ -89,23 +90,23 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
     }
     for device in 0..trace.header.devices.len() as u16 {
         let read = readings(trace, device, Counter::BytesRead);
-        prop_assert!(read.is_sorted(), "device {device}: what has been read stays read");
+        prop_assert!(read.is_sorted(), "device {device}: bytes read never decrease");
         let own = || trace.records.iter().filter(move |record| record.device == device);
         let last = read.last().copied().unwrap_or(0);
-        // Every byte is read to be used, ahead of its use, or around a fault of a step.
+        // Every byte is read for a step, ahead of a step, or around a fault of a step.
         let ahead: u64 =
             own().filter(|record| record.kind == Kind::Prefetch).map(|record| record.bytes).sum();
         let used: u64 = own().filter_map(|record| record.cost).map(|cost| cost.faulted + cost.resident).sum();
         let around = own().filter_map(|it| it.cost).filter(|cost| cost.faulted > 0).count() as u64 * WINDOW;
         prop_assert!(last <= ahead + used + around, "device {device}: {last} of {ahead} + {used} + {around}");
-        // What a step faulted at has been read, except one fault in each cancelled step. On a device that
-        // manages its residency a step also waits for a helper that finds the piece in memory.
+        // The bytes at which a step faulted have been read, except one fault in each cancelled step. Under managed
+        // residency a step may also wait for a helper that then finds the piece in memory.
         let at = trace.readings.iter().filter(|it| it.device == device).map(|it| it.at).max().unwrap_or(0);
         let before = own().filter(|record| record.end <= at).filter_map(|record| record.cost);
         let faulted: u64 = before.map(|cost| cost.faulted).sum();
-        let given_up = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Replanned).count() as u64;
+        let replans = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Replanned).count() as u64;
         prop_assert!(
-            managed || faulted <= last + given_up * CHUNK,
+            managed || faulted <= last + replans * CHUNK,
             "device {device}: {faulted} faulted, {last} read"
         );
     }
@@ -146,7 +147,7 @@ proptest! {
             device.role = Role::Worker;
         }
         prop_assume!(hearth_profiles::Document::validate(&plan).is_ok());
-        let replanner = TwoByTwo(residency);
+        let replanner = TwoLayerWindows(residency);
         let replanner: Option<&dyn Replanner> = if replans { Some(&replanner) } else { None };
         let options = Options { warm, ..Options::default() };
         let run = || {
@@ -155,6 +156,6 @@ proptest! {
         };
         let trace = run();
         check_invariants(&trace, generate * sequences, policy == Residency::Managed)?;
-        prop_assert_eq!(trace, run(), "the same once more");
+        prop_assert_eq!(trace, run(), "a second run is the same");
     }
 }

@@ -1,7 +1,8 @@
-//! Whole devices of the machine on which the page cache was measured, running the 1B shape in Q4_K.
+//! Devices like the machine on which the page cache was measured, with the 1B shape in Q4_K.
 //!
-//! They do what the executor does under `os` and `windowed`, and what llama.cpp does, which only faults. The limits are
-//! those of `exec/lab/examples/residency_table.rs`: memory for a part of the file and 64 MiB, reads at 200 MB/s.
+//! They run as the executor does under `os` and `windowed`, or as llama.cpp, which reads only by page faults. The
+//! limits are those of `exec/lab/examples/residency_table.rs`: memory for a part of the file and 64 MiB more, reads
+//! at 200 MB/s.
 
 use hearth_core::cluster::Cluster;
 use hearth_profiles::device::Device;
@@ -14,42 +15,44 @@ use hearth_sim::Options;
 
 use crate::small_rings::{cluster, plan, simulate_with};
 
-/// The model file of the measurements.
-pub const FILE: u64 = 675_681_184;
-/// Beside the part of the file.
-pub const PROCESS: u64 = 64 << 20;
-/// What a process of the executor had of its group's memory beside weights: 22.3 MB that could not be reclaimed, keys
-/// and values included; 4 MiB of program text on the active list (`active_file`), which reclaim spares (`VM_EXEC`);
-/// and the stock of charges of two processors (`MEMCG_CHARGE_BATCH`).
-pub const HELD: u64 = 22_300_000 + (4 << 20) + (512 << 10);
-/// The same of llama.cpp, of which only the first was measured.
-pub const PEER_HELD: u64 = 49_600_000 + (4 << 20) + (512 << 10);
+/// Bytes of the model file of the measurements.
+pub const FILE_BYTES: u64 = 675_681_184;
+/// Bytes of the memory limit beyond the part of the file.
+pub const LIMIT_MARGIN: u64 = 64 << 20;
+/// Bytes of its group's memory that a process of the executor occupied, except weights: 22.3 MB that could not be
+/// reclaimed, including keys and values; 4 MiB of program text on the active list (`active_file`), which reclaim
+/// spares (`VM_EXEC`); and the stocks of charges of two processors (`MEMCG_CHARGE_BATCH`).
+pub const EXECUTOR_MEMORY: u64 = 22_300_000 + (4 << 20) + (512 << 10);
+/// The same for a process of llama.cpp, of which only the first term was measured.
+pub const LLAMA_CPP_MEMORY: u64 = 49_600_000 + (4 << 20) + (512 << 10);
 
-/// Tokens until the page cache has settled, and those that count.
+/// Tokens until the page cache is in a steady state, which are not counted.
 const SETTLING: usize = 2;
+/// Tokens that are counted.
 const TOKENS: u32 = 12;
 
-/// Devices with page caches of these bytes, and the layers that they compute.
+/// A run of devices with page caches of these bytes, and the layers that they compute.
 #[derive(Clone)]
-pub struct Run {
+pub struct DeviceRun {
     pub caches: Vec<u64>,
     pub windows: Vec<u32>,
     pub residency: ResidencyOptions,
-    /// The window of the open file.
+    /// The kernel's read-ahead window of the open file.
     pub read_ahead: Bytes,
 }
 
-impl Run {
-    /// One device with a limit for a part of the file, whose process holds `held` bytes.
-    pub fn alone(part: f64, held: u64, residency: ResidencyOptions) -> Self {
-        let limit = (FILE as f64 * part) as u64 + PROCESS;
-        Self { caches: vec![limit - held], windows: vec![16], residency, read_ahead: Bytes::mib(8) }
+impl DeviceRun {
+    /// Returns a run of one device with a memory limit for `part` of the file, whose process occupies `process` bytes
+    /// of it.
+    pub fn alone(part: f64, process: u64, residency: ResidencyOptions) -> Self {
+        let limit = (FILE_BYTES as f64 * part) as u64 + LIMIT_MARGIN;
+        Self { caches: vec![limit - process], windows: vec![16], residency, read_ahead: Bytes::mib(8) }
     }
 
-    /// Seconds and bytes of each token that counts.
+    /// Returns the seconds and the bytes read of each counted token.
     pub fn tokens(&self, seed: u64, spread: Bytes) -> Vec<(f64, f64)> {
         let (cluster, plan) = self.input(seed);
-        // None of the measured programs advised the system about the embedding.
+        // None of the measured programs called `madvise` for the embedding.
         let options = Options {
             chunk: Bytes(128 << 10),
             process_spread: spread,
@@ -72,7 +75,8 @@ impl Run {
     }
 }
 
-/// What the plan takes for keys and values, which the measured processes hold already.
+/// Returns the bytes that the plan reserves for keys and values, which are included in the memory of the measured
+/// processes.
 fn kv(model: &ModelProfile, layers: u32) -> u64 {
     model.shape.kv_bytes_per_layer(256, Bytes(2)).0 * u64::from(layers)
 }
@@ -87,7 +91,7 @@ fn tokens(trace: &Trace, devices: usize) -> Vec<(f64, f64)> {
     pairs.map(|(end, read)| ((end[1] - end[0]) as f64 * 1e-9, (read[1] - read[0]) as f64)).collect()
 }
 
-/// Rates as `hearth lab` measured them on the machine, with other work beside it.
+/// Returns a device with the rates that `hearth lab` measured on the machine, while other programs were running.
 fn device(available: u64, read_ahead: Bytes) -> Device {
     let yaml = format!(
         "schema: device/1

@@ -1,6 +1,7 @@
-//! The reader of the study `windowed_reader`, on the storage of a simulated device.
+//! A simulated reader that does what the study program `windowed_reader` does, on the storage of a simulated device.
 //!
-//! A simulation of its own: readers that sum a share window by window, a helper that prefetches, a disk.
+//! The simulation has reader threads, which sum the bytes of a share window by window, a helper thread, which
+//! prefetches the next window, and a disk.
 
 use std::collections::VecDeque;
 
@@ -12,35 +13,43 @@ use hearth_sim::resource::{DiskSpeed, Flow};
 
 const CHUNK: Bytes = Bytes(128 << 10);
 const CHUNKS_PER_MIB: u32 = 8;
-/// `read_ahead_kb` 8192.
+/// Read-ahead window of the kernel: `read_ahead_kb` 8192.
 const READ_AHEAD: Bytes = Bytes::mib(8);
-/// The reader sums 400 MiB in 45 ms.
+/// Nanoseconds to sum a chunk: 400 MiB take 45 ms.
 const SUM_CHUNK: Nanos = 45_000_000 / (400 * CHUNKS_PER_MIB as u64);
-/// The reading process, its page tables and kernel memory, which the cgroup counts as well: about 2 MiB for
-/// `examples/windowed_reader`, and what its `--ballast-mib` adds.
+/// Memory of the reading process, its page tables and its kernel memory, which the cgroup counts as well: about 2 MiB
+/// for `examples/windowed_reader`, and what its `--ballast-mib` adds.
 pub const PROCESS_MIB: u32 = 3;
 
+/// How the helper prefetches a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Prefetch {
     None,
+    /// With one `WILLNEED` call for each chunk.
     Chunks,
+    /// With one `WILLNEED` call for the whole window.
     One,
+    /// With `MADV_POPULATE_READ`.
     Populate,
 }
 
+/// The parameters of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub share_mib: u32,
+    /// The limit of the cgroup; 0 is no limit.
     pub memory_mib: u32,
     pub process_mib: u32,
     pub disk_mbps: u32,
+    /// The time that the other devices of the ring take for a token.
     pub others: Nanos,
     pub rounds: u32,
     pub prefetch: Prefetch,
+    /// Whether a window is released after its use.
     pub release: bool,
-    /// Spread evenly in pieces of 1 MiB, and neither read ahead nor released.
+    /// The kept part of the share: pieces of 1 MiB, evenly distributed, which are neither prefetched nor released.
     pub kept_mib: u32,
-    /// Threads that sum one window together, each a contiguous part.
+    /// Number of threads that sum one window together, each a contiguous part.
     pub threads: u32,
 }
 
@@ -50,22 +59,23 @@ enum Event {
     OthersDone,
     /// A reader has summed its chunk.
     Summed(usize),
-    /// A reader tries again to find room for what it needs.
+    /// A reader that found no free memory tries again.
     ReaderRetries(usize),
-    /// What a reader waited for has arrived, and it runs again.
-    Wakes(usize),
-    /// The helper continues.
+    /// A reader runs again after the arrival of the chunk that it waited for.
+    ReaderWakes(usize),
+    /// The helper continues after a pause or an arrival.
     Helper,
-    /// Something may have arrived.
+    /// A read may be complete.
     Disk,
 }
 
-/// A thread: its next chunk, the end of its part, whether it waits for the chunk.
+/// A reader thread: its next chunk, the end of its part, and whether it waits for the chunk.
 #[derive(Clone)]
 struct Reader {
     at: Chunk,
     end: Chunk,
     waits: bool,
+    /// The time at which the kernel's work for its fault ends.
     free_at: Nanos,
 }
 
@@ -80,7 +90,7 @@ struct ReaderSim {
     /// Windows requested from the helper, the first in progress.
     requested: VecDeque<(Chunk, Chunk)>,
     helper_waits: Option<Chunk>,
-    /// (end, bytes read until then) of each token.
+    /// The end of each token, and the bytes read until then.
     tokens: Vec<(Nanos, u64)>,
 }
 
@@ -100,11 +110,11 @@ impl ReaderSim {
         };
         let cache = Box::new(TwoList::new(share, capacity));
         let mut engine = Engine::new();
-        let disk_timer = engine.timer();
+        let disk_timer = engine.new_timer();
         Self {
             setup,
             engine,
-            storage: Storage::with_chunks(cache, READ_AHEAD, speed, CHUNK),
+            storage: Storage::new(cache, READ_AHEAD, speed, CHUNK),
             disk_timer,
             readers: Vec::new(),
             round: 0,
@@ -115,9 +125,9 @@ impl ReaderSim {
     }
 
     fn run(mut self, tokens: usize) -> Vec<(Nanos, u64)> {
-        self.engine.after(self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
+        self.engine.schedule_after(self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
         while self.tokens.len() < tokens {
-            match self.engine.next_event().expect("the reader never ends by itself") {
+            match self.engine.next_event().expect("the reader has no end of its own") {
                 Event::OthersDone => self.begin_window(),
                 Event::Summed(reader) => {
                     self.readers[reader].at += 1;
@@ -127,7 +137,7 @@ impl ReaderSim {
                     let touch = self.storage.retry(self.engine.now(), self.readers[reader].at, Flow::Fault);
                     self.touched(reader, touch);
                 }
-                Event::Wakes(reader) => {
+                Event::ReaderWakes(reader) => {
                     if self.storage.resume(self.readers[reader].at) {
                         self.touched(reader, Touch::Ready);
                     } else {
@@ -135,26 +145,28 @@ impl ReaderSim {
                     }
                 }
                 Event::Helper => self.help(),
-                Event::Disk => self.arrivals(),
+                Event::Disk => self.on_disk(),
             }
             if let Some(at) = self.storage.next_end() {
-                self.engine.set(self.disk_timer, at, Event::Disk);
+                self.engine.set_timer(self.disk_timer, at, Event::Disk);
             }
         }
         self.tokens
     }
 
+    /// Whether a chunk belongs to the kept part.
     fn keeps(&self, chunk: Chunk) -> bool {
         let (piece, share, kept) = (chunk / CHUNKS_PER_MIB, self.setup.share_mib, self.setup.kept_mib);
         (piece + 1) * kept / share > piece * kept / share
     }
 
+    /// Returns the chunks of a window as start and end.
     fn window(&self, round: u32) -> (Chunk, Chunk) {
         let chunks = self.setup.share_mib * CHUNKS_PER_MIB / self.setup.rounds;
         (round * chunks, (round + 1) * chunks)
     }
 
-    /// What the kernel has just done for a thread, at least the microsecond of a call.
+    /// Returns the kernel time of the calling thread, at least a microsecond for the call.
     fn kernel_time(&mut self) -> Nanos {
         self.storage.take_kernel_time().to_nanos().max(1000)
     }
@@ -187,14 +199,14 @@ impl ReaderSim {
             Touch::Ready => {
                 let begins = (now + kernel_time).max(self.readers[reader].free_at);
                 self.readers[reader].free_at = 0;
-                self.engine.at(begins + SUM_CHUNK, Event::Summed(reader));
+                self.engine.schedule_at(begins + SUM_CHUNK, Event::Summed(reader));
             }
             Touch::Pending => {
                 self.readers[reader].waits = true;
                 // The kernel's work for this fault is done while the disk reads.
                 self.readers[reader].free_at = now + kernel_time;
             }
-            Touch::NoRoom => self.engine.after(kernel_time, Event::ReaderRetries(reader)),
+            Touch::NoMemory => self.engine.schedule_after(kernel_time, Event::ReaderRetries(reader)),
         }
     }
 
@@ -211,17 +223,18 @@ impl ReaderSim {
         self.round = (self.round + 1) % self.setup.rounds;
         if self.setup.prefetch != Prefetch::None {
             if self.requested.is_empty() {
-                self.engine.after(0, Event::Helper);
+                self.engine.schedule_after(0, Event::Helper);
             }
             self.requested.push_back(self.window(self.round));
         }
         if self.round == 0 {
             self.tokens.push((self.engine.now(), self.storage.delivered().0));
         }
-        self.engine.after(released + self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
+        let others = self.setup.others / u64::from(self.setup.rounds);
+        self.engine.schedule_after(released + others, Event::OthersDone);
     }
 
-    /// The helper works on the next chunk of the first requested window.
+    /// Prefetches the next chunk of the first requested window.
     fn help(&mut self) {
         while self.requested.front().is_some_and(|&(start, end)| start < end && self.keeps(start)) {
             self.requested[0].0 += 1;
@@ -229,58 +242,59 @@ impl ReaderSim {
         let (now, start) = (self.engine.now(), self.requested.front().map(|window| window.0));
         let Some(chunk) = start.filter(|&chunk| chunk < self.requested[0].1) else {
             if self.requested.pop_front().is_some() {
-                self.engine.after(0, Event::Helper);
+                self.engine.schedule_after(0, Event::Helper);
             }
             return;
         };
         if self.setup.prefetch == Prefetch::Populate {
-            // `MADV_POPULATE_READ` touches as a reader does and computes nothing.
+            // `MADV_POPULATE_READ` touches as a reader does, but computes nothing.
             match self.storage.touch(now, chunk, Flow::Prefetch) {
-                Touch::Ready => self.helped(),
+                Touch::Ready => self.next_chunk(),
                 Touch::Pending => self.helper_waits = Some(chunk),
-                Touch::NoRoom => {
+                Touch::NoMemory => {
                     let kernel_time = self.kernel_time();
-                    self.engine.after(kernel_time, Event::Helper);
+                    self.engine.schedule_after(kernel_time, Event::Helper);
                 }
             }
             return;
         }
         if self.storage.prefetch(now, chunk) == Fetch::Again {
             let kernel_time = self.kernel_time();
-            self.engine.after(kernel_time, Event::Helper);
+            self.engine.schedule_after(kernel_time, Event::Helper);
             return;
         }
-        // Otherwise it is done with: a request that finds no room is dropped.
-        self.helped();
+        // In all other cases the chunk is done: a request that finds no free memory is dropped.
+        self.next_chunk();
         let done = chunk + 1 - self.window(0).1 * (chunk / self.window(0).1);
         if self.setup.prefetch == Prefetch::One && done == self.storage.window() {
             self.requested[0].0 = self.requested[0].1;
         }
     }
 
-    fn helped(&mut self) {
+    fn next_chunk(&mut self) {
         self.requested[0].0 += 1;
         let kernel_time = self.kernel_time();
-        self.engine.after(kernel_time, Event::Helper);
+        self.engine.schedule_after(kernel_time, Event::Helper);
     }
 
-    fn arrivals(&mut self) {
-        while let Some(chunk) = self.storage.arrived(self.engine.now()) {
+    fn on_disk(&mut self) {
+        while let Some(chunk) = self.storage.pop_completed(self.engine.now()) {
             for (place, reader) in self.readers.iter_mut().enumerate() {
                 if reader.waits && chunk == reader.at {
                     reader.waits = false;
-                    self.engine.after(WAKE_LATENCY, Event::Wakes(place));
+                    self.engine.schedule_after(WAKE_LATENCY, Event::ReaderWakes(place));
                 }
             }
             if self.helper_waits == Some(chunk) {
                 self.helper_waits = None;
-                self.helped();
+                self.next_chunk();
             }
         }
     }
 }
 
-/// Mean time and share multiple of a token, the first two left out.
+/// Returns the mean seconds of a token, and the bytes read per token as a multiple of the share. The first two tokens
+/// are not counted.
 pub fn simulate(setup: Setup) -> (f64, f64) {
     const WARM: usize = 2;
     const TOKENS: usize = 14;
@@ -291,7 +305,7 @@ pub fn simulate(setup: Setup) -> (f64, f64) {
     ((last.0 - first.0) as f64 * 1e-9 / tokens, (last.1 - first.1) as f64 / tokens / share)
 }
 
-/// What most rows have in common.
+/// The parameters that most rows have in common.
 pub const BASE: Setup = Setup {
     share_mib: 400,
     memory_mib: 305,
@@ -305,7 +319,7 @@ pub const BASE: Setup = Setup {
     threads: 1,
 };
 
-/// A row with this many rounds a token.
+/// Returns the parameters of a row with `rounds` rounds per token.
 pub const fn windowed(rounds: u32, prefetch: Prefetch) -> Setup {
     Setup { rounds, prefetch, ..BASE }
 }

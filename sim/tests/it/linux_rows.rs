@@ -1,8 +1,9 @@
-//! The simulated Linux page cache against measured rows.
+//! The simulated Linux page cache against rows of measured values.
 //!
 //! The rows are those of the study `windowed_reader`, of the executor and of llama.cpp with less memory than weights.
-//! Each is printed beside the simulated value and held to 15 %. Rows on an edge, where the machine itself varies, are
-//! held to an interval over seeds. See `docs/studies/linux-page-cache`.
+//! Each is printed with the simulated value, which must be within 15 %. For rows on an edge, where the measurements
+//! vary, the interval of simulated values over seeds must cover the measured one. See
+//! `docs/studies/linux-page-cache`.
 //!
 //!     cargo test -p hearth-sim --test it linux_rows -- --nocapture
 
@@ -11,10 +12,10 @@ use std::ops::RangeInclusive;
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use crate::linux_device::{HELD, PEER_HELD, Run};
+use crate::linux_device::{DeviceRun, EXECUTOR_MEMORY, LLAMA_CPP_MEMORY};
 use crate::linux_reader::{BASE, Prefetch, Setup, windowed};
 
-/// Measured ranges: seconds per token, and multiples of the share read or MB a token.
+/// Measured ranges: seconds per token, and what is read per token, in multiples of the share or in MB.
 type Measured = (RangeInclusive<f64>, RangeInclusive<f64>);
 
 struct Row {
@@ -24,7 +25,7 @@ struct Row {
     read: RangeInclusive<f64>,
 }
 
-/// The table that the simulator must reproduce, as published.
+/// Returns the published table, which the simulator must reproduce.
 fn published() -> Vec<Row> {
     let chunks = |rounds| windowed(rounds, Prefetch::Chunks);
     let managed = |rounds, kept_mib| Setup { release: true, kept_mib, ..chunks(rounds) };
@@ -37,19 +38,19 @@ fn published() -> Vec<Row> {
         row("k=1 none", BASE, 2.34..=2.34, 1.02..=1.02),
         row("k=1 chunks", chunks(1), 2.34..=2.34, 2.02..=2.02),
         row("k=2 chunks", chunks(2), 2.0..=2.1, 1.26..=1.58),
-        // On an edge: two windows of 200 MiB and 205 MiB of memory. Below 5 MiB of process the machine reads
-        // half of the share again, above all of it (see `measured`); the published row is one from above.
+        // On an edge: two windows of 200 MiB and 205 MiB of memory. With less than 5 MiB for the process the machine
+        // reads half of the share again, with more all of it (see `measured`); the published row is one with more.
         row("k=2 chunks", Setup { memory_mib: 205, process_mib: 8, ..chunks(2) }, 2.22..=2.22, 2.0..=2.0),
         row("k=2 chunks, release", Setup { release: true, ..chunks(2) }, 1.5..=1.5, 1.0..=1.0),
         row("k=4 managed, 200 MiB kept", managed(4, 200), 1.42..=1.42, 0.50..=0.50),
         row("k=16 managed, 250 MiB kept", managed(16, 250), 1.41..=1.41, 0.38..=0.38),
-        // On the same edge: three windows of 100 MiB and 305 MiB of memory; this one is from below.
+        // On the same edge: three windows of 100 MiB and 305 MiB of memory; this row is one with less.
         row("k=4 chunks", chunks(4), 1.4..=1.4, 1.01..=1.01),
     ]);
     rows
 }
 
-/// Measured with `examples/windowed_reader` on the machine of the decision's table.
+/// Returns the rows measured with `examples/windowed_reader` on the machine of the decision's table.
 fn measured() -> Vec<Row> {
     let chunks = |rounds| windowed(rounds, Prefetch::Chunks);
     let small = |setup| Setup { process_mib: 2, ..setup };
@@ -64,7 +65,7 @@ fn measured() -> Vec<Row> {
         row("k=2 chunks, large", large(at_205(chunks(2))), 1.96..=2.23, 1.64..=2.01),
         row("k=4 chunks, small", small(chunks(4)), 1.38..=1.50, 1.0..=1.01),
         row("k=4 chunks, large", large(chunks(4)), 1.79..=1.90, 1.48..=1.48),
-        // Published with 3.08 s, which this machine needs at 200 MB/s, not at 400.
+        // The published row has 3.08 s, which this machine takes at 200 MB/s, not at 400.
         row("k=4 one call", small(one), 2.20..=2.26, 1.0..=1.03),
         row("k=4 one call, 200 MB/s", small(Setup { disk_mbps: 200, ..one }), 3.19..=3.21, 1.0..=1.03),
         row(
@@ -83,11 +84,11 @@ fn measured() -> Vec<Row> {
     ]
 }
 
-/// Rows of whole devices are means over this many runs, as the measured ones.
+/// Number of runs over which rows of whole devices are averaged, as in the measurements.
 const SEEDS: u64 = 5;
 
-/// Two threads that sum a half each, and nothing between two tokens: measured with `--share-mib 608 --disk-mbps 200
-/// --others-s 0 --prefetch chunks --threads 2`, seconds of each token.
+/// Returns rows of two threads that each sum half of the share, without a pause between tokens. Measured with
+/// `--share-mib 608 --disk-mbps 200 --others-s 0 --prefetch chunks --threads 2`, in seconds per token.
 fn halves() -> Vec<Row> {
     let row = |memory_mib, seconds, read| {
         let setup = Setup {
@@ -103,41 +104,43 @@ fn halves() -> Vec<Row> {
     vec![row(491, 3.17..=3.22, 0.99..=1.01), row(365, 3.19..=4.02, 1.0..=1.25)]
 }
 
-/// The executor and llama.cpp alone: part of the file in memory, seconds, MB.
-fn runs() -> Vec<(&'static str, f64, Run, Measured)> {
+/// Returns the rows of the executor and of llama.cpp on one device: the name, the part of the file in memory, the
+/// run, and the measured seconds and MB.
+fn runs() -> Vec<(&'static str, f64, DeviceRun, Measured)> {
     let os = ResidencyOptions::default();
     let (none, windowed) = (os.without_prefetch(), ResidencyOptions::of(Residency::Windowed));
-    let row = |name, part, held, residency, seconds: f64, mb: f64| {
-        (name, part, Run::alone(part, held, residency), (seconds..=seconds, mb..=mb))
+    let row = |name, part, process, residency, seconds: f64, mb: f64| {
+        (name, part, DeviceRun::alone(part, process, residency), (seconds..=seconds, mb..=mb))
     };
     vec![
-        row("llama.cpp", 0.75, PEER_HELD, none, 2.9, 584.0),
-        row("llama.cpp", 0.50, PEER_HELD, none, 2.8, 560.0),
-        row("llama.cpp", 0.35, PEER_HELD, none, 3.2, 640.0),
-        row("os, no prefetch", 0.75, HELD, none, 3.217, 648.0),
-        row("os, no prefetch", 0.50, HELD, none, 3.213, 646.0),
-        row("os, no prefetch", 0.35, HELD, none, 3.2, 639.0),
-        row("os", 0.75, HELD, os, 3.196, 638.0),
-        row("os", 0.50, HELD, os, 6.094, 1216.0),
-        row("os", 0.35, HELD, os, 6.195, 1232.0),
-        row("windowed", 0.75, HELD, windowed, 3.228, 647.0),
-        row("windowed", 0.50, HELD, windowed, 3.252, 652.0),
-        row("windowed", 0.35, HELD, windowed, 3.346, 670.0),
+        row("llama.cpp", 0.75, LLAMA_CPP_MEMORY, none, 2.9, 584.0),
+        row("llama.cpp", 0.50, LLAMA_CPP_MEMORY, none, 2.8, 560.0),
+        row("llama.cpp", 0.35, LLAMA_CPP_MEMORY, none, 3.2, 640.0),
+        row("os, no prefetch", 0.75, EXECUTOR_MEMORY, none, 3.217, 648.0),
+        row("os, no prefetch", 0.50, EXECUTOR_MEMORY, none, 3.213, 646.0),
+        row("os, no prefetch", 0.35, EXECUTOR_MEMORY, none, 3.2, 639.0),
+        row("os", 0.75, EXECUTOR_MEMORY, os, 3.196, 638.0),
+        row("os", 0.50, EXECUTOR_MEMORY, os, 6.094, 1216.0),
+        row("os", 0.35, EXECUTOR_MEMORY, os, 6.195, 1232.0),
+        row("windowed", 0.75, EXECUTOR_MEMORY, windowed, 3.228, 647.0),
+        row("windowed", 0.50, EXECUTOR_MEMORY, windowed, 3.252, 652.0),
+        row("windowed", 0.35, EXECUTOR_MEMORY, windowed, 3.346, 670.0),
     ]
 }
 
-/// How far a value is outside a range, as a part of the nearest end.
+/// Returns the relative error of a value to the nearest end of a range; zero inside the range.
 fn error(value: f64, range: &RangeInclusive<f64>) -> f64 {
     let nearest = value.clamp(*range.start(), *range.end());
     if nearest == 0.0 { value } else { value / nearest - 1.0 }
 }
 
+/// Formats a range as a table cell.
 fn cell(range: &RangeInclusive<f64>, digits: usize) -> String {
     let (start, end) = (range.start(), range.end());
     if start == end { format!("{start:.digits$}") } else { format!("{start:.digits$} to {end:.digits$}") }
 }
 
-/// Prints a row; true if both cells are near enough.
+/// Prints a row. Returns whether both values are within 15 % of the measured ones.
 fn print(name: &str, memory: &str, simulated: (f64, f64), measured: &Measured, digits: usize) -> bool {
     let errors = (error(simulated.0, &measured.0), error(simulated.1, &measured.1));
     println!(
@@ -152,31 +155,33 @@ fn print(name: &str, memory: &str, simulated: (f64, f64), measured: &Measured, d
     errors.0.abs() <= 0.15 && errors.1.abs() <= 0.15
 }
 
-/// Three devices with limits for three quarters of their weights: each nearly fits. What they held was measured.
-fn three(residency: ResidencyOptions) -> Run {
+/// Returns three devices with memory limits of three quarters of their weights: each share nearly fits. The memory of
+/// their processes was measured.
+fn three_devices(residency: ResidencyOptions) -> DeviceRun {
     let caches = vec![246_120_448 - 15_300_000, 198_901_760 - 14_000_000, 234_913_792 - 11_000_000];
-    Run { caches, windows: vec![5, 5, 6], residency, read_ahead: Bytes::mib(8) }
+    DeviceRun { caches, windows: vec![5, 5, 6], residency, read_ahead: Bytes::mib(8) }
 }
 
-/// Rows in which the machine is erratic: the range of what was observed, and runs with other seeds.
-fn edges() -> Vec<(&'static str, &'static str, Run, Bytes, Measured)> {
+/// Returns the rows whose measurements vary, with the ranges of the measured values. They are simulated with several
+/// seeds.
+fn edges() -> Vec<(&'static str, &'static str, DeviceRun, Bytes, Measured)> {
     let os = ResidencyOptions::default();
-    let peer = Run::alone(0.9, PEER_HELD, os.without_prefetch());
+    let peer = DeviceRun::alone(0.9, LLAMA_CPP_MEMORY, os.without_prefetch());
     vec![
-        // Of the seconds only the bytes at the throttle's rate are known.
+        // The seconds are not measured: they are the bytes at the rate of the throttle.
         ("llama.cpp", "90 %", peer, Bytes::mib(4), (0.3..=3.3, 60.0..=660.0)),
-        ("three devices, os", "75 %", three(os), Bytes::ZERO, (0.85..=1.34, 209.0..=255.0)),
+        ("three devices, os", "75 %", three_devices(os), Bytes::ZERO, (0.85..=1.34, 209.0..=255.0)),
         (
             "three devices, os, no prefetch",
             "75 %",
-            three(os.without_prefetch()),
+            three_devices(os.without_prefetch()),
             Bytes::ZERO,
             (1.3..=1.315, 261.0..=266.0),
         ),
     ]
 }
 
-/// Rows that the simulator does not reproduce; the study has the reasons as far as they are known.
+/// Rows that the simulator does not reproduce; the study states the reasons, if known.
 const MISSED: [&str; 5] = [
     "llama.cpp at 50 %",
     "os at 75 %",
@@ -214,12 +219,12 @@ fn every_row_within_fifteen_per_cent() {
             wrong.push(format!("{name} at {memory}"));
         }
     }
-    assert_eq!(wrong, MISSED, "rows more than 15 % away, or an interval that misses what was observed");
+    assert_eq!(wrong, MISSED, "rows more than 15 % off, or an interval that does not cover the measured one");
 }
 
-/// Prints a row by what the means of runs with different seeds span. True if that covers nine tenths of what was
-/// observed, and is at most 1.2 times as wide.
-fn print_edge(name: &str, memory: &str, run: &Run, spread: Bytes, (seconds, mb): &Measured) -> bool {
+/// Prints a row with the interval of the means of runs with different seeds. Returns whether it covers nine tenths of
+/// the measured interval and is at most 1.2 times as wide.
+fn print_edge(name: &str, memory: &str, run: &DeviceRun, spread: Bytes, (seconds, mb): &Measured) -> bool {
     let means: Vec<(f64, f64)> = (1..=2 * SEEDS)
         .map(|seed| {
             let tokens = run.tokens(seed, spread);
@@ -228,8 +233,8 @@ fn print_edge(name: &str, memory: &str, run: &Run, spread: Bytes, (seconds, mb):
         })
         .collect();
     let span = |of: fn(&(f64, f64)) -> f64| {
-        let (least, most) = (f64::INFINITY, f64::NEG_INFINITY);
-        means.iter().map(of).fold((least, most), |(least, most), it| (least.min(it), most.max(it)))
+        let (min, max) = (f64::INFINITY, f64::NEG_INFINITY);
+        means.iter().map(of).fold((min, max), |(min, max), it| (min.min(it), max.max(it)))
     };
     let (time, read) = (span(|it| it.0), span(|it| it.1));
     println!(

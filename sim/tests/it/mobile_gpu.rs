@@ -1,7 +1,7 @@
-//! The roofline of a phone's GPU against the rows of ML Drift.
+//! The roofline model of a phone's GPU against the rows of the ML Drift paper.
 //!
-//! ML Drift paper, Table 2: a prompt of 1024 tokens, 256 generated. F and BW come from the two rows of Gemma2 2B; the
-//! other rows are predictions. `docs/studies/ml-drift` shows them all.
+//! ML Drift paper, Table 2: a prompt of 1024 tokens, 256 generated tokens. F and BW come from the two rows of Gemma2
+//! 2B; the other rows are predictions. `docs/studies/ml-drift` shows them all.
 
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
@@ -9,7 +9,8 @@ use hearth_sim::mobile_gpu::{Measured, MobileGpu, Weights};
 
 const GPUS: [&str; 5] = ["Adreno 830", "Adreno 750", "Adreno 740", "Immortalis-G720", "Mali-G715"];
 
-/// Prefill and decode of each GPU in tokens a second; 0 where the paper has none, because memory was short.
+/// A row of the table: prefill and decode speed of each GPU in tokens per second. 0 where the paper has no value
+/// because the memory was too small.
 /// source: ML Drift paper, Table 2
 type Row = (&'static str, Weights, [(f64, f64); 5]);
 const TABLE: [Row; 8] = [
@@ -23,16 +24,18 @@ const TABLE: [Row; 8] = [
     ("Llama3.1 8B", Weights::Mixed, [(413., 13.4), (412., 12.7), (325., 10.7), (378., 8.88), (240., 6.46)]),
 ];
 
-/// The prompt, and the mean position of the 256 tokens after it.
+/// Prompt tokens.
 const PROMPT: u32 = 1024;
+/// Mean position of the 256 generated tokens.
 const POSITION: u32 = PROMPT + 128;
 
-/// The rows that F and BW are fitted on.
+/// The model whose rows F and BW are fitted on.
 const FITTED: &str = "Gemma2 2B";
 
+/// Returns the shape of a model.
 /// source: the models' config.json
 fn shape(name: &str) -> ModelShape {
-    // Layers, width, feed-forward, heads, heads of keys, head length, vocabulary.
+    // Layers, embedding width, feed-forward width, query heads, KV heads, head dimension, vocabulary.
     let (architecture, [layers, embedding, feed_forward, heads, kv_heads, length, vocabulary]) = match name {
         "Gemma 2B" => (Architecture::Gemma, [18, 2048, 16384, 8, 1, 256, 256_000]),
         "Gemma2 2B" => (Architecture::Gemma2, [26, 2304, 9216, 8, 4, 256, 256_000]),
@@ -54,6 +57,7 @@ fn shape(name: &str) -> ModelShape {
     }
 }
 
+/// Returns the fitted GPUs.
 fn gpus() -> Vec<MobileGpu> {
     let of = |gpu: usize| {
         let measured: Vec<Measured> = TABLE
@@ -66,13 +70,13 @@ fn gpus() -> Vec<MobileGpu> {
     (0..GPUS.len()).map(of).collect()
 }
 
-/// Rows that look like something else than a GPU at work: Gemma 2B 8/4/4 decodes on the Mali as fast as q8, and 8B q8
-/// is on the Immortalis much slower than 8/4/4 even in prefill, which no other pair of rows is; where memory is
-/// shorter, the paper has no number.
+/// Returns whether the prefill and the decode speed of a row are probably not limited by the GPU, or misprinted.
+/// Gemma 2B 8/4/4 decodes on the Mali as fast as q8. 8B q8 is much slower than 8/4/4 on the Immortalis even in
+/// prefill, unlike any other pair of rows; for GPUs with less memory the paper has no value.
 fn is_suspicious(gpu: &str, name: &str, weights: Weights) -> [bool; 2] {
-    let pressed = gpu == "Immortalis-G720" && name == "Llama3.1 8B" && weights == Weights::Q8;
+    let short_of_memory = gpu == "Immortalis-G720" && name == "Llama3.1 8B" && weights == Weights::Q8;
     let misprint = gpu == "Mali-G715" && name == "Gemma 2B" && weights == Weights::Mixed;
-    [pressed, pressed || misprint]
+    [short_of_memory, short_of_memory || misprint]
 }
 
 #[test]
@@ -86,7 +90,7 @@ fn two_rows_determine_each_gpu() {
 }
 
 #[test]
-fn predicted_rows_are_within_the_gates() {
+fn predicted_rows_are_within_limits() {
     let mut errors = [Vec::new(), Vec::new()];
     for (at, (gpu, name)) in gpus().iter().zip(GPUS).enumerate() {
         for &(model, weights, speeds) in TABLE.iter().filter(|(model, ..)| *model != FITTED) {
@@ -108,7 +112,7 @@ fn predicted_rows_are_within_the_gates() {
                     error * 100.0
                 );
                 if suspicious {
-                    // It is suspicious because it is far off; if it were not, it would have to count.
+                    // A suspicious row must be far off: otherwise it would have to be counted.
                     assert!(error > 0.15, "{name} {model} {what}: {error}");
                 } else {
                     errors[kind].push(error.abs());
@@ -133,7 +137,7 @@ fn predicted_rows_are_within_the_gates() {
 #[test]
 fn short_prompts_are_bandwidth_bound_long_ones_compute_bound() {
     let (gpu, shape) = (gpus()[0], shape("Llama3.2 3B"));
-    // One token: W / BW, as in decoding without a cache.
+    // A prompt of one token takes W / BW, as decoding without a cache does.
     let one = gpu.prefill(&shape, Weights::Q8, 1);
     assert!((one / gpu.decode(&shape, Weights::Q8, 0) - 1.0).abs() < 1e-9);
     assert!(gpu.prefill(&shape, Weights::Mixed, 1) > one * 1.5);

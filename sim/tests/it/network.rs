@@ -1,6 +1,6 @@
 //! Rings over shared Wi-Fi: message times, stalls, and the trace of both.
 //!
-//! Small rings of invented devices, as in `ring`; a Wi-Fi channel replaces the links.
+//! Small rings of invented devices as in [`crate::small_rings`], on a Wi-Fi channel instead of links.
 
 use hearth_core::cluster::{Cluster, Connection};
 use hearth_core::metrics;
@@ -10,25 +10,25 @@ use proptest::prelude::*;
 
 use crate::small_rings::{OS, PLENTY, assert_terms, cluster, plan, set_prompt, use_wifi, warm, written};
 
-/// A ring of stations.
+/// Returns a ring of Wi-Fi stations.
 fn ring(devices: usize, generate: u32, channel: &str, tcp: &str) -> Cluster {
     let mut cluster = cluster("llama-8b", &vec![PLENTY; devices], generate);
     use_wifi(&mut cluster, channel, tcp);
     cluster
 }
 
-/// No window closes and nothing is lost.
-const QUIET: &str = "idle_restart: false, loss: {value: 0 %, source: t}";
+/// TCP options without restarts of the congestion window and without losses.
+const NO_TCP_DELAYS: &str = "idle_restart: false, loss: {value: 0 %, source: t}";
 
 fn run(cluster: &Cluster, windows: &[u32]) -> Trace {
     warm(cluster, &plan(&cluster.model, windows, OS))
 }
 
-/// Mean milliseconds of one activation over Wi-Fi.
+/// Returns the mean milliseconds to send the activations of a token over Wi-Fi.
 fn hop(cluster: &Cluster, fresh: bool) -> f64 {
     match cluster.links.connection("d0", "d1") {
         Some(Connection::Wireless(path)) => {
-            path.mean(cluster.model.shape.activation_bytes(), fresh).as_millis()
+            path.mean_time(cluster.model.shape.activation_bytes(), fresh).as_millis()
         }
         other => panic!("{other:?} is not Wi-Fi"),
     }
@@ -37,10 +37,11 @@ fn hop(cluster: &Cluster, fresh: bool) -> f64 {
 #[test]
 fn network_term_equals_mean_message_time() {
     let lossless = "loss: {value: 0 %, source: t}";
-    // A token takes 0.48 s. In one round a connection is used once in that time, and its window has closed; in four
-    // rounds it never rests for as long as the timeout of 0.2 s. Losses are few, so that their mean is uncertain.
+    // A token takes 0.48 s. With one round a connection is used once in that time, and its congestion window
+    // restarts; with four rounds it is never idle for the timeout of 0.2 s. Losses are few, so their mean is
+    // uncertain.
     for (tcp, shares, hops, fresh, within) in [
-        (QUIET, [4, 2, 2], 12.0, false, 0.02),
+        (NO_TCP_DELAYS, [4, 2, 2], 12.0, false, 0.02),
         (lossless, [4, 2, 2], 12.0, false, 0.02),
         (lossless, [16, 8, 8], 3.0, true, 0.02),
         ("", [16, 8, 8], 3.0, true, 0.12),
@@ -52,37 +53,37 @@ fn network_term_equals_mean_message_time() {
         println!(
             "tcp {{{tcp}}}, {shares:?}: {found:.2} ms a token on the network, {expected:.2} by the formula"
         );
-        assert!((found / expected - 1.0).abs() < within, "{found} ms and not {expected}");
+        assert!((found / expected - 1.0).abs() < within, "{found} ms, expected {expected}");
         assert_terms(&metrics);
     }
 }
 
-/// A token is not under way a second time while it waits. So of a stall that is longer than the time between two hops
-/// it meets the rest once, not once a hop, and the formula for a message alone is too much.
+/// A token waits for a stall only once. So a stall that is longer than the time between two hops delays the token
+/// once, not at every hop, and the formula for a single message overestimates the delay.
 #[test]
 fn each_stall_delays_a_ring_once() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
-        let cluster = ring(3, 400, channel, QUIET);
+        let cluster = ring(3, 400, channel, NO_TCP_DELAYS);
         let trace = run(&cluster, &[4, 2, 2]);
         (metrics::compute(&trace).terms_ms.network, 12.0 * hop(&cluster, true))
     });
     let (found, alone) = (awdl.0 - clean.0, awdl.1 - clean.1);
-    println!("stalls take {found:.2} ms of a token, {alone:.2} if every hop met them by itself");
+    println!("stalls take {found:.2} ms of a token, {alone:.2} if they delayed every hop separately");
     assert!(found > 0.25 * alone && found < 0.75 * alone, "{found} and {alone} ms");
 }
 
 #[test]
 fn stalls_raise_tail_latency() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
-        let cluster = ring(2, 300, channel, QUIET);
+        let cluster = ring(2, 300, channel, NO_TCP_DELAYS);
         metrics::compute(&run(&cluster, &[16, 16])).tpot_ms.expect("tokens")
     });
     assert!(awdl.p50 - clean.p50 < 1.0, "{clean:?}, {awdl:?}");
-    // Some twenty stalls fall into the run, and a token of 0.47 s is on its way for some 15 ms of it.
+    // The run has some twenty stalls, and of the 0.47 s of a token some 15 ms are sending.
     assert!(awdl.mean - clean.mean > 0.4 && awdl.mean - clean.mean < 5.0, "{clean:?}, {awdl:?}");
 }
 
-/// The messages of a trace: the records of sending and receiving.
+/// Returns the messages of a trace, each as its send record and its receive record.
 fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
     let of = |kind: Kind| trace.records.iter().filter(move |record| record.kind == kind);
     let arrival = |sent: &Record| {
@@ -92,14 +93,14 @@ fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
         let round = if sent.peer == Some(0) { sent.round + 1 } else { sent.round };
         of(Kind::Receive).filter(mine).find(|it| it.round == round)
     };
-    of(Kind::Send).map(|sent| (sent, arrival(sent).expect("it arrives"))).collect()
+    of(Kind::Send).map(|sent| (sent, arrival(sent).expect("a receive record"))).collect()
 }
 
 proptest! {
     #![proptest_config(crate::cases(40))]
 
-    /// For any ring and prompt: a message has left before it arrives, all of it was transmitted, and
-    /// the same run gives the same bytes.
+    /// For any ring and prompt: a message arrives only after its transmission has ended, the transmission takes the
+    /// time of all its bytes, and the same run gives the same bytes.
     #[test]
     fn messages_are_transmitted_before_they_arrive(
         devices in 2usize..5, window in 1u32..9, prompt in 1u32..1500, stalls: bool, seed: u64,
@@ -110,11 +111,11 @@ proptest! {
         set_prompt(&mut cluster, &mut plan, 2048, prompt);
         let trace = warm(&cluster, &plan);
         let rate = cluster.links.wifi().expect("Wi-Fi").channels[0].bandwidth.value;
-        for (sent, there) in messages(&trace) {
+        for (sent, received) in messages(&trace) {
             // Up and down, each with its overhead.
             let min = (Bytes(sent.bytes) / rate).to_nanos() * 2 + 400_000;
             prop_assert!(sent.duration() >= min, "{:?}", sent);
-            prop_assert!(there.end >= sent.end, "{:?} {:?}", sent, there);
+            prop_assert!(received.end >= sent.end, "{:?} {:?}", sent, received);
         }
         prop_assert_eq!(written(&trace), written(&warm(&cluster, &plan)));
     }

@@ -1,7 +1,7 @@
 //! Whole runs with the page cache of each operating system.
 //!
-//! One device with a share of the 8B shape that does not fit, as in [`crate::small_rings`]: a disk of 1 GB/s, and reads
-//! counted after the first token. A policy that no machine here has validated is marked in its trace.
+//! One device of [`crate::small_rings`], with a disk of 1 GB/s, and a share of the 8B shape that does not fit in
+//! memory. Reads are counted after the first token. The trace marks policies that are not validated on a machine.
 
 use hearth_core::metrics;
 use hearth_profiles::device::{Device, Os, PageCachePolicy, Reclaim};
@@ -20,17 +20,18 @@ const POLICIES: [PageCachePolicy; 7] = [
     PageCachePolicy::Android,
 ];
 
-/// The 8B shape on one device with page cache for a part of it; the profile may be changed before it runs.
+/// Runs the 8B shape on one device whose page cache holds `part` of its weights; `change` may change the device's
+/// profile. Returns the trace, and the bytes read per token as a fraction of the share.
 fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (Trace, f64) {
     let model = llama_8b();
     let plan = plan(&model, &[32], OS);
     let share = model.layers_bytes() + model.output_bytes();
     let kv = model.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * 32;
-    let room = (share.as_f64() * part) as u64;
-    let mut cluster = cluster(&model.name, &[Bytes(room + kv)], 5);
+    let cache = (share.as_f64() * part) as u64;
+    let mut cluster = cluster(&model.name, &[Bytes(cache + kv)], 5);
     let memory = &mut cluster.members[0].device.memory;
     memory.page_cache = policy;
-    // The file floor of macOS is 0.15 of this.
+    // The file floor of macOS is 0.15 of the total memory.
     memory.total.value = Bytes(8 << 30);
     change(&mut cluster.members[0].device);
     let trace = cold(&cluster, &plan);
@@ -42,12 +43,13 @@ fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (
 fn bytes_read_per_token_by_policy() {
     let read = |part, policy| traced(part, policy, |_| ()).1;
     for policy in POLICIES {
-        // Nothing is read again except an embedding row and its surroundings: some MiB of five GB.
+        // Only an embedding row and the pages around it are read again: some MiB of five GB.
         assert!(read(1.02, policy) < 0.01, "{policy:?}: {}", read(1.02, policy));
         let short = read(0.75, policy);
         match policy {
             PageCachePolicy::PaperLinear => assert!((0.24..0.27).contains(&short), "{policy:?}: {short}"),
-            // Of m reads a token, a chunk survives m evictions: m = 1 - exp(-m / 0.75) has the solution 0.45.
+            // With m of the share read per token there are as many evictions between two uses of a chunk: m = 1 -
+            // exp(-m / 0.75) has the solution 0.45.
             PageCachePolicy::Random => assert!((0.38..0.52).contains(&short), "{policy:?}: {short}"),
             _ => assert!((0.98..1.03).contains(&short), "{policy:?}: {short}"),
         }
@@ -73,29 +75,30 @@ fn low_memory_killer_ends_the_run() {
                 Some(Reclaim { kill_below: Some(Sourced::new(Bytes(below), "test")), ..Reclaim::default() });
         }
     };
-    let room = (llama_8b().layers_bytes().as_f64() * 0.5) as u64;
-    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(room / 2)).0.outcome, Outcome::Ok);
-    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(room * 2)).0.outcome, Outcome::Killed);
+    let cache = (llama_8b().layers_bytes().as_f64() * 0.5) as u64;
+    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(cache / 2)).0.outcome, Outcome::Ok);
+    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(cache * 2)).0.outcome, Outcome::Killed);
     // Without pressure nothing is killed.
-    assert_eq!(traced(1.02, PageCachePolicy::Android, kill(room * 9)).0.outcome, Outcome::Ok);
+    assert_eq!(traced(1.02, PageCachePolicy::Android, kill(cache * 9)).0.outcome, Outcome::Ok);
 }
 
 #[test]
 fn android_compression_frees_memory() {
     let read = |compressed: f64| {
-        let give = |device: &mut Device| {
-            // A third of the share is held by others: with nothing gained, three quarters fit.
+        let with_zram = |device: &mut Device| {
+            // Other programs occupy a third of the share: if compression frees nothing, three quarters fit.
             device.memory.can_swap = Some(Sourced::new(Bytes(1_600_000_000), "test"));
             let compressed = Some(Sourced::new(Fraction(compressed), "test"));
             device.memory.reclaim = Some(Reclaim { compressed, ..Reclaim::default() });
         };
-        traced(0.75, PageCachePolicy::Android, give).1
+        traced(0.75, PageCachePolicy::Android, with_zram).1
     };
     assert!(read(1.0) > 0.95, "{}", read(1.0));
     assert!(read(0.1) < 0.3, "{}", read(0.1));
 }
 
-/// A worker waits for its neighbour: weights that Metal has wired are taken back after a second, unless kept.
+/// A worker waits for the head: weights that Metal has wired are unwired after the idle time, unless they are kept
+/// alive.
 #[test]
 fn metal_unwires_idle_weights() {
     let model = llama_8b();
@@ -112,7 +115,7 @@ fn metal_unwires_idle_weights() {
         });
         run(&cluster, &plan).devices[1].bytes_read_per_token
     };
-    // The head computes for about 0.25 s a token.
+    // The head computes for about 0.25 s per token.
     assert_eq!(read(1.0, false), 0.0);
     assert_eq!(read(0.1, true), 0.0);
     assert!(read(0.1, false) > 1e8, "{}", read(0.1, false));

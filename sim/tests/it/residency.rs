@@ -1,7 +1,7 @@
 //! Managed residency: bytes read and time per token, against closed forms.
 //!
-//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, so every expectation can be computed by hand.
-//! Reads are counted after the first token, when the kept set is in memory.
+//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, so that expected times can be computed
+//! manually. Reads are counted after the first token, when the kept set is in memory.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
@@ -24,12 +24,14 @@ use crate::small_rings::{
 
 const MANAGED: ResidencyOptions = ResidencyOptions::of(Residency::Managed);
 
-/// Bytes per second of [`crate::small_rings`]'s disks and memories, and cores of its processors.
+/// Disk bandwidth of the devices of [`crate::small_rings`] in bytes per second.
 const DISK: f64 = 1e9;
-const CORES: u32 = 4;
+/// Memory bandwidth of these devices in bytes per second.
 const MEMORY: f64 = 10e9;
+/// Cores of these devices.
+const CORES: u32 = 4;
 
-/// Bytes that a device's CPU reads for a token, if none are in memory.
+/// Returns the bytes that a device's CPU reads for a token, if none are in memory.
 fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let bytes = |part| match part {
         ModelPart::Output => model.output_bytes(),
@@ -38,30 +40,31 @@ fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     visits(plan, place).into_iter().flatten().map(bytes).sum()
 }
 
-/// Bytes of its share that the last device keeps in this room.
-fn kept(plan: &Plan, model: &ModelProfile, room: Bytes) -> f64 {
+/// Returns the bytes of its share that the last device keeps with this memory budget.
+fn kept(plan: &Plan, model: &ModelProfile, memory_budget: Bytes) -> f64 {
     let last = plan.devices.len() - 1;
-    kept_bytes(room.0, share(plan, last, model).0, CORES, &plan.devices[last].residency) as f64
+    kept_bytes(memory_budget.0, share(plan, last, model).0, CORES, &plan.devices[last].residency) as f64
 }
 
-/// What a device's key-value cache takes in a plan of [`crate::small_rings`].
+/// Returns the bytes of a device's key-value cache.
 fn kv(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let layers = plan.windows(place).iter().map(|window| window.len() as u64).sum::<u64>();
     Bytes(model.shape.kv_bytes_per_layer(plan.context, Bytes(plan.kv_cache.element_bytes())).0 * layers)
 }
 
-/// A ring with room for everything, but on the last device, whose page cache has room for a part of its share.
-fn with_little_on_the_last(plan: &Plan, model: &ModelProfile, part: f64) -> (Cluster, Bytes) {
+/// Returns a ring with enough memory, except on the last device, whose page cache has memory for `part` of its share.
+/// Also returns that memory budget.
+fn with_small_last_device(plan: &Plan, model: &ModelProfile, part: f64) -> (Cluster, Bytes) {
     let last = plan.devices.len() - 1;
-    let room = Bytes((share(plan, last, model).as_f64() * part) as u64);
+    let memory_budget = Bytes((share(plan, last, model).as_f64() * part) as u64);
     let mut memories = vec![PLENTY; plan.devices.len()];
-    memories[last] = room + kv(plan, last, model);
-    (cluster(&model.name, &memories, 6), room)
+    memories[last] = memory_budget + kv(plan, last, model);
+    (cluster(&model.name, &memories, 6), memory_budget)
 }
 
-/// Bytes read per token by the last device, as a part of its share.
+/// Returns the bytes read per token by the second device, as a fraction of its share.
 fn share_read(plan: &Plan, model: &ModelProfile, part: f64) -> f64 {
-    let (cluster, _) = with_little_on_the_last(plan, model, part);
+    let (cluster, _) = with_small_last_device(plan, model, part);
     run(&cluster, plan).devices[1].bytes_read_per_token / share(plan, 1, model).as_f64()
 }
 
@@ -71,10 +74,10 @@ fn reads_are_the_bytes_not_kept() {
     for windows in [[16, 16], [8, 8], [4, 4]] {
         for part in [0.9, 0.75, 0.5, 0.35] {
             let plan = plan(&model, &windows, MANAGED);
-            let (cluster, room) = with_little_on_the_last(&plan, &model, part);
+            let (cluster, memory_budget) = with_small_last_device(&plan, &model, part);
             let read = run(&cluster, &plan).devices[1].bytes_read_per_token;
-            let expected = share(&plan, 1, &model).as_f64() - kept(&plan, &model, room);
-            // A window's last piece is read whole, and the kept set is the largest that fits.
+            let expected = share(&plan, 1, &model).as_f64() - kept(&plan, &model, memory_budget);
+            // The last piece of a window is read completely, and the kept set is the largest that fits.
             let pieces = (read - expected) / MANAGED.piece().as_f64();
             let windows = f64::from(plan.rounds);
             assert!(pieces.abs() <= 1.0 + windows, "{windows} windows, {part}: {pieces} pieces too many");
@@ -82,12 +85,12 @@ fn reads_are_the_bytes_not_kept() {
     }
 }
 
-/// With `q` bytes of buffer and `x = X / k` bytes to be read for a visit, a visit takes as long as computing it or
-/// as reading what the buffer did not hold at its beginning, whichever is longer.
+/// With `q` bytes of buffer and `x = X / k` bytes to be read for a visit, a visit takes the time of its computation,
+/// or the time to read the bytes that were not in the buffer at its beginning, whichever is longer.
 ///
-/// A planner that adds the two lets the device read only while it is idle. The stream reads on while it computes,
-/// and what it must read lies evenly in the window. So the simulated time is shorter, by at most the time of
-/// computing.
+/// A planner that adds the two assumes that the device reads only while it is idle. But the stream also reads during
+/// the computation, and the streamed pieces are evenly distributed in the window. So the simulated time is shorter,
+/// by at most the computing time.
 #[test]
 fn visit_time_follows_the_closed_form() {
     let model = llama_8b();
@@ -95,19 +98,19 @@ fn visit_time_follows_the_closed_form() {
         for (part, buffer) in [(0.9, 8), (0.75, 8), (0.5, 8), (0.35, 8), (0.75, 64), (0.5, 160)] {
             let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer)), ..MANAGED };
             let plan = plan(&model, &windows, options);
-            let (cluster, room) = with_little_on_the_last(&plan, &model, part);
+            let (cluster, memory_budget) = with_small_last_device(&plan, &model, part);
             let quiet = tpot(&run(&self::cluster(&model.name, &[PLENTY; 3], 6), &plan)) / 1e3;
             let stage = share(&plan, 2, &model).as_f64() / MEMORY;
-            let read = share(&plan, 2, &model).as_f64() - kept(&plan, &model, room);
+            let read = share(&plan, 2, &model).as_f64() - kept(&plan, &model, memory_budget);
             let buffer = options.buffer().as_f64();
-            // What others need for their visits is the time to fill the buffer.
+            // The buffer is filled while the other devices compute.
             let filled = buffer.min((quiet - stage) / rounds * DISK).min(read / rounds);
             let visit = (stage / rounds).max((read / rounds - filled) / DISK);
             let expected = quiet - stage + rounds * visit;
             let found = tpot(&run(&cluster, &plan)) / 1e3;
             let place = format!("k={rounds}, {part} of the share, a buffer of {buffer} bytes");
             assert!((found / expected - 1.0).abs() < 0.02, "{place}: {found} s, expected {expected}");
-            // The planner's sum.
+            // The time that the planner's sum predicts.
             let hidden = read.min(rounds * buffer);
             let following = (quiet + (read - hidden) / DISK).max(stage + read / DISK);
             let slack = 0.02 * following;
@@ -124,14 +127,14 @@ fn single_device_overlaps_reading_and_computing() {
     let model = llama_8b();
     let plan = plan(&model, &[32], MANAGED);
     for part in [0.97, 0.9, 0.75, 0.5, 0.35] {
-        let (cluster, room) = with_little_on_the_last(&plan, &model, part);
+        let (cluster, memory_budget) = with_small_last_device(&plan, &model, part);
         let computing = share(&plan, 0, &model).as_f64() / MEMORY;
-        let reading = (share(&plan, 0, &model).as_f64() - kept(&plan, &model, room)) / DISK;
+        let reading = (share(&plan, 0, &model).as_f64() - kept(&plan, &model, memory_budget)) / DISK;
         let metrics = run(&cluster, &plan);
         let found = tpot(&metrics) / 1e3;
         assert!((found / computing.max(reading) - 1.0).abs() < 0.02, "{part}: {found} s for {reading} s");
-        // The rest of the reading is hidden: all of it when computing takes longer. The reading for the token
-        // after the last, one of five, is cut off.
+        // The rest of the reading is hidden: all of it if computing takes longer. The reading for the token after the
+        // last, one of five, is not complete.
         let (waits, hidden) = (metrics.terms_ms.demand_disk / 1e3, metrics.terms_ms.hidden_disk / 1e3);
         assert!((waits - (reading - computing).max(0.0)).abs() < 0.02 * found, "{part}: waits {waits} s");
         let range = 0.78 * reading.min(computing)..1.02 * reading.min(computing);
@@ -159,29 +162,30 @@ fn policies_agree_with_enough_memory() {
     let metrics = |options| run(&cluster, &plan(&model, &[8, 8], options));
     let (managed, system) = (metrics(MANAGED), metrics(ResidencyOptions::default()));
     assert_eq!(managed.devices[1].bytes_read_per_token, 0.0);
-    // The system reads a chunk around each new embedding row; the device that manages, a page.
+    // Under `os` a chunk is read around each new embedding row, under managed residency a page.
     let rows = 2.0 * Options::default().chunk.as_f64() / DISK * 1e3;
     let difference = tpot(&system) - tpot(&managed);
     assert!((0.0..2.0 * rows).contains(&difference), "{difference} ms");
 }
 
-/// Windows are released behind the computation, so that the next window does not evict what it needs.
+/// Windows are released after their computation, so that reading the next window evicts no pages that are still
+/// needed.
 #[test]
 fn windowed_residency_avoids_thrashing() {
     let model = llama_8b();
     let read = |policy, release| {
         let plan = plan(&model, &[8, 8], ResidencyOptions { release, ..ResidencyOptions::of(policy) });
         // The head computes for longer than the other device needs to read its share.
-        let (mut cluster, _) = with_little_on_the_last(&plan, &model, 0.76);
+        let (mut cluster, _) = with_small_last_device(&plan, &model, 0.76);
         cluster.members[0].device.cpu.read_bandwidth.value = BytesPerSecond(MEMORY / 10.0);
         let metrics = run(&cluster, &plan);
         let share = metrics.devices[1].bytes_read_per_token / share(&plan, 1, &model).as_f64();
         (share, tpot(&metrics))
     };
     for policy in [Residency::Os, Residency::Windowed] {
-        let (kept, given_up) = (read(policy, false), read(policy, true));
-        assert!((0.99..1.01).contains(&given_up.0), "{policy:?}: {given_up:?}");
-        assert!(given_up.1 < kept.1, "{policy:?}: {given_up:?} against {kept:?}");
+        let (kept, released) = (read(policy, false), read(policy, true));
+        assert!((0.99..1.01).contains(&released.0), "{policy:?}: {released:?}");
+        assert!(released.1 < kept.1, "{policy:?}: {released:?} against {kept:?}");
         if policy == Residency::Os {
             // A real machine read 1.26 to 1.58 times its share (see `linux_rows`).
             assert!((1.2..1.6).contains(&kept.0), "{kept:?}");
@@ -194,9 +198,9 @@ fn small_buffers_stream_too() {
     let model = llama_8b();
     let options = ResidencyOptions { stream_buffer: Some(Bytes(512 << 10)), ..MANAGED };
     let plan = plan(&model, &[8, 8], options);
-    let (cluster, room) = with_little_on_the_last(&plan, &model, 0.75);
+    let (cluster, memory_budget) = with_small_last_device(&plan, &model, 0.75);
     let metrics = run(&cluster, &plan);
-    let read = share(&plan, 1, &model).as_f64() - kept(&plan, &model, room);
+    let read = share(&plan, 1, &model).as_f64() - kept(&plan, &model, memory_budget);
     let off = metrics.devices[1].bytes_read_per_token / read - 1.0;
     assert!(off.abs() < 0.01, "{off}");
 }
@@ -218,21 +222,22 @@ fn two_runs_give_the_same_bytes() {
     assert_eq!(written(&cold(&cluster, &plan)), written(&cold(&cluster, &plan)));
 }
 
-/// Several batches of a prompt are on the ring at once, so that the announced part is not always the next one.
+/// Several batches of a prompt are in the ring at once, so the requested part is not always the next one.
 #[test]
 fn long_prompt_keeps_streaming() {
     let model = llama_8b();
     for windows in [vec![16, 16], vec![4, 4], vec![3, 2, 2]] {
         let mut plan = plan(&model, &windows, MANAGED);
         plan.context = 2048;
-        let (mut cluster, room) = with_little_on_the_last(&plan, &model, 0.6);
+        let (mut cluster, memory_budget) = with_small_last_device(&plan, &model, 0.6);
         set_prompt(&mut cluster, &mut plan, 2048, 1100);
         let trace = cold(&cluster, &plan);
         assert_eq!(count(&trace, Kind::Output), cluster.workload.generate as usize);
         let last = plan.devices.len() - 1;
         let read = readings(&trace, last as u16, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
-        // The kept set once; for each pass the rest, and at most a buffer for each window that was read without use.
-        let (kept, buffer) = (kept(&plan, &model, room), MANAGED.buffer().as_f64());
+        // The kept set is read once; for each pass the rest is read, and for each window at most one buffer that is
+        // not used.
+        let (kept, buffer) = (kept(&plan, &model, memory_budget), MANAGED.buffer().as_f64());
         let pass = share(&plan, last, &model).as_f64() - kept + buffer * f64::from(plan.rounds);
         assert!(read < kept + pass * trace.passes.len() as f64, "{windows:?}: {read} bytes");
     }
@@ -241,7 +246,8 @@ fn long_prompt_keeps_streaming() {
 proptest! {
     #![proptest_config(crate::cases(60))]
 
-    /// Kept sets are nested, so a device with more room reads no more, to a piece a window that is read whole.
+    /// Kept sets are nested, so a device with more memory reads no more, up to one piece per window that is read
+    /// completely.
     #[test]
     fn more_memory_never_reads_more(
         windows in prop::sample::select(vec![[16u32, 16], [8, 8], [4, 4]]),
@@ -253,7 +259,7 @@ proptest! {
         let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer_mib)), ..MANAGED };
         let plan = plan(&model, &windows, options);
         let read = |part| {
-            let (cluster, _) = with_little_on_the_last(&plan, &model, part);
+            let (cluster, _) = with_small_last_device(&plan, &model, part);
             run(&cluster, &plan).devices[1].bytes_read_per_token
         };
         let (less, much) = (read(part), read(part + more));
@@ -261,9 +267,9 @@ proptest! {
         prop_assert!(much <= less + slack, "{} of the share: {} bytes; {} more: {}", part, less, more, much);
     }
 
-    /// For any windows, buffers and memories: the run ends, every layer is computed once for every pass, and
-    /// no device reads its share more than twice for a token; if its buffer finds no room, three times: what was
-    /// read ahead and evicted is populated, and may be evicted again before its turn.
+    /// For any windows, buffers and memories: the run ends, every layer is computed once for every pass, and no
+    /// device reads its share more than twice for a token, or three times if its buffer does not fit in memory:
+    /// pieces that were read ahead and evicted are populated, and may be evicted again before their use.
     #[test]
     fn streaming_never_deadlocks(
         windows in prop::collection::vec(0u32..7, 1..5),
@@ -305,9 +311,9 @@ proptest! {
             let metrics = metrics::compute(&trace);
             for (place, device) in metrics.devices.iter().enumerate().filter(|(place, _)| managed[*place]) {
                 let own = share(&plan, place, &cluster.model).as_f64();
-                let honest = memories[place].0 > (buffer_kib[place] << 10) + (16 << 20);
-                let most = if honest { 2.0 * own } else { 3.0 * own } + Bytes::mib(16).as_f64();
-                prop_assert!(device.bytes_read_per_token <= most, "{:?} of {}", device, own);
+                let buffer_fits = memories[place].0 > (buffer_kib[place] << 10) + (16 << 20);
+                let max = if buffer_fits { 2.0 * own } else { 3.0 * own } + Bytes::mib(16).as_f64();
+                prop_assert!(device.bytes_read_per_token <= max, "{:?} of {}", device, own);
             }
         }
     }

@@ -18,12 +18,12 @@ use crate::small_rings::{
     simulate_with, tpot, warm, written,
 };
 
-/// A policy, with or without reading ahead.
+/// Returns a residency policy, with or without prefetching.
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
     ResidencyOptions { prefetch, ..ResidencyOptions::of(residency) }
 }
 
-/// Milliseconds to read the weights of a token once at 10 GB/s.
+/// Returns the milliseconds to read the weights of a token once at 10 GB/s.
 fn reading(model: &ModelProfile) -> f64 {
     (model.layers_bytes() + model.output_bytes() + model.input_row_bytes()).as_f64() / 10e9 * 1e3
 }
@@ -31,13 +31,13 @@ fn reading(model: &ModelProfile) -> f64 {
 #[test]
 fn token_time_with_enough_memory() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 6);
-    // A hop is 4096 numbers of 4 bytes at 100 MB/s, 0.16 ms, and 4 ms of latency.
+    // A hop takes 4096 values of 4 bytes at 100 MB/s, that is 0.16 ms, and 4 ms of latency.
     let hop = 4.0 + 16384.0 / 100e6 * 1e3;
     for (windows, hops) in [(&[16, 16][..], 2.0), (&[8, 8], 4.0), (&[4, 4], 8.0)] {
         let plan = plan(&cluster.model, windows, OS);
         let expected = reading(&cluster.model) + hops * hop;
         let found = tpot(&metrics::compute(&warm(&cluster, &plan)));
-        // Attention over a dozen positions and the page cache's own work are not in the sum.
+        // The sum does not include attention over a dozen positions and the kernel time of the page cache.
         assert!((found / expected - 1.0).abs() < 0.005, "{windows:?}: {found} ms, expected {expected}");
     }
 }
@@ -52,7 +52,7 @@ fn linux_rereads_the_whole_share() {
     let metrics = run(&cluster, &plan(&model, &[16, 16], OS));
     let read = metrics.devices[1].bytes_read_per_token / share.as_f64();
     assert!((0.99..1.02).contains(&read), "{read} of the share");
-    // The disk (1 GB/s) hides behind nothing and the computing behind the disk: T0 + share / s less the overlap.
+    // Reading (1 GB/s) is not hidden, and computing is hidden behind reading: T0 + share / s less the overlap.
     let disk = share.as_f64() / 1e9 * 1e3;
     let found = tpot(&metrics);
     let quiet = tpot(&run(&self::cluster("llama-8b", &[PLENTY, PLENTY], 6), &plan(&model, &[16, 16], OS)));
@@ -64,7 +64,8 @@ fn linux_rereads_the_whole_share() {
 fn prefetch_helps_only_with_several_rounds() {
     let model = llama_8b();
     let share = layers(&model, 0..16);
-    // 60 % of its half: two windows of a quarter fit beside each other, one window of all does not.
+    // 60 % of its half: two windows of a quarter of the half fit at the same time, one window of the whole half does
+    // not.
     let memory = Bytes(share.0 * 6 / 10);
     let slow = cluster("llama-8b", &[PLENTY, memory], 8);
     let run = |windows: &[u32], prefetch| {
@@ -74,8 +75,8 @@ fn prefetch_helps_only_with_several_rounds() {
     };
     let (plain, conflict, ring) = (run(&[16, 16], false), run(&[16, 16], true), run(&[4, 4], true));
     assert!((0.99..1.02).contains(&plain.1), "{plain:?}");
-    // The prefetch-release conflict: nearly everything is read twice. The head is too quick to hide the second time;
-    // with a head of 0.2 s and a share of 1 s a real machine does the same (see `linux_rows`).
+    // The prefetch-release conflict: nearly all weights are read twice. The head computes for too short a time to
+    // hide the second read; with a head of 0.2 s and a share of 1 s a real machine does the same (see `linux_rows`).
     assert!(conflict.1 > 1.7 && conflict.0 > plain.0, "k=1: {plain:?}, with prefetch {conflict:?}");
     assert!(ring.1 < 1.1 && ring.0 < 0.95 * plain.0, "k=4: {ring:?} against {plain:?}");
 }
@@ -112,7 +113,7 @@ fn prompt_batches_flow_through_the_ring() {
     let trace = warm(&long, &plan);
     assert_eq!(trace.passes.len(), 3 + 2);
     assert_eq!(count(&trace, Kind::Output), 3);
-    // The second batch is on the head while the first is on the worker.
+    // The head computes the second batch while the worker computes the first.
     let on = |device, pass| {
         let found = trace
             .records
@@ -147,9 +148,9 @@ fn gpu_layers_do_not_use_the_disk() {
     let expected = model.layers_bytes().as_f64() / 100e9 * 1e3;
     assert!((terms.gpu / expected - 1.0).abs() < 0.01, "{} ms, expected {expected}", terms.gpu);
     assert!((terms.memory - 2.0 * 3.0).abs() < 0.01, "{} ms of copies", terms.memory);
-    // No layer is read again; the first token's output matrix and embedding rows never seen before are.
+    // No layer is read again, but the output matrix of the first token and new embedding rows are.
     let output = model.output_bytes().as_f64();
-    assert!(metrics.devices[0].bytes_read_per_token < output, "embedding rows and what is read around them");
+    assert!(metrics.devices[0].bytes_read_per_token < output, "embedding rows and the pages around them");
     plan.devices[0].gpu_layers = 17;
     plan.devices[0].window = 32;
     plan.rounds = 1;
@@ -169,7 +170,7 @@ fn prefetch_keeps_to_its_budget() {
         plan.devices[1].residency.prefetch_budget = Some(Bytes::mib(64));
         let trace = cold(&cluster, &plan);
         let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
-        let max = ahead.map(|record| record.bytes).max().expect("something was read ahead");
+        let max = ahead.map(|record| record.bytes).max().expect("a prefetch");
         assert_eq!(max, 64 << 20, "{residency:?}");
     }
 }
@@ -177,8 +178,8 @@ fn prefetch_keeps_to_its_budget() {
 proptest! {
     #![proptest_config(crate::cases(100))]
 
-    /// For any windows, memories and policies: the run ends, every token comes out once, and every device
-    /// reads at least what it cannot hold.
+    /// For any windows, memories and policies: the run ends, every token is output once, and no record ends before it
+    /// starts.
     #[test]
     fn every_run_ends_with_all_its_tokens(
         windows in prop::collection::vec(0u32..7, 1..5),

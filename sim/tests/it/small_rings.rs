@@ -1,4 +1,5 @@
-//! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand.
+//! Small rings of invented devices on a shipped model, with simple rates, so that expected times can be computed
+//! manually.
 
 use std::ops::Range;
 
@@ -16,16 +17,16 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Specu
 use hearth_schema::trace::{Counter, Kind, Trace};
 use hearth_sim::{Input, Options, simulate};
 
-/// Memory for everything.
+/// Enough memory for all weights.
 pub const PLENTY: Bytes = Bytes(40 << 30);
 
 /// One-way latency of a hop.
 pub const LATENCY: Seconds = Seconds(0.004);
 
-/// The system decides what stays in memory, and nothing is read ahead.
+/// Residency `os` without prefetching: the system decides what stays in memory.
 pub const OS: ResidencyOptions = ResidencyOptions::of(Residency::Os).without_prefetch();
 
-/// 10 GB/s of reading memory and nothing else that takes time; a disk of 1 GB/s.
+/// Returns a device that takes time only to read memory at 10 GB/s, with a disk of 1 GB/s.
 fn device(available: Bytes) -> Device {
     let yaml = format!(
         "schema: device/1
@@ -51,8 +52,8 @@ disk:
     Device::from_yaml(&yaml).expect("a valid device")
 }
 
-/// Adds a GPU that reads its 8 GiB at `rate`; `copies` are the latencies of an upload and a download, `None` with
-/// unified memory.
+/// Adds a GPU with 8 GiB of memory that it reads at `rate`. `copies` are the latencies of an upload and a download;
+/// `None` makes its memory unified.
 pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str; 2]>) {
     let ([up, down], unified) = (copies.unwrap_or(["0 s"; 2]), copies.is_none());
     let gpu = format!(
@@ -72,14 +73,14 @@ pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str
     *device = Device::from_yaml(&(device.to_yaml() + &gpu)).expect("a valid device");
 }
 
-/// Constant links between all devices.
+/// Returns constant links between all devices.
 pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
     let (latency, bandwidth) =
         (Sourced::new(latency, "test"), Sourced::new(BytesPerSecond(bandwidth), "test"));
     LinkTable::new(Links::constant(Link { latency, bandwidth }))
 }
 
-/// Devices of these memories in a ring; a hop takes [`LATENCY`] and the message's bytes at 100 MB/s.
+/// Returns devices with these memory sizes. A hop takes [`LATENCY`] and the time of the message's bytes at 100 MB/s.
 pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
     let member = |(index, &memory)| Member {
         name: format!("d{index}"),
@@ -106,12 +107,12 @@ pub fn set_prompt(cluster: &mut Cluster, plan: &mut Plan, context: u32, prompt: 
     (cluster.context, cluster.workload.prompt, plan.context) = (context, prompt, context);
 }
 
-/// The first `count` of these sizes in MiB.
+/// Converts the first `count` of these sizes from MiB.
 pub fn memories(mib: &[u64], count: usize) -> Vec<Bytes> {
     mib.iter().take(count).map(|&mib| Bytes::mib(mib)).collect()
 }
 
-/// A plan with these windows; the first device is the head, and all have the same residency.
+/// Returns a plan with these windows. The first device is the head, and all devices have the same residency.
 pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let device = |(index, &window)| PlannedDevice {
         name: format!("d{index}"),
@@ -142,13 +143,13 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
     }
 }
 
-/// A plan for the cluster's workload.
+/// Returns a plan for the cluster's workload, with its sequences and its draft model.
 pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let sequences = cluster.workload.sequences;
     Plan { sequences, draft: draft::planned(cluster), ..plan(&cluster.model, windows, residency) }
 }
 
-/// The 120M model drafts this many tokens, each accepted with a probability.
+/// Adds drafts of `tokens` tokens by the 120M model, each accepted with the probability `acceptance`.
 pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluster {
     let draft = ModelRef { profile: Some("120m".into()), file: None };
     let acceptance = Sourced::new(Fraction(acceptance), "assumed: a test");
@@ -157,14 +158,14 @@ pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluste
     cluster
 }
 
-/// The 120M model with the vocabulary of the large one.
+/// Returns the 120M model with the vocabulary of the large model.
 pub fn draft_model(large: &ModelProfile) -> ModelProfile {
     let mut draft = shipped("120m").expect("shipped");
     draft.shape.vocabulary = large.shape.vocabulary;
     draft
 }
 
-/// Puts all devices on one Wi-Fi channel, with these further keys of the channel and options of TCP.
+/// Connects all devices over one Wi-Fi channel. `channel` are further keys of the channel, `tcp` the options of TCP.
 pub fn use_wifi(cluster: &mut Cluster, channel: &str, tcp: &str) {
     let names: Vec<&str> = cluster.members.iter().map(|member| member.name.as_str()).collect();
     let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
@@ -194,27 +195,27 @@ pub fn simulate_with(cluster: &Cluster, plan: &Plan, options: &Options) -> Trace
     simulate(&Input { cluster, plan, options }).expect("a plan that can be run")
 }
 
-/// A run whose weights are on disk at the start.
+/// Simulates a run whose weights are on disk at the start.
 pub fn cold(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate_with(cluster, plan, &Options::default())
 }
 
-/// A run whose memory is as tokens before it would have left it.
+/// Simulates a run whose page cache starts as earlier tokens would have left it.
 pub fn warm(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate_with(cluster, plan, &Options { warm: true, ..Options::default() })
 }
 
-/// The metrics of a cold run.
+/// Returns the metrics of a cold run.
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
     metrics::compute(&cold(cluster, plan))
 }
 
-/// Mean milliseconds of a token.
+/// Returns the mean milliseconds per token.
 pub fn tpot(metrics: &Metrics) -> f64 {
     metrics.tpot_ms.expect("tokens after the first").mean
 }
 
-/// The terms of a token's time sum to it, none is negative, and the bubble is empty.
+/// Checks that the terms of a token's time sum to it, none is negative, and the bubble is zero.
 pub fn assert_terms(metrics: &Metrics) {
     let (terms, tpot) = (&metrics.terms_ms, tpot(metrics));
     assert!((terms.sum() / tpot - 1.0).abs() < 1e-9, "{terms:?} of {tpot} ms");
@@ -222,21 +223,24 @@ pub fn assert_terms(metrics: &Metrics) {
     assert!(terms.bubble.abs() < 1e-6 * tpot, "{terms:?}");
 }
 
+/// Returns the text of a trace.
 pub fn written(trace: &Trace) -> Vec<u8> {
     let mut text = Vec::new();
-    trace.write(&mut text).expect("memory");
+    trace.write(&mut text).expect("writing to memory");
     text
 }
 
+/// Returns the number of records of a kind.
 pub fn count(trace: &Trace, kind: Kind) -> usize {
     trace.records.iter().filter(|record| record.kind == kind).count()
 }
 
+/// Returns the bytes of all records of a kind.
 pub fn bytes(trace: &Trace, kind: Kind) -> u64 {
     trace.records.iter().filter(|record| record.kind == kind).map(|record| record.bytes).sum()
 }
 
-/// The values of a counter of a device, pass by pass.
+/// Returns the values of a counter of a device, pass by pass.
 pub fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
     let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, counter));
     own.map(|it| it.value).collect()
@@ -246,7 +250,7 @@ pub fn llama_8b() -> ModelProfile {
     shipped("llama-8b").expect("shipped")
 }
 
-/// The weights of some layers.
+/// Returns the weight bytes of some layers.
 pub fn layers(model: &ModelProfile, layers: Range<u32>) -> Bytes {
     layers.map(|layer| model.layer_bytes(layer)).sum()
 }

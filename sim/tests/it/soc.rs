@@ -1,10 +1,10 @@
-//! A phone whose GPU and NPU compute together: times of its stages, alone and in a ring, and its trace.
+//! A phone whose GPU and NPU compute together: its times alone and in a ring, and its trace.
 
-use hearth_core::soc::stage::total;
+use hearth_core::soc::interval::total;
 use hearth_core::soc::{Chip, SocMetrics};
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::device::shipped;
-use hearth_profiles::device::soc::{SocOptions, Strategy, Synchronisation, Upkeep};
+use hearth_profiles::device::soc::{PartitionPolicy, SocOptions, Strategy, Synchronisation};
 use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_schema::events::Event;
 use hearth_schema::pass::Pass;
@@ -36,7 +36,7 @@ fn run(cluster: &Cluster) -> Trace {
     trace
 }
 
-fn numbers(cluster: &Cluster) -> SocMetrics {
+fn soc_metrics(cluster: &Cluster) -> SocMetrics {
     let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
     SocMetrics::of(&run(cluster), soc, soc.usual.strategy).expect("a SoC's trace")
 }
@@ -53,7 +53,7 @@ fn soc_time_is_the_sum_of_its_stages() {
             (total(&forward.layer) * 32.0 + forward.head.time() + forward.preparation).as_millis()
         };
         let ttft = time(Pass::plain(0, 0, 256, true));
-        // Nanoseconds are rounded a thousand times, and 256 rows of the embedding are read.
+        // Times are rounded to nanoseconds about a thousand times, and 256 rows of the embedding are read.
         assert!((metrics.ttft_ms.expect("a token") / ttft - 1.0).abs() < 1e-4, "{}", strategy.name());
         let expected = f64::midpoint(time(Pass::plain(1, 256, 1, true)), time(Pass::plain(2, 257, 1, true)));
         assert!((tpot(&metrics) / expected - 1.0).abs() < 1e-4, "{}", strategy.name());
@@ -65,7 +65,7 @@ fn soc_time_is_the_sum_of_its_stages() {
 fn device_path_agrees_with_soc_path_in_memory() {
     let options = SocOptions::of(Strategy::HeteroTensor);
     let alone = metrics::compute(&run(&cluster(options, 256, 4)));
-    // An event, though it does not come, makes it a ring with a page cache.
+    // An event after the end of the run selects the simulation of a ring with a page cache.
     let cluster = cluster(options, 256, 4);
     let plan = plan(&cluster);
     let event = Event {
@@ -85,17 +85,17 @@ fn device_path_agrees_with_soc_path_in_memory() {
 
 #[test]
 fn game_keeps_its_frames_unless_the_gpu_computes_alone() {
-    let longest = |strategy| numbers(&cluster(SocOptions::of(strategy), 256, 1)).prefill_queue;
-    let tensor = longest(Strategy::HeteroTensor);
-    assert!(tensor.max_kernel_ms <= 14.0 && tensor.leaves_frames, "{tensor:?}");
-    let gpu = longest(Strategy::GpuOnly);
-    assert!(gpu.max_ms > 4000.0 && !gpu.leaves_frames, "{gpu:?}");
-    assert!(longest(Strategy::HeteroLayer).leaves_frames);
+    let queue = |strategy| soc_metrics(&cluster(SocOptions::of(strategy), 256, 1)).prefill_queue;
+    let tensor = queue(Strategy::HeteroTensor);
+    assert!(tensor.max_kernel_ms <= 14.0 && tensor.frame_deadlines_met, "{tensor:?}");
+    let gpu = queue(Strategy::GpuOnly);
+    assert!(gpu.max_ms > 4000.0 && !gpu.frame_deadlines_met, "{gpu:?}");
+    assert!(queue(Strategy::HeteroLayer).frame_deadlines_met);
 }
 
 #[test]
 fn fast_synchronisation_events_per_layer() {
-    let events = |strategy| numbers(&cluster(SocOptions::of(strategy), 256, 1)).waiting.events_ms;
+    let events = |strategy| soc_metrics(&cluster(SocOptions::of(strategy), 256, 1)).sync_overhead.events_ms;
     assert!((events(Strategy::HeteroTensor) - 14.0 * 32.0 * 15.9e-3).abs() < 1e-3);
     assert!((events(Strategy::HeteroLayer) - 8.0 * 32.0 * 15.9e-3).abs() < 1e-3);
     assert!(events(Strategy::GpuOnly) == 0.0);
@@ -117,17 +117,17 @@ proptest! {
     ) {
         let options = SocOptions {
             synchronisation: if slow { Synchronisation::Slow } else { Synchronisation::Fast },
-            partitions: if fixed { Upkeep::Fixed } else { Upkeep::Solved },
+            partitions: if fixed { PartitionPolicy::Fixed } else { PartitionPolicy::Solved },
             ..SocOptions::of(Strategy::ALL[strategy])
         };
         let cluster = cluster(options, prompt, generate);
         let trace = run(&cluster);
-        prop_assert_eq!(&trace, &run(&cluster), "the same again");
+        prop_assert_eq!(&trace, &run(&cluster), "a second run is the same");
         let details = [Kind::Kernel, Kind::Synchronise];
         let whole: Vec<_> = trace.records.iter().filter(|it| !details.contains(&it.kind)).collect();
         for detail in trace.records.iter().filter(|it| details.contains(&it.kind)) {
-            let within = |line: &&Record| {
-                line.pass == detail.pass && line.start <= detail.start && line.end >= detail.end
+            let within = |record: &&Record| {
+                record.pass == detail.pass && record.start <= detail.start && record.end >= detail.end
             };
             prop_assert!(whole.iter().any(within));
         }

@@ -1,7 +1,7 @@
-//! Plans that slice every layer: times against closed forms, and the invariants of any slices.
+//! Tensor-parallel plans: times against closed forms, and the invariants of any slices.
 //!
-//! The invented devices of [`crate::small_rings`]. The invariants are determinism, no lost byte, and terms that sum to
-//! the token's time.
+//! The devices are those of [`crate::small_rings`]. The invariants are determinism, no lost bytes, and terms that sum
+//! to the token's time.
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
@@ -17,7 +17,7 @@ use crate::small_rings::{
     simulate_with, tpot, written,
 };
 
-/// Slices of Llama 3 8B: 8 key-value heads and 14336 rows.
+/// Returns a plan with these slices of Llama 3 8B, which has 8 key-value heads and 14336 feed-forward rows.
 fn plan(
     cluster: &Cluster,
     all_reduce: AllReduce,
@@ -49,7 +49,7 @@ const PATTERNS: [AllReduce; 4] =
 
 const PINNED: ResidencyOptions = ResidencyOptions::pinned(None);
 
-/// Slices as even as they go.
+/// Returns `count` equal slices.
 fn even(count: u32) -> Vec<(u32, u32)> {
     (0..count).map(|_| (8 / count, 14336 / count)).collect()
 }
@@ -72,12 +72,13 @@ fn one_device_equals_a_ring_of_one() {
 fn token_time_is_slowest_slice_plus_all_reduce() {
     let cluster = cluster("llama-8b", &[PLENTY; 4], 6);
     let model = &cluster.model;
-    // 4096 numbers of 4 bytes at 100 MB/s.
+    // 4096 values of 4 bytes at 100 MB/s.
     let wire = 16384.0 / 100e6 * 1e3;
     let latency = LATENCY.0 * 1e3;
     let alone = model.output_bytes().as_f64() / 10e9 * 1e3;
     let slice = model.layers_bytes().as_f64() / 4.0 / 10e9 * 1e3;
-    // The rows to the workers, and 64 sums. To three others there are three wires.
+    // A token needs the embedding rows sent to the workers, and 64 sums. There is a separate wire to each of the
+    // three others.
     for (pattern, each) in [
         (AllReduce::AllGather, latency + wire),
         (AllReduce::Star, 2.0 * (latency + wire)),
@@ -86,7 +87,7 @@ fn token_time_is_slowest_slice_plus_all_reduce() {
     ] {
         let found = tpot(&run(&cluster, &plan(&cluster, pattern, &even(4), PINNED)));
         let expected = slice + alone + (latency + wire) + 64.0 * each;
-        // Norms on every device and attention over a dozen positions are not in the sum.
+        // The sum does not include norms on every device and attention over a dozen positions.
         assert!((found / expected - 1.0).abs() < 0.01, "{pattern:?}: {found} ms, expected {expected}");
     }
 }
@@ -107,7 +108,8 @@ fn sliding_window_rereads_and_overlaps() {
     let sliding =
         |blocks| ResidencyOptions { blocks: Some(blocks), ..ResidencyOptions::of(Residency::Sliding) };
     let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(2), sliding(4)));
-    // 1 GB/s against 10 GB/s of computing: a token takes the head's reading, of its slice and the output.
+    // The disk reads 1 GB/s and computing reads 10 GB/s from memory, so a token takes the time in which the head's
+    // disk reads its slice and the output.
     let share = cluster.model.layers_bytes().as_f64() / 2.0;
     let read = share + cluster.model.output_bytes().as_f64();
     let found = tpot(&metrics);
@@ -115,7 +117,7 @@ fn sliding_window_rereads_and_overlaps() {
     assert!((metrics.devices[0].bytes_read_per_token / read - 1.0).abs() < 0.01, "{metrics:?}");
     assert!(metrics.devices[0].resident_bytes < 400_000_000, "{metrics:?}");
     assert!(metrics.terms_ms.demand_disk > 0.8 * found, "{:?}", metrics.terms_ms);
-    // A window that holds all reads nothing.
+    // A window that includes all blocks reads nothing.
     let whole = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(2), sliding(2000)));
     assert_eq!(whole.devices[0].bytes_read_per_token, 0.0);
 }
@@ -132,11 +134,11 @@ fn out_of_memory_names_the_device() {
     assert_eq!(short.available_bytes, 3 << 29);
     assert!(short.needed_bytes > cluster.model.layers_bytes().0 / 2);
     assert_eq!(Trace::read(&mut &written(&trace)[..]).expect("a trace").shortages, trace.shortages);
-    // With the check off it runs as if the memory were there.
+    // Without the check the plan runs as with enough memory.
     let ignoring = Options { ignore_memory: true, ..Options::default() };
     let found = metrics::compute(&simulate_with(&cluster, &plan, &ignoring));
-    let roomy = self::cluster("llama-8b", &[PLENTY, PLENTY], 3);
-    assert_eq!(found.tpot_ms, run(&roomy, &plan).tpot_ms);
+    let enough = self::cluster("llama-8b", &[PLENTY, PLENTY], 3);
+    assert_eq!(found.tpot_ms, run(&enough, &plan).tpot_ms);
 }
 
 #[test]
@@ -148,7 +150,7 @@ fn head_needs_memory_to_load_the_model() {
     let slices = pressure(&plan);
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
     (tensor.head_loads, tensor.embedding_as) = (HeadLoads::Model, Some(Format::F32));
-    // 8 030 261 248 weights, of which the embedding's 525 336 576 are in 4 bytes and twice there.
+    // 8 030 261 248 weights, of which the 525 336 576 of the embedding take 4 bytes and are stored twice.
     let (embedding, weights) = (525_336_576.0, 8_030_261_248.0);
     let model = (weights - embedding) * 18.0 / 32.0 + embedding * 4.0;
     let expected = model + embedding * (4.0 - 18.0 / 32.0);
@@ -163,7 +165,7 @@ fn excess_weights_are_swapped() {
     cluster.members[1].device.memory.swap_available = Some(Sourced::new(Bytes(1 << 30), "test"));
     let metrics = run(&cluster, &plan);
     assert_eq!(metrics.outcome, Outcome::Ok);
-    // The least recently used weights are evicted, so that all of its slice is read again for every token.
+    // The least recently used weights are evicted, so the whole slice is read again for every token.
     let share = cluster.model.layers_bytes().as_f64() / 2.0;
     let read = metrics.devices[1].bytes_read_per_token / share;
     assert!((0.99..1.01).contains(&read), "{read} of the slice");
@@ -180,12 +182,12 @@ fn pinned_ring_reads_nothing() {
     let half = ring_plan(&cluster.model, &[16, 16], ResidencyOptions::pinned(Some(Format::F16)));
     let metrics = run(&cluster, &half);
     assert_eq!(metrics.devices[1].bytes_read_per_token, 0.0);
-    // 16 layers of 218 103 808 weights and two norms, keys and values of 512 tokens beside them.
+    // 16 layers of 218 103 808 weights and two norms, and the keys and values of 512 tokens.
     let weights = 16.0 * (218_103_808.0 * 2.0 + 32_768.0);
     let cache = 16.0 * 512.0 * 2.0 * 1024.0 * 2.0;
     let found = metrics.devices[1].memory_pressure * f64::from(64 << 10) * f64::from(1 << 20);
     assert!((found / (weights + cache) - 1.0).abs() < 1e-6, "{found}");
-    // Twice the bytes of a format that its rate does not know takes as long as its bytes: 3.5 times Q4_K_M's.
+    // A format without a measured rate takes the time of its bytes: 3.5 times that of Q4_K_M.
     let plain = run(&cluster, &ring_plan(&cluster.model, &[16, 16], PINNED));
     let ratio = metrics.devices[1].busy_ms / plain.devices[1].busy_ms;
     let expected = weights / layers(&cluster.model, 16..32).as_f64();
@@ -221,7 +223,7 @@ fn long_prompt_runs_in_batches() {
     let trace = cold(&cluster, &plan);
     assert_eq!(trace.passes.len(), 3 + 2);
     assert_eq!((count(&trace, Kind::Output), trace.outcome), (3, Outcome::Ok));
-    // Or token by token, where the system has it so.
+    // Token by token, if the plan sets the batch to 1.
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
     tensor.batch = Some(1);
     let trace = cold(&cluster, &plan);
@@ -263,7 +265,7 @@ proptest! {
             .map(|record| record.bytes)
             .sum();
         let norms = 32 * 32_768 * (slices.len() as u64 - 1);
-        prop_assert_eq!(computed, cluster.model.layers_bytes().0 + norms, "not each weight once");
+        prop_assert_eq!(computed, cluster.model.layers_bytes().0 + norms, "not each weight is computed once");
         assert_terms(&metrics::compute(&trace));
         prop_assert!(trace == cold(&cluster, &plan), "two runs differ");
         let mut read = trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead);

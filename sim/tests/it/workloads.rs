@@ -1,7 +1,7 @@
 //! Several sequences, prompt batches and drafts: times against closed forms, and the invariants of any workload.
 //!
-//! The invariants: a run ends, every sequence gets its tokens, terms sum to the token's time, positions follow one
-//! another, and two runs give the same bytes.
+//! The invariants: a run ends, every sequence gets its tokens, the terms sum to the token's time, the positions of a
+//! sequence are consecutive, and two runs give the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::small_rings::{
     readings, tpot, warm, with_drafts,
 };
 
-/// Devices with memory for everything, and hops that take a microsecond.
+/// Returns devices with enough memory for all weights, and hops that take a microsecond.
 fn quick(model: &str, devices: usize, workload: Workload) -> Cluster {
     let links = links(Seconds(1e-6), 1e12);
     Cluster { links, workload, ..cluster(model, &vec![PLENTY; devices], 1) }
@@ -36,8 +36,8 @@ fn run(cluster: &Cluster, windows: &[u32]) -> Metrics {
 }
 
 #[test]
-fn cold_run_only_starts_later() {
-    // Weights come from disk once, and then everything is in memory.
+fn cold_run_only_delays_first_token() {
+    // Weights are read from disk once, and then all are in memory.
     let cluster = quick("1b", 2, Workload { sequences: 2, ..Workload::plain(4, 30) });
     let (cold, warm) =
         (crate::small_rings::run(&cluster, &planned(&cluster, &[8, 8])), run(&cluster, &[8, 8]));
@@ -48,7 +48,7 @@ fn cold_run_only_starts_later() {
 #[test]
 fn prompt_batches_keep_all_devices_busy() {
     let model = llama_8b();
-    // A batch costs a device the reading of its 8 layers, however few tokens it has.
+    // A batch takes a device the time to read its 8 layers, for any number of tokens.
     let stage = |first: u32| layers(&model, first..first + 8).as_f64() / 100e9;
     let stages = [0, 8, 16, 24].map(stage);
     let (once, longest) = (stages.iter().sum::<f64>(), stages.into_iter().fold(0.0, f64::max));
@@ -56,7 +56,7 @@ fn prompt_batches_keep_all_devices_busy() {
         let workload = Workload { micro_batch: 8 / batches, ..Workload::plain(8, 1) };
         let mut cluster = quick("llama-8b", 4, workload);
         for member in &mut cluster.members {
-            // It is fast, so that no first touch of a page counts.
+            // A GPU, so that no time for first touches of pages is included.
             add_gpu(&mut member.device, "cuda", "100 GB/s", None);
         }
         let mut plan = planned(&cluster, &[8; 4]);
@@ -65,15 +65,15 @@ fn prompt_batches_keep_all_devices_busy() {
         let computed = || trace.records.iter().filter(|record| record.kind == Kind::Compute);
         let (begin, end) = (computed().map(|it| it.start).min(), computed().map(|it| it.end).max());
         let found = (end.expect("computed") - begin.expect("computed")) as f64 * 1e-9;
-        // The layers of the shipped formats are not quite equal; if they were, m + d - 1 of the m d steps that one
-        // device after the other would take.
+        // The layers of the shipped formats are not quite equal. If they were, the run would take the time of m + d -
+        // 1 steps, instead of the m d steps that it would take without overlap.
         let (m, d) = (f64::from(batches), 4.0);
         let expected = once + (m - 1.0) * longest;
         assert!((found / expected - 1.0).abs() < 0.002, "{batches} batches: {found} s, expected {expected}");
         let equal = (m + d - 1.0) / (m * d) * (m * once);
         assert!((found / equal - 1.0).abs() < 0.05, "{batches} batches: {found} s, {equal} of equal devices");
         let ttft = metrics::compute(&trace).ttft_ms.expect("a token") * 1e-3;
-        assert!(ttft > found, "and then the token is put out");
+        assert!(ttft > found, "the output follows");
     }
 }
 
@@ -81,12 +81,13 @@ fn prompt_batches_keep_all_devices_busy() {
 fn two_sequences_keep_two_devices_busy() {
     let model = llama_8b();
     let (layer, output) = (model.layer_bytes(20).as_f64(), model.output_bytes().as_f64());
-    // The output matrix is worth about 4 layers: 15 and it on the head, 17 on the other.
+    // The output matrix takes as long as about 4 layers: the head has 15 layers and the output, the other device 17
+    // layers.
     let windows = [15, 17];
     let one = run(&quick("llama-8b", 2, Workload::plain(4, 100)), &windows);
     let workload = Workload { sequences: 2, ..Workload::plain(4, 100) };
     let two = run(&quick("llama-8b", 2, workload), &windows);
-    // A token takes both stages; with two sequences one comes out whenever the longer stage is over.
+    // A token takes the time of both stages; with two sequences, a token is complete whenever the longer stage ends.
     let stage = |layers: f64, more: f64| (layers * layer + more) / 10e9;
     let (head, other) = (stage(15.0, output), stage(17.0, 0.0));
     let expected = (head + other) / head.max(other);
@@ -99,7 +100,7 @@ fn two_sequences_keep_two_devices_busy() {
     // The terms include waiting for each other.
     assert_terms(&two);
     assert!(two.terms_ms.queue > 0.0);
-    // More sequences than devices gain nothing more.
+    // More sequences than devices do not increase the speed.
     let workload = Workload { sequences: 4, ..Workload::plain(4, 100) };
     let four = run(&quick("llama-8b", 2, workload), &windows).tokens_per_s.expect("tokens");
     assert!((four / two.tokens_per_s.expect("tokens") - 1.0).abs() < 0.02, "{four}");
@@ -127,7 +128,7 @@ fn draft_adds_its_time_and_batch_reads_weights_once() {
     let with =
         |acceptance| run(&with_drafts(quick("llama-8b", 1, Workload::plain(4, 61)), 5, acceptance), &[32]);
     let (all, none) = (with(1.0), with(0.0));
-    // Each step reads the draft 5 times and the model once.
+    // Each step reads the weights of the draft model 5 times and those of the model once.
     let drafted = all.speculation.clone().expect("drafts");
     let own = draft_model(&model::shipped("llama-8b").expect("shipped"));
     let reading = (own.layers_bytes() + own.output_bytes()).as_f64() / 10e9 * 1e3 * 5.0;
@@ -137,7 +138,7 @@ fn draft_adds_its_time_and_batch_reads_weights_once() {
     assert!((drafted.draft_ms + drafted.verify_ms - tpot(&all)).abs() < 1e-9);
     let expected = (tpot(&plain) + reading) / 6.0;
     assert!((tpot(&all) / expected - 1.0).abs() < 0.01, "{} and {expected}", tpot(&all));
-    // If nothing is ever accepted, drafting is all loss. The last token is not drafted for.
+    // If no draft is accepted, drafting only adds time. The last token has no drafts.
     let expected = tpot(&plain) + reading;
     assert!(tpot(&none) > tpot(&plain) && tpot(&none) < expected * 1.005, "{} and {expected}", tpot(&none));
     assert_terms(&all);
@@ -155,9 +156,9 @@ fn draft_model_uses_the_heads_memory() {
     assert_eq!(unreclaimable(&with, 0) - unreclaimable(&without, 0), own.total_bytes().0 + cache);
     assert_eq!(unreclaimable(&with, 1), unreclaimable(&without, 1));
     // A head with less memory is out of memory.
-    let mut poor = base.clone();
-    poor.members[0].device.memory.available.value = Bytes(own.total_bytes().0);
-    assert_eq!(warm(&poor, &plan).outcome, Outcome::OutOfMemory);
+    let mut short_head = base.clone();
+    short_head.members[0].device.memory.available.value = Bytes(own.total_bytes().0);
+    assert_eq!(warm(&short_head, &plan).outcome, Outcome::OutOfMemory);
     // Every sequence has a cache for the whole context, on the ring and for the draft.
     let mut several = plain.clone();
     several.workload.sequences = 3;
@@ -172,18 +173,18 @@ fn gpu_draft_does_not_use_the_cpu() {
     cluster.members[0].device = d3;
     "d0".clone_into(&mut cluster.members[0].device.name);
     let plan = planned(&cluster, &[16]);
-    assert_eq!(plan.draft.as_ref().map(|draft| draft.processor), Some(Processor::Gpu), "it fits");
+    assert_eq!(plan.draft.as_ref().map(|draft| draft.processor), Some(Processor::Gpu), "the draft fits");
     let found = metrics::compute(&warm(&cluster, &plan));
     assert!(
         found.terms_ms.gpu > 0.0
             && (found.terms_ms.gpu - found.speculation.expect("drafts").draft_ms).abs() < 1e-9
     );
-    // Where it does not fit the run is out of memory.
+    // If the draft model does not fit, the run is out of memory.
     let gpu = cluster.members[0].device.gpu.as_mut().expect("a GPU");
     gpu.memory_available.value = gpu.compute_buffer.value;
     assert_eq!(warm(&cluster, &plan).outcome, Outcome::OutOfMemory);
     let chosen = draft::planned(&cluster).expect("a draft").processor;
-    assert_eq!(chosen, Processor::Cpu, "nor would it be planned so");
+    assert_eq!(chosen, Processor::Cpu, "a plan would use the CPU");
 }
 
 #[test]
@@ -197,14 +198,14 @@ fn mismatched_draft_plan_is_refused() {
             other => panic!("{other:?}"),
         }
     };
-    let silent = Plan { draft: None, ..plan.clone() };
-    assert!(matches!(refused(&base, &silent), DraftError::OneSided { .. }));
+    let without_draft = Plan { draft: None, ..plan.clone() };
+    assert!(matches!(refused(&base, &without_draft), DraftError::OneSided { .. }));
     let plain = quick("1b", 1, Workload::plain(4, 8));
     assert!(matches!(refused(&plain, &plan), DraftError::OneSided { .. }));
     let mut other = base.clone();
     other.draft = Some(model::shipped("tiny").expect("shipped"));
     assert!(matches!(refused(&other, &plan), DraftError::OtherModel { .. }));
-    // A draft that counts its tokens differently.
+    // A draft model with another vocabulary.
     let model = model::shipped("tiny").expect("shipped");
     let planned = PlannedDraft { model: PlannedModel::of(&model), processor: Processor::Cpu };
     assert!(matches!(
@@ -222,14 +223,14 @@ fn mismatched_draft_plan_is_refused() {
 fn later_tokens_are_never_faster_in_a_quiet_run() {
     let mut cluster = quick("1b", 2, Workload::plain(4, 400));
     cluster.context = 404;
-    // No embedding row is read from disk: all are in memory.
+    // Embedding rows are in memory, so none is read from disk.
     let trace = warm(&cluster, &planned(&cluster, &[8, 8]));
     let times: Vec<u64> = metrics::token_times::TokenTimes::of(&trace)
         .decode_steps
         .iter()
         .map(metrics::token_times::DecodeStep::duration)
         .collect();
-    // Each step is rounded to a nanosecond, of which a token has fewer than a hundred.
+    // Each step is rounded to a nanosecond, and a token has fewer than a hundred steps.
     assert!(times.windows(2).all(|pair| pair[1] + 100 >= pair[0]), "{times:?}");
     assert!(times[398] > times[0], "the cache grows: {} and {}", times[0], times[398]);
 }
@@ -237,8 +238,8 @@ fn later_tokens_are_never_faster_in_a_quiet_run() {
 proptest! {
     #![proptest_config(crate::cases(60))]
 
-    /// For any workload on any ring: the run ends, every sequence gets its tokens, the terms sum, the passes of
-    /// a sequence follow one another, no message is lost, and a second run is the same.
+    /// For any workload on any ring: the run ends, every sequence gets its tokens, the terms sum to the token's time,
+    /// the passes of a sequence are consecutive, no message is lost, and a second run is the same.
     #[test]
     fn every_workload_ends_with_all_its_tokens(
         windows in prop::collection::vec(1u32..7, 1..4),
@@ -278,12 +279,12 @@ proptest! {
             .filter(|reading| reading.counter == Counter::Accepted)
             .map(|reading| (reading.pass, reading.value))
             .collect();
-        let mut stands: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut positions: BTreeMap<u32, u32> = BTreeMap::new();
         for pass in &trace.passes {
-            let at = stands.entry(pass.sequence).or_insert(0);
+            let at = positions.entry(pass.sequence).or_insert(0);
             prop_assert_eq!(pass.first_position, *at);
-            let stood = accepted.get(&pass.index).map_or(0, |&value| value as u32);
-            *at += pass.tokens - pass.drafted + stood;
+            let accepted_drafts = accepted.get(&pass.index).map_or(0, |&value| value as u32);
+            *at += pass.tokens - pass.drafted + accepted_drafts;
         }
         prop_assert_eq!(bytes(&trace, Kind::Send), bytes(&trace, Kind::Receive), "what is sent arrives");
         prop_assert_eq!(warm(&cluster, &plan), trace);

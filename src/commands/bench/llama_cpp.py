@@ -1,4 +1,4 @@
-"""Times llama.cpp as hearth times itself: arguments MODEL THREADS PROMPTS TOKENS, one JSON object on standard output."""
+"""Times llama.cpp by the method of `hearth bench`: takes MODEL THREADS PROMPTS TOKENS and prints a JSON object."""
 import ctypes, json, statistics, sys, time
 
 try:
@@ -27,12 +27,12 @@ vocabulary = L.llama_vocab_n_tokens(L.llama_model_get_vocab(model))
 
 
 def run(ids):
-    tokens = (L.llama_token * len(ids))(*ids)  # the batch points to them
+    tokens = (L.llama_token * len(ids))(*ids)  # must outlive the batch, which points to it
     code = L.llama_decode(context, L.llama_batch_get_one(tokens, len(ids)))
     if code != 0:
         sys.exit(f"llama.cpp cannot run {len(ids)} tokens: llama_decode returned {code}")
     logits = L.llama_get_logits_ith(context, -1)
-    # Any token does; Python would take longer over all logits than the model over the next token.
+    # Any token suffices. A search over all logits would take longer in Python than the next token in the model.
     return max(range(0, vocabulary, 997), key=lambda at: logits[at])
 
 

@@ -1,8 +1,8 @@
 //! `hearth init`: writes a first scenario.
 //!
-//! The values come from flags. At a terminal the user is asked for missing ones; elsewhere they have defaults.
+//! The values come from flags. At a terminal, prompts ask for missing values; otherwise they have defaults.
 
-mod questions;
+mod prompter;
 
 use std::io::{IsTerminal, stdin};
 use std::path::Path;
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use hearth_ring::{MdnsScope, discovery};
 use hearth_workflow::LoadedScenario;
-use hearth_workflow::files::{can_write, in_a_folder, write};
+use hearth_workflow::files::{check_folder, check_outputs, write};
 use hearth_workflow::init::{Network, NewDevice, NewScenario};
 use serde::Serialize;
 
-use self::questions::Questions;
+use self::prompter::Prompter;
 use super::print_json;
 use crate::cli::InitArgs;
 use crate::diagnostics::Failure;
@@ -23,42 +23,43 @@ use crate::machine::ThisMachine;
 use crate::output::say;
 use crate::progress;
 
-/// The defaults. source: assumed, a model that a laptop holds, and a context for a conversation
+/// Default model. source: assumed, fits into the memory of a laptop
 const DEFAULT_MODEL: &str = "llama-8b";
+/// Default context in tokens. source: assumed, enough for a conversation
 const DEFAULT_CONTEXT: u32 = 1024;
-/// The name of the head of discovered workers, which is this machine unless a device is named.
+/// Name of this machine, which is the head of discovered workers unless a device is given.
 const HEAD: &str = "this";
 
-/// The scenario as `--json` prints it.
+/// The written scenario as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
     path: String,
     name: String,
     model: String,
     devices: Vec<String>,
-    /// Devices whose profile is a placeholder.
+    /// Names of the devices whose profile is a placeholder.
     stand_ins: Vec<String>,
 }
 
 pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     let path = &args.output;
-    in_a_folder(path)?;
+    check_folder(path)?;
     if path.exists() && !args.force {
         return Err(Failure::unusable("the file exists already")
             .at(path.display())
             .hint("write to another file, or replace this one with --force"));
     }
-    let answers = answers(args)?;
-    let text = answers.yaml();
+    let scenario = new_scenario(args)?;
+    let text = scenario.yaml();
     let loaded = check(&text, path)?;
-    // The first file is the scenario itself.
-    can_write([path], loaded.files().iter().skip(1))?;
+    // Skips the first file, which is the scenario itself.
+    check_outputs([path], loaded.files().iter().skip(1))?;
     write(path, text.as_bytes())?;
     let names = |devices: &mut dyn Iterator<Item = &NewDevice>| devices.map(|it| it.name.clone()).collect();
-    let stand_ins: Vec<String> = names(&mut answers.devices.iter().filter(|device| device.placeholder));
+    let stand_ins: Vec<String> = names(&mut scenario.devices.iter().filter(|device| device.placeholder));
     if json {
-        let (name, model) = (answers.name.clone(), answers.model.clone());
-        let devices = names(&mut answers.devices.iter());
+        let (name, model) = (scenario.name.clone(), scenario.model.clone());
+        let devices = names(&mut scenario.devices.iter());
         print_json(&Output { path: path.display().to_string(), name, model, devices, stand_ins })?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -74,32 +75,32 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The answers of the flags, of discovery, and of the user.
-fn answers(args: &InitArgs) -> Result<NewScenario, Failure> {
+/// Collects the values from flags, from discovery, and from interactive prompts.
+fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
     let mut devices: Vec<NewDevice> =
         args.device.iter().map(|text| NewDevice::parse(text)).collect::<Result<_, _>>()?;
     if let Some(seconds) = args.discover {
         add_discovered(&mut devices, seconds, &args.like)?;
     }
     let is_interactive = args.ask || (stdin().is_terminal() && std::io::stderr().is_terminal());
-    let mut questions = is_interactive.then(|| Questions::new(stdin().lock()));
-    let model = match (&args.model, &mut questions) {
+    let mut prompter = is_interactive.then(|| Prompter::new(stdin().lock()));
+    let model = match (&args.model, &mut prompter) {
         (Some(model), _) => model.clone(),
-        (None, Some(questions)) => questions.model()?,
+        (None, Some(prompter)) => prompter.model()?,
         (None, None) => DEFAULT_MODEL.to_owned(),
     };
     if devices.is_empty() {
-        devices = match &mut questions {
-            Some(questions) => questions.devices()?,
+        devices = match &mut prompter {
+            Some(prompter) => prompter.devices()?,
             None => {
                 return Err(Failure::unusable("no device is given, and standard input is not a terminal")
-                    .hint("add `--device NAME=PROFILE`, as `--device laptop=d2`, or `--discover`"));
+                    .hint("add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`"));
             }
         };
     }
-    let network = match (args.network.map(Network::from), &mut questions) {
+    let network = match (args.network.map(Network::from), &mut prompter) {
         (Some(network), _) => network,
-        (None, Some(questions)) if devices.len() > 1 => questions.network()?,
+        (None, Some(prompter)) if devices.len() > 1 => prompter.network()?,
         (None, _) => Network::Wifi,
     };
     let stem = args.output.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -107,7 +108,7 @@ fn answers(args: &InitArgs) -> Result<NewScenario, Failure> {
     Ok(NewScenario { name, model, devices, network, context: args.context.unwrap_or(DEFAULT_CONTEXT) })
 }
 
-/// Adds this machine and the workers that announce themselves.
+/// Adds the workers that announce themselves, and this machine as their head if no device is given.
 fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<(), Failure> {
     let line = progress::line();
     line.set_message(format!("listening for workers, {seconds} s"));

@@ -1,4 +1,4 @@
-//! Refuses scenarios that a lab cannot run exactly as they are.
+//! Checks that the lab can run a scenario exactly as it is written.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use hearth_schema::scenario::{DeviceEntry, Limits};
 use super::links;
 use crate::diagnostics::Failure;
 
-/// Refuses what the lab cannot do on the processors of this machine.
+/// Refuses scenarios that the lab cannot run on the given processors.
 pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     check_processors(scenario, processors)?;
     if let Some(entry) = scenario.devices.iter().find(|entry| !is_file_name(&entry.name)) {
@@ -22,8 +22,10 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     }
     for entry in &scenario.devices {
         if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < MIN_QUOTA)) {
-            let what =
-                format!("device `{}`: the kernel takes no quota below {MIN_QUOTA} processors", entry.name);
+            let what = format!(
+                "device `{}`: the kernel does not accept a CPU quota below {MIN_QUOTA} processors",
+                entry.name
+            );
             return Err(Failure::unusable(what).hint("raise `limits.cpu`"));
         }
         let mut affinity = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
@@ -34,7 +36,7 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
         }
     }
     links::check(&scenario.links).map_err(|why| {
-        Failure::unusable(format!("the lab {why}")).hint("change `links`, or leave `links.emulated` out")
+        Failure::unusable(format!("the lab {why}")).hint("change `links`, or omit `links.emulated`")
     })?;
     if let Some(speculation) = &scenario.workload.speculation {
         if speculation.draft.file.is_none() {
@@ -45,13 +47,13 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
         }
         if speculation.processor == Some(Processor::Gpu) {
             return Err(Failure::unusable("the lab drafts on the head's CPU")
-                .hint("leave `workload.speculation.processor` out"));
+                .hint("omit `workload.speculation.processor`"));
         }
     }
     for (index, event) in scenario.events.iter().enumerate() {
         check_event(scenario, event, processors.len()).map_err(|why| {
             Failure::unusable(format!("events[{index}]: the lab cannot do this: {why}"))
-                .hint("leave the event out, or use `hearth simulate`")
+                .hint("omit the event, or use `hearth simulate`")
         })?;
     }
     Ok(())
@@ -59,18 +61,18 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
 
 pub const FILE_NAME_HINT: &str = "use letters, digits, `-`, `_` and `.`";
 
-/// Returns whether this is a safe name of a file or folder.
+/// Returns whether a name is safe for a file or folder.
 pub fn is_file_name(name: &str) -> bool {
     let is_safe = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     !name.is_empty() && !name.starts_with('.') && name.chars().all(is_safe)
 }
 
-/// The smallest quota of a processor.
+/// Minimum CPU quota, in processors.
 /// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
 const MIN_QUOTA: f64 = 0.1;
 
-/// Refuses devices that compute at the same time and need more processors than there are: the simulator gives each its
-/// own.
+/// Refuses devices that compute at the same time but need more processors than there are, because the simulator does
+/// not share processors between devices.
 fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
     let is_concurrent = workload.sequences > 1 || workload.micro_batch < workload.prompt;
@@ -91,23 +93,23 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
         let needed: f64 = within.map(needed_by).sum();
         if needed > set.len() as f64 + 1e-9 {
             let what = format!(
-                "sequences or batches keep several devices busy at the same time, which need {needed} of the processors {set:?}"
+                "with several sequences or batches the devices compute at the same time; they need {needed} of the processors {set:?}"
             );
             return Err(Failure::unusable(what).hint(
-                "give the devices `limits.affinity`, `limits.cpu` or `limits.threads` that fit together",
+                "set `limits.affinity`, `limits.cpu` or `limits.threads` of the devices such that they fit",
             ));
         }
     }
     Ok(())
 }
 
-/// The differences between the lab and the scenario.
+/// Returns a warning for each difference between the lab and the scenario.
 pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let others = scenario.devices.iter().filter(|entry| entry.profile != "measured");
     let mut found: Vec<String> = others
         .map(|entry| {
             let (name, profile) = (&entry.name, &entry.profile);
-            format!("device `{name}` is this machine inside its limits, not `{profile}`")
+            format!("device `{name}` is this machine with limits, not `{profile}`")
         })
         .collect();
     let links = &scenario.links;
@@ -116,13 +118,14 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
         || !links.default.latency.source.starts_with("assumed");
     if scenario.devices.len() > 1 && !links.emulated && are_measured {
         found.push(
-            "the links are this machine's own; `links.emulated: true` makes them the scenario's".into(),
+            "the links are those of this machine; `links.emulated: true` emulates the links of the scenario"
+                .into(),
         );
     }
     found
 }
 
-fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(), String> {
+fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Result<(), String> {
     let Some(change) = event.change() else { return Ok(()) };
     let named = |entry: &&DeviceEntry| Some(&entry.name) == event.device.as_ref();
     let entry = scenario.devices.iter().find(named);
@@ -130,10 +133,10 @@ fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(),
     match change {
         Change::Load(load) => {
             if load.gpu.is_some() {
-                return Err("there is no GPU to load".into());
+                return Err("the lab cannot load a GPU".into());
             }
-            // A load slows a device only if it needs the same processors.
-            let own = limits.affinity.as_ref().map_or(machine, Vec::len);
+            // A load slows a device only if both need the same processors.
+            let own = limits.affinity.as_ref().map_or(processor_count, Vec::len);
             let threads = limits.threads.map_or(own, |threads| threads as usize);
             if threads == own {
                 return Ok(());
@@ -145,14 +148,14 @@ fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(),
         }
         Change::Memory(taken) => {
             if taken.over.is_some() {
-                return Err("memory is taken at once: leave `over` out".into());
+                return Err("the memory is allocated at once: omit `over`".into());
             }
             match &limits {
                 Limits { memory: Some(all), .. } if taken.taken >= *all => {
-                    Err(format!("{} do not fit into the device's limit of {all}", taken.taken))
+                    Err(format!("{} do not fit into the memory limit of the device, {all}", taken.taken))
                 }
                 Limits { memory: None, memory_share: None, .. } => {
-                    Err("the device has no limit of memory, so that memory would not be short".into())
+                    Err("the device has no limit of memory, so the event would have no effect".into())
                 }
                 _ => Ok(()),
             }
@@ -161,13 +164,13 @@ fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(),
             Err("the head cannot leave".into())
         }
         Change::Leaves => Ok(()),
-        Change::Swap(_) => Err("nothing is swapped inside a control group's limit here".into()),
+        Change::Swap(_) => Err("the lab has no swap within the memory limits of its control groups".into()),
         Change::Slow(_) => {
-            Err("the lab cannot change the machine's clock; `limits.cpu` makes a device slow".into())
+            Err("the lab cannot change the clock rate; set `limits.cpu` for a slow device".into())
         }
-        Change::DiskLoad(_) => Err("a load on a throttled disk would not count".into()),
-        Change::Returns(_) => Err("a device that has left stays away".into()),
-        Change::Stalls => Err("its links cannot stall".into()),
+        Change::DiskLoad(_) => Err("a load would have no effect on a throttled disk".into()),
+        Change::Returns(_) => Err("a device that has left cannot return in the lab".into()),
+        Change::Stalls => Err("the lab cannot stall links".into()),
     }
 }
 

@@ -1,11 +1,11 @@
-//! Applies a scenario's events to real processes.
+//! Applies the events of a scenario to real processes.
 //!
-//! The head reports when its prompt enters the ring and when each token is out. At an event's time another process of
-//! the device computes or takes memory, within the device's limits and on its processors, until the event ends. A
-//! device that leaves is stopped, not killed: like a device out of range it sends nothing, while its connections stay
+//! The head reports when its prompt enters the ring and when each token is generated. For the duration of an event, a
+//! background process computes or allocates memory on the processors and within the limits of the device. A device
+//! that leaves is stopped, not killed: like a device out of range it sends nothing, while its connections remain
 //! open.
 //!
-//! Not here: which events are possible ([`super::checks`]), and how the head reacts.
+//! Not here: which events the lab supports ([`super::checks`]), and how the head reacts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,29 +15,34 @@ use std::time::Duration;
 use hearth_lab::{Child, CpuHog, LabError, MemoryHog, Placement, ProcessStopper};
 use hearth_schema::events::{Change, Event};
 
-/// The duration of an event without an end: longer than any run.
+/// Duration of an event without an end: longer than any run.
 const ENDLESS: Duration = Duration::from_hours(24);
-/// The longest wait between two checks of the timeline.
+/// Maximum time between two checks of the timeline.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
+/// A report of the head about its progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadReport {
     /// The prompt enters the ring.
     Prompt,
+    /// A token was generated.
     Token,
 }
 
+/// The processes of a device.
 pub struct DeviceProcesses<'a> {
+    /// The control group and the processors of the device.
     pub placement: Placement<'a>,
-    /// `None` on the head.
+    /// Stops the worker process; `None` for the head.
     pub worker: Option<ProcessStopper>,
 }
 
 /// The start times of events.
 #[derive(Debug, Default, PartialEq)]
 struct Timeline {
-    /// For each event, its start, if known, and whether it has started.
+    /// The start of each event after the prompt, if known, and whether it has started.
     starts: Vec<(Option<Duration>, bool)>,
+    /// Number of generated tokens.
     tokens: u32,
 }
 
@@ -65,13 +70,13 @@ impl Timeline {
         Some(index)
     }
 
-    /// The start of the next event, if known.
-    fn next(&self) -> Option<Duration> {
+    /// Returns the start of the next event, if known.
+    fn next_start(&self) -> Option<Duration> {
         self.starts.iter().filter(|(_, started)| !started).filter_map(|(start, _)| *start).min()
     }
 }
 
-/// Applies events until the head ends. Returns the indices of those that did not happen.
+/// Applies events until the head exits. Returns the indices of the events that did not happen.
 pub fn apply(
     events: &[Event],
     devices: &BTreeMap<String, DeviceProcesses>,
@@ -81,10 +86,10 @@ pub fn apply(
 ) -> Result<Vec<usize>, LabError> {
     let mut timeline = Timeline::new(events);
     let mut prompt_at: Option<Duration> = None;
-    // Processes of events, with the time of their end.
+    // Background processes, each with the end of its event.
     let mut loads: Vec<(Duration, Child)> = Vec::new();
     loop {
-        let next = timeline.next().into_iter().chain(loads.iter().map(|(end, _)| *end)).min();
+        let next = timeline.next_start().into_iter().chain(loads.iter().map(|(end, _)| *end)).min();
         let now = prompt_at.map(|start| elapsed().saturating_sub(start));
         let wait =
             now.zip(next).map_or(POLL_INTERVAL, |(now, next)| next.saturating_sub(now).min(POLL_INTERVAL));
@@ -115,7 +120,7 @@ pub fn apply(
     }
 }
 
-/// Begins an event. Returns the process that ends with it.
+/// Starts an event. Returns its background process, if it has one.
 fn begin(
     event: &Event,
     device: &DeviceProcesses,
@@ -129,12 +134,8 @@ fn begin(
                 .map(Some)
         }
         Some(Change::Memory(taken)) => {
-            let hog = MemoryHog {
-                program: program.into(),
-                memory: taken.taken,
-                after: Duration::ZERO,
-                hold: duration,
-            };
+            let hog =
+                MemoryHog { program: program.into(), memory: taken.taken, delay: Duration::ZERO, duration };
             Child::start(name, device.placement, program, &hog.arguments()).map(Some)
         }
         Some(Change::Leaves) => {
@@ -159,13 +160,13 @@ mod tests {
         .expect("events");
         let seconds = Duration::from_secs;
         let mut timeline = Timeline::new(&events);
-        assert_eq!((timeline.take_due(seconds(1)), timeline.next()), (None, Some(seconds(2))));
+        assert_eq!((timeline.take_due(seconds(1)), timeline.next_start()), (None, Some(seconds(2))));
         timeline.record_token(&events, seconds(1));
         assert_eq!(timeline.take_due(seconds(1)), None);
         timeline.record_token(&events, seconds(1));
         assert_eq!((timeline.take_due(seconds(1)), timeline.take_due(seconds(1))), (Some(1), None));
-        assert_eq!((timeline.take_due(seconds(3)), timeline.next()), (Some(0), None));
-        assert!(!timeline.starts[2].1, "token 9 did not come");
+        assert_eq!((timeline.take_due(seconds(3)), timeline.next_start()), (Some(0), None));
+        assert!(!timeline.starts[2].1, "token 9 was not generated");
     }
 
     #[test]
@@ -187,7 +188,7 @@ mod tests {
                 report_tx.send(report).expect("a receiver");
             }
         });
-        // Any program will do; it fails on unknown arguments.
+        // Any program is sufficient; this one fails because of unknown arguments.
         #[allow(clippy::disallowed_methods)] // real processes take real time
         let start = std::time::Instant::now();
         let missed = apply(&events, &devices, Path::new("/bin/sleep"), &reports, || start.elapsed());

@@ -1,9 +1,10 @@
 //! The links of a lab, for its devices and for the simulator.
 //!
-//! They are the loopback of the machine, or the links of the scenario, emulated in the transport (`links.emulated`).
-//! The cost of the emulation and of the loopback is measured and added to the links of the simulator.
+//! The devices communicate over the loopback interface, or over the links of the scenario, which the transport
+//! emulates (`links.emulated`). The overhead of the emulation and of the loopback is measured and added to the
+//! simulated links.
 //!
-//! Not here: how a message is delayed (`hearth_ring::Emulated`).
+//! Not here: how a message is delayed (`hearth_ring::EmulatedTransport`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,19 +21,21 @@ use hearth_ring::{self as ring, EmulatedPath, EmulatedTransport};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
 use hearth_schema::scenario::Links;
-use hearth_workflow::files::write_in;
+use hearth_workflow::files::write_in_folder;
 
 use crate::diagnostics::Failure;
 use crate::emulation::EmulatedLinks;
 
-/// The latency of the path that measures the cost of the emulation.
-/// source: assumed, as a cable's
+/// Latency of the emulated path with which the overhead of the emulation is measured.
+/// source: assumed, as of a cable
 const PROBE_LATENCY: Seconds = Seconds(1e-3);
-/// Any port, for the measured link of this process to itself.
+/// Address of the link from this process to itself, with any free port.
 const PROBE_ADDRESS: &str = "127.0.0.1:0";
-/// The longest latency: heartbeats would be late with more.
-/// source: as of `--link-delay`
+/// Maximum latency; above it, heartbeats would be late.
+/// source: the limit of `--link-delay`
 const MAX_LATENCY: Seconds = Seconds(0.5);
+/// Name of the file that serialises the transmissions of the emulated Wi-Fi channel.
+const CHANNEL_LOCK: &str = "wifi-channel.lock";
 
 /// Refuses links that the lab cannot emulate.
 pub fn check(links: &Links) -> Result<(), String> {
@@ -41,53 +44,55 @@ pub fn check(links: &Links) -> Result<(), String> {
     }
     let own = links.between.iter().filter_map(|named| named.link.as_ref());
     if let Some(link) = own.chain([&links.default]).find(|link| link.latency.value > MAX_LATENCY) {
-        return Err(format!("emulates links of at most {MAX_LATENCY}, and one takes {}", link.latency.value));
+        let latency = link.latency.value;
+        return Err(format!("can emulate latencies of at most {MAX_LATENCY}, but a link has {latency}"));
     }
     let Some(wifi) = &links.wifi else { return Ok(()) };
     if wifi.tcp.idle_restart || wifi.tcp.loss.value.0 > 0.0 {
         return Err(
-            "emulates Wi-Fi without the effects of TCP: set `tcp: {idle_restart: false, loss: {value: 0 %, source: \
+            "cannot emulate the effects of TCP over Wi-Fi: set `tcp: {idle_restart: false, loss: {value: 0 %, source: \
                     \"set\"}}`"
                 .into(),
         );
     }
     if wifi.channels.len() > 1 {
-        return Err("emulates one channel, and the scenario has several".into());
+        return Err("can emulate only one Wi-Fi channel, but the scenario has several".into());
     }
     match wifi.channels.first() {
         Some(channel) if !channel.stalls.kinds().is_empty() => {
-            Err("emulates no stalls of a channel: leave `stalls` out".into())
+            Err("cannot emulate stalls of a channel: omit `stalls`".into())
         }
         Some(channel) if channel.delay.median.value > MAX_LATENCY => {
-            Err(format!("emulates delays of at most {MAX_LATENCY}"))
+            Err(format!("can emulate delays of at most {MAX_LATENCY}"))
         }
         _ => Ok(()),
     }
 }
 
-/// The path from one device to another.
+/// Returns the emulated path from one device to another. `channel_lock` is the file that serialises the transmissions
+/// of the Wi-Fi channel.
 fn path_between(
     table: &LinkTable,
     scenario: &Scenario,
     pair: [&str; 2],
-    medium: &Path,
+    channel_lock: &Path,
 ) -> Result<EmulatedPath, Failure> {
     let index = |name: &str| scenario.devices.iter().position(|entry| entry.name == name).unwrap_or(0) as u64;
-    let (seed, stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
+    let (seed, rng_stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
     match table.connection(pair[0], pair[1]) {
-        // Only heartbeats are sent there.
-        None => Ok(EmulatedPath { seed, stream, ..EmulatedPath::of(table.default_link().latency.value) }),
+        // Unconnected devices exchange only heartbeats.
+        None => Ok(EmulatedPath { seed, rng_stream, ..EmulatedPath::of(table.default_link().latency.value) }),
         Some(Connection::Link(link)) => Ok(EmulatedPath {
             bandwidth: Some(link.bandwidth.value),
             seed,
-            stream,
+            rng_stream,
             ..EmulatedPath::of(link.latency.value)
         }),
-        Some(Connection::Wireless(wireless)) => wireless_path(&wireless, medium)
-            .map(|path| EmulatedPath { seed, stream, ..path })
+        Some(Connection::Wireless(wireless)) => wireless_path(&wireless, channel_lock)
+            .map(|path| EmulatedPath { seed, rng_stream, ..path })
             .ok_or_else(|| {
                 let what = format!(
-                    "the lab emulates Wi-Fi between stations, and {} and {} are not both stations",
+                    "the lab can emulate Wi-Fi only between stations, but {} and {} are not both stations",
                     pair[0], pair[1]
                 );
                 Failure::unusable(what)
@@ -96,8 +101,9 @@ fn path_between(
     }
 }
 
-/// The path between two stations, whose messages use the channel twice.
-fn wireless_path(wireless: &path::WirelessPath, medium: &Path) -> Option<EmulatedPath> {
+/// Returns the emulated path between two stations, whose messages use the channel twice: to and from the access
+/// point.
+fn wireless_path(wireless: &path::WirelessPath, channel_lock: &Path) -> Option<EmulatedPath> {
     let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) =
         (&wireless.sender, &wireless.receiver)
     else {
@@ -108,70 +114,68 @@ fn wireless_path(wireless: &path::WirelessPath, medium: &Path) -> Option<Emulate
         sigma: delay.sigma.value,
         overhead: channel.overhead.value * 2.0,
         bandwidth: Some(wireless.rate()),
-        medium: Some(medium.to_path_buf()),
+        medium: Some(channel_lock.to_path_buf()),
         ..EmulatedPath::of(delay.median.value)
     })
 }
 
-/// The name of a device's file of paths.
+/// Returns the name of the file with the emulated paths of a device.
 pub fn file_name(device: &str) -> String {
     format!("{device}.links.json")
 }
 
-/// Writes the file of paths of each device of a plan whose workers have addresses.
+/// Writes the file of emulated paths for each device of a plan, whose workers must have addresses.
 pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Failure> {
     let table = LinkTable::new(scenario.links.clone());
-    let medium = folder.join("air.lock");
-    write_in(folder, "air.lock", b"")?;
-    let name = |place: usize| plan.devices[place % plan.devices.len()].name.as_str();
-    for place in 0..plan.devices.len() {
-        // The address of the head is unknown, and other devices without an address get heartbeats only.
-        let other = if place == 0 { name(1) } else { name(0) };
+    let channel_lock = folder.join(CHANNEL_LOCK);
+    write_in_folder(folder, CHANNEL_LOCK, b"")?;
+    let name = |index: usize| plan.devices[index % plan.devices.len()].name.as_str();
+    for from in 0..plan.devices.len() {
+        // The path to unknown addresses: that of the head, and those of devices that get only heartbeats.
+        let other = if from == 0 { name(1) } else { name(0) };
         let mut peers = BTreeMap::new();
-        for (to, device) in plan.devices.iter().enumerate().filter(|(to, _)| *to != place) {
+        for (to, device) in plan.devices.iter().enumerate().filter(|(to, _)| *to != from) {
             if let Some(address) = &device.address {
                 peers.insert(
                     address.clone(),
-                    path_between(&table, scenario, [name(place), name(to)], &medium)?,
+                    path_between(&table, scenario, [name(from), name(to)], &channel_lock)?,
                 );
             }
         }
-        let others = path_between(&table, scenario, [name(place), other], &medium)?;
+        let others = path_between(&table, scenario, [name(from), other], &channel_lock)?;
         let text = EmulatedLinks { others, peers }.to_json()?;
-        write_in(folder, file_name(name(place)), text.as_bytes())?;
+        write_in_folder(folder, file_name(name(from)), text.as_bytes())?;
     }
     Ok(())
 }
 
-/// The links of the simulator: the loopback, or the scenario's links with the cost of their emulation. Measured in this
-/// process, because a measured worker would keep the memory that this takes.
+/// Measures the links for the simulator: the loopback, or the links of the scenario plus the overhead of their
+/// emulation. The measurement runs in this process, because it would increase the memory of a worker.
 pub fn measure(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let effort = ProbeEffort::quick();
     if !links.emulated {
-        let link = runtime.block_on(probe::link_to_self(&ring::TcpTransport, PROBE_ADDRESS, effort))?;
+        let link =
+            runtime.block_on(probe::measure_link_to_self(&ring::TcpTransport, PROBE_ADDRESS, effort))?;
         let default = Link { latency: link.latency, bandwidth: link.bandwidth };
         return Ok(Links::constant(default));
     }
     let network =
         EmulatedTransport::new(ring::TcpTransport, Arc::new(|_| Ok(EmulatedPath::of(PROBE_LATENCY))));
-    let probed = runtime.block_on(probe::link_to_self(&network, PROBE_ADDRESS, effort))?;
-    Ok(with_cost(links, &probed))
+    let probed = runtime.block_on(probe::measure_link_to_self(&network, PROBE_ADDRESS, effort))?;
+    Ok(with_overhead(links, &probed))
 }
 
-/// Adds to the links the time that a path of [`PROBE_LATENCY`] takes beyond that.
-fn with_cost(links: &Links, probed: &PeerLink) -> Links {
-    let cost = Seconds((probed.latency.value.0 - PROBE_LATENCY.0).max(0.0));
+/// Adds the overhead of the emulation to links: the measured latency of the probed path minus [`PROBE_LATENCY`].
+fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
+    let overhead = Seconds((probed.latency.value.0 - PROBE_LATENCY.0).max(0.0));
     let shifted = |latency: &Sourced<Seconds>| {
-        let source = format!("set: the scenario's, and {cost} for its emulation, measured");
-        Sourced::new(latency.value + cost, source)
+        let source = format!("set: of the scenario, plus {overhead} for its emulation, measured");
+        Sourced::new(latency.value + overhead, source)
     };
     let slowed = |bandwidth: &Sourced<BytesPerSecond>| {
         let both = 1.0 / (1.0 / bandwidth.value.0 + 1.0 / probed.bandwidth.value.0);
-        Sourced::new(
-            BytesPerSecond(both),
-            "set: the scenario's, one after the other with the measured loopback",
-        )
+        Sourced::new(BytesPerSecond(both), "set: of the scenario, in series with the measured loopback")
     };
     let link = |link: &Link| Link { latency: shifted(&link.latency), bandwidth: slowed(&link.bandwidth) };
     let mut found = links.clone();
@@ -200,14 +204,14 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
 ";
 
     #[test]
-    fn cost_of_emulation_is_added_to_the_link() {
+    fn overhead_of_emulation_is_added_to_the_link() {
         let measured = |value| Sourced::new(value, "measured");
         let probed = PeerLink {
             peer: "self".into(),
             latency: measured(Seconds(1.2e-3)),
             bandwidth: Sourced::new(BytesPerSecond(1e9), "measured"),
         };
-        let found = with_cost(&links(WIRE), &probed);
+        let found = with_overhead(&links(WIRE), &probed);
         assert!((found.default.latency.value.0 - 5.2e-3).abs() < 1e-9);
         // 1 / (1/100 + 1/1000) MB/s.
         assert!((found.default.bandwidth.value.0 / 90.909e6 - 1.0).abs() < 1e-4);
@@ -247,6 +251,6 @@ links: {emulated: true, default: {latency: {value: 5 ms, source: t}, bandwidth: 
         let (near, far) = (path(["a", "b"]), path(["c", "b"]));
         assert_eq!((near.latency, near.bandwidth), (Seconds(0.005), Some(BytesPerSecond(1e6))));
         assert_eq!((far.latency, far.bandwidth), (Seconds(0.009), Some(BytesPerSecond(2e6))));
-        assert_ne!((near.seed, near.stream), (path(["b", "a"]).seed, path(["b", "a"]).stream));
+        assert_ne!((near.seed, near.rng_stream), (path(["b", "a"]).seed, path(["b", "a"]).rng_stream));
     }
 }

@@ -1,6 +1,6 @@
 //! `hearth lab`: plans, simulates, executes and compares on this machine, with limits for each device.
 //!
-//! One scenario here; many in [`suite`].
+//! This module runs one scenario; [`suite`] runs many.
 
 mod checks;
 mod events;
@@ -18,7 +18,7 @@ use hearth_core::metrics::Metrics;
 use hearth_lab::{DeviceUsage, LabError, processors};
 use hearth_reports::Report;
 use hearth_schema::Trace;
-use hearth_workflow::files::{in_a_folder, write_in};
+use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::planning;
 use serde::Serialize;
 
@@ -38,18 +38,18 @@ struct Output {
     predicted: RunOutput,
     measured: RunOutput,
     error: Errors,
-    /// The counters of each device's control group, in ring order.
+    /// The counters of the control group of each device, in ring order.
     groups: Vec<DeviceUsage>,
-    /// Further measured runs.
+    /// The measured runs after the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     repeats: Vec<RunOutput>,
-    /// The digest of the prediction, which is written before the run.
+    /// The digest of the prediction, which was written before the run.
     prediction: String,
-    /// One entry per measured run.
+    /// The steadiness of the machine during each measured run.
     steadiness: Vec<Steadiness>,
 }
 
-/// Relative errors of the prediction; absent without a measured value.
+/// Relative errors of the prediction; `None` without a measured value.
 #[derive(Serialize)]
 struct Errors {
     tpot: Option<f64>,
@@ -65,7 +65,7 @@ impl From<LabError> for Failure {
             }
             LabError::Limit { .. } | LabError::Process { .. } => Failure::running(&error),
         };
-        let failure = error.place().into_iter().fold(failure, Failure::at);
+        let failure = error.path().into_iter().fold(failure, Failure::at);
         error.hint().into_iter().fold(failure, Failure::hint)
     }
 }
@@ -90,19 +90,19 @@ fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<Exi
         tracing::warn!("{warning}");
     }
     for folder in [&args.report, &args.profiles].into_iter().flatten() {
-        in_a_folder(folder)?;
+        check_folder(folder)?;
     }
     let model = args.planning.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
-        Failure::unusable("the lab runs a real model, and the scenario names none")
+        Failure::unusable("the lab runs a real model, but the scenario has no model file")
             .at(scenario.display())
-            .hint("give --model GGUF, or make one with `hearth synth`")
+            .hint("give --model GGUF; `hearth synth` can make a model")
     })?;
     let line = progress::line();
     line.set_message("copying the model");
     let mut lab = Lab::set_up(&loaded, &model, args)?;
-    line.set_message("measuring the devices inside their limits");
+    line.set_message("measuring the devices within their limits");
     let (devices, speed) = lab.profiles(&loaded)?;
-    let mut cluster = loaded.cluster_of(devices, Some(&model))?;
+    let mut cluster = loaded.cluster_of_measured(devices, Some(&model))?;
     hearth_workflow::limits::bound_memory(&loaded.scenario, &mut cluster);
     let plan = {
         let progress = Terminal::new();
@@ -135,7 +135,7 @@ fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<Exi
     show_all(args, json, &folder, &plan, prediction, (measured, steadiness))
 }
 
-/// The prediction, which is written before the run.
+/// The prediction, which was written before the run.
 struct Prediction {
     trace: Trace,
     digest: String,
@@ -170,7 +170,7 @@ fn show_all(
     let report = Report::new(traces).map_err(Failure::running)?;
     if args.report.is_some() {
         for (name, bytes) in report.files() {
-            write_in(folder, name, &bytes)?;
+            write_in_folder(folder, name, &bytes)?;
         }
     }
     let unsteady = output.steadiness.iter().filter_map(Steadiness::warning);

@@ -1,10 +1,10 @@
 //! A lab session: sets up the devices, predicts, executes, and cleans up.
 //!
-//! Control groups and copies of the model are made, devices are measured within their limits, workers are started, the
-//! prediction is written, and the head runs while counters are read and events happen. Dropping the lab removes
-//! everything, processes first.
+//! The lab creates control groups and copies of the model, measures the devices within their limits, starts the
+//! workers and writes the prediction. Then it runs the head, reads counters and applies events. Dropping the lab ends
+//! the processes and removes the control groups and copies.
 //!
-//! Not here: refused scenarios ([`super::checks`]), links ([`super::links`]), events ([`super::events`]).
+//! Not here: unsupported scenarios ([`super::checks`]), links ([`super::links`]), events ([`super::events`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +25,7 @@ use hearth_schema::scenario::Limits;
 use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{Disturbances, Run};
 use hearth_workflow::documents::{read, read_trace, write_run};
-use hearth_workflow::files::{make_folder, write_in};
+use hearth_workflow::files::{create_folder, write_in_folder};
 use hearth_workflow::simulation::{MemoryOptions, simulate_with};
 use hearth_workflow::{Error, LoadedScenario, MidRunPlanner, limits};
 
@@ -37,14 +37,14 @@ use crate::interruption;
 use crate::machine::open_model;
 use crate::ring::PROMPT_MARK;
 
-/// The time to measure a profile with a slow disk.
+/// Time limit for measuring a profile, long enough for a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
-/// The time of a worker to map its model.
+/// Time limit for the start of a worker, which maps its model.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-/// The validity of a kept profile.
-/// source: measured; a shared virtual machine drifts by a tenth in some minutes
+/// Maximum age of a cached profile.
+/// source: measured; the speed of a shared virtual machine drifts by a tenth in some minutes
 const MAX_PROFILE_AGE: Duration = Duration::from_mins(10);
-/// The time between two lines of the head.
+/// Time limit between two lines of the head.
 const RUN_DEADLINE: Duration = Duration::from_mins(30);
 
 pub struct Lab {
@@ -53,14 +53,14 @@ pub struct Lab {
     copies: ModelCopies,
     program: PathBuf,
     folder: PathBuf,
-    /// The folder of profiles that other labs can reuse.
+    /// The folder of cached profiles, which other labs can reuse.
     profiles: Option<PathBuf>,
     model_digest: String,
     draft: Option<PathBuf>,
     pass_tokens: u32,
 }
 
-/// Set by a signal: its thread cleans up and exits.
+/// Whether a signal was received; the thread of the signal handler cleans up and exits the process.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 impl Lab {
@@ -73,10 +73,10 @@ impl Lab {
         let limited =
             loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(need_groups));
         let found = Groups::find(Path::new("/sys/fs/cgroup"));
-        // Also in a lab without groups: a killed lab leaves processes that take memory.
+        // Also done by a lab without groups, because a killed lab leaves processes that occupy memory.
         if let Ok(found) = &found {
             found.remove_stale();
-            if found.others() {
+            if found.has_other_labs() {
                 tracing::warn!("another lab runs on this machine and disturbs the measurements");
             }
         }
@@ -84,20 +84,20 @@ impl Lab {
         clean_up_on_signal(found.clone(), copies::folder(&scratch));
         let copies = ModelCopies::make(&scratch, &parts, &names)?;
         let mut groups = BTreeMap::new();
-        for (place, entry) in loaded.scenario.devices.iter().enumerate() {
+        for (index, entry) in loaded.scenario.devices.iter().enumerate() {
             let Some(found) = &found else { break };
             let limits = entry.limits.clone().unwrap_or_default();
-            // Disk and processor are limited after their measurement: a throttle passes bytes in slices, and a quota lets
-            // short work run at full speed. The simulator models both.
+            // Disk and processor are limited only after the measurement of the device, because the simulator models
+            // throttles, which pass bytes in slices, and quotas, under which short work runs at full speed.
             let limits = DeviceLimits { memory: limits.memory, disk_read: None, cpu: limits.cpu };
-            let group = found.create(place, copies.file(place), limits)?;
-            group.limit_processor(None)?;
+            let group = found.create(index, copies.file(index), limits)?;
+            group.set_cpu_quota(None)?;
             groups.insert(entry.name.clone(), group);
         }
         let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
-        make_folder(&folder)?;
+        create_folder(&folder)?;
         if let Some(folder) = &args.profiles {
-            make_folder(folder)?;
+            create_folder(folder)?;
         }
         let workload = &loaded.scenario.workload;
         Ok(Lab {
@@ -117,22 +117,23 @@ impl Lab {
         Placement { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
     }
 
-    /// Measures each device within its limits, those with equal limits once. Also returns the mean speed of the
-    /// machine.
+    /// Measures each device within its limits; devices with equal limits share a measurement. Also returns the mean
+    /// speed of the machine.
     pub fn profiles(&self, loaded: &LoadedScenario) -> Result<(Vec<Device>, f64), Failure> {
         let now = steadiness::speed()?;
         let mut speeds = Vec::new();
-        let devices = loaded.devices(|place, entry| {
+        let devices = loaded.devices(|index, entry| {
             let limits = entry.limits.clone().unwrap_or_default();
             let (device, speed) =
-                self.profile(place, &entry.name, &limits, now).map_err(Failure::into_error)?;
+                self.profile(index, &entry.name, &limits, now).map_err(Failure::into_error)?;
             speeds.push(speed);
             Ok(device)
         })?;
         for entry in &loaded.scenario.devices {
             let limits = entry.limits.clone().unwrap_or_default();
             if let Some(group) = self.groups.get(&entry.name) {
-                group.limit(DeviceLimits { memory: None, disk_read: limits.disk_read, cpu: limits.cpu })?;
+                let limits = DeviceLimits { memory: None, disk_read: limits.disk_read, cpu: limits.cpu };
+                group.set_limits(limits)?;
             }
         }
         self.copies.drop_cache()?;
@@ -140,42 +141,43 @@ impl Lab {
         Ok((devices, speed))
     }
 
-    /// Returns a device's profile, cached or newly measured, and the speed of the machine when it was measured. `now`
-    /// is the current speed.
-    fn profile(&self, place: usize, name: &str, limits: &Limits, now: f64) -> Result<(Device, f64), Failure> {
-        let kept = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
-        if let Some(kept) = kept.as_ref().filter(|kept| is_recent(kept))
-            && let Some(speed) = speed_of(kept).filter(|then| steadiness::is_similar(*then, now))
+    /// Returns the profile of a device, cached or newly measured, and the speed of the machine at its measurement.
+    /// `now` is the current speed.
+    fn profile(&self, index: usize, name: &str, limits: &Limits, now: f64) -> Result<(Device, f64), Failure> {
+        let cached = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
+        if let Some(cached) = cached.as_ref().filter(|cached| is_recent(cached))
+            && let Some(speed) = speed_of(cached).filter(|then| steadiness::is_similar(*then, now))
         {
-            return Ok((read(kept)?, speed));
+            return Ok((read(cached)?, speed));
         }
         let output = self.folder.join(format!("{name}.device.yaml"));
         let pass = self.pass_tokens.to_string();
         let mut arguments = strings(["profile", "--quick", "--exit-with-stdin", "--pass-tokens", &pass]);
         arguments.extend(strings(["--name", name, "--model"]));
-        arguments.push(self.copies.file(place).display().to_string());
+        arguments.push(self.copies.file(index).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         arguments.extend(threads(limits));
         Child::start(name, self.placement(name, limits), &self.program, &arguments)?
-            .each_line(PROFILE_DEADLINE, |_| {})?;
+            .for_each_line(PROFILE_DEADLINE, |_| {})?;
         let device: Device = read(&output)?;
         let speed = steadiness::speed()?;
-        if let (Some(folder), Some(kept)) = (&self.profiles, kept) {
+        if let (Some(folder), Some(cached)) = (&self.profiles, cached) {
             let name = |path: &Path| path.file_name().map(PathBuf::from).unwrap_or_default();
-            write_in(folder, name(&kept), device.to_yaml().as_bytes())?;
-            write_in(folder, name(&speed_file(&kept)), speed.to_string().as_bytes())?;
+            write_in_folder(folder, name(&cached), device.to_yaml().as_bytes())?;
+            write_in_folder(folder, name(&speed_file(&cached)), speed.to_string().as_bytes())?;
         }
         Ok((device, speed))
     }
 
-    /// The file name of a profile, with a digest of all that it depends on.
+    /// Returns the file name of a cached profile: a digest of everything that the profile depends on.
     fn profile_name(&self, limits: &Limits) -> String {
         let Limits { memory, threads, affinity, .. } = limits;
         let key = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
         format!("{}.device.yaml", hearth_schema::digest::of(&key).replace(':', "-"))
     }
 
-    /// Sets the limits that follow from the plan, starts the workers, and updates memory and links of the cluster.
+    /// Sets the memory limits that depend on the plan, starts the workers, and updates memory and links of the
+    /// cluster.
     pub fn prepare(
         &mut self,
         loaded: &LoadedScenario,
@@ -183,28 +185,28 @@ impl Lab {
         mut plan: Plan,
     ) -> Result<Plan, Failure> {
         let mut scenario = as_measured(loaded);
-        for (place, device) in plan.devices.iter().enumerate() {
+        for (index, device) in plan.devices.iter().enumerate() {
             let (_, limits) = entry(loaded, &device.name)?;
             if let (Some(_), Some(group)) = (limits.memory_share, self.groups.get(&device.name)) {
-                let memory = limits::memory(&limits, cluster, &plan, place);
-                group.limit(DeviceLimits { memory, ..DeviceLimits::default() })?;
+                let memory = limits::memory(&limits, cluster, &plan, index);
+                group.set_limits(DeviceLimits { memory, ..DeviceLimits::default() })?;
             }
         }
         self.start_workers(loaded, &mut plan)?;
-        // Memory of a worker before it computes.
+        // The unreclaimable memory of a worker before it computes.
         let idle = |name: &String| self.groups.get(name).and_then(|group| group.memory().unreclaimable());
         let idle = self.children.keys().filter_map(idle).max().map_or(Bytes::ZERO, Bytes);
         limits::restrict_memory(&loaded.scenario, cluster, &plan, idle);
         for (entry, member) in loaded.scenario.devices.iter().zip(&cluster.members) {
             let name = format!("{}.device.yaml", entry.name);
-            write_in(&self.folder, name, member.device.to_yaml().as_bytes())?;
+            write_in_folder(&self.folder, name, member.device.to_yaml().as_bytes())?;
         }
         if plan.devices.len() > 1 {
             scenario.links = links::measure(&scenario.links)?;
             cluster.links = LinkTable::new(scenario.links.clone());
         }
         if loses_a_device(&loaded.scenario) {
-            write_in(&self.folder, "scenario.yaml", scenario.to_yaml().as_bytes())?;
+            write_in_folder(&self.folder, "scenario.yaml", scenario.to_yaml().as_bytes())?;
         }
         Ok(plan)
     }
@@ -212,9 +214,9 @@ impl Lab {
     /// Ends the workers of an earlier run, starts new ones, and writes their addresses into the plan.
     pub fn start_workers(&mut self, loaded: &LoadedScenario, plan: &mut Plan) -> Result<(), Failure> {
         self.children.clear();
-        self.clear_memory()?;
-        for place in 1..plan.devices.len() {
-            let name = plan.devices[place].name.clone();
+        self.drop_caches()?;
+        for position in 1..plan.devices.len() {
+            let name = plan.devices[position].name.clone();
             let (index, limits) = entry(loaded, &name)?;
             let mut arguments =
                 strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
@@ -222,25 +224,26 @@ impl Lab {
             arguments.extend(threads(&limits));
             arguments.extend(self.emulation_flags(loaded, &name));
             let mut child = Child::start(&name, self.placement(&name, &limits), &self.program, &arguments)?;
-            let line = child.line(START_DEADLINE)?;
+            let line = child.next_line(START_DEADLINE)?;
             let address = line.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
-            plan.devices[place].address = Some(address);
+            plan.devices[position].address = Some(address);
             self.children.insert(name, child);
         }
         if loaded.scenario.links.emulated && plan.devices.len() > 1 {
             links::write(&self.folder, &loaded.scenario, plan)?;
         }
-        write_in(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())?;
+        write_in_folder(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())?;
         Ok(())
     }
 
-    /// Empties the memory of every device. The lab then reads the program, so that its pages are charged to no device.
-    fn clear_memory(&self) -> Result<(), Failure> {
+    /// Drops the page cache of every device. The lab then reads the program file, so that its pages are not charged
+    /// to a device.
+    fn drop_caches(&self) -> Result<(), Failure> {
         self.copies.drop_cache()?;
         if self.groups.is_empty() {
             return Ok(());
         }
-        self.groups.values().for_each(Group::empty);
+        self.groups.values().for_each(Group::drop_page_cache);
         let mut program =
             File::open(&self.program).map_err(|error| Error::file(&self.program, "open", &error))?;
         io::copy(&mut program, &mut io::sink())
@@ -253,7 +256,7 @@ impl Lab {
         if loaded.scenario.links.emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
     }
 
-    /// Simulates, and writes the prediction and its hash.
+    /// Simulates the plan and writes the trace and its hash. Returns both.
     pub fn predict(
         &self,
         cluster: &Cluster,
@@ -271,12 +274,12 @@ impl Lab {
         trace.write(&mut text).map_err(Failure::running)?;
         let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
         write_run(&self.folder.join("predicted.trace"), &trace, &[])?;
-        write_in(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
+        write_in_folder(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
         Ok((trace, hash))
     }
 
-    /// Runs the head within its limits with the events of the scenario, and reads the counters of all devices after
-    /// each token.
+    /// Runs the head within its limits, applies the events of the scenario, and reads the counters of all devices
+    /// after each token.
     pub fn execute(
         &self,
         loaded: &LoadedScenario,
@@ -306,7 +309,7 @@ impl Lab {
         }
         let mut meter = Meter::start(watched);
         let head = Child::start(name, self.placement(name, &limits), &self.program, &arguments)?;
-        let missed = self.follow(loaded, head, || meter.token())?;
+        let missed = self.follow(loaded, head, || meter.on_token())?;
         for index in missed {
             tracing::warn!("events[{index}] did not happen before the run ended");
         }
@@ -340,7 +343,7 @@ impl Lab {
             let (list, devices, program) = (&scenario.events, &devices, &self.program);
             let applying =
                 scope.spawn(move || events::apply(list, devices, program, &reports, || start.elapsed()));
-            let ended = head.each_line(RUN_DEADLINE, |line| {
+            let ended = head.for_each_line(RUN_DEADLINE, |line| {
                 let report = if line.starts_with("token ") {
                     token();
                     HeadReport::Token
@@ -395,19 +398,20 @@ impl Lab {
     }
 }
 
-/// The file with the speed of the machine at the measurement of a kept profile.
-fn speed_file(kept: &Path) -> PathBuf {
-    kept.with_extension("pace")
+/// Returns the path of the file with the speed of the machine at the measurement of a cached profile.
+fn speed_file(profile: &Path) -> PathBuf {
+    profile.with_extension("pace")
 }
 
-fn speed_of(kept: &Path) -> Option<f64> {
-    let text = std::fs::read_to_string(speed_file(kept)).ok()?;
+/// Returns the speed of the machine at the measurement of a cached profile.
+fn speed_of(profile: &Path) -> Option<f64> {
+    let text = std::fs::read_to_string(speed_file(profile)).ok()?;
     text.trim().parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0)
 }
 
-/// Returns whether a kept profile exists and is recent.
-fn is_recent(kept: &Path) -> bool {
-    let modified = kept.metadata().and_then(|kept| kept.modified()).ok();
+/// Returns whether a cached profile exists and is not too old.
+fn is_recent(profile: &Path) -> bool {
+    let modified = profile.metadata().and_then(|file| file.modified()).ok();
     modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < MAX_PROFILE_AGE)
 }
 
@@ -416,39 +420,40 @@ fn loses_a_device(scenario: &Scenario) -> bool {
     scenario.events.iter().any(|event| event.change() == Some(Change::Leaves))
 }
 
-/// The scenario with measured devices, from which the head plans again during the run. Profiles include the limits.
+/// Returns the scenario with the measured device profiles, which include the limits. The head uses it to plan again
+/// during the run.
 fn as_measured(loaded: &LoadedScenario) -> Scenario {
     let mut scenario = loaded.scenario.clone();
     for entry in &mut scenario.devices {
         (entry.profile, entry.limits) = (format!("./{}.device.yaml", entry.name), None);
     }
-    // The head gets its model by a flag.
+    // The head gets its model from a flag.
     scenario.model = hearth_schema::scenario::ModelRef { profile: Some("unused".into()), file: None };
     scenario.workload.speculation = None;
     scenario.events.clear();
     scenario
 }
 
-/// The index of a device in the scenario, and its limits.
+/// Returns the index of a device in the scenario, and its limits.
 fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
     let devices = &loaded.scenario.devices;
     let index = devices
         .iter()
         .position(|entry| entry.name == name)
-        .ok_or_else(|| Failure::unusable(format!("the plan's device `{name}` is not in the scenario")))?;
+        .ok_or_else(|| Failure::unusable(format!("device `{name}` of the plan is not in the scenario")))?;
     Ok((index, devices[index].limits.clone().unwrap_or_default()))
 }
 
-/// Cleans up after a signal, when destructors do not run.
+/// Removes groups and copies after a signal, because destructors do not run then.
 fn clean_up_on_signal(groups: Option<Groups>, folder: PathBuf) {
     interruption::on_signal(move || {
         INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {
             groups.remove_own();
         }
-        // Also ends stopped workers, which cannot notice the end of their input.
+        // Also ends stopped workers, which cannot detect the end of their input.
         copies::remove(&folder);
-        tracing::info!("interrupted; limits and copies are removed");
+        tracing::info!("interrupted; control groups and copies of the model are removed");
         std::process::exit(interruption::INTERRUPTED);
     });
 }

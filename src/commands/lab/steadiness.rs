@@ -1,9 +1,9 @@
-//! Checks that the machine kept its measured speed during each run of a lab.
+//! Checks that the speed of the machine did not change during a run of a lab.
 //!
-//! The speed of the machine ([`hearth_runtime::profile::pace`]) is measured with its devices, and before and after each
-//! run. The stolen time of a hypervisor is counted during the run. A run is unsteady if either would change the
-//! predicted time too much; a suite then restarts the lab a few times, regardless of its result. A kept profile is used
-//! only at a similar speed.
+//! The speed of the machine ([`hearth_runtime::profile::pace`]) is measured when the devices are profiled, and before
+//! and after each run. The CPU time that a hypervisor steals is measured during the run. A run is unsteady if the
+//! changed speed or the stolen time would change the predicted time too much. A suite then repeats the lab a few
+//! times, regardless of its result. A cached profile is used only at a similar speed.
 
 use std::fs;
 
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
 
-/// The largest relative difference of speeds at which a profile is valid.
+/// Maximum relative change of the speed up to which a profile is valid.
 /// source: assumed, the accepted error of a predicted time per token
 const MAX_SPEED_CHANGE: f64 = 0.1;
-/// The largest relative change of the predicted time per token that a changed speed or stolen CPU time may cause.
+/// Maximum relative change of the predicted time per token by a changed speed or by stolen CPU time.
 /// source: assumed, the same as [`MAX_SPEED_CHANGE`]
 const MAX_TIME_CHANGE: f64 = 0.1;
 
@@ -28,22 +28,23 @@ pub fn is_similar(then: f64, now: f64) -> bool {
 /// The speed of the machine around a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Steadiness {
-    /// The speed before and after the run, relative to that when the devices were measured.
+    /// The speed before and after the run, relative to the speed when the devices were measured.
     pub pace: [f64; 2],
-    /// The share of processor time that a hypervisor gave to others during the run; 0 if unknown.
+    /// The share of CPU time that a hypervisor gave to other virtual machines during the run; 0 if unknown.
     pub stolen: f64,
-    /// Whether the predicted time would be nearly the same at these speeds and with this stolen time.
+    /// Whether these speeds and this stolen time would change the predicted time by at most a tenth.
     pub steady: bool,
 }
 
 impl Steadiness {
-    /// The steadiness of a run whose predicted time per token has this share of computing.
+    /// Returns the steadiness of a run; `computing` is the share of CPU time in the predicted time per token.
     ///
     /// ```text
     /// |computing (1 / pace - 1)| <= 0.1    and    1 / (1 - stolen) - 1 <= 0.1
     /// ```
     ///
-    /// Stolen time counts fully, because a stopped processor takes no interrupts of disks and links either.
+    /// Stolen time counts fully, because a processor that does not run handles no interrupts of disks and links
+    /// either.
     fn of(pace: [f64; 2], stolen: f64, computing: f64) -> Steadiness {
         // False for NaN.
         let is_small = |share: f64, pace: f64| (share * (1.0 / pace - 1.0)).abs() <= MAX_TIME_CHANGE;
@@ -51,20 +52,20 @@ impl Steadiness {
         Steadiness { pace, stolen, steady }
     }
 
-    /// The warning for an unsteady run.
+    /// Returns a warning for an unsteady run.
     pub fn warning(&self) -> Option<String> {
         let [before, after] = self.pace;
         (!self.steady).then(|| {
             format!(
-                "the machine computed {before:.2} times as fast as when its devices were measured before the run, and \
-                 {after:.2} times after it; during it others had {:.0} % of the processors' time",
+                "before the run the machine was {before:.2} times as fast as when the devices were measured, and after it \
+                 {after:.2} times; during the run {:.0} % of the CPU time was stolen by the hypervisor",
                 self.stolen * 100.0
             )
         })
     }
 }
 
-/// Runs with a check of the machine; `measured` is its speed when the devices were measured.
+/// Calls `run` and returns the steadiness of the machine; `measured` is the speed when the devices were measured.
 pub fn observe<T>(
     measured: f64,
     predicted: &Metrics,
@@ -80,11 +81,13 @@ pub fn observe<T>(
     Ok((result, Steadiness::of(pace, stolen, computing)))
 }
 
-/// Time of all processors since boot, in ticks.
+/// CPU time of all processors since boot, in ticks.
 /// source: Linux, Documentation/filesystems/proc.rst, 1.7: `/proc/stat`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProcessorTimes {
+    /// Time stolen by the hypervisor.
     stolen: u64,
+    /// Total time.
     all: u64,
 }
 
@@ -93,8 +96,8 @@ impl ProcessorTimes {
         ProcessorTimes::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Parses the line of all processors: user, nice, system, idle, iowait, irq, softirq, steal. User time includes
-    /// guests.
+    /// Parses the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. The guest times
+    /// after them are already included in user and nice.
     fn parse(text: &str) -> Option<ProcessorTimes> {
         let times = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let times: Vec<u64> =
@@ -105,6 +108,7 @@ impl ProcessorTimes {
         })
     }
 
+    /// Returns the share of stolen time between two readings.
     fn stolen_since(self, then: ProcessorTimes) -> f64 {
         let [stolen, all] = [(self.stolen, then.stolen), (self.all, then.all)]
             .map(|(now, then)| now.saturating_sub(then) as f64);
@@ -112,7 +116,7 @@ impl ProcessorTimes {
     }
 }
 
-/// Measures the speed of the machine.
+/// Measures the current speed of the machine.
 pub fn speed() -> Result<f64, Failure> {
     Ok(pace().map_err(Failure::running)?.0)
 }
@@ -126,7 +130,7 @@ mod tests {
         let is_steady = |computing, pace| Steadiness::of(pace, 0.0, computing).steady;
         assert!(is_steady(1.0, [1.0, 0.96]) && is_steady(1.0, [1.05, 1.0]));
         assert!(!is_steady(1.0, [1.0, 0.8]) && !is_steady(1.0, [1.3, 1.0]));
-        assert!(is_steady(0.1, [0.7, 1.3]), "most of it waits for disks");
+        assert!(is_steady(0.1, [0.7, 1.3]), "most of the time is waiting for disks");
         assert!(!is_steady(0.0, [0.0, 1.0]) && !is_steady(0.0, [1.0, f64::NAN]), "no pace at all");
         assert!(is_similar(10.0, 10.9) && !is_similar(10.0, 8.0));
     }
@@ -137,10 +141,10 @@ mod tests {
         assert!(is_steady(0.0) && is_steady(0.09));
         assert!(
             !is_steady(0.1) && !is_steady(0.5) && !is_steady(1.0),
-            "a processor that stands still reads nothing"
+            "a stolen processor reads nothing from disk"
         );
         let warned = Steadiness::of([1.0, 1.0], 0.5, 0.05).warning();
-        assert!(warned.is_some_and(|text| text.contains("others had 50 %")));
+        assert!(warned.is_some_and(|text| text.contains("50 % of the CPU time was stolen")));
     }
 
     #[test]

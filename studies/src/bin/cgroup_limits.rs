@@ -1,11 +1,11 @@
 //! Compares the limits of a cgroup with the slow processor and the slow disk of the model.
 //!
-//! A spinner does bursts of work under half a processor (cfs quota), for some periods of the bandwidth control, and a
-//! reader reads bursts under a blkio throttle. Both rest between bursts. The program prints how long a burst takes
-//! beside the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the processor
-//! beside a model of bandwidth control that knows the period. It needs root.
-//!
-//! `--duty` has several threads that meet after each burst, beside the simulator's `resource::Cpu`.
+//! With `--cpu`, a process computes bursts of work with half a processor (cfs quota), for several periods of the
+//! bandwidth control. The measured time of a burst is compared with the naive model (work / rate) and with an exact
+//! model of the bandwidth control. With `--disk`, a process reads bursts under a blkio throttle; the time is compared
+//! with the naive model and with the simulator's `resource::Disk`. With `--duty`, several threads wait for each other
+//! after each burst, as in a matmul; the time is compared with the simulator's `resource::Cpu`. All processes are
+//! idle between bursts. The program needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin cgroup_limits -- --cpu
@@ -27,11 +27,12 @@ use hearth_profiles::device::Quota;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
 use hearth_sim::resource::{Cpu, Disk, DiskSpeed, Flow};
 use hearth_studies::cgroups::{
-    Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
+    Cgroups, Failure, Limits, MIB, WeightFile, advise, drop_from_cache, map_cold, median, parse_number,
+    require_root,
 };
 use hearth_studies::{processor_seconds, run_study};
 
-/// Half a processor.
+/// The CPU limit of `--cpu`, in processors.
 const SHARE: f64 = 0.5;
 const DISK_MBPS: u64 = 200;
 const FILE_MIB: usize = 640;
@@ -48,21 +49,26 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         ["--cpu"] => cpu_rows(),
         ["--duty"] => duty_rows(),
         ["--disk"] => disk_rows(),
-        ["--child-cpu", rounds, bursts, idle] => spin(number(rounds)?, number(bursts)?, number(idle)?),
-        ["--child-duty", threads, rounds, bursts, idle] => {
-            meet(number(threads)?, number(rounds)?, number(bursts)?, number(idle)?)
+        ["--child-cpu", rounds, bursts, idle] => {
+            spin(parse_number(rounds)?, parse_number(bursts)?, parse_number(idle)?)
         }
+        ["--child-duty", threads, rounds, bursts, idle] => spin_together(
+            parse_number(threads)?,
+            parse_number(rounds)?,
+            parse_number(bursts)?,
+            parse_number(idle)?,
+        ),
         ["--child-disk", file, burst, bursts, pause] => {
-            read(Path::new(file), number(burst)?, number(bursts)?, number(pause)?)
+            read(Path::new(file), parse_number(burst)?, parse_number(bursts)?, parse_number(pause)?)
         }
-        _ => Err("give --cpu or --disk".into()),
+        _ => Err("the first argument must be --cpu, --duty or --disk".into()),
     }
 }
 
-/// Runs this program again under limits; returns the times of its bursts in milliseconds.
+/// Runs this program again under limits and returns the numbers that it prints, in milliseconds.
 fn in_child(limits: Limits, file: &Path, arguments: &[String]) -> Result<Vec<f64>, Failure> {
     let groups = Cgroups::create(limits, file)?;
-    groups.run(arguments)?.split_whitespace().map(number).collect()
+    groups.run(arguments)?.split_whitespace().map(parse_number).collect()
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -75,12 +81,13 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
-/// Rounds of a loop that the compiler cannot shorten; nothing but arithmetic.
+/// Computes some rounds of arithmetic that the compiler cannot optimise away.
 fn work(rounds: u64) -> u64 {
     (0..rounds).fold(1, |value: u64, round| std::hint::black_box(value.wrapping_mul(25_214_903_917) ^ round))
 }
 
-/// Rounds that one millisecond of an undisturbed processor makes: the most of many short tries.
+/// Returns the rounds that an undisturbed processor computes in a millisecond: the maximum of many short
+/// measurements.
 fn rounds_per_milli() -> f64 {
     const ROUNDS: u64 = 200_000;
     let rate = |_| {
@@ -91,6 +98,7 @@ fn rounds_per_milli() -> f64 {
     (0..400).map(rate).fold(0.0, f64::max)
 }
 
+/// Runs as the child of `--cpu`: prints the wall time and the processor time of each burst in milliseconds.
 fn spin(rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
     let _groups = Cgroups::join()?;
     for _ in 0..bursts {
@@ -119,11 +127,11 @@ fn cpu_rows() -> Result<(), Failure> {
                 let words =
                     ["--child-cpu".into(), rounds.to_string(), bursts.to_string(), idle_ms.to_string()];
                 let pairs = in_child(limits, Path::new("/"), &words)?;
-                // The first burst begins with what starting the process left of the quota.
+                // The first burst is ignored: the start of the process has used a part of its quota.
                 let times: Vec<f64> = pairs.iter().copied().step_by(2).skip(1).collect();
                 let charged: Vec<f64> = pairs.iter().copied().skip(1).step_by(2).skip(1).collect();
                 let (work, naive) = (mean(&charged), mean(&charged) / SHARE);
-                let exact = controlled(work, idle_ms as f64, period_ms as f64, bursts);
+                let exact = exact_quota_ms(work, idle_ms as f64, period_ms as f64, bursts);
                 println!(
                     "| {period_ms} | {work_ms} | {work:.1} | {idle_ms} | {naive:.1} | {exact:.1} | {:.1} | {:.1} | \
                      {:.1} - {:.1} | {:.2} |",
@@ -139,8 +147,9 @@ fn cpu_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// [`spin`] with several threads that begin and end each burst together. The charged time is the mean of all threads.
-fn meet(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
+/// Runs as the child of `--duty`: like [`spin`], but several threads start and end each burst together. The printed
+/// processor time is the mean of all threads.
+fn spin_together(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
     let _groups = Cgroups::join()?;
     let together = Barrier::new(threads);
     let burst = || {
@@ -195,7 +204,7 @@ fn duty_rows() -> Result<(), Failure> {
                     |skip: usize| pairs.iter().copied().skip(2 + skip).step_by(2).collect::<Vec<f64>>();
                 let (took, charged) = (mean(&column(0)), mean(&column(1)));
                 let naive = charged * (threads as f64 / cores).max(1.0);
-                let simulated = on_a_bucket(cores, threads as f64, charged, idle_ms, bursts);
+                let simulated = simulated_mean_ms(cores, threads as f64, charged, idle_ms, bursts);
                 println!(
                     "| {cores} | {threads} | {charged:.1} | {idle_ms} | {naive:.1} | {simulated:.1} | {took:.1} | {:.2} \
                      | {:.2} |",
@@ -208,8 +217,8 @@ fn duty_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The mean time of the same bursts on the simulator's processor.
-fn on_a_bucket(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
+/// Returns the mean time of the same bursts on the simulator's processor, in milliseconds.
+fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
     let (value, period) = (Sourced::new(cores, "set"), Sourced::new(Seconds(0.01), "set"));
     let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores: value, period }));
     let (mut now, mut total) = (0, 0);
@@ -217,16 +226,17 @@ fn on_a_bucket(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64
         now += idle_ms * 1_000_000;
         let begin = now;
         cpu.start(now, 0, threads, work_ms * 1e-3);
-        now = cpu.next_end().expect("it ends");
-        cpu.ended(now).expect("it has ended");
+        now = cpu.next_end().expect("work is under way");
+        cpu.pop_completed(now).expect("the work is complete");
         total += now - begin;
     }
     total as f64 * 1e-6 / bursts as f64
 }
 
-/// The mean time of a burst under bandwidth control as kernel/sched/fair.c has it, but with an exact stop: a
-/// period begins with its quota, a thread that has used it waits for the next period, what is not used is lost.
-fn controlled(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
+/// Returns the mean time of a burst in milliseconds under the bandwidth control of kernel/sched/fair.c, but with an
+/// exact stop: each period starts with a full quota, a thread that has used it up waits for the next period, and
+/// unused quota is lost.
+fn exact_quota_ms(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
     let quota = period * SHARE;
     let (mut now, mut left, mut ends) = (0.0, quota, period);
     let mut total = 0.0;
@@ -252,7 +262,8 @@ fn controlled(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
     total / (bursts - 1) as f64
 }
 
-/// Reads burst after burst of the file: asks for all of a burst in pieces, then waits for each piece.
+/// Runs as the child of `--disk`: prints the time of each burst in milliseconds. A burst requests all of its pieces,
+/// then waits for each of them.
 fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(), Failure> {
     let _groups = Cgroups::join()?;
     let file = File::open(path)?;
@@ -278,7 +289,7 @@ fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(
 
 fn disk_rows() -> Result<(), Failure> {
     require_root()?;
-    let file = ShareFile::create(&std::env::temp_dir(), FILE_MIB)?;
+    let file = WeightFile::create(&std::env::temp_dir(), FILE_MIB)?;
     let name = file.path.to_str().ok_or("the directory's name is not UTF-8")?.to_string();
     println!(
         "| burst MiB | pause ms | naive ms | simulated mean ms | measured mean ms | measured / simulated | \
@@ -293,7 +304,7 @@ fn disk_rows() -> Result<(), Failure> {
             let words = [burst_mib.to_string(), bursts.to_string(), pause_ms.to_string()];
             let words = ["--child-disk".to_string(), name.clone()].into_iter().chain(words);
             let times = in_child(limits, &file.path, &words.collect::<Vec<_>>())?;
-            let simulated = simulate(burst_mib * MIB, bursts, pause_ms);
+            let simulated = simulated_times_ms(burst_mib * MIB, bursts, pause_ms);
             println!(
                 "| {burst_mib} | {pause_ms} | {naive:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} - {:.1} |",
                 mean(&simulated),
@@ -308,8 +319,8 @@ fn disk_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same bursts on the simulator's disk.
-fn simulate(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
+/// Returns the times of the same bursts on the simulator's disk, in milliseconds.
+fn simulated_times_ms(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(1500e6),
         fault: BytesPerSecond(744e6),
@@ -326,7 +337,7 @@ fn simulate(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
         (0..left).for_each(|piece| disk.submit(now, Flow::Prefetch, piece, Bytes(PIECE as u64)));
         while left > 0 {
             now = disk.next_end().expect("a piece is under way").max(now);
-            while disk.arrived(now).is_some() {
+            while disk.pop_completed(now).is_some() {
                 left -= 1;
             }
         }

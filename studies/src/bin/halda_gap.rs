@@ -1,14 +1,15 @@
-//! Gap between Algorithm 1 of the prima.cpp paper, with its variants, and the optimum.
+//! Measures the gap between the optimum and Algorithm 1 of the prima.cpp paper, with its variants.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin halda_gap [-- FILE ...]
 //! ```
 //!
-//! The files have one LDA instance a line, bare or as the `instance` of an object; without one these are the rows
-//! of `tests/data/lda`. The first table compares with `exact` where every device keeps a layer, the second lets
-//! devices be dropped and counts what removing devices with one layer does to T. A row without any plan counts
-//! nowhere; `refused` are rows for which a plan exists and the strategy finds none. Where a row has a
-//! `halda_global_text`, another reading of Algorithm 1, the last lines say where the two differ.
+//! Each line of a file is an LDA instance, or an object with an instance in the key `instance`. The default files are
+//! those of `halda/tests/data/lda`. In the first table every device must have a layer; in the second, devices may be
+//! dropped, and it also shows how the removal of devices with one layer changes T. Both compare with `exact`.
+//! Instances without a plan are ignored; `refused` counts instances for which a plan exists but the strategy finds
+//! none. If an object has the key `halda_global_text`, the result of another reading of Algorithm 1, the last lines
+//! list the differences.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,12 +17,14 @@ use std::path::Path;
 use hearth_halda::{Exact, Halda, Instance, LatencyModel, Rules, Strategy, solve};
 use serde_json::Value;
 
-/// The relative difference up to which times are equal. source: the tolerance of the certified optima.
-const SAME: f64 = 1e-9;
+/// Maximum relative difference of equal times. source: the tolerance of the certified optima.
+const TOLERANCE: f64 = 1e-9;
 
+/// An instance and its origin.
 struct Row {
     name: String,
     instance: Instance,
+    /// The result of another reading of Algorithm 1.
     other_reading: Option<Value>,
 }
 
@@ -48,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (label, halda) in [
         ("halda", keep),
         ("halda, flips", Halda { flip_memory_cases: true, ..keep }),
-        ("halda-shipped", Halda { may_drop: false, ..Halda::SHIPPED }),
+        ("halda-shipped", Halda { may_drop: false, ..Halda::PRIMA_CPP }),
     ] {
         println!("{label:<29} {}", gaps(&rows, halda)?);
     }
@@ -56,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (label, halda) in [
         ("halda", drop),
         ("halda, flips", Halda { flip_memory_cases: true, ..drop }),
-        ("halda-shipped", Halda::SHIPPED),
+        ("halda-shipped", Halda::PRIMA_CPP),
     ] {
         println!("{label:<29} {}", gaps(&rows, halda)?);
         println!("    {}", removals(&rows, halda)?);
@@ -65,8 +68,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns the rows of the table: plans, optimal plans, errors, the median gap, and plans of at least twice the
-/// optimum.
+/// Returns the cells of a table row: plans, optimal plans, refused instances, median gap, and the share of plans with
+/// more than twice the optimum.
 fn gaps(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Error>> {
     let (mut found, mut refused) = (Vec::new(), 0);
     for row in rows {
@@ -79,7 +82,7 @@ fn gaps(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Error>
         }
     }
     found.sort_by(f64::total_cmp);
-    let optimal = found.iter().filter(|gap| **gap <= SAME).count();
+    let optimal = found.iter().filter(|gap| **gap <= TOLERANCE).count();
     let double = found.iter().filter(|gap| **gap > 1.0).count();
     let median = found.get(found.len() / 2).copied().unwrap_or(f64::NAN) * 100.0;
     let share = double as f64 / found.len().max(1) as f64 * 100.0;
@@ -87,9 +90,9 @@ fn gaps(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Error>
     Ok(format!("{plans:>6} {optimal:>8} {refused:>8} {median:>9.2} % {share:>7.1} %"))
 }
 
-/// Returns how often devices with one layer were removed, and how often T became better and worse.
+/// Returns how often the removal of devices with one layer changed a plan, and how often T became better or worse.
 fn removals(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Error>> {
-    let (mut fired, mut better, mut worse, mut worst) = (0, 0, 0, 0.0_f64);
+    let (mut removed, mut better, mut worse, mut worst) = (0, 0, 0, 0.0_f64);
     for row in rows {
         let model = LatencyModel::new(&row.instance)?;
         let (Ok(before), Ok(after)) =
@@ -99,19 +102,19 @@ fn removals(rows: &[Row], halda: Halda) -> Result<String, Box<dyn std::error::Er
         };
         if after.assignment.window_layers.contains(&0) {
             let change = after.seconds() / before.seconds() - 1.0;
-            fired += 1;
-            better += usize::from(change < -SAME);
-            worse += usize::from(change > SAME);
+            removed += 1;
+            better += usize::from(change < -TOLERANCE);
+            worse += usize::from(change > TOLERANCE);
             worst = worst.max(change);
         }
     }
     Ok(format!(
-        "removal fired {fired} times: faster {better}, slower {worse}, at worst by {:.0} %",
+        "devices were removed in {removed} plans: {better} faster, {worse} slower, at worst by {:.0} %",
         worst * 100.0
     ))
 }
 
-/// Returns the instances on which the other reading of Algorithm 1 gives another result.
+/// Returns the instances with different results in the other reading of Algorithm 1.
 fn readings(rows: &[Row]) -> Result<String, Box<dyn std::error::Error>> {
     let (mut compared, mut same, mut listed) = (0, 0, String::new());
     for row in rows {
@@ -121,7 +124,7 @@ fn readings(rows: &[Row]) -> Result<String, Box<dyn std::error::Error>> {
         let there = other["T"].as_f64();
         compared += 1;
         let equal = match (here, there) {
-            (Some(here), Some(there)) => (here / there - 1.0).abs() <= SAME,
+            (Some(here), Some(there)) => (here / there - 1.0).abs() <= TOLERANCE,
             (None, None) => true,
             _ => false,
         };

@@ -2,13 +2,13 @@
 //!
 //!     cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md
 //!
-//! Prints a page: exo and dllama beside the times of the paper's Table 4 and the pressures of its Table 5, both
-//! without their memory check at 70B beside what the paper says of that, TPI-LLM on devices of 4 GiB, and every
-//! system side by side. Nothing is fitted here; the devices' numbers are those of their profiles.
+//! Prints a page with these comparisons: exo and dllama with the times in Table 4 and the memory pressures in Table 5
+//! of the paper; both without the memory check at 70B; TPI-LLM on devices of 4 GiB; and all systems with each other.
+//! Nothing is fitted here: the device parameters are those of the device profiles.
 //!
-//! The links are constant, but for one section with the shared channel of `scenarios/home`.
+//! All links are constant, except in one section with the shared channel of `scenarios/home`.
 //!
-//! Not here: what to make of the numbers, which is `docs/studies/other-systems/reading.md`.
+//! Not here: the interpretation of the results, in `docs/studies/other-systems/reading.md`.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -26,10 +26,10 @@ use hearth_sim::{Input, Options, simulate};
 use hearth_studies::run_study;
 use hearth_workflow::{FilesOnly, LoadedScenario};
 
-/// Milliseconds a token and to the first.
+/// TPOT and TTFT in milliseconds.
 type Times = (f64, f64);
 
-/// By system and size; none where it is out of memory. source: prima.cpp paper, Table 4
+/// Published times by system and model size; `None` if the system is out of memory. source: prima.cpp paper, Table 4
 const PUBLISHED: [(&str, &str, Option<Times>); 4] = [
     ("exo", "8b", Some((263.0, 960.0))),
     ("exo", "70b", None),
@@ -37,7 +37,7 @@ const PUBLISHED: [(&str, &str, Option<Times>); 4] = [
     ("dllama", "70b", None),
 ];
 
-/// Per cent of a device's memory at 8B. source: prima.cpp paper, Table 5
+/// Published memory pressure with the 8B model, in percent of a device's memory. source: prima.cpp paper, Table 5
 const PRESSURE: [(&str, &[(&str, f64)]); 2] = [
     ("exo", &[("d1", 20.0), ("d2", 51.3), ("d3", 42.5)]),
     ("dllama", &[("d1", 13.5), ("d2", 12.8), ("d3", 55.8), ("d4", 12.8)]),
@@ -67,7 +67,7 @@ fn page() -> Result<String, Failed> {
     Ok(sections.join("\n"))
 }
 
-/// The paper's four devices with one of its models.
+/// Returns the four devices of the paper with one of its models.
 fn paper(size: &str) -> Result<Cluster, Failed> {
     cluster(&format!("scenarios/paper/llama-{size}-on-d1-d4.yaml"))
 }
@@ -86,7 +86,7 @@ fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, F
     Ok(metrics::compute(&simulate(&Input { cluster, plan, options: &options })?))
 }
 
-/// Returns the mean time of a token and the time to the first, or the outcome of a run that failed.
+/// Returns the TPOT and TTFT of a run, or a description of its memory shortages if it failed.
 fn times(metrics: &Metrics) -> Result<Times, String> {
     if let (Outcome::Ok, Some(tpot), Some(ttft)) = (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
         return Ok((tpot.mean, ttft));
@@ -148,11 +148,11 @@ fn without_check() -> Result<String, Failed> {
     let metrics = run(&cluster, &dllama, true)?;
     let (tpot, _) = times(&metrics)?;
     let sums = 2 * cluster.model.shape.layers.0;
-    let air = metrics.terms_ms.network;
+    let network = metrics.terms_ms.network;
     let mut text = format!(
-        "## 70B with the memory check off\n\ndllama: {tpot:.0} ms a token, of these {air:.0} ms of messages: {:.2} ms for each of \
+        "## 70B with the memory check off\n\ndllama: {tpot:.0} ms a token, of these {network:.0} ms of messages: {:.2} ms for each of \
          {sums} all-reduces. The paper's independent tests have about 150 ms, 24 s together, and about 30 s a token.\n\n",
-        air / f64::from(sums)
+        network / f64::from(sums)
     );
     let exo = run(&cluster, &planned("exo", &cluster, SystemOptions::default())?, true)?;
     let (tpot, _) = times(&exo)?;
@@ -162,12 +162,12 @@ fn without_check() -> Result<String, Failed> {
     for (system, format) in
         [("dllama", Format::Q8_0), ("dllama", Format::F32), ("tpi-llm", Format::F32), ("galaxy", Format::F32)]
     {
-        text.push_str(&one_sum(&cluster, system, format)?);
+        text.push_str(&all_reduce_row(&cluster, system, format)?);
     }
     Ok(text)
 }
 
-/// Simulates the systems over a channel that all four devices share.
+/// Returns the section that simulates dllama with several all-reduce patterns over one Wi-Fi channel.
 fn on_one_channel() -> Result<String, Failed> {
     let mut text = "## 70B over one Wi-Fi channel, with the memory check off\n\nThe shared channel of `scenarios/home`, whose \
                     latency, stalls and losses are the simulator's model of one; 8 tokens each. Messages are ms for each of 160 \
@@ -201,23 +201,24 @@ fn on_one_channel() -> Result<String, Failed> {
     Ok(text)
 }
 
-/// Returns one row: the cost of a system's all-reduce by its messages alone.
-fn one_sum(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failed> {
+/// Returns a table row with the cost of one all-reduce of a system, from the sizes of its messages.
+fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failed> {
     let options = SystemOptions { weights_as: Some(Format::Q4_0), air_time: None };
-    let roomy = roomy(cluster);
-    let told = if system == "dllama" { SystemOptions::default() } else { options };
-    let plan = planned(system, &roomy, told)?;
+    let ample = with_ample_memory(cluster);
+    let options = if system == "dllama" { SystemOptions::default() } else { options };
+    let plan = planned(system, &ample, options)?;
     let tensor = plan.kind.tensor().ok_or("slices")?;
     let devices = plan.devices.len();
     let partial = Bytes(8192 / format.block_len() * format.block_bytes());
     let all_reduce = hearth_core::tensor::Collective { pattern: tensor.all_reduce, devices };
     let message = all_reduce.message(partial);
-    let link = roomy.links.default_link();
+    let link = ample.links.default_link();
     let (count, steps) = (0..devices).fold((0, 0), |(count, steps), place| {
         let awaited = all_reduce.awaited(place);
         (count + awaited, steps.max(awaited))
     });
-    // One after another: everybody at once, there and back, or step by step around the ring.
+    // The number of message times one after another: all-gather sends to all devices at once, a star sends to the
+    // head and back, and a ring has several steps.
     let legs = match system {
         "dllama" => 1,
         "tpi-llm" => 2,
@@ -229,20 +230,20 @@ fn one_sum(cluster: &Cluster, system: &str, format: Format) -> Result<String, Fa
     Ok(format!("| {pattern} | {format} | {count} | {bytes} | {ms:.1} |\n"))
 }
 
-/// Returns the same devices with enough memory for everything.
-fn roomy(cluster: &Cluster) -> Cluster {
-    let mut roomy = cluster.clone();
-    for member in &mut roomy.members {
+/// Returns the same devices with enough memory for any plan.
+fn with_ample_memory(cluster: &Cluster) -> Cluster {
+    let mut ample = cluster.clone();
+    for member in &mut ample.members {
         member.device.memory.total = Sourced::new(Bytes(1 << 40), "set");
         member.device.memory.available = Sourced::new(Bytes(1 << 40), "set");
         if let Some(gpu) = &mut member.device.gpu {
             gpu.memory_available = Sourced::new(Bytes(1 << 40), "set");
         }
     }
-    roomy
+    ample
 }
 
-/// TPI-LLM on devices of 4 GiB with the disks of the paper's Fig. 2.
+/// Returns the section about TPI-LLM on devices of 4 GiB with the disks of the paper's Fig. 2.
 fn four_gib() -> Result<String, Failed> {
     let mut text = "## TPI-LLM: 70B on devices of 4 GiB\n\nThe paper: 30 s a token, with weights in 32 bit; it does not say on how \
                     many devices. Assumed: the processor of D2, and a disk of 2 GB/s as in the cluster of the paper's Fig. \
@@ -299,11 +300,11 @@ fn side_by_side() -> Result<String, Failed> {
                 }
             };
             let metrics = run(&cluster, &plan, false)?;
-            let (time, air) = match times(&metrics) {
+            let (time, network) = match times(&metrics) {
                 Ok((tpot, _)) => (format!("{tpot:.0}"), format!("{:.0}", metrics.terms_ms.network)),
                 Err(why) => (why, "-".into()),
             };
-            let _ = writeln!(text, "| {system} | {format} | {time} | {air} | {} |", parts(&plan));
+            let _ = writeln!(text, "| {system} | {format} | {time} | {network} | {} |", parts(&plan));
         }
     }
     Ok(text)

@@ -1,18 +1,18 @@
-//! Times of the planners: the fastest and the median of repeated runs, in microseconds of processor time.
+//! Measures the planners: the fastest and the median of repeated runs, in microseconds of processor time.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin planner_speed
 //! cargo run --release -p hearth-studies --bin planner_speed -- --limits
 //! ```
 //!
-//! The instances have the devices of `halda/tests/data/lda/medium.jsonl`, a different selection for each run, and a
-//! model of 80 layers. `plan` is the search alone, `solve` adds the check and the explanation; `plans` counts the
-//! selections with a plan, because an error is fast.
+//! The instances have devices of `halda/tests/data/lda/medium.jsonl`, a different selection for each run, and a model
+//! of 80 layers. In the output, `plan` is only the search, and `solve` includes the check and the explanation.
+//! `plans` is the number of runs with a plan, because runs that end with an error are faster.
 //!
-//! The first form compares `exact`, `overlap` and `halda` with 4 to 32 devices; `halda` runs with and without skipping
-//! programs. The prima.cpp paper (section 3.3) gives 10 to 12 ms for 4 to 32 devices, on a machine that it does not
-//! name. The second form measures `exact` with hops by pair and free orders, up to 64 devices, 512 layers and all
-//! variables free.
+//! The first command compares `exact`, `overlap` and `halda` with 4 to 32 devices; `halda` runs with and without
+//! pruning by a bound. The prima.cpp paper (section 3.3) reports 10 to 12 ms for 4 to 32 devices, on an unnamed
+//! machine. The second command measures `exact` with different hop times for each pair of devices and free device
+//! orders, up to 64 devices, 512 layers and all variables free.
 
 use std::error::Error;
 
@@ -21,13 +21,16 @@ use hearth_halda::{
 };
 use hearth_studies::{instance, medium_instances, timed};
 
-/// Runs of each planner. source: assumed, enough for a stable median
+/// Number of runs of each planner. source: assumed, enough for a stable median
 const RUNS: usize = 60;
-/// Runs of searches that take a hundred times as long. source: assumed
+/// Number of runs of searches that take a hundred times as long. source: assumed
 const SLOW_RUNS: usize = 3;
 
+/// Every device has a layer.
 const KEEP_ALL: Rules = Rules { may_drop: false, may_leave_remainder: false };
+/// Devices may be dropped.
 const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
+/// Devices may be dropped, and the last round may be partial.
 const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -44,7 +47,7 @@ fn planners() -> Result<(), Box<dyn Error>> {
             measure(case, "exact", &Exact { rules, ..Exact::default() }, RUNS, make)?;
             measure(case, "overlap", &Overlap { rules, ..Overlap::default() }, RUNS, make)?;
             measure(case, "halda", &halda, RUNS, make)?;
-            measure(case, "halda, every k", &Halda { skip_bounded: false, ..halda }, RUNS, make)?;
+            measure(case, "halda, every k", &Halda { prune_by_bound: false, ..halda }, RUNS, make)?;
         }
         measure("remainder", "exact", &Exact { rules: FREE, ..Exact::default() }, SLOW_RUNS, make)?;
     }
@@ -86,7 +89,7 @@ fn limits() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints the times of proposing and of solving.
+/// Prints the times of the search alone and of solving.
 fn measure(
     case: &str,
     planner: &str,

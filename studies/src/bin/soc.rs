@@ -1,18 +1,18 @@
-//! Prefill speed of a phone by the length of the prompt, and time of a matrix product by its partition.
+//! Computes the prefill speed of a phone by prompt length, and the time of a matmul by its partition.
 //!
 //!     cargo run --release -p hearth-studies --bin soc
 //!
-//! Writes two drawings to `docs/studies/soc`, the same bytes on every machine, and prints the numbers that have no
-//! scenario of their own: averages over lengths and models. The phone is the shipped `snapdragon-8-gen-3`.
+//! Writes two charts to `docs/studies/soc`, the same bytes on every machine, and prints the averages over lengths and
+//! models, for which there is no scenario. The phone is the shipped `snapdragon-8-gen-3`.
 //!
-//! Not here: what to make of the numbers, which is `docs/studies/soc/README.md`.
+//! Not here: the interpretation of the results, in `docs/studies/soc/README.md`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use hearth_core::soc::stage::total;
+use hearth_core::soc::interval::total;
 use hearth_core::soc::{Chip, Matmul};
-use hearth_profiles::device::soc::{Soc, Strategy, Synchronisation, Upkeep};
+use hearth_profiles::device::soc::{PartitionPolicy, Soc, Strategy, Synchronisation};
 use hearth_profiles::device::{SocOptions, shipped};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document};
@@ -22,8 +22,9 @@ use hearth_studies::run_study;
 
 type Failed = Box<dyn std::error::Error>;
 
-/// The lengths at which strategies are compared: every 32 tokens and the one after, where a stage begins.
-const LONGEST: u32 = 1024;
+/// The maximum length of the compared prompts. Lengths are the multiples of 32, and each of them plus one token,
+/// where another graph is needed.
+const MAX_LENGTH: u32 = 1024;
 
 fn main() -> ExitCode {
     run_study(|_| study())
@@ -33,7 +34,7 @@ fn study() -> Result<(), Failed> {
     let folder = Path::new("docs/studies/soc");
     std::fs::create_dir_all(folder)?;
     for (name, lines) in [("prefill", prefill()?), ("partition", partition()?)] {
-        let drawing = lines.standalone().ok_or("there is nothing to draw")?;
+        let drawing = lines.standalone().ok_or("the chart has no values")?;
         std::fs::write(folder.join(format!("{name}.svg")), drawing)?;
     }
     averages()
@@ -45,7 +46,7 @@ fn soc(options: SocOptions) -> Result<Soc, Failed> {
     Ok(soc)
 }
 
-/// Seconds for a pass through a whole model.
+/// Returns the seconds of a pass through a whole model.
 fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Failed> {
     let soc = soc(options)?;
     let forward = Chip::new(&soc, model, Bytes(2)).forward(pass);
@@ -53,11 +54,11 @@ fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Fa
     Ok((total(&forward.layer) * layers + forward.head.time() + forward.preparation).0)
 }
 
-/// Speed over length, by strategy.
+/// Returns the chart of the prefill speed by prompt length, for each strategy.
 fn prefill() -> Result<LineChart, Failed> {
     let model = model::shipped("llama-8b")?;
     let lengths: Vec<u32> =
-        (0..LONGEST / 32).flat_map(|step| [32 * step + 1, 32 * (step + 1)]).skip(1).collect();
+        (0..MAX_LENGTH / 32).flat_map(|step| [32 * step + 1, 32 * (step + 1)]).skip(1).collect();
     let mut lines = Vec::new();
     for strategy in Strategy::ALL {
         let mut values = Vec::new();
@@ -68,7 +69,7 @@ fn prefill() -> Result<LineChart, Failed> {
         lines.push(Series { name: strategy.name().to_owned(), values });
     }
     let place = |&tokens: &u32| Position {
-        fraction: f64::from(tokens) / f64::from(LONGEST),
+        fraction: f64::from(tokens) / f64::from(MAX_LENGTH),
         label: tokens.to_string(),
     };
     Ok(LineChart {
@@ -81,7 +82,8 @@ fn prefill() -> Result<LineChart, Failed> {
     })
 }
 
-/// Time of the feed-forward block's last product over the tokens that the NPU gets of 256, and of gate over rows.
+/// Returns the chart of the time of two feed-forward matmuls with 256 tokens, by the share of their tokens or rows
+/// that the NPU computes.
 fn partition() -> Result<LineChart, Failed> {
     let (soc, model) = (soc(SocOptions::of(Strategy::HeteroTensor))?, model::shipped("llama-8b")?);
     let chip = Chip::new(&soc, &model, Bytes(2));
@@ -90,13 +92,14 @@ fn partition() -> Result<LineChart, Failed> {
     let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair());
     let by_tokens = |part: u64, matmul: Matmul| {
         let on_npu = part * 16;
-        let (gpu, npu) = (solver.gpu.product(matmul, 256 - on_npu), solver.npu.product(matmul, on_npu));
+        let gpu = solver.gpu.matmul_time(matmul, 256 - on_npu);
+        let npu = solver.npu.matmul_time(matmul, on_npu);
         1e3 * (gpu.max(npu) + if on_npu == 0 { 0.0 } else { pair })
     };
     let by_rows = |part: u64, matmul: Matmul| {
         let rows = matmul.outputs / 16 * part;
-        let gpu = solver.gpu.product(matmul.with_outputs(matmul.outputs - rows), 256);
-        1e3 * (gpu.max(solver.npu.product(matmul.with_outputs(rows), 256))
+        let gpu = solver.gpu.matmul_time(matmul.with_outputs(matmul.outputs - rows), 256);
+        1e3 * (gpu.max(solver.npu.matmul_time(matmul.with_outputs(rows), 256))
             + if rows == 0 { 0.0 } else { pair })
     };
     let line = |name: &str, time: &dyn Fn(u64) -> f64| Series {
@@ -123,7 +126,7 @@ fn partition() -> Result<LineChart, Failed> {
     })
 }
 
-/// What is published as an average, and what is shown only.
+/// Prints the gains of fast synchronisation, and the times of other strategies relative to hetero-tensor.
 fn averages() -> Result<(), Failed> {
     let read = |name: &str| -> Result<ModelProfile, Failed> {
         let text = std::fs::read_to_string(format!("scenarios/soc/models/{name}.yaml"))?;
@@ -139,8 +142,11 @@ fn averages() -> Result<(), Failed> {
     for model in &models {
         for strategy in [Strategy::HeteroLayer, Strategy::HeteroTensor] {
             let fast = SocOptions::of(strategy);
-            let slow =
-                SocOptions { synchronisation: Synchronisation::Slow, partitions: Upkeep::Fixed, ..fast };
+            let slow = SocOptions {
+                synchronisation: Synchronisation::Slow,
+                partitions: PartitionPolicy::Fixed,
+                ..fast
+            };
             let gain = |pass: Pass| -> Result<f64, Failed> {
                 Ok(time(slow, model, pass)? / time(fast, model, pass)? - 1.0)
             };

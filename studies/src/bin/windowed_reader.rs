@@ -1,10 +1,11 @@
-//! Measures what the page cache of this kernel reads for a device that owns a window of layers.
+//! Measures the disk reads of a device that reads a window of layers in every round, with the page cache of this
+//! kernel.
 //!
-//! The measured rows of the simulator's test `linux_rows`. A file stands for a device's share of the weights. For every
-//! token and every round the reader sleeps while the other devices would compute, then sums every word of its window
-//! (about 45 ms for 400 MiB); right after that a helper thread prefetches the next window. A memory cgroup (v1) limits
-//! the page cache and a blkio throttle limits the disk. The program prints for each token: the time, the bytes that the
-//! disk delivered, major faults, refaults. It needs root.
+//! The results are the measured rows of the simulator's test `linux_rows`. A file replaces the weights of the device.
+//! For every token and round, the reader sleeps while the other devices would compute, then sums every word of its
+//! window (about 45 ms for 400 MiB). After that a helper thread prefetches the next window. A memory cgroup (v1)
+//! limits the page cache, and a blkio throttle limits the disk. The program prints medians per token: time, bytes
+//! read from the disk, major faults, refaults and activated bytes. It needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin windowed_reader -- --table
@@ -22,23 +23,25 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, ValueEnum};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, Limits, MIB, PAGE, ShareFile, advise, checksum, map_cold, median,
+    Cgroups, Counters, Failure, Limits, MIB, PAGE, WeightFile, advise, checksum, map_cold, median,
     require_root, resident,
 };
 use hearth_studies::run_study;
 use serde::{Deserialize, Serialize};
 
-/// The largest read-ahead of the default kernel settings; `WILLNEED` in these pieces is always honoured.
+/// The maximum read-ahead of the default kernel settings. `WILLNEED` for such a chunk is always executed completely.
 const CHUNK: usize = 128 << 10;
-/// The unit of keeping and releasing.
+/// The unit in which the kept set is chosen.
 const PIECE: usize = MIB;
+/// The prefix of the line with the results of a child.
 const RESULT: &str = "result ";
 
+/// How the helper thread prefetches the next window.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum, Serialize, Deserialize)]
 enum Prefetch {
-    /// Only demand faults read.
+    /// No prefetch: only page faults read.
     None,
-    /// `MADV_WILLNEED` in 128 KiB pieces.
+    /// One `MADV_WILLNEED` for each 128 KiB.
     Chunks,
     /// One `MADV_WILLNEED` for the window.
     One,
@@ -52,7 +55,7 @@ struct Arguments {
     table: bool,
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     directory: PathBuf,
-    /// The experiment of a child as JSON, and its file.
+    /// Internal: run as a child, with the experiment as JSON and the file.
     #[arg(long, num_args = 2)]
     child: Vec<String>,
     #[command(flatten)]
@@ -63,37 +66,39 @@ struct Arguments {
 struct Experiment {
     #[arg(skip = "custom")]
     name: String,
+    /// Size of the weights of the device in MiB.
     #[arg(long, default_value_t = 400)]
     share_mib: usize,
-    /// Zero: no limit.
+    /// Memory limit in MiB; 0 for no limit.
     #[arg(long, default_value_t = 305)]
     memory_mib: usize,
-    /// Zero: no throttle.
+    /// Disk limit in MB/s; 0 for no limit.
     #[arg(long, default_value_t = 400)]
     disk_mbps: u64,
+    /// Seconds that the other devices compute for a token.
     #[arg(long, default_value_t = 1.3)]
     others_s: f64,
     #[arg(long, default_value_t = 1)]
     rounds: usize,
     #[arg(long, value_enum, default_value_t = Prefetch::None)]
     prefetch: Prefetch,
-    /// `MADV_PAGEOUT` of the window just used, but for what is kept.
+    /// Release each window with `MADV_PAGEOUT` after its use, except for kept pieces.
     #[arg(long = "release-behind")]
     release: bool,
-    /// Spread evenly over the share, in pieces, and never given up nor read ahead.
+    /// Size in MiB of the kept pieces, which are spread evenly and are neither released nor prefetched.
     #[arg(long, default_value_t = 0)]
     kept_mib: usize,
     #[arg(long, default_value_t = 6)]
     tokens: usize,
     #[arg(long, default_value_t = 3)]
     repeats: usize,
-    /// Anonymous memory that the reading process holds beside its pages of the file.
+    /// Anonymous memory in MiB that the reader allocates in addition.
     #[arg(long, default_value_t = 0)]
     ballast_mib: usize,
-    /// Threads that sum one window together.
+    /// Number of threads that sum a window.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Print one line a round.
+    /// Print a line for each round.
     #[arg(long)]
     verbose: bool,
 }
@@ -107,7 +112,7 @@ fn run(Arguments { table, directory, child, experiment }: Arguments) -> Result<(
         return read_windows(&serde_json::from_str(experiment)?, Path::new(file));
     }
     require_root()?;
-    let file = ShareFile::create(&directory, experiment.share_mib)?;
+    let file = WeightFile::create(&directory, experiment.share_mib)?;
     println!(
         "| experiment | memory MiB | TPOT s | read / share | major faults | refaults MiB | activated MiB |\n\
          |---|---|---|---|---|---|---|"
@@ -121,7 +126,7 @@ fn run(Arguments { table, directory, child, experiment }: Arguments) -> Result<(
     Ok(())
 }
 
-/// The rows of the table of measurements that the simulator is held to.
+/// Returns the experiments of the table with which the simulator is compared.
 fn spec_rows(base: &Experiment) -> Vec<Experiment> {
     let cyclic = |memory_mib| Experiment {
         name: "cyclic".into(),
@@ -159,13 +164,13 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
     rows
 }
 
-/// Whether a piece of the share is kept: they are spread evenly.
+/// Whether a piece of the file is kept. Kept pieces are spread evenly.
 fn keeps(experiment: &Experiment, piece: usize) -> bool {
     let (pieces, kept) = (experiment.share_mib * MIB / PIECE, experiment.kept_mib * MIB / PIECE);
     (piece + 1) * kept / pieces > piece * kept / pieces
 }
 
-/// Runs one experiment in a child of its own, so that the groups start empty, and prints its row.
+/// Runs one experiment in a new child, so that its cgroups are empty at the start, and prints its row.
 fn measure(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     let limits =
         Limits { memory: experiment.memory_mib * MIB, disk_mbps: experiment.disk_mbps, ..Limits::default() };
@@ -181,14 +186,14 @@ fn measure(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The child: joins the groups, reads the windows, prints medians over the tokens after the first two.
+/// Runs as the child: joins the cgroups, reads the windows, and prints medians over the tokens after the first two.
 fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     let groups = Cgroups::join()?;
     let file = File::open(file)?;
     let map = map_cold(&file)?;
     let ballast = vec![1u8; experiment.ballast_mib * MIB];
     let (kind, window) = (experiment.prefetch, experiment.share_mib * MIB / experiment.rounds);
-    // What of a window is not kept, as offsets and lengths. Without a kept set it is one range.
+    // The parts of each window that are not kept, as offsets and lengths. Without kept pieces it is one range.
     let streamed: Vec<Vec<(usize, usize)>> =
         (0..experiment.rounds).map(|round| streamed(experiment, round * window, window)).collect();
     let helper = spawn_helper(map, kind, streamed.clone(), experiment.verbose);
@@ -200,8 +205,8 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
             std::thread::sleep(others);
             let offset = round * window;
             let (begin, count) = (Instant::now(), Counters::read(&groups)?);
-            let picture = if experiment.verbose { residency(map, window) } else { String::new() };
-            sum = sum.wrapping_add(checksum_together(&map[offset..offset + window], experiment.threads));
+            let residency_map = if experiment.verbose { residency_map(map, window) } else { String::new() };
+            sum = sum.wrapping_add(parallel_checksum(&map[offset..offset + window], experiment.threads));
             let length = begin.elapsed();
             if experiment.release {
                 for &(at, length) in behind {
@@ -214,7 +219,7 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
             if experiment.verbose {
                 let delta = Counters::read(&groups)?.since(&count);
                 println!(
-                    "token {token} round {round}: {picture} {length:.3?}, read {} MiB, {} faults, active {} MiB",
+                    "token {token} round {round}: {residency_map} {length:.3?}, read {} MiB, {} faults, active {} MiB",
                     delta.bytes / MIB as u64,
                     delta.major_faults,
                     delta.active / MIB as u64,
@@ -238,7 +243,7 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts the thread that reads ahead; it is sent the numbers of windows.
+/// Starts the thread that prefetches. It receives the indices of windows.
 fn spawn_helper(
     map: &'static [u8],
     kind: Prefetch,
@@ -277,7 +282,7 @@ fn prefetch(kind: Prefetch, window: &[u8]) {
     }
 }
 
-/// The parts of a window that are not kept, neighbours joined.
+/// Returns the parts of a window that are not kept, as offsets and lengths. Adjacent parts are merged.
 fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize, usize)> {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     let mut at = start;
@@ -294,10 +299,10 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
     parts
 }
 
-/// Tenths of each 8 MiB in the page cache, windows parted by `|`.
-fn residency(map: &[u8], window: usize) -> String {
+/// Draws a map of the page cache: for each 8 MiB, a character for the resident tenths. Windows are separated by `|`.
+fn residency_map(map: &[u8], window: usize) -> String {
     let pages = resident(map);
-    let cell = |pages: &[bool]| match pages.iter().filter(|&&held| held).count() * 10 / pages.len() {
+    let cell = |pages: &[bool]| match pages.iter().filter(|&&resident| resident).count() * 10 / pages.len() {
         0 => '.',
         10 => '#',
         tenths => char::from(b'0' + tenths as u8),
@@ -306,8 +311,8 @@ fn residency(map: &[u8], window: usize) -> String {
     windows.map(|window| window.chunks(2048).map(cell).collect::<String>() + "|").collect()
 }
 
-/// Sums a window with several threads, one contiguous part each, as rows of a matrix are split.
-fn checksum_together(window: &[u8], threads: usize) -> u64 {
+/// Sums a window with several threads. Each has one contiguous part, like the rows of a matrix.
+fn parallel_checksum(window: &[u8], threads: usize) -> u64 {
     if threads <= 1 {
         return checksum(window);
     }

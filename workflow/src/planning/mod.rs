@@ -1,4 +1,4 @@
-//! Makes the plan of a scenario with the strategy that its options name.
+//! Makes the plan of a scenario with the strategy in its options.
 //!
 //! Not here: the strategies (`hearth_halda`), except `refine`, which needs the simulator (`refinement`).
 
@@ -15,12 +15,12 @@ use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::refinement::Budget;
-pub use self::strategy::{DEFAULT_STRATEGY, REFINE, strategy};
-use self::strategy::{refused, unknown};
+pub use self::strategy::{DEFAULT_STRATEGY, REFINE, strategy_name};
+use self::strategy::{no_plan, unknown};
 use crate::documents::read_plan;
 use crate::{Error, LoadedScenario};
 
-/// The plan in a file, or one made with the scenario's options.
+/// Reads the plan in a file, or makes one with the options of the scenario.
 pub fn read_or_make(
     path: Option<&Path>,
     loaded: &LoadedScenario,
@@ -33,7 +33,7 @@ pub fn read_or_make(
     }
 }
 
-/// Makes a plan. The budget is for `refine`, the strategy that searches with the simulator.
+/// Makes a plan. Only `refine`, the strategy that searches with the simulator, uses the budget.
 pub fn make(
     loaded: &LoadedScenario,
     cluster: &Cluster,
@@ -42,11 +42,11 @@ pub fn make(
 ) -> Result<Plan, Error> {
     if options.best_head && cluster.draft.is_some() {
         return Err(Error::invalid(
-            "the head holds the draft model, so that the planner cannot choose the head",
+            "the scenario has a draft model, which runs on the head, so that the planner cannot choose the head",
         )
-        .hint("leave `--best-head` out, and write `head: true` at a device"));
+        .hint("remove `--best-head`, and write `head: true` at a device in the scenario"));
     }
-    let name = strategy(options);
+    let name = strategy_name(options);
     if name == REFINE {
         return refinement::plan(loaded, cluster, options, budget);
     }
@@ -60,16 +60,16 @@ pub fn make(
     let instance = Instance::from_cluster(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
     let chosen = StrategyOptions {
-        // An instance begins with the cluster's head.
+        // The head of the cluster is the first device of an instance.
         head: Some(0),
         total_memory: Some(total_memory(cluster)),
         ..StrategyOptions::from(options)
     };
     let chosen = strategy_by_name(name, &chosen).map_err(|error| match error {
-        // halda does not know the strategy that needs the simulator.
+        // The message must also list `refine`, which halda does not know.
         LookupError::Unknown { name } => unknown(&name),
         error @ LookupError::Missing { .. } => Error::invalid(error),
     })?;
-    let solution = solve(chosen.as_ref(), &model).map_err(refused)?;
+    let solution = solve(chosen.as_ref(), &model).map_err(no_plan)?;
     hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Error::failed)
 }

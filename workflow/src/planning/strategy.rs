@@ -1,4 +1,4 @@
-//! Names of strategies, and the errors of a strategy that is unknown or has no plan.
+//! The name of the strategy in planner options, and the errors for an unknown strategy and for a missing plan.
 
 use hearth_halda::registry::NAMES;
 use hearth_halda::{StrategyError, systems};
@@ -7,30 +7,32 @@ use hearth_schema::scenario::PlannerOptions;
 
 use crate::Error;
 
-/// The strategy where none is named.
+/// The strategy if the options name none.
 pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// The strategy that improves a plan by simulating its neighbours.
 pub const REFINE: &str = "refine";
 
-/// The name of the strategy that options stand for: `manual` for windows by hand, unless one is named.
-pub fn strategy(options: &PlannerOptions) -> &str {
+/// Returns the name of the strategy in the options; if they name none, `manual` with windows and else the default.
+pub fn strategy_name(options: &PlannerOptions) -> &str {
     let unnamed = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
     options.strategy.as_deref().unwrap_or(unnamed)
 }
 
+/// Returns the error for a strategy that does not exist.
 pub(super) fn unknown(name: &str) -> Error {
     let error = Error::invalid(format!("there is no strategy `{name}`"));
     if SocStrategy::ALL.iter().any(|strategy| strategy.name() == name) {
         return error.hint(format!(
-            "it is a strategy of a phone's processors: write `soc: {{strategy: {name}}}` at the device in the scenario"
+            "it is a strategy for the processors of a phone: write `soc: {{strategy: {name}}}` at the device in the scenario"
         ));
     }
     let (own, others) = (NAMES.join(", "), systems::NAMES.join(", "));
     error.hint(format!("use one of {own}, {REFINE}, {others}"))
 }
 
-pub(super) fn refused(refusal: StrategyError) -> Error {
-    let hint = refusal.hint();
-    Error::invalid(refusal).hint(hint)
+/// Returns the error for a scenario for which a strategy finds no plan.
+pub(super) fn no_plan(error: StrategyError) -> Error {
+    let hint = error.hint();
+    Error::invalid(error).hint(hint)
 }

@@ -1,8 +1,9 @@
-//! Charts the table of a sweep: time per token over the first field, a line for each value of the second.
+//! Draws the table of a sweep: the time per token over the first field, with a line for each value of the second.
 //!
-//! Repeats are averaged. Values that grow by equal ratios are at equal distances; words are in order.
+//! Repeats are averaged. The axis is logarithmic if the values grow by equal ratios; words are at equal distances in
+//! the order of the table.
 //!
-//! Not here: drawing, which is `hearth_reports`.
+//! Not here: drawing lines and axes (`hearth_reports`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,29 +11,29 @@ use hearth_profiles::model::shipped;
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 
 use super::table::{INDEX_COLUMNS, RESULT_COLUMNS, cells};
-use super::values::{Kind, quantity};
+use super::values::{QuantityKind, quantity};
 use crate::Error;
 
-/// Draws a table with one or two fields as SVG.
+/// Draws a table with one or two fields as an SVG image.
 pub fn draw(table: &str) -> Result<String, Error> {
     let hint = "see the column `outcome` of the table";
-    of_table(table)?.standalone().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
+    line_chart(table)?.standalone().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
 }
 
-/// A table with one or two fields as lines.
-pub fn of_table(table: &str) -> Result<LineChart, Error> {
+/// Returns the line chart of a table with one or two fields.
+pub fn line_chart(table: &str) -> Result<LineChart, Error> {
     let mut lines = table.lines().skip(1);
     let columns = lines.next().map(cells).unwrap_or_default();
     let fields = columns.len().saturating_sub(INDEX_COLUMNS.len() + RESULT_COLUMNS.len());
     let column = |name: &str| columns.iter().rposition(|column| column == name);
     let (Some(across), Some(tpot), true) = (columns.get(INDEX_COLUMNS.len()), column("tpot_ms"), fields > 0)
     else {
-        return Err(Error::invalid("no field varies, so there is nothing to draw").hint("add --vary"));
+        return Err(Error::invalid("no field is varied, so there is nothing to draw").hint("add --vary"));
     };
     let rows: Vec<Vec<String>> = lines.map(cells).filter(|row| row.len() == columns.len()).collect();
     let (first, second) = (INDEX_COLUMNS.len(), (fields > 1).then_some(INDEX_COLUMNS.len() + 1));
-    let names = in_order(rows.iter().map(|row| row[first].as_str()));
-    let others = in_order(rows.iter().map(|row| second.map_or("", |second| row[second].as_str())));
+    let names = unique(rows.iter().map(|row| row[first].as_str()));
+    let others = unique(rows.iter().map(|row| second.map_or("", |second| row[second].as_str())));
     let mut times: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();
     for row in &rows {
         if let Ok(time) = row[tpot].parse::<f64>() {
@@ -62,13 +63,13 @@ pub fn of_table(table: &str) -> Result<LineChart, Error> {
     })
 }
 
-/// Each once, in the order of the first.
-fn in_order<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
+/// Removes duplicates and keeps the order.
+fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     let mut seen = BTreeSet::new();
     texts.filter(|text| seen.insert(*text)).collect()
 }
 
-/// Places shipped models by the bytes of their weights.
+/// Returns the positions of shipped models on the axis, by the size of their weights.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
     let bytes = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =
@@ -78,10 +79,10 @@ fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
     Some(names.iter().zip(sizes).map(position).collect())
 }
 
-/// Places the values on the axis.
+/// Returns the positions of values on the axis, by size if all are quantities of one kind.
 fn positions(names: &[&str]) -> Vec<Position> {
     let position = |fraction: f64, name: &str| Position { fraction, label: name.to_owned() };
-    let sizes: Option<Vec<(Kind, f64)>> = names.iter().map(|name| quantity(name)).collect();
+    let sizes: Option<Vec<(QuantityKind, f64)>> = names.iter().map(|name| quantity(name)).collect();
     let sizes = sizes.filter(|sizes| sizes.iter().all(|(kind, _)| *kind == sizes[0].0));
     let Some(sizes) = sizes else {
         let last = (names.len() - 1).max(1) as f64;
@@ -98,7 +99,7 @@ fn positions(names: &[&str]) -> Vec<Position> {
     names.iter().zip(&at).map(|(name, at)| position((at - least) / width, name)).collect()
 }
 
-/// Returns whether three or more values grow by equal ratios, as exactly as they are printed.
+/// Returns whether three or more values grow by equal ratios, within 2 % because they are rounded.
 fn is_geometric(sizes: &[f64]) -> bool {
     let ratios: Vec<f64> = sizes.windows(2).map(|pair| pair[1] / pair[0]).collect();
     ratios.len() > 1

@@ -1,9 +1,9 @@
-//! A field that varies: the path `devices.d2.memory.available` as a place in a document.
+//! Resolves the path of a varied field, such as `devices.d2.memory.available`, to a key in a document.
 //!
-//! Paths are those of the scenario, with a device's own document under its name: `context`, `workload.prompt`,
-//! `links.default.latency`, `links.between.d1.d2.link.latency`, `devices.d2.limits.memory`, `devices.d2.disk.limit`.
-//! The types of the documents decide which paths and values are valid; an unknown path is refused with the nearest
-//! known one.
+//! Paths are those of the scenario; the keys of a device document are under the name of the device: `context`,
+//! `workload.prompt`, `links.default.latency`, `links.between.d1.d2.link.latency`, `devices.d2.limits.memory`,
+//! `devices.d2.disk.limit`. The types of the documents determine which paths and values are valid. The error for an
+//! unknown path suggests the nearest known one.
 
 use hearth_profiles::Device;
 use hearth_schema::Scenario;
@@ -13,20 +13,21 @@ use super::tree;
 use super::values::{Setting, Values};
 use crate::Error;
 
-/// Keys that only describe.
-const DESCRIBING: [&str; 6] = ["schema", "name", "about", "source", "spread", "address"];
+/// Keys that only describe a document and have no effect on a plan or a run.
+const DESCRIPTIVE_KEYS: [&str; 6] = ["schema", "name", "about", "source", "spread", "address"];
 
-/// A part of the error for a value without its source.
+/// A part of the message for a value without a source.
 const WITHOUT_SOURCE: &str = "a value and where it comes from";
 
+/// The document that contains a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     Scenario,
-    /// The device of an entry of the scenario.
+    /// The document of the device with this index in the scenario.
     Device(usize),
 }
 
-/// The documents as trees, before anything varies.
+/// The scenario and its device documents as JSON trees, before a field is varied.
 #[derive(Debug)]
 pub struct Documents {
     scenario: Scenario,
@@ -34,29 +35,29 @@ pub struct Documents {
     devices: Vec<Value>,
 }
 
-/// What varies.
+/// A varied field and its values.
 #[derive(Debug)]
 pub struct Field {
-    /// The name in the table.
+    /// Path of the field, which is its name in the table.
     pub path: String,
-    /// The new value.
     pub values: Values,
     target: Target,
+    /// Keys in the document.
     keys: Vec<String>,
-    /// Whether a value that the document lacks is added with a source.
+    /// Whether the document has no such value and needs one with a source.
     sourced: bool,
 }
 
-/// Why a value is not valid at a path.
-enum Refused {
-    /// There is no such key; these are valid there.
-    Unknown { key: String, beside: Vec<String> },
-    /// The key takes another type of value.
+/// The reason why a value cannot be set at a path.
+enum InvalidValue {
+    /// The key does not exist; `siblings` are the valid keys in its place.
+    UnknownKey { key: String, siblings: Vec<String> },
+    /// The value has a wrong type or is out of range.
     Value(String),
 }
 
 impl Documents {
-    /// A scenario and its devices, in the scenario's order.
+    /// Creates the trees of a scenario and its devices, which are in the order of the scenario.
     pub fn new(scenario: &Scenario, devices: &[Device]) -> Result<Self, Error> {
         let trees: Result<Vec<Value>, _> = devices.iter().map(serde_json::to_value).collect();
         Ok(Self {
@@ -66,7 +67,7 @@ impl Documents {
         })
     }
 
-    /// The scenario with every field at its setting.
+    /// Returns the scenario with all fields set.
     pub fn scenario<'s>(
         &self,
         settings: impl Iterator<Item = (&'s Field, &'s Setting)>,
@@ -78,7 +79,7 @@ impl Documents {
         serde_json::from_value(tree).map_err(|error| error.to_string())
     }
 
-    /// A device with every field at its setting.
+    /// Returns a device with all fields set.
     pub fn device<'s>(
         index: usize,
         device: Device,
@@ -95,8 +96,8 @@ impl Documents {
         serde_json::from_value(tree).map_err(|error| error.to_string())
     }
 
-    /// The possible places of a path, the likeliest first.
-    fn places(&self, path: &str) -> Vec<(Target, Vec<String>)> {
+    /// Returns the possible documents and keys of a path, the most probable first.
+    fn candidates(&self, path: &str) -> Vec<(Target, Vec<String>)> {
         let split = |rest: &str| rest.split('.').map(str::to_owned).collect::<Vec<_>>();
         let within = |key: &str, index: usize, rest: &str| {
             let mut keys: Vec<String> = key.split('.').map(str::to_owned).collect();
@@ -106,7 +107,7 @@ impl Documents {
         };
         if let Some(rest) = path.strip_prefix("devices.") {
             let names = self.scenario.devices.iter().map(|entry| format!("{}.", entry.name)).enumerate();
-            // A name may have dots; the longest match wins.
+            // A name may contain dots, so the longest match is used.
             let named = names.filter(|(_, name)| rest.starts_with(name)).max_by_key(|(_, name)| name.len());
             let Some((index, name)) = named else { return Vec::new() };
             let rest = &rest[name.len()..];
@@ -128,8 +129,8 @@ impl Documents {
         vec![(Target::Scenario, split(path))]
     }
 
-    /// Returns whether the value needs a source, or why it is not valid there.
-    fn accepts(&self, target: Target, keys: &[String], value: &Value) -> Result<bool, Refused> {
+    /// Tries to set a value. Returns whether it needs a source, or why it is invalid.
+    fn try_value(&self, target: Target, keys: &[String], value: &Value) -> Result<bool, InvalidValue> {
         let try_set = |sourced: bool| {
             let mut tree = match target {
                 Target::Scenario => self.tree.clone(),
@@ -148,27 +149,28 @@ impl Documents {
             try_set(true).map_err(|sourced| {
                 if plain.contains("unknown field `") {
                     let mut keys = quoted(&plain).map(str::to_owned);
-                    return Refused::Unknown { key: keys.next().unwrap_or_default(), beside: keys.collect() };
+                    let key = keys.next().unwrap_or_default();
+                    return InvalidValue::UnknownKey { key, siblings: keys.collect() };
                 }
-                Refused::Value(if plain.contains(WITHOUT_SOURCE) { sourced } else { plain })
+                InvalidValue::Value(if plain.contains(WITHOUT_SOURCE) { sourced } else { plain })
             })
         })
     }
 
-    /// Every path that has a value.
+    /// Returns all paths that have a value.
     fn known(&self) -> Vec<String> {
         let mut known = Vec::new();
         tree::leaves(&self.tree, "", &mut known);
         for (entry, tree) in self.scenario.devices.iter().zip(&self.devices) {
             tree::leaves(tree, &format!("devices.{}", entry.name), &mut known);
         }
-        known.retain(|path| !describes(path));
+        known.retain(|path| !is_descriptive(path));
         known
     }
 }
 
 impl Field {
-    /// Reads `PATH=VALUES`.
+    /// Parses `PATH=VALUES`.
     pub fn parse(text: &str, documents: &Documents) -> Result<Field, Error> {
         let Some((path, values)) = text.split_once('=') else {
             return Err(Error::invalid(format!("`{text}` has no values"))
@@ -176,41 +178,42 @@ impl Field {
                 .hint("write `--vary devices.d2.memory.available=2GiB..8GiB/7`"));
         };
         let path = path.trim();
-        // A sourced number has one value, however it is named.
+        // A value with a source is a single field, with or without `.value`.
         let path = path.strip_suffix(".value").unwrap_or(path);
-        if describes(path) {
+        if is_descriptive(path) {
             return Err(Error::invalid(format!("`{path}` has no effect on a plan or a run"))
                 .at(format!("--vary {text}"))
-                .hint("vary a field that a plan or a run depends on"));
+                .hint("vary a field that has an effect on a plan or a run"));
         }
         let values = Values::parse(path, values)?;
-        let mut beside = Vec::new();
-        for (target, keys) in documents.places(path) {
-            match documents.accepts(target, &keys, &values.0[0].json) {
+        let mut siblings = Vec::new();
+        for (target, keys) in documents.candidates(path) {
+            match documents.try_value(target, &keys, &values.0[0].json) {
                 Ok(sourced) => {
                     let field = Field { path: path.to_owned(), values, target, keys, sourced };
                     field.check(documents)?;
                     return Ok(field);
                 }
-                Err(Refused::Unknown { key, beside: keys }) => {
+                Err(InvalidValue::UnknownKey { key, siblings: keys }) => {
                     let parents: Vec<&str> = path.split('.').take_while(|part| *part != key).collect();
                     let join = |key: &String| {
                         parents.iter().copied().chain([key.as_str()]).collect::<Vec<_>>().join(".")
                     };
-                    beside.extend(keys.iter().map(join));
+                    siblings.extend(keys.iter().map(join));
                 }
-                Err(Refused::Value(why)) => return Err(wrong(path, &values.0[0], &why)),
+                Err(InvalidValue::Value(why)) => return Err(wrong_value(path, &values.0[0], &why)),
             }
         }
-        Err(unknown(path, beside, documents))
+        Err(unknown_path(path, siblings, documents))
     }
 
+    /// Returns whether both fields are the same or one contains the other.
     pub fn overlaps(&self, other: &Field) -> bool {
         let (one, two) = (&self.keys, &other.keys);
         self.target == other.target && (one.starts_with(two) || two.starts_with(one))
     }
 
-    /// Its values, if it is the profile of an entry of the scenario.
+    /// Returns the device index and the profiles, if the field is the `profile` of a device in the scenario.
     pub fn profiles(&self) -> Option<(usize, Vec<&str>)> {
         match self.keys.as_slice() {
             [devices, index, key]
@@ -223,54 +226,55 @@ impl Field {
         }
     }
 
+    /// Returns whether the path contains a key.
     pub fn has_key(&self, key: &str) -> bool {
         self.keys.iter().any(|own| own == key)
     }
 
-    /// Returns whether it is in the scenario itself and not in a device's document.
+    /// Returns whether the field is in the scenario and not in a device document.
     pub fn in_scenario(&self) -> bool {
         self.target == Target::Scenario
     }
 
-    /// Refuses values that are not valid for the field.
+    /// Checks that all values are valid for the field.
     fn check(&self, documents: &Documents) -> Result<(), Error> {
         for setting in &self.values.0 {
-            match documents.accepts(self.target, &self.keys, &setting.json) {
+            match documents.try_value(self.target, &self.keys, &setting.json) {
                 Ok(sourced) if sourced == self.sourced => {}
-                Ok(_) | Err(Refused::Unknown { .. }) => {
-                    return Err(wrong(&self.path, setting, "it has another type than the other values"));
+                Ok(_) | Err(InvalidValue::UnknownKey { .. }) => {
+                    return Err(wrong_value(&self.path, setting, "the other values have another type"));
                 }
-                Err(Refused::Value(why)) => return Err(wrong(&self.path, setting, &why)),
+                Err(InvalidValue::Value(why)) => return Err(wrong_value(&self.path, setting, &why)),
             }
         }
         Ok(())
     }
 }
 
-fn describes(path: &str) -> bool {
-    path.rsplit('.').next().is_some_and(|key| DESCRIBING.contains(&key))
+fn is_descriptive(path: &str) -> bool {
+    path.rsplit('.').next().is_some_and(|key| DESCRIPTIVE_KEYS.contains(&key))
 }
 
-/// The parts between back quotes.
+/// Iterates over the parts of a text in backquotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-fn wrong(path: &str, setting: &Setting, why: &str) -> Error {
+fn wrong_value(path: &str, setting: &Setting, why: &str) -> Error {
     let failure =
         Error::invalid(format!("`{path}` cannot be {}: {why}", setting.spelled)).at(format!("--vary {path}"));
     if why.starts_with("missing field") {
-        return failure.hint("its parent is absent; add that to the document and vary one value of it");
+        return failure.hint("its parent is absent; add that to the document and vary one of its values");
     }
     failure.hint("write the value as in the document")
 }
 
-fn unknown(path: &str, beside: Vec<String>, documents: &Documents) -> Error {
+fn unknown_path(path: &str, siblings: Vec<String>, documents: &Documents) -> Error {
     let mut known = documents.known();
-    // Siblings have a value or could have one; a map is not a field.
-    let beside = beside.into_iter().filter(|path| !describes(path));
+    // Siblings are fields, also those without a value in the document; maps are not.
+    let siblings = siblings.into_iter().filter(|path| !is_descriptive(path));
     let map = |path: &String| known.iter().any(|other| other.starts_with(&format!("{path}.")));
-    let more: Vec<String> = beside.filter(|path| !map(path)).collect();
+    let more: Vec<String> = siblings.filter(|path| !map(path)).collect();
     known.extend(more);
     let failure = Error::invalid(format!("there is no field `{path}`")).at(format!("--vary {path}"));
     match tree::nearest(path, &known) {

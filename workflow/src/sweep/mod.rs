@@ -1,9 +1,8 @@
-//! Plans and simulates a scenario at every value of one or two of its fields.
+//! Plans and simulates a scenario for all values of one or two of its fields.
 //!
-//! Every combination of the fields' values is a point; with `repeat` each point has a row for each of several seeds. A
-//! row is the [`Evaluation`] of the documents with the row's values in them. Everything is read before the first row,
-//! so that rows are pure: they can be computed in any order, by any number of threads and machines, and are the same
-//! bytes.
+//! A point is a combination of values of the fields; with `repeat`, each point has a row for each of several seeds. A
+//! row is the [`Evaluation`] of the documents with these values. All files are read before the first row, so that
+//! rows are pure: they can be computed in any order, on any number of threads and machines, with the same result.
 //!
 //! Not here: how rows become a table ([`table`]) or a chart ([`chart`]).
 
@@ -32,58 +31,58 @@ use crate::{Error, LoadedScenario, Overrides, Progress, workers};
 use field::{Documents, Field};
 use values::{MAX_ROWS, Setting};
 
-/// The most fields that vary at once: an axis and a line for each value of the other.
+/// Maximum number of varied fields: in a chart, one is the axis, and the other has a line for each value.
 const MAX_FIELDS: usize = 2;
 
-/// What varies, and how each point is planned.
+/// The varied fields, and how each point is planned.
 #[derive(Debug, Clone, Default)]
 pub struct SweepOptions {
-    /// Fields and their values, each as `PATH=VALUES`.
+    /// The fields and their values, each as `PATH=VALUES`.
     pub vary: Vec<String>,
     pub overrides: Overrides,
-    /// The plan of every point; without one each point is planned.
+    /// A plan file for all points; without one, each point is planned.
     pub plan: Option<PathBuf>,
     /// A model file that replaces the scenario's model.
     pub model: Option<PathBuf>,
-    /// Tokens to generate instead of the scenario's.
+    /// Number of generated tokens, which replaces that of the scenario.
     pub tokens: Option<u32>,
-    /// Seeds for each point: the scenario's and those that follow it.
+    /// Number of seeds for each point: that of the scenario and the following ones.
     pub repeat: u32,
-    /// Whether only a part of the rows is computed in this process.
+    /// Whether this process computes only a part of the rows.
     pub is_shard: bool,
 }
 
 /// One row of a sweep: one point with one seed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// Its place in the whole sweep, from 0.
+    /// Index in the whole sweep, from 0.
     pub index: usize,
-    /// The fields' values, as a document has them.
+    /// The values of the fields, written as in a document.
     pub values: Vec<String>,
-    /// The run's seed.
+    /// Seed of the run.
     pub seed: u64,
     #[serde(flatten)]
     pub evaluation: Evaluation,
 }
 
-/// A sweep with everything that its rows need.
+/// A sweep with all inputs of its rows.
 pub struct Sweep {
     loaded: LoadedScenario,
     documents: Documents,
     pub fields: Vec<Field>,
-    /// Every device document that a row may need, by profile, and for a measured one by its entry.
+    /// The device documents of all rows, by profile; that of a measured device also by its index.
     devices: BTreeMap<(String, Option<usize>), Device>,
-    /// Every model that a row may need, by profile and file.
+    /// The models of all rows, by profile and file.
     models: BTreeMap<(Option<String>, Option<String>), ModelProfile>,
     plan: Option<Plan>,
-    /// Seeds for each point.
+    /// Number of seeds for each point.
     pub repeat: usize,
-    /// Names the sweep: rows of the same sweep, and no others, belong together.
+    /// Digest of all inputs. Only rows with equal digests can be merged.
     pub digest: String,
 }
 
 impl Sweep {
-    /// Reads everything that the rows need.
+    /// Reads all inputs of the rows.
     pub fn new(mut loaded: LoadedScenario, options: &SweepOptions) -> Result<Self, Error> {
         options.overrides.apply(&mut loaded)?;
         if let Some(tokens) = options.tokens {
@@ -98,7 +97,7 @@ impl Sweep {
         let fields: Vec<Field> =
             options.vary.iter().map(|text| Field::parse(text, &documents)).collect::<Result<_, _>>()?;
         let plan = options.plan.as_deref().map(read_plan).transpose()?;
-        check(&fields, options, &loaded.scenario)?;
+        check_fields(&fields, options, &loaded.scenario)?;
         let mut sweep = Self {
             loaded,
             documents,
@@ -109,24 +108,25 @@ impl Sweep {
             repeat: options.repeat as usize,
             digest: String::new(),
         };
-        sweep.count()?;
+        sweep.check_row_count()?;
         sweep.read_profiles()?;
         sweep.read_models(options)?;
         if options.is_shard && sweep.devices.keys().any(|(profile, _)| profile == "measured") {
-            return Err(Error::invalid("--shard: a measured device differs from one shard to the next")
+            return Err(Error::invalid("--shard: a measured device would have different values in each shard")
                 .at(sweep.loaded.path().display())
                 .hint("write its profile to a file with `hearth profile -o this.yaml`, and name that file in the scenario"));
         }
-        sweep.digest = sweep.name();
+        sweep.digest = sweep.compute_digest();
         Ok(sweep)
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.fields.iter().map(|field| field.values.0.len()).product::<usize>() * self.repeat
     }
 
-    /// The settings of a row, one for each field. Seeds change first, the first field last.
+    /// Returns the settings of a row, one for each field. From row to row the seed changes first and the first field
+    /// last.
     pub fn settings(&self, index: usize) -> Vec<&Setting> {
         let mut point = index / self.repeat;
         let mut settings: Vec<&Setting> = Vec::new();
@@ -139,12 +139,13 @@ impl Sweep {
         settings
     }
 
+    /// Computes a row.
     pub fn row(&self, index: usize) -> Row {
         let settings = self.settings(index);
         let repetition = (index % self.repeat) as u64;
         let values = settings.iter().map(|setting| setting.spelled.clone()).collect();
         let mut seed = self.loaded.scenario.seed.wrapping_add(repetition);
-        let evaluation = self.documents.scenario(self.set(index)).and_then(|scenario| {
+        let evaluation = self.documents.scenario(self.row_settings(index)).and_then(|scenario| {
             scenario.validate().map_err(|error| error.to_string())?;
             seed = scenario.seed.wrapping_add(repetition);
             let loaded = self.loaded.with(scenario);
@@ -155,8 +156,8 @@ impl Sweep {
         Row { index, values, seed, evaluation }
     }
 
-    /// Computes the rows with these indices; fewer if it was cancelled. `save` is called with the rows so far now and
-    /// then.
+    /// Computes the rows with these indices; fewer after a cancellation. `save` is called with the rows so far at
+    /// regular intervals.
     pub fn run(
         &self,
         indices: &[usize],
@@ -170,31 +171,31 @@ impl Sweep {
         Ok(done.into_iter().map(|(_, row)| row).collect())
     }
 
-    /// The fields and their settings in a row.
-    fn set(&self, index: usize) -> impl Iterator<Item = (&Field, &Setting)> {
+    /// Iterates over the fields and their settings in a row.
+    fn row_settings(&self, index: usize) -> impl Iterator<Item = (&Field, &Setting)> {
         self.fields.iter().zip(self.settings(index))
     }
 
-    /// The devices and the models of a row's scenario.
+    /// Returns the cluster of a row with its devices and models.
     fn cluster(&self, loaded: &LoadedScenario, index: usize) -> Result<Cluster, String> {
         let mut devices = Vec::new();
         for (place, entry) in loaded.scenario.devices.iter().enumerate() {
             let found = self.devices.get(&device_key(place, entry));
             let mut device = found.cloned().ok_or_else(|| format!("no device `{}`", entry.profile))?;
             device.name.clone_from(&entry.name);
-            let device = Documents::device(place, device, self.set(index))?;
+            let device = Documents::device(place, device, self.row_settings(index))?;
             device.validate().map_err(|error| error.to_string())?;
             devices.push(device);
         }
         let model = self.models.get(&model_key(&loaded.scenario.model));
-        let model = model.cloned().ok_or("its model was not read")?;
+        let model = model.cloned().ok_or("the model of the row was not read")?;
         let draft = loaded.scenario.workload.speculation.as_ref();
         let draft = draft.and_then(|drafts| self.models.get(&model_key(&drafts.draft)).cloned());
         loaded.assemble(devices, model, draft).map_err(|error| error.what())
     }
 
-    /// Refuses more rows than the limit.
-    fn count(&self) -> Result<(), Error> {
+    /// Checks that the number of rows is within the limit.
+    fn check_row_count(&self) -> Result<(), Error> {
         let counts = self.fields.iter().map(|field| field.values.0.len()).chain([self.repeat]);
         let rows = counts.fold(1u128, |rows, count| rows.saturating_mul(count as u128));
         if rows > MAX_ROWS as u128 {
@@ -204,7 +205,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// Reads the device documents that a field names.
+    /// Reads the device documents for fields that vary a profile.
     fn read_profiles(&mut self) -> Result<(), Error> {
         for (index, names) in self.fields.iter().filter_map(Field::profiles) {
             for name in names {
@@ -220,13 +221,13 @@ impl Sweep {
         Ok(())
     }
 
-    /// Reads the models of all points, and those that draft for them.
+    /// Reads the models and the draft models of all points.
     fn read_models(&mut self, options: &SweepOptions) -> Result<(), Error> {
         let varies = |key: &str| self.fields.iter().any(|field| field.in_scenario() && field.has_key(key));
         let (varies, drafts_vary) = (varies("model"), varies("draft"));
         if varies && options.model.is_some() {
             return Err(Error::invalid("--model replaces the model that `--vary` changes")
-                .hint("leave one of the two out"));
+                .hint("remove one of the two"));
         }
         if !varies {
             let model = self.loaded.model_profile(options.model.as_deref())?;
@@ -254,8 +255,8 @@ impl Sweep {
         Ok(())
     }
 
-    /// The digest of everything that the rows follow from.
-    fn name(&self) -> String {
+    /// Returns the digest of all inputs of the rows.
+    fn compute_digest(&self) -> String {
         let mut text = format!("hearth {}\n{}", env!("CARGO_PKG_VERSION"), self.loaded.scenario.to_yaml());
         for ((profile, place), device) in &self.devices {
             let _ = write!(text, "\ndevice {profile} {place:?}\n{}", device.to_yaml());
@@ -283,11 +284,14 @@ fn model_key(model: &ModelRef) -> (Option<String>, Option<String>) {
     (model.profile.clone(), model.file.clone())
 }
 
-/// Refuses fields that would have no effect, or that are one field.
-fn check(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Result<(), Error> {
+/// Checks that the fields are different and have an effect.
+fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Result<(), Error> {
     if fields.len() > MAX_FIELDS {
-        return Err(Error::invalid(format!("{} fields vary; at most {MAX_FIELDS} can", fields.len()))
-            .hint("make a sweep for each value of the others"));
+        return Err(Error::invalid(format!(
+            "{} fields are varied; the maximum is {MAX_FIELDS}",
+            fields.len()
+        ))
+        .hint("make a sweep for each value of the others"));
     }
     if let [one, two] = fields
         && one.overlaps(two)
@@ -303,9 +307,9 @@ fn check(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Resul
     let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
     if strategies.chain(options.overrides.strategy.as_deref()).chain(own).any(searches) {
         return Err(Error::invalid(format!(
-            "strategy `{REFINE}` ends after a time, so that its plan does not follow from the scenario alone"
+            "strategy `{REFINE}` ends after a time limit, so its plan does not depend on the scenario alone"
         ))
-        .hint("make the plan once with `hearth plan`, and give it with `--plan`"));
+        .hint("make the plan once with `hearth plan`, and use it with `--plan`"));
     }
     for field in fields {
         let path = &field.path;
@@ -314,48 +318,49 @@ fn check(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Resul
         if planned && (fixed || field.has_key("residency") || field.has_key("head")) {
             return Err(Error::invalid(format!("`{path}` is fixed by the plan"))
                 .at("--plan")
-                .hint("leave --plan out, so that each point is planned"));
+                .hint("remove --plan, so that each point is planned"));
         }
         if let Some(flag) = overriding_flag(field, options) {
             return Err(Error::invalid(format!("{flag} and `{path}` set the same field"))
-                .hint("leave one of the two out"));
+                .hint("remove one of the two"));
         }
         if let Some(limit) = overriding_limit(path, scenario) {
             return Err(Error::invalid(format!(
                 "`{limit}` of the scenario replaces `{path}`: all rows would be identical"
             ))
-            .hint("vary the limit, or take it out of the scenario"));
+            .hint("vary the limit, or remove it from the scenario"));
         }
         if path.ends_with(".limits.threads") {
             return Err(Error::invalid(format!(
-                "`{path}` is a setting of the measurement, which is made once"
+                "`{path}` only has an effect on the measurement, which is made once"
             ))
-            .hint("vary the device's own numbers, such as `cpu.cores`"));
+            .hint("vary a value of the device, such as `cpu.cores`"));
         }
     }
     Ok(())
 }
 
-/// The limit of the scenario that replaces a field.
+/// Returns the path of the limit that replaces a field of a device, if the scenario has one.
 fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
     scenario.devices.iter().find_map(|entry| {
         let (name, limits) = (&entry.name, entry.limits.as_ref()?);
         let key = path.strip_prefix("devices.")?.strip_prefix(name.as_str())?.strip_prefix('.')?;
-        let stand_in = [
+        let replaced = [
             (limits.memory.is_some(), "memory", ["memory.available", "memory.total"].as_slice()),
             (limits.disk_read.is_some(), "disk_read", &["disk.limit"]),
             (limits.cpu.is_some(), "cpu", &["cpu.quota"]),
         ];
         let found =
-            stand_in.into_iter().find(|(given, _, keys)| *given && keys.iter().any(|it| key.starts_with(it)));
+            replaced.into_iter().find(|(given, _, keys)| *given && keys.iter().any(|it| key.starts_with(it)));
         found.map(|(_, limit, _)| format!("devices.{name}.limits.{limit}"))
     })
 }
 
+/// Returns the flag that sets the same value as a field, if it is given.
 fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str> {
     let planning = &options.overrides;
     let (path, residency) = (field.path.as_str(), field.has_key("residency"));
-    let said = [
+    let flags = [
         (planning.strategy.is_some(), path == "planner.strategy", "--strategy"),
         (planning.rounds.is_some(), path == "planner.rounds", "--rounds"),
         (planning.windows.is_some(), ["planner.strategy", "planner.windows"].contains(&path), "--windows"),
@@ -374,5 +379,5 @@ fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str
         (options.tokens.is_some(), path == "workload.generate", "--tokens"),
         (options.repeat > 1, path == "seed", "--repeat"),
     ];
-    said.into_iter().find(|(given, same, _)| *given && *same).map(|(_, _, flag)| flag)
+    flags.into_iter().find(|(given, same, _)| *given && *same).map(|(_, _, flag)| flag)
 }

@@ -1,10 +1,10 @@
 //! The table of a sweep: a CSV file whose parts can be merged.
 //!
-//! The first line is a comment with the digest of everything that the rows follow from and the number of rows of the
-//! whole; a shard says which part it is. Then come the names of the columns and the rows in order. The same sweep gives
-//! the same bytes.
+//! The first line is a comment with the digest of all inputs of the rows, the number of rows of the whole sweep, and
+//! for a shard its number. The next line has the names of the columns. The rows follow in order. The same sweep
+//! results in the same bytes.
 //!
-//! Not here: opening files, and putting shards together ([`crate::sweep::merge`]).
+//! Not here: opening files, and merging shards ([`crate::sweep::merge`]).
 
 use std::fmt;
 
@@ -15,12 +15,12 @@ pub use hearth_reports::exports::csv::fields as cells;
 use super::{Row, Sweep};
 use crate::evaluation::Evaluation;
 
-/// The beginning of the first line.
+/// Beginning of the first line.
 const MARK: &str = "# hearth sweep/1, ";
 
-/// Columns before the fields.
+/// Names of the columns before the fields.
 pub const INDEX_COLUMNS: [&str; 1] = ["index"];
-/// Columns after the fields.
+/// Names of the columns after the fields.
 pub const RESULT_COLUMNS: [&str; 10] = [
     "seed",
     "strategy",
@@ -34,18 +34,19 @@ pub const RESULT_COLUMNS: [&str; 10] = [
     "outcome",
 ];
 
-/// The first line.
+/// The first line of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Head {
+pub struct TableHeader {
     pub digest: String,
+    /// Number of rows of the whole sweep.
     pub rows: usize,
-    /// Which of how many parts this is, from 1, if it is not the whole.
+    /// Number of the shard, from 1, and number of shards; `None` for the whole sweep.
     pub shard: Option<(usize, usize)>,
 }
 
-impl Head {
-    /// Reads the first line.
-    pub fn parse(line: &str) -> Option<Head> {
+impl TableHeader {
+    /// Parses the first line of a table.
+    pub fn parse(line: &str) -> Option<TableHeader> {
         let mut parts = line.strip_prefix(MARK)?.split(", ");
         let digest = parts.next()?.to_owned();
         let rows = parts.next()?.strip_suffix(" rows")?.parse().ok()?;
@@ -56,20 +57,20 @@ impl Head {
                 Some((part.parse().ok()?, of.parse().ok()?))
             }
         };
-        parts.next().is_none().then_some(Head { digest, rows, shard })
+        parts.next().is_none().then_some(TableHeader { digest, rows, shard })
     }
 }
 
-impl fmt::Display for Head {
+impl fmt::Display for TableHeader {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{MARK}{}, {} rows", self.digest, self.rows)?;
         self.shard.map_or(Ok(()), |(part, of)| write!(f, ", shard {part} of {of}"))
     }
 }
 
-/// A table of some rows of a sweep, in order.
+/// Returns the table of some rows of a sweep, which must be in order.
 pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> String {
-    let head = Head { digest: sweep.digest.clone(), rows: sweep.rows(), shard };
+    let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.rows(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns: Vec<String> = INDEX_COLUMNS
         .map(str::to_owned)
@@ -78,10 +79,10 @@ pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> Strin
         .chain(RESULT_COLUMNS.map(str::to_owned))
         .collect();
     let rows = csv::write([columns].into_iter().chain(rows.iter().map(fields_of)));
-    format!("{head}\n{}", String::from_utf8_lossy(&rows))
+    format!("{header}\n{}", String::from_utf8_lossy(&rows))
 }
 
-/// A row. Times have a nanosecond's digits; what was not computed is empty.
+/// Returns the cells of a row. Times have six digits, down to nanoseconds; unknown values are empty.
 fn fields_of(row: &Row) -> Vec<String> {
     let number = |value: Option<f64>, digits: usize| {
         value.filter(|value| value.is_finite()).map_or_else(String::new, |value| format!("{value:.digits$}"))
@@ -112,13 +113,13 @@ mod tests {
     #[test]
     fn header_round_trips() {
         for shard in [None, Some((2, 3))] {
-            let head = Head { digest: "sha256:0".into(), rows: 70, shard };
-            assert_eq!(Head::parse(&head.to_string()), Some(head));
+            let header = TableHeader { digest: "sha256:0".into(), rows: 70, shard };
+            assert_eq!(TableHeader::parse(&header.to_string()), Some(header));
         }
         for wrong in
             ["", "index,seed", "# hearth sweep/2, sha256:0, 7 rows", "# hearth sweep/1, sha256:0, x rows"]
         {
-            assert_eq!(Head::parse(wrong), None, "{wrong}");
+            assert_eq!(TableHeader::parse(wrong), None, "{wrong}");
         }
     }
 

@@ -1,14 +1,15 @@
-//! Finds and changes a value of a document by its path.
+//! Finds and changes values of a document by their paths.
 //!
-//! A document is a tree of JSON values here, as its own types write and read it, so that every field of a document can
-//! be reached and its own types refuse wrong values.
+//! A document is a tree of JSON values here, which is converted from and to the types of the document. So every field
+//! can be changed, and the types refuse invalid values.
 
 use serde_json::{Map, Value};
 
+/// Source of a value that a sweep sets.
 const SOURCE: &str = "set: by the sweep";
 
-/// Sets the value at a path. A value with a `source` gets a new one; `sourced` makes such a value where there is none.
-/// Returns false if a part of the path is not a map.
+/// Sets the value at a path. If the old value has a `source`, so does the new one; with `sourced`, a value that did
+/// not exist gets a source, too. Returns false if a part of the path is not a map.
 pub fn set(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> bool {
     let Some((key, rest)) = path.split_first() else {
         let has_source = tree.as_object().is_some_and(|map| map.contains_key("source"));
@@ -33,7 +34,7 @@ pub fn set(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> b
     }
 }
 
-/// The paths of all values that are not maps, in order, a sourced number once.
+/// Appends the paths of all values that are not maps, in order. A value with a source is one path.
 pub fn leaves(tree: &Value, prefix: &str, found: &mut Vec<String>) {
     let join = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
     match tree {
@@ -47,7 +48,8 @@ pub fn leaves(tree: &Value, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The known path that was most likely meant: one that ends in the path, else the one with the smallest edit distance.
+/// Returns the known path that was probably meant: one that ends with the path, else the one with the smallest edit
+/// distance.
 pub fn nearest<'p>(path: &str, known: &'p [String]) -> Option<&'p String> {
     let end = format!(".{path}");
     known.iter().min_by_key(|other| (!other.ends_with(&end), strsim::osa_distance(path, other)))

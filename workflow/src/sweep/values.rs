@@ -1,11 +1,11 @@
-//! The values that a field takes in a sweep.
+//! Parses the values of a field in a sweep.
 //!
-//! - `2GiB..8GiB/7`: seven values from one end to the other, at equal distances;
-//! - `1ms..100ms/5/log`: at equal ratios;
-//! - `0.5,1,2` or `os,managed` or `64MiB`: the values themselves.
+//! - `2GiB..8GiB/7`: a range of seven values at equal distances, with both ends;
+//! - `1ms..100ms/5/log`: a range of five values at equal ratios;
+//! - `0.5,1,2` or `os,managed` or `64MiB`: a list of values.
 //!
-//! Units are written as in documents. A bare number is a count. Values between two counts or sizes are rounded to
-//! whole ones, and a value that occurs twice is refused.
+//! Units are written as in documents. A bare number is a count. Counts and sizes in a range are rounded to integers,
+//! and duplicate values are refused.
 
 use std::collections::BTreeSet;
 
@@ -16,31 +16,32 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// The most rows of a sweep, and so the most values of a field.
-/// source: assumed; a row takes a hundredth of a second and more
+/// Maximum number of rows of a sweep, and so of values of a field.
+/// source: assumed; a row takes at least a hundredth of a second
 pub const MAX_ROWS: usize = 100_000;
 
-/// Larger counts are not exact between the ends of a range.
-const LARGEST_COUNT: f64 = (1u64 << 53) as f64;
+/// Maximum count in a range: larger ones are not exact in `f64`.
+const MAX_RANGE_COUNT: f64 = (1u64 << 53) as f64;
 
+/// One value of a field.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting {
-    /// The spelling in a document.
+    /// The value as text, as in a document.
     pub spelled: String,
-    /// What stands in the document's tree.
+    /// The value as JSON.
     pub json: Value,
 }
 
-/// The values of a field, in the order of the sweep; never none, and each once.
+/// The values of a field in the order of the sweep, at least one and without duplicates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Values(pub Vec<Setting>);
 
 impl Values {
-    /// Parses the part behind the `=`; errors name the field.
+    /// Parses the part after the `=`. `field` is used in errors.
     pub fn parse(field: &str, text: &str) -> Result<Values, Error> {
         let values = if text.contains("..") { range(text) } else { list(text) };
         let values = values.map_err(|why| {
-            Error::invalid(format!("wrong values of `{field}`: {why}"))
+            Error::invalid(format!("invalid values of `{field}`: {why}"))
                 .at(format!("--vary {field}={text}"))
                 .hint("write `2GiB..8GiB/7`, `1ms..100ms/5/log` or `2GiB,4GiB`")
         })?;
@@ -49,15 +50,17 @@ impl Values {
             None => Ok(Values(values)),
             Some(twice) => Err(Error::invalid(format!("`{field}` has the value {} twice", twice.spelled))
                 .at(format!("--vary {field}={text}"))
-                .hint("give each value once; whole numbers are rounded, so give fewer of them")),
+                .hint(
+                    "give each value once; in ranges of integers, values are rounded, so give fewer of them",
+                )),
         }
     }
 }
 
-/// The quantity that a number stands for.
+/// The kind of a quantity, by its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A number of things.
+pub enum QuantityKind {
+    /// A number without a unit.
     Count,
     Bytes,
     Seconds,
@@ -73,20 +76,20 @@ pub enum Kind {
     Power,
 }
 
-impl Kind {
-    /// The setting of a number in the base unit.
+impl QuantityKind {
+    /// Returns the setting of a number in the base unit.
     fn setting(self, number: f64) -> Result<Setting, String> {
         let json = match self {
-            Kind::Count => Ok(Value::from(number.round() as u64)),
-            Kind::Bytes => serde_json::to_value(Bytes(number.round() as u64)),
-            Kind::Seconds => serde_json::to_value(Seconds(number)),
-            Kind::Rate => serde_json::to_value(BytesPerSecond(number)),
-            Kind::Work => serde_json::to_value(Flops(number)),
-            Kind::Speed => serde_json::to_value(FlopsPerSecond(number)),
-            Kind::Share => serde_json::to_value(Fraction(number)),
-            Kind::Layers => serde_json::to_value(Layers(number.round() as u32)),
-            Kind::Frequency => serde_json::to_value(PerSecond(number)),
-            Kind::Power => serde_json::to_value(Watts(number)),
+            QuantityKind::Count => Ok(Value::from(number.round() as u64)),
+            QuantityKind::Bytes => serde_json::to_value(Bytes(number.round() as u64)),
+            QuantityKind::Seconds => serde_json::to_value(Seconds(number)),
+            QuantityKind::Rate => serde_json::to_value(BytesPerSecond(number)),
+            QuantityKind::Work => serde_json::to_value(Flops(number)),
+            QuantityKind::Speed => serde_json::to_value(FlopsPerSecond(number)),
+            QuantityKind::Share => serde_json::to_value(Fraction(number)),
+            QuantityKind::Layers => serde_json::to_value(Layers(number.round() as u32)),
+            QuantityKind::Frequency => serde_json::to_value(PerSecond(number)),
+            QuantityKind::Power => serde_json::to_value(Watts(number)),
         };
         let json = json.map_err(|error| error.to_string())?;
         let spelled = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
@@ -94,20 +97,20 @@ impl Kind {
     }
 }
 
-/// A number in the base unit, and what it is a number of.
-pub fn quantity(text: &str) -> Option<(Kind, f64)> {
-    let count = || text.parse::<u64>().ok().map(|count| (Kind::Count, count as f64));
-    let share = || text.parse().ok().map(|Fraction(share)| (Kind::Share, share));
+/// Parses a quantity and returns its kind and its number in the base unit.
+pub fn quantity(text: &str) -> Option<(QuantityKind, f64)> {
+    let count = || text.parse::<u64>().ok().map(|count| (QuantityKind::Count, count as f64));
+    let share = || text.parse().ok().map(|Fraction(share)| (QuantityKind::Share, share));
     count()
-        .or_else(|| text.parse().ok().map(|bytes: Bytes| (Kind::Bytes, bytes.as_f64())))
-        .or_else(|| text.parse().ok().map(|Seconds(time)| (Kind::Seconds, time)))
-        .or_else(|| text.parse().ok().map(|BytesPerSecond(rate)| (Kind::Rate, rate)))
-        .or_else(|| text.parse().ok().map(|Flops(work)| (Kind::Work, work)))
-        .or_else(|| text.parse().ok().map(|FlopsPerSecond(speed)| (Kind::Speed, speed)))
+        .or_else(|| text.parse().ok().map(|bytes: Bytes| (QuantityKind::Bytes, bytes.as_f64())))
+        .or_else(|| text.parse().ok().map(|Seconds(time)| (QuantityKind::Seconds, time)))
+        .or_else(|| text.parse().ok().map(|BytesPerSecond(rate)| (QuantityKind::Rate, rate)))
+        .or_else(|| text.parse().ok().map(|Flops(work)| (QuantityKind::Work, work)))
+        .or_else(|| text.parse().ok().map(|FlopsPerSecond(speed)| (QuantityKind::Speed, speed)))
         .or_else(share)
-        .or_else(|| text.parse().ok().map(|Layers(layers)| (Kind::Layers, f64::from(layers))))
-        .or_else(|| text.parse().ok().map(|PerSecond(often)| (Kind::Frequency, often)))
-        .or_else(|| text.parse().ok().map(|Watts(power)| (Kind::Power, power)))
+        .or_else(|| text.parse().ok().map(|Layers(layers)| (QuantityKind::Layers, f64::from(layers))))
+        .or_else(|| text.parse().ok().map(|PerSecond(often)| (QuantityKind::Frequency, often)))
+        .or_else(|| text.parse().ok().map(|Watts(power)| (QuantityKind::Power, power)))
 }
 
 fn list(text: &str) -> Result<Vec<Setting>, String> {
@@ -121,15 +124,16 @@ fn list(text: &str) -> Result<Vec<Setting>, String> {
     words.into_iter().map(setting).collect()
 }
 
-/// A value of a list. What is not a quantity is a word, and the field's type decides whether it is valid.
+/// Parses a value of a list. If it is not a quantity, it is a word, and the type of the field determines whether it
+/// is valid.
 fn setting(word: &str) -> Result<Setting, String> {
     match quantity(word) {
         // Seeds use all their bits.
-        Some((Kind::Count, _)) => {
+        Some((QuantityKind::Count, _)) => {
             let json = word.parse::<u64>().map_or(Value::Null, Value::from);
             Ok(Setting { spelled: json.to_string(), json })
         }
-        // As it was written: documents print 9.7 GiB as a whole number of bytes.
+        // Keeps the text, because documents print 9.7 GiB as an integer number of bytes.
         Some((kind, number)) => {
             let (digits, unit) = split(word);
             let spelled = format!("{digits} {unit}");
@@ -137,11 +141,11 @@ fn setting(word: &str) -> Result<Setting, String> {
         }
         None => {
             let whole = word.parse::<i64>().ok().map(Value::from);
-            let broken = || word.parse::<f64>().ok().filter(|number| number.is_finite()).map(Value::from);
+            let fraction = || word.parse::<f64>().ok().filter(|number| number.is_finite()).map(Value::from);
             let json = match word {
                 "true" => Value::Bool(true),
                 "false" => Value::Bool(false),
-                _ => whole.or_else(broken).unwrap_or_else(|| Value::from(word)),
+                _ => whole.or_else(fraction).unwrap_or_else(|| Value::from(word)),
             };
             Ok(Setting { spelled: word.to_owned(), json })
         }
@@ -154,7 +158,7 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
     let (ends, count) = rest.rsplit_once('/').ok_or_else(missing)?;
     let count: usize = count.trim().parse().map_err(|_| missing())?;
     if count < 2 {
-        return Err(format!("{count} values; a range has at least 2, its ends"));
+        return Err(format!("{count} values; a range needs at least 2, its ends"));
     }
     if count > MAX_ROWS {
         return Err(format!("{count} values; a sweep has at most {MAX_ROWS} rows"));
@@ -166,21 +170,21 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
     };
     let ((kind, from), (other, to)) = (end(first)?, end(last)?);
     if kind != other {
-        return Err(format!("`{}` and `{}` are of different kinds", first.trim(), last.trim()));
+        return Err(format!("`{}` and `{}` are quantities of different kinds", first.trim(), last.trim()));
     }
-    if kind == Kind::Count && from.max(to) > LARGEST_COUNT {
-        return Err(format!("counts of a range are at most {LARGEST_COUNT}"));
+    if kind == QuantityKind::Count && from.max(to) > MAX_RANGE_COUNT {
+        return Err(format!("counts in a range must be at most {MAX_RANGE_COUNT}"));
     }
     if by_ratio && from.min(to) <= 0.0 {
-        return Err("a range with `/log` begins and ends above zero".into());
+        return Err("both ends of a range with `/log` must be above zero".into());
     }
     let between = |index: usize| {
         let share = index as f64 / (count - 1) as f64;
         match index {
             0 => from,
             index if index == count - 1 => to,
-            _ if by_ratio => short(from * (to / from).powf(share)),
-            _ => short(from + (to - from) * share),
+            _ if by_ratio => rounded(from * (to / from).powf(share)),
+            _ => rounded(from + (to - from) * share),
         }
     };
     let unit = split(first).1;
@@ -188,25 +192,25 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
 }
 
 impl Setting {
-    /// The same value in another unit, if that is exact.
-    fn in_unit(self, kind: Kind, unit: &str) -> Setting {
+    /// Converts the value to another unit, if that is exact.
+    fn in_unit(self, kind: QuantityKind, unit: &str) -> Setting {
         let base = quantity(&self.spelled).map(|(_, base)| base);
         let one = quantity(&format!("1 {unit}")).map(|(_, one)| one);
         let Some((base, one)) = base.zip(one).filter(|_| !unit.is_empty()) else { return self };
-        let spelled = format!("{} {unit}", short(base / one));
+        let spelled = format!("{} {unit}", rounded(base / one));
         if quantity(&spelled) == Some((kind, base)) { Setting { spelled, ..self } } else { self }
     }
 }
 
-/// The number and the unit of a quantity; units have no digits.
+/// Splits a quantity into its number and its unit, which has no digits.
 fn split(text: &str) -> (&str, &str) {
     let ends = text.rfind(|letter: char| letter.is_ascii_digit()).map_or(0, |at| at + 1);
     let (digits, unit) = text.split_at(ends);
     (digits.trim(), unit.trim())
 }
 
-/// Rounds to twelve digits, because powers may differ in the last ones from machine to machine.
-fn short(number: f64) -> f64 {
+/// Rounds to twelve significant digits, because the last digits of powers may differ between machines.
+fn rounded(number: f64) -> f64 {
     format!("{number:.11e}").parse().unwrap_or(number)
 }
 

@@ -1,6 +1,6 @@
-//! Ranks the gains of another device, disk, network or weight format.
+//! Ranks changes of a scenario (devices, memory, disks, network, weight format) by the time per token that they save.
 //!
-//! Each variant changes one thing of a scenario and is planned again and simulated.
+//! Each variant changes one thing in the scenario. It is planned again and simulated.
 
 mod variants;
 
@@ -8,29 +8,31 @@ use hearth_profiles::Device;
 use hearth_profiles::model::ModelProfile;
 use serde::Serialize;
 
-pub use self::variants::{Kind, Variant};
+pub use self::variants::{Variant, VariantKind};
 use crate::evaluation::Evaluation;
 use crate::planning::REFINE;
 use crate::{Error, LoadedScenario, Progress, workers};
 
-/// The scenario as it is, and its variants.
+/// The results of the unchanged scenario and of its variants.
 #[derive(Debug)]
 pub struct Ranking {
-    /// Absent if it was cancelled before.
+    /// Result of the unchanged scenario; `None` after an early cancellation.
     pub base: Option<Evaluation>,
-    /// Sorted by saved time; those without a time last.
+    /// Results of the variants, sorted by saved time; those without a time are last.
     pub variants: Vec<RankedVariant>,
-    /// The number of variants; fewer are ranked if the run was cancelled.
+    /// Number of all variants; after a cancellation fewer are ranked.
     pub count: usize,
 }
 
+/// The result of a variant.
 #[derive(Debug, Serialize)]
 pub struct RankedVariant {
+    /// Description of the change.
     pub what: String,
-    pub kind: Kind,
+    pub kind: VariantKind,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// The saved time per token relative to the unchanged scenario; negative if it takes longer.
+    /// Time per token that the variant saves, in milliseconds; negative if it is slower.
     pub saved_ms: Option<f64>,
     #[serde(flatten)]
     pub evaluation: Evaluation,
@@ -44,11 +46,11 @@ pub fn rank(
     progress: &dyn Progress,
 ) -> Result<Ranking, Error> {
     if loaded.scenario.planner.strategy.as_deref() == Some(REFINE) {
-        let what = format!("strategy `{REFINE}` ends after a time: variants could not be compared");
-        return Err(Error::invalid(what).hint("choose another with `--strategy`"));
+        let what = format!("strategy `{REFINE}` ends after a time limit, so variants cannot be compared");
+        return Err(Error::invalid(what).hint("choose another strategy with `--strategy`"));
     }
     let devices = loaded.devices(|_, entry| loaded.device(entry))?;
-    let variants = variants::of(&loaded.scenario, &devices, model);
+    let variants = variants::all(&loaded.scenario, &devices, model);
     let job = |index: usize| match index.checked_sub(1) {
         None => evaluate(loaded, devices.clone(), model.clone()),
         Some(index) => evaluate_variant(loaded, &variants[index]),
@@ -62,7 +64,7 @@ pub fn rank(
 }
 
 fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
-    match (variant.contradiction(), &variant.model) {
+    match (variant.validation_error(), &variant.model) {
         (Some(why), _) => Evaluation::refused(&why),
         (None, Err(why)) => Evaluation::refused(why),
         (None, Ok(model)) => {
@@ -80,7 +82,7 @@ fn evaluate(loaded: &LoadedScenario, devices: Vec<Device>, model: ModelProfile) 
     }
 }
 
-/// The shortest times first; then those without a time, in their order.
+/// Returns the results in the order of their times; those without a time are last, in their original order.
 fn sorted(
     variants: &[Variant],
     results: impl Iterator<Item = (usize, Evaluation)>,

@@ -1,15 +1,15 @@
-//! The variants of a scenario, each with one thing changed.
+//! Creates the variants of a scenario, each with one change.
 //!
-//! Each variant is planned again by the same planner, so that its gain is that of a new plan, not of the old one.
-//! Variants do not add up: two that save a second each may save nothing more together.
+//! Each variant is planned again by the same planner, so that the saved time is that of a new plan. Savings do not
+//! add up: two variants that save a second each may together save only one second.
 //!
-//! - Each device left out. Without the head, the first device that is left becomes the head.
-//! - Twice the memory in each device: what is installed once more, all of it free. A GPU that shares the memory, and a
-//!   limit of the scenario, grow in proportion.
-//! - A faster disk in each device: its rates grow by the factor by which sequential reads do, but for the kernel's own
-//!   (`turnover`); a throttle is gone.
-//! - Cables instead of Wi-Fi, or of links slower than a cable.
-//! - The model in other formats. The effect on its answers is not considered.
+//! - Each device is removed. Without the head, the first remaining device becomes the head.
+//! - Each device has twice the memory. The added memory is free. The memory of a GPU that shares it, and memory
+//!   limits of the scenario, are doubled, too.
+//! - Each device has a faster disk. All its rates grow by the same factor, except that of the kernel (`turnover`). A
+//!   throttle is removed.
+//! - Cables replace Wi-Fi, or links that are slower than a cable.
+//! - The model has another quantisation. The effect on the quality of the output is not considered.
 //!
 //! Not here: their evaluation ([`crate::evaluation`]).
 
@@ -21,51 +21,53 @@ use hearth_schema::Scenario;
 use hearth_schema::scenario::{Links, NamedLink, Unreachable};
 use serde::Serialize;
 
-/// A fast disk that one can buy for a computer.
+/// Sequential rate of a fast SSD for computers.
 /// source: typical of drives with four lanes of PCI Express 4.0, whose raw rate is 7.9 GB/s (PCI-SIG, 16 GT/s a lane)
 const FAST_DISK: BytesPerSecond = BytesPerSecond(7.0e9);
-/// The storage of a fast phone. source: JEDEC JESD220F (UFS 4.0), 4.64 GB/s raw; 4.2 GB/s is what vendors print
+/// Sequential rate of the storage of a fast phone. source: JEDEC JESD220F (UFS 4.0), 4.64 GB/s raw; vendors state
+/// 4.2 GB/s
 const FAST_FLASH: BytesPerSecond = BytesPerSecond(4.2e9);
-/// The factor from which a disk counts as faster. source: assumed, two drives of one kind differ by less
-const FASTER: f64 = 1.2;
+/// Minimum factor by which a disk must be faster. source: assumed, two drives of one kind differ by less
+const MIN_SPEEDUP: f64 = 1.2;
 
-/// A cable. source: IEEE 802.3ab
+/// Bandwidth of a cable. source: IEEE 802.3ab
 const CABLE: BytesPerSecond = BytesPerSecond(125e6);
-/// The latency between two programs over it. source: assumed: a switch and two network stacks
+/// Latency between two programs over a cable. source: assumed: a switch and two network stacks
 const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
 
-/// The change.
+/// The kind of change in a variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// A device is left out.
+pub enum VariantKind {
+    /// A device is removed.
     Without,
     /// A device has twice its memory.
     Memory,
     /// A device has a faster disk.
     Disk,
-    /// Cables instead of radio.
+    /// Cables replace Wi-Fi or slower links.
     Wired,
-    /// The model in another format.
+    /// The model has another quantisation.
     Quant,
 }
 
-/// A scenario with one thing changed.
+/// A scenario with one change.
 #[derive(Debug, Clone)]
 pub struct Variant {
-    pub kind: Kind,
+    pub kind: VariantKind,
+    /// Name of the changed device, if it is a change of a device.
     pub device: Option<String>,
-    /// The change in words.
+    /// Description of the change.
     pub what: String,
     pub scenario: Scenario,
-    /// Its devices, in its order.
+    /// The devices, in the order of the scenario.
     pub devices: Vec<Device>,
-    /// Its model, or why there is none.
+    /// The model, or why it cannot be made.
     pub model: Result<ModelProfile, String>,
 }
 
-/// Returns all variants of a scenario, its devices and its model.
-pub(super) fn of(scenario: &Scenario, devices: &[Device], model: &ModelProfile) -> Vec<Variant> {
+/// Returns all variants of a scenario with its devices and its model.
+pub(super) fn all(scenario: &Scenario, devices: &[Device], model: &ModelProfile) -> Vec<Variant> {
     let base = Base { scenario, devices, model };
     let places = || 0..devices.len();
     let mut variants: Vec<Variant> =
@@ -77,6 +79,7 @@ pub(super) fn of(scenario: &Scenario, devices: &[Device], model: &ModelProfile) 
     variants
 }
 
+/// The unchanged scenario.
 struct Base<'b> {
     scenario: &'b Scenario,
     devices: &'b [Device],
@@ -84,7 +87,8 @@ struct Base<'b> {
 }
 
 impl Base<'_> {
-    fn variant(&self, kind: Kind, device: Option<usize>, what: String) -> Variant {
+    /// Creates a variant without a change.
+    fn variant(&self, kind: VariantKind, device: Option<usize>, what: String) -> Variant {
         Variant {
             kind,
             device: device.map(|at| self.scenario.devices[at].name.clone()),
@@ -95,11 +99,12 @@ impl Base<'_> {
         }
     }
 
+    /// Creates the variant without a device.
     fn without(&self, at: usize) -> Variant {
         let name = &self.scenario.devices[at].name;
         let was_head = self.scenario.head() == at;
         let mut what = format!("without {name}");
-        let mut variant = self.variant(Kind::Without, Some(at), String::new());
+        let mut variant = self.variant(VariantKind::Without, Some(at), String::new());
         let scenario = &mut variant.scenario;
         scenario.devices.remove(at);
         variant.devices.remove(at);
@@ -109,13 +114,13 @@ impl Base<'_> {
         }
         scenario.links.between.retain(|named| !named.devices.contains(name));
         scenario.events.retain(|event| event.device.as_ref() != Some(name));
-        if let Some(air) = &mut scenario.links.wifi {
-            for channel in &mut air.channels {
+        if let Some(wifi) = &mut scenario.links.wifi {
+            for channel in &mut wifi.channels {
                 channel.stations.retain(|station| station != name);
                 channel.rates.remove(name);
             }
-            air.channels.retain(|channel| !channel.stations.is_empty());
-            if air.channels.is_empty() {
+            wifi.channels.retain(|channel| !channel.stations.is_empty());
+            if wifi.channels.is_empty() {
                 scenario.links.wifi = None;
             }
         }
@@ -123,6 +128,7 @@ impl Base<'_> {
         variant
     }
 
+    /// Creates the variant with twice the memory in a device.
     fn memory(&self, at: usize) -> Variant {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
         let (limit, share) =
@@ -135,7 +141,7 @@ impl Base<'_> {
             }
             None => format!("{}: {} of memory instead of {now}", entry.name, now * 2),
         };
-        let mut variant = self.variant(Kind::Memory, Some(at), what);
+        let mut variant = self.variant(VariantKind::Memory, Some(at), what);
         if let Some(limits) = &mut variant.scenario.devices[at].limits {
             limits.memory = limit.map(|limit| limit * 2);
             limits.memory_share = share.map(|share| Fraction(share.0 * 2.0));
@@ -145,12 +151,13 @@ impl Base<'_> {
         set(&mut device.memory.total, |total| total * 2);
         set(&mut device.memory.available, |available| available + more);
         if let Some(gpu) = device.gpu.as_mut().filter(|gpu| gpu.unified_memory) {
-            // Metal gives a GPU a fixed share of what is installed.
+            // With Metal, a GPU can use a fixed fraction of the installed memory.
             set(&mut gpu.memory_available, |available: Bytes| available * 2);
         }
         variant
     }
 
+    /// Creates the variant with a faster disk in a device, if there is a faster one.
     fn disk(&self, at: usize) -> Option<Variant> {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
         let throttle = entry.limits.as_ref().and_then(|limits| limits.disk_read);
@@ -161,13 +168,13 @@ impl Base<'_> {
             Os::Linux | Os::Macos => (FAST_DISK, "an SSD on PCI Express 4.0"),
         };
         let now = throttle.filter(|limit| *limit < own).unwrap_or(own);
-        if fast.0 < FASTER * now.0 {
+        if fast.0 < MIN_SPEEDUP * now.0 {
             return None;
         }
-        // The disk behind a throttle may be faster already.
+        // Without the throttle, the disk may be faster than that.
         let then = BytesPerSecond(fast.0.max(own.0));
         let what = format!("{}: {kind}, {then} instead of {now}", entry.name);
-        let mut variant = self.variant(Kind::Disk, Some(at), what);
+        let mut variant = self.variant(VariantKind::Disk, Some(at), what);
         if let Some(limits) = &mut variant.scenario.devices[at].limits {
             limits.disk_read = None;
         }
@@ -184,22 +191,23 @@ impl Base<'_> {
         Some(variant)
     }
 
+    /// Creates the variant with cables, if a link is slower than a cable.
     fn wired(&self) -> Option<Variant> {
         let links = &self.scenario.links;
         let slower = |link: &Link| link.bandwidth.value < CABLE || link.latency.value > CABLE_LATENCY;
-        let radio = links.wifi.is_some();
+        let has_wifi = links.wifi.is_some();
         let pairs = links.between.iter().filter_map(|named| named.link.as_ref());
-        if self.devices.len() < 2 || !(radio || slower(&links.default) || pairs.into_iter().any(slower)) {
+        if self.devices.len() < 2 || !(has_wifi || slower(&links.default) || pairs.into_iter().any(slower)) {
             return None;
         }
-        let instead = if radio { "Wi-Fi" } else { "the links there are" };
+        let instead = if has_wifi { "Wi-Fi" } else { "the present links" };
         let what = format!("cables of 1 Gbit/s instead of {instead}");
-        let mut variant = self.variant(Kind::Wired, None, what);
+        let mut variant = self.variant(VariantKind::Wired, None, what);
         let cable = Link {
             latency: Sourced::new(CABLE_LATENCY, "assumed: a switch and two network stacks"),
             bandwidth: Sourced::new(CABLE, "IEEE 802.3ab"),
         };
-        // Devices that are unreachable by name are so by cable, too.
+        // Pairs that are marked as unreachable remain so with cables.
         let between = links.between.iter().filter_map(|named| {
             let unreachable: Option<Unreachable> = named.unreachable;
             unreachable.map(|_| NamedLink { link: None, ..named.clone() })
@@ -208,6 +216,7 @@ impl Base<'_> {
         Some(variant)
     }
 
+    /// Creates the variants with other quantisations.
     fn quants(&self) -> Vec<Variant> {
         let now = (self.model.total_bytes(), self.model.quant.as_str());
         let others = Quant::MIXES.iter().filter(|quant| quant.name() != now.1);
@@ -217,7 +226,7 @@ impl Base<'_> {
             let size = made
                 .as_ref()
                 .map_or(String::new(), |made| format!(", {} instead of {}", made.total_bytes(), now.0));
-            let mut variant = self.variant(Kind::Quant, None, format!("weights as {name}{size}"));
+            let mut variant = self.variant(VariantKind::Quant, None, format!("weights as {name}{size}"));
             variant.model = made.map_err(|error| error.to_string());
             variant
         };
@@ -225,13 +234,14 @@ impl Base<'_> {
     }
 }
 
+/// Replaces a value, and marks it as a change.
 fn set<T: Copy>(sourced: &mut Sourced<T>, change: impl FnOnce(T) -> T) {
     *sourced = Sourced::new(change(sourced.value), "set: what if");
 }
 
 impl Variant {
-    /// The reason why its documents are invalid, if any.
-    pub fn contradiction(&self) -> Option<String> {
+    /// Returns the first error in the changed documents.
+    pub fn validation_error(&self) -> Option<String> {
         let devices = self.devices.iter().map(Document::validate);
         let mut all = devices.chain([self.scenario.validate()]);
         all.find_map(Result::err).map(|error| error.to_string())
@@ -264,56 +274,60 @@ events:
   - {at: 1 s, device: mac, load: 2 threads}
 ";
 
-    fn made() -> Vec<Variant> {
+    fn variants() -> Vec<Variant> {
         let scenario = Scenario::from_yaml(SCENARIO).expect("a valid scenario");
         let devices: Vec<Device> =
             scenario.devices.iter().map(|entry| shipped(&entry.profile).expect("a device")).collect();
-        of(&scenario, &devices, &model::shipped("llama-8b").expect("a model"))
+        all(&scenario, &devices, &model::shipped("llama-8b").expect("a model"))
     }
 
-    fn find(kind: Kind, device: &str) -> Variant {
+    fn find(kind: VariantKind, device: &str) -> Variant {
         let found =
-            made().into_iter().find(|it| it.kind == kind && it.device.as_deref().unwrap_or("") == device);
+            variants().into_iter().find(|it| it.kind == kind && it.device.as_deref().unwrap_or("") == device);
         found.expect("the variant is there")
     }
 
     #[test]
     fn every_variant_is_valid() {
-        let variants = made();
+        let variants = variants();
         for variant in &variants {
-            assert_eq!(variant.contradiction(), None, "{}", variant.what);
+            assert_eq!(variant.validation_error(), None, "{}", variant.what);
         }
         let count = |kind| variants.iter().filter(|variant| variant.kind == kind).count();
-        assert_eq!(
-            [Kind::Without, Kind::Memory, Kind::Disk, Kind::Wired, Kind::Quant].map(count),
-            [4, 4, 4, 1, Quant::MIXES.len() - 1]
-        );
+        let kinds = [
+            VariantKind::Without,
+            VariantKind::Memory,
+            VariantKind::Disk,
+            VariantKind::Wired,
+            VariantKind::Quant,
+        ];
+        assert_eq!(kinds.map(count), [4, 4, 4, 1, Quant::MIXES.len() - 1]);
     }
 
     #[test]
     fn removing_a_device_removes_its_links_and_events() {
-        let head = find(Kind::Without, "laptop");
+        let head = find(VariantKind::Without, "laptop");
         assert_eq!((head.scenario.head(), head.scenario.devices.len()), (0, 3));
         assert!(head.scenario.links.between.is_empty() && head.what.contains("mac as head"), "{}", head.what);
-        assert!(find(Kind::Without, "mac").scenario.events.is_empty());
-        assert_eq!(find(Kind::Wired, "").scenario.links.between.len(), 1);
+        assert!(find(VariantKind::Without, "mac").scenario.events.is_empty());
+        assert_eq!(find(VariantKind::Wired, "").scenario.links.between.len(), 1);
     }
 
     #[test]
     fn memory_and_disk_grow_with_their_limits() {
-        let phone = find(Kind::Memory, "phone");
+        let phone = find(VariantKind::Memory, "phone");
         assert_eq!(
             phone.scenario.devices[3].limits.as_ref().and_then(|it| it.memory),
             Some(Bytes::mib(6144))
         );
-        let tablet = find(Kind::Memory, "tablet");
+        let tablet = find(VariantKind::Memory, "tablet");
         assert!(tablet.what.ends_with("memory for 90 % of its weights instead of 45 %"), "{}", tablet.what);
         let share = tablet.scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);
         assert_eq!(share, Some(Fraction(0.9)));
-        let (then, now) = (find(Kind::Memory, "mac").devices, shipped("d1").expect("a device"));
+        let (then, now) = (find(VariantKind::Memory, "mac").devices, shipped("d1").expect("a device"));
         assert_eq!(then[1].memory.total.value, now.memory.total.value * 2);
         assert_eq!(then[1].memory.available.value, now.memory.available.value + now.memory.total.value);
-        let phone = find(Kind::Disk, "phone");
+        let phone = find(VariantKind::Disk, "phone");
         assert_eq!(phone.scenario.devices[3].limits.as_ref().and_then(|it| it.disk_read), None);
         let sequential = phone.devices[3].disk.sequential.value;
         assert!((sequential.0 / FAST_FLASH.0 - 1.0).abs() < 1e-9, "{sequential}");

@@ -1,4 +1,4 @@
-//! A share of memory leaves that share of the weights.
+//! Tests that a memory limit as a share leaves memory for that share of the weights.
 
 use std::path::Path;
 
@@ -12,11 +12,11 @@ fn memory_share_is_that_share_of_the_weights() {
     for draft in
         ["", ", speculation: {draft: {profile: 1b}, tokens: 2, acceptance: {value: 50 %, source: t}}"]
     {
-        shares_hold(draft);
+        check_shares(draft);
     }
 }
 
-fn shares_hold(speculation: &str) {
+fn check_shares(speculation: &str) {
     let text = format!("# Two devices with shares of memory.
 schema: scenario/1
 name: n
@@ -39,7 +39,7 @@ planner: {{strategy: manual, windows: [4, 4]}}
         assert!(
             budget.weights > Bytes::mib(100) && budget.kv_cache > Bytes::ZERO && budget.buffers > Bytes::ZERO
         );
-        let left = budget.left.as_f64() / budget.weights.as_f64();
+        let left = budget.weight_cache.as_f64() / budget.weights.as_f64();
         assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");
     }
 }

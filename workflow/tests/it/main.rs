@@ -1,3 +1,3 @@
-//! Tests of the workflow library through its public interface.
+//! Tests of the public interface of the workflow library.
 
 mod limits;

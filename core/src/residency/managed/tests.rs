@@ -1,4 +1,4 @@
-//! The helper and the computation of a device, on a memory that evicts at random.
+//! Tests of managed residency with a model of memory that evicts pieces at random.
 
 use hearth_schema::residency::Residency;
 use proptest::prelude::*;
@@ -21,25 +21,27 @@ fn part(pass: u32, pieces: Range<PieceId>) -> PartRequest {
     PartRequest { pieces, origin: ReadOrigin { pass, round: 0, layers: None } }
 }
 
-/// A memory that holds what was read and not evicted, and the pieces in the order of their reads.
+/// A model of memory.
 struct Memory {
-    held: Vec<bool>,
+    /// Whether each piece is in memory.
+    resident: Vec<bool>,
+    /// The pieces in the order of their reads.
     reads: Vec<PieceId>,
     page_cache: u64,
 }
 
 impl Memory {
     fn new(page_cache: u64) -> Self {
-        Self { held: vec![false; PIECES as usize], reads: Vec::new(), page_cache }
+        Self { resident: vec![false; PIECES as usize], reads: Vec::new(), page_cache }
     }
 
-    /// Carries out steps until the helper rests.
-    fn settle(&mut self, managed: &mut ManagedResidency) {
+    /// Executes steps until the helper is idle.
+    fn run_helper(&mut self, managed: &mut ManagedResidency) {
         loop {
             let event = match managed.next_step() {
                 Step::Idle => return,
                 Step::Measure => Event::Measured { page_cache: Some(self.page_cache * PIECE), evicted: 0 },
-                Step::Read(piece, _) if self.held[piece as usize] => {
+                Step::Read(piece, _) if self.resident[piece as usize] => {
                     Event::Read(piece, ReadOutcome::InMemory)
                 }
                 Step::Read(piece, _) => {
@@ -47,12 +49,12 @@ impl Memory {
                     Event::Read(piece, ReadOutcome::Started(PIECE))
                 }
                 Step::Await(piece) => {
-                    self.held[piece as usize] = true;
+                    self.resident[piece as usize] = true;
                     Event::Arrived(piece)
                 }
-                Step::Confirm(piece, _) => Event::Confirmed(piece, self.held[piece as usize]),
+                Step::Confirm(piece, _) => Event::Confirmed(piece, self.resident[piece as usize]),
                 Step::Evict(piece) => {
-                    self.held[piece as usize] = false;
+                    self.resident[piece as usize] = false;
                     continue;
                 }
             };
@@ -60,15 +62,15 @@ impl Memory {
         }
     }
 
-    /// Computes a part piece by piece; the helper works whenever it is woken.
+    /// Computes a part piece by piece and runs the helper whenever it is woken.
     fn compute(&mut self, managed: &mut ManagedResidency, pass: u32, pieces: Range<PieceId>) {
         managed.react(Event::PassBegun(pass));
         managed.react(Event::PartBegun(part(pass, pieces.clone())));
-        self.settle(managed);
+        self.run_helper(managed);
         for piece in pieces {
-            assert!(managed.ready_until() > Some(piece), "the helper stops before piece {piece}");
+            assert!(managed.ready_until() > Some(piece), "piece {piece} is not ready");
             if managed.react(Event::Used(piece + 1)) {
-                self.settle(managed);
+                self.run_helper(managed);
             }
         }
         managed.react(Event::PartEnded);
@@ -84,23 +86,23 @@ fn pieces_that_are_not_kept_are_read_once_a_pass() {
         assert_eq!(memory.reads.len(), if pass == 0 { 40 } else { 10 });
     }
     assert_eq!(managed.buffered_bytes(), 0);
-    assert_eq!(memory.held.iter().filter(|&&held| held).count(), 30);
+    assert_eq!(memory.resident.iter().filter(|&&held| held).count(), 30);
 }
 
 #[test]
-fn reads_stop_at_the_buffer_and_go_on_behind_the_computation() {
+fn reads_stop_when_the_buffer_is_full_and_continue_after_evictions() {
     let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
     managed.react(Event::Requested(part(0, 0..PIECES)));
-    memory.settle(&mut managed);
+    memory.run_helper(&mut managed);
     assert_eq!(memory.reads, [0, 1, 2, 3]);
     managed.react(Event::PartBegun(part(0, 0..PIECES)));
     assert!(managed.react(Event::Used(1)));
-    memory.settle(&mut managed);
-    assert_eq!(memory.reads, [0, 1, 2, 3, 4], "a piece for the one that was evicted");
+    memory.run_helper(&mut managed);
+    assert_eq!(memory.reads, [0, 1, 2, 3, 4], "one read for the evicted piece");
 }
 
 #[test]
-fn four_mebibytes_are_read_at_once() {
+fn four_mebibytes_are_in_flight() {
     let mut managed = managed(8, 0);
     managed.react(Event::Requested(part(0, 0..PIECES)));
     managed.react(Event::Measured { page_cache: None, evicted: 0 });
@@ -112,40 +114,40 @@ fn four_mebibytes_are_read_at_once() {
 }
 
 #[test]
-fn a_part_that_was_requested_in_vain_is_evicted() {
+fn part_that_is_skipped_is_evicted() {
     let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
     managed.react(Event::Requested(part(0, 0..10)));
     managed.react(Event::Requested(part(0, 10..20)));
-    memory.settle(&mut managed);
+    memory.run_helper(&mut managed);
     memory.compute(&mut managed, 0, 10..20);
-    memory.settle(&mut managed);
-    assert!(memory.held.iter().all(|held| !held), "nothing is kept");
+    memory.run_helper(&mut managed);
+    assert!(memory.resident.iter().all(|held| !held), "nothing is kept");
 }
 
 #[test]
-fn a_reset_in_the_middle_of_a_part_empties_the_buffer() {
+fn reset_during_a_part_empties_the_buffer() {
     let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
     managed.react(Event::PartBegun(part(0, 0..PIECES)));
-    memory.settle(&mut managed);
+    memory.run_helper(&mut managed);
     managed.react(Event::Used(2));
     managed.react(Event::Reset);
-    memory.settle(&mut managed);
-    assert_eq!((managed.buffered_bytes(), memory.held.iter().any(|&held| held)), (0, false));
+    memory.run_helper(&mut managed);
+    assert_eq!((managed.buffered_bytes(), memory.resident.iter().any(|&held| held)), (0, false));
 }
 
 #[test]
-fn a_computation_that_overtakes_the_helper_is_not_read_for() {
+fn pieces_that_the_computation_has_passed_are_not_read() {
     let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
     managed.react(Event::PartBegun(part(0, 0..PIECES)));
     managed.react(Event::Used(20));
-    memory.settle(&mut managed);
+    memory.run_helper(&mut managed);
     assert_eq!(memory.reads.first(), Some(&20));
 }
 
 proptest! {
-    /// Whatever the buffer, the memory and what the system evicts: the computation never waits in vain.
+    /// For any buffer, any memory and any evictions by the system, the computation never waits for a piece forever.
     #[test]
-    fn the_helper_never_stops_before_the_computation(
+    fn computation_never_deadlocks(
         buffer in 1u64..10,
         kept in 0u64..45,
         memories in prop::collection::vec((0u64..60, prop::collection::vec(0u32..PIECES, 0..10)), 1..12),
@@ -155,17 +157,17 @@ proptest! {
         for (pass, (page_cache, evicted)) in (0..).zip(memories) {
             memory.page_cache = page_cache;
             for piece in evicted {
-                memory.held[piece as usize] = false;
+                memory.resident[piece as usize] = false;
             }
             for start in (0..PIECES).step_by(window as usize) {
                 memory.compute(&mut managed, pass, start..PIECES.min(start + window));
             }
         }
         managed.react(Event::Reset);
-        memory.settle(&mut managed);
+        memory.run_helper(&mut managed);
         prop_assert_eq!(managed.buffered_bytes(), 0);
         for piece in 0..PIECES {
-            prop_assert!(managed.is_kept(piece) || !memory.held[piece as usize], "piece {} stays", piece);
+            prop_assert!(managed.is_kept(piece) || !memory.resident[piece as usize], "piece {} remains", piece);
         }
     }
 }

@@ -1,29 +1,31 @@
-//! The capabilities of an adapter that kernels use.
+//! The adapters of this machine and the capabilities that kernels use.
 //!
-//! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries them;
-//! a
-//! [`CapabilityMask`] removes some, so that every variant can be tested on one machine.
+//! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries
+//! them. A [`CapabilityMask`] disables some of them, so that every variant can be tested on one machine.
 
 use super::memory::BUDGET_PERCENT;
 
 /// The capabilities of a device that kernels use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether one instruction (at least of the shading language) multiplies four bytes by four bytes and adds up.
+    /// Whether WGSL has the dot product of four packed bytes. The hardware may still compute it with several
+    /// instructions.
     pub packed_dot: bool,
-    /// Lanes of the smallest and the largest subgroup, if lanes can exchange values.
+    /// The minimum and maximum subgroup size, if the device supports subgroup operations.
     pub subgroups: Option<(u32, u32)>,
-    /// Whether it has arithmetic in half precision.
+    /// Whether shaders can use the type `f16`.
     pub half: bool,
-    /// Whether the device supports timestamp queries. They are reported but not used: what is timed here is whole
-    /// submissions, as a run waits for them.
+    /// Whether the device supports timestamp queries. This is only reported: measurements time whole submissions on
+    /// the CPU, because a run also waits for whole submissions.
     pub timestamps: bool,
-    /// The largest binding of a buffer.
-    pub binding_bytes: u64,
-    pub buffer_bytes: u64,
-    /// Bytes that threads of a group share.
-    pub shared_bytes: u32,
-    pub group_threads: u32,
+    /// Maximum size of a buffer binding.
+    pub max_binding_bytes: u64,
+    /// Maximum size of a buffer.
+    pub max_buffer_bytes: u64,
+    /// Maximum size of the memory that the threads of a workgroup share.
+    pub workgroup_memory_bytes: u32,
+    /// Maximum number of threads in a workgroup.
+    pub max_workgroup_threads: u32,
 }
 
 /// Device capabilities to ignore, for tests and comparisons.
@@ -35,39 +37,40 @@ pub struct CapabilityMask {
     pub subgroups: bool,
     /// Whether half precision is ignored.
     pub half: bool,
-    /// Largest size of a buffer in bytes; larger weights are split.
-    pub binding_bytes: Option<u64>,
-    pub memory_bytes: Option<u64>,
+    /// Maximum size of a buffer in bytes; larger matrices are split.
+    pub max_binding_bytes: Option<u64>,
+    /// Maximum GPU memory in bytes that may be allocated.
+    pub max_memory_bytes: Option<u64>,
 }
 
 /// A description of an adapter, from its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdapterFacts {
+pub struct AdapterInfo {
     pub name: String,
-    /// Discrete, integrated, virtual, or the processor itself.
+    /// `discrete`, `integrated`, `virtual`, `software` or `other`.
     pub kind: &'static str,
-    /// Vulkan, Metal or DX12.
+    /// The graphics API: Vulkan, Metal or DX12.
     pub interface: String,
     pub driver: String,
     pub capabilities: Capabilities,
 }
 
 impl Capabilities {
-    /// Returns the capabilities that the mask leaves.
+    /// Returns the capabilities that the mask does not disable.
     #[must_use]
     pub fn without(self, mask: CapabilityMask) -> Capabilities {
-        let max = mask.binding_bytes.unwrap_or(u64::MAX);
+        let max = mask.max_binding_bytes.unwrap_or(u64::MAX);
         Capabilities {
             packed_dot: self.packed_dot && !mask.packed_dot,
             subgroups: self.subgroups.filter(|_| !mask.subgroups),
             half: self.half && !mask.half,
-            binding_bytes: self.binding_bytes.min(max),
-            buffer_bytes: self.buffer_bytes.min(max),
+            max_binding_bytes: self.max_binding_bytes.min(max),
+            max_buffer_bytes: self.max_buffer_bytes.min(max),
             ..self
         }
     }
 
-    /// Returns the features to open the device with.
+    /// Returns the wgpu features that must be requested for these capabilities.
     pub(super) fn features(self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.subgroups.is_some());
@@ -76,8 +79,8 @@ impl Capabilities {
     }
 }
 
-impl AdapterFacts {
-    /// Returns the key under which tuning choices for this adapter are stored.
+impl AdapterInfo {
+    /// Returns the key of this adapter and its driver in the file of tuned tilings.
     pub fn key(&self) -> String {
         format!("{} | {} | {}", self.name, self.interface, self.driver)
     }
@@ -87,7 +90,7 @@ impl AdapterFacts {
         self.kind == "software"
     }
 
-    fn of(adapter: &wgpu::Adapter, packed_dot: bool) -> AdapterFacts {
+    fn of(adapter: &wgpu::Adapter, packed_dot: bool) -> AdapterInfo {
         let (info, features, limits) = (adapter.get_info(), adapter.features(), adapter.limits());
         let lanes = (info.subgroup_min_size, info.subgroup_max_size);
         let kind = match info.device_type {
@@ -97,7 +100,7 @@ impl AdapterFacts {
             wgpu::DeviceType::Cpu => "software",
             wgpu::DeviceType::Other => "other",
         };
-        AdapterFacts {
+        AdapterInfo {
             name: info.name,
             kind,
             interface: info.backend.to_string(),
@@ -107,25 +110,26 @@ impl AdapterFacts {
                 subgroups: features.contains(wgpu::Features::SUBGROUP).then_some(lanes),
                 half: features.contains(wgpu::Features::SHADER_F16),
                 timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
-                binding_bytes: limits.max_storage_buffer_binding_size,
-                buffer_bytes: limits.max_buffer_size,
-                shared_bytes: limits.max_compute_workgroup_storage_size,
-                group_threads: limits.max_compute_invocations_per_workgroup,
+                max_binding_bytes: limits.max_storage_buffer_binding_size,
+                max_buffer_bytes: limits.max_buffer_size,
+                workgroup_memory_bytes: limits.max_compute_workgroup_storage_size,
+                max_workgroup_threads: limits.max_compute_invocations_per_workgroup,
             },
         }
     }
 }
 
 /// Returns all adapters, the preferred one first.
-pub fn adapters() -> Vec<AdapterFacts> {
-    found().into_iter().map(|(_, facts)| facts).collect()
+pub fn adapters() -> Vec<AdapterInfo> {
+    found().into_iter().map(|(_, info)| info).collect()
 }
 
-pub(super) fn best() -> Option<(wgpu::Adapter, AdapterFacts)> {
+/// Returns the preferred adapter.
+pub(super) fn best() -> Option<(wgpu::Adapter, AdapterInfo)> {
     found().into_iter().next()
 }
 
-fn found() -> Vec<(wgpu::Adapter, AdapterFacts)> {
+fn found() -> Vec<(wgpu::Adapter, AdapterInfo)> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
             for_resource_creation: Some(BUDGET_PERCENT),
@@ -136,15 +140,15 @@ fn found() -> Vec<(wgpu::Adapter, AdapterFacts)> {
     let packed = wgpu::WgslLanguageFeatures::Packed4x8IntegerDotProduct;
     let packed = instance.wgsl_language_features().contains(packed);
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
-    let mut found: Vec<(wgpu::Adapter, AdapterFacts)> = adapters
+    let mut found: Vec<(wgpu::Adapter, AdapterInfo)> = adapters
         .into_iter()
         .map(|adapter| {
-            let facts = AdapterFacts::of(&adapter, packed);
-            (adapter, facts)
+            let info = AdapterInfo::of(&adapter, packed);
+            (adapter, info)
         })
         .collect();
-    let rank = |facts: &AdapterFacts| {
-        ["discrete", "integrated", "virtual", "other", "software"].iter().position(|kind| *kind == facts.kind)
+    let rank = |info: &AdapterInfo| {
+        ["discrete", "integrated", "virtual", "other", "software"].iter().position(|kind| *kind == info.kind)
     };
     found.sort_by(|(_, one), (_, other)| (rank(one), &one.name).cmp(&(rank(other), &other.name)));
     found

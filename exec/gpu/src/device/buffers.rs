@@ -1,4 +1,4 @@
-//! Tensors in GPU memory: creation, upload and download.
+//! Tensors in GPU memory: allocation, upload and download.
 
 use std::sync::{Arc, mpsc};
 
@@ -15,40 +15,45 @@ use crate::virtual_tensor::Storage;
 pub struct Tensor {
     pub(crate) buffer: wgpu::Buffer,
     bytes: u64,
-    /// Clones share the memory.
+    /// Shared by all clones, which refer to the same buffer.
     _reservation: Arc<Reservation>,
 }
 
 impl Tensor {
+    /// Returns the size of the buffer, a multiple of 16.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-/// The parameters that change from pass to pass.
+/// The kernel parameters that change from pass to pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Params {
+    /// Number of tokens in the pass.
     pub tokens: u32,
+    /// Position of the first token.
     pub first: u32,
-    /// The begin of the part that a kernel works on.
+    /// Start of the range that a kernel processes, such as rows of a matrix.
     pub offset: u32,
-    /// The end of that part.
+    /// End of that range, exclusive.
     pub end: u32,
 }
 
 impl Params {
-    /// The struct in WGSL, with the uniform at binding 0.
+    /// The WGSL declaration of the struct and of the uniform at binding 0.
     pub const WGSL: &str = "struct Params { tokens: u32, first: u32, offset: u32, end: u32 }\n\
                             @group(0) @binding(0) var<uniform> params: Params;\n";
 
+    /// Returns the parameters of a pass of `tokens` tokens, the first of which is at position `first`.
     pub fn pass(tokens: u32, first: u32) -> Params {
         Params { tokens, first, offset: 0, end: 0 }
     }
 }
 
 impl Gpu {
-    /// Allocates a texture of halves that kernels write and read: 3-D for that storage, else 2-D.
+    /// Allocates a texture with f16 components that kernels can read and write: 3-D for [`Storage::Texture3d`],
+    /// otherwise 2-D.
     pub fn texture(
         &self,
         what: &str,
@@ -84,31 +89,31 @@ impl Gpu {
     }
 
     fn buffer(&self, what: &str, bytes: u64, usage: BufferUsages) -> Result<Tensor, GpuError> {
-        // A binding has at least one texel.
+        // A binding must have at least one texel.
         let size = bytes.next_multiple_of(16).max(16);
-        let max = self.capabilities().binding_bytes.min(self.capabilities().buffer_bytes);
+        let max = self.capabilities().max_binding_bytes.min(self.capabilities().max_buffer_bytes);
         if size > max {
             return Err(GpuError::OutOfMemory {
-                what: format!("{what}: {size} bytes in one buffer, which may have {max}"),
+                what: format!("{what}: a buffer of {size} bytes, but the maximum is {max}"),
             });
         }
-        let reservation = Arc::new(self.memory_budget.take(what, size)?);
+        let reservation = Arc::new(self.memory_budget.reserve(what, size)?);
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
         let buffer = self.checked(what, |device| device.create_buffer(&descriptor))?;
         Ok(Tensor { buffer, bytes: size, _reservation: reservation })
     }
 
-    /// Allocates a tensor with these values.
+    /// Allocates a tensor and uploads these values.
     pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<Tensor, GpuError> {
         let tensor = self.zeros(what, size_of_val(values) as u64)?;
         self.write(&tensor, values)?;
         Ok(tensor)
     }
 
-    /// Writes values to the front of a tensor, before what is submitted next.
+    /// Writes values to the start of a tensor. The next submission sees them.
     pub fn write<T: Pod>(&self, tensor: &Tensor, values: &[T]) -> Result<(), GpuError> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        // Copies are of whole words.
+        // A copy must have whole words.
         let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
         self.checked("a copy to the GPU", |_| {
             self.queue.write_buffer(&tensor.buffer, 0, whole);
@@ -120,38 +125,40 @@ impl Gpu {
         })
     }
 
-    /// Reads the first `count` values of a tensor, after all that was submitted.
+    /// Waits for all submissions and reads the first `count` values of a tensor.
     pub fn read<T: Pod>(&self, tensor: &Tensor, count: usize) -> Result<Vec<T>, GpuError> {
         let mut values = vec![T::zeroed(); count];
         self.read_into(tensor, &mut values)?;
         Ok(values)
     }
 
-    /// The same into a slice.
+    /// Waits for all submissions and reads the first values of a tensor into `values`.
     pub fn read_into<T: Pod>(&self, tensor: &Tensor, values: &mut [T]) -> Result<(), GpuError> {
         let what = "a copy from the GPU";
         let bytes = size_of_val(values);
         let size = (bytes as u64).next_multiple_of(16).min(tensor.bytes);
         let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
         let staging = self.buffer(what, size, usage)?;
-        let (tell, told) = mpsc::channel();
+        let (mapped_tx, mapped_rx) = mpsc::channel();
         self.checked(what, |device| {
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(&tensor.buffer, 0, &staging.buffer, 0, size);
             self.queue.submit([encoder.finish()]);
-            // The receiver may have given up waiting.
-            staging.buffer.map_async(wgpu::MapMode::Read, .., move |mapped| drop(tell.send(mapped)));
+            // The receiver is dropped if waiting failed.
+            staging.buffer.map_async(wgpu::MapMode::Read, .., move |mapped| drop(mapped_tx.send(mapped)));
         })?;
         self.wait(what)?;
-        let refused = |why: String| GpuError::Refused { what: what.into(), why };
-        match told.try_recv() {
+        let failed = |why: String| GpuError::Failed { what: what.into(), why };
+        match mapped_rx.try_recv() {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(refused(error.to_string())),
-            Err(error) => return Err(refused(error.to_string())),
+            Ok(Err(error)) => return Err(failed(error.to_string())),
+            Err(error) => return Err(failed(error.to_string())),
         }
-        let mapped = staging.buffer.get_mapped_range(..).map_err(|error| refused(error.to_string()))?;
+        let mapped = staging.buffer.get_mapped_range(..).map_err(|error| failed(error.to_string()))?;
         let into: &mut [u8] = bytemuck::cast_slice_mut(values);
-        into.copy_from_slice(mapped.get(..bytes).ok_or_else(|| refused("a short copy".into()))?);
+        into.copy_from_slice(
+            mapped.get(..bytes).ok_or_else(|| failed("the mapped buffer is too short".into()))?,
+        );
         Ok(())
     }
 }

@@ -1,34 +1,34 @@
-//! Compilation of kernel texts into pipelines and launches.
+//! Compilation of kernels into pipelines, and kernel launches.
 //!
-//! A text is compiled once; two kernels of the same text are the same kernel. Bindings are numbered in their order,
-//! from the parameters at 0.
+//! Each WGSL source is compiled once: kernels with the same source share a pipeline. Bindings are numbered in their
+//! order, starting with the parameters at 0.
 
 use std::sync::Arc;
 
 use super::{Gpu, Tensor, lock};
 use crate::error::GpuError;
 
-/// A resource that a kernel is bound to.
+/// A resource that is bound to a kernel.
 #[derive(Debug, Clone, Copy)]
 pub enum Binding<'a> {
     Buffer(&'a Tensor),
     Texture(&'a wgpu::TextureView),
 }
 
-/// A kernel with its tensors, ready to run.
+/// A compiled kernel with its bindings and its number of workgroups.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pipeline: Arc<wgpu::ComputePipeline>,
     bindings: wgpu::BindGroup,
-    /// Groups in each direction.
-    pub groups: [u32; 3],
+    /// Number of workgroups in the directions x, y and z.
+    pub workgroups: [u32; 3],
 }
 
 impl Launch {
-    /// Returns the launch with another number of workgroups.
+    /// Returns the same launch with another number of workgroups.
     #[must_use]
-    pub fn with_groups(&self, groups: [u32; 3]) -> Launch {
-        Launch { groups, ..self.clone() }
+    pub fn with_workgroups(&self, workgroups: [u32; 3]) -> Launch {
+        Launch { workgroups, ..self.clone() }
     }
 }
 
@@ -47,7 +47,7 @@ impl Gpu {
                 module: &module,
                 entry_point: None,
                 compilation_options: wgpu::PipelineCompilationOptions {
-                    // Every kernel writes what it shares before it reads it.
+                    // Every kernel writes its workgroup memory before it reads it.
                     zero_initialize_workgroup_memory: false,
                     ..wgpu::PipelineCompilationOptions::default()
                 },
@@ -60,29 +60,29 @@ impl Gpu {
     }
 
     /// Returns the number of kernels compiled so far.
-    pub fn kernels(&self) -> usize {
+    pub fn compiled_kernels(&self) -> usize {
         lock(&self.pipelines).len()
     }
 
-    /// Returns a launch of a kernel on buffers.
+    /// Compiles a kernel and binds buffers to it. `name` is used in errors.
     pub fn launch(
         &self,
         name: &str,
         text: &str,
         tensors: &[&Tensor],
-        groups: [u32; 3],
+        workgroups: [u32; 3],
     ) -> Result<Launch, GpuError> {
         let bindings: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
-        self.launch_with(name, text, &bindings, groups)
+        self.launch_with(name, text, &bindings, workgroups)
     }
 
-    /// Returns a launch of a kernel on buffers and textures.
+    /// Compiles a kernel and binds buffers and textures to it. `name` is used in errors.
     pub fn launch_with(
         &self,
         name: &str,
         text: &str,
         bindings: &[Binding<'_>],
-        groups: [u32; 3],
+        workgroups: [u32; 3],
     ) -> Result<Launch, GpuError> {
         let pipeline = self.pipeline(name, text)?;
         let entries: Vec<wgpu::BindGroupEntry<'_>> = (0..)
@@ -95,24 +95,24 @@ impl Gpu {
                 },
             })
             .collect();
-        let bindings = self.checked(&format!("the tensors of `{name}`"), |device| {
+        let bindings = self.checked(&format!("the bindings of `{name}`"), |device| {
             device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: Some(name),
                 layout: &pipeline.get_bind_group_layout(0),
                 entries: &entries,
             })
         })?;
-        Ok(Launch { pipeline, bindings, groups })
+        Ok(Launch { pipeline, bindings, workgroups })
     }
 
-    /// Submits launches; each sees what those before wrote.
+    /// Submits launches to the queue. Each launch sees the results of the previous ones.
     pub fn submit<'a>(&self, launches: impl IntoIterator<Item = &'a Launch>) -> Result<(), GpuError> {
         self.checked("a pass", |device| {
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             {
                 let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
                 for launch in launches {
-                    let [x, y, z] = launch.groups;
+                    let [x, y, z] = launch.workgroups;
                     pass.set_pipeline(&launch.pipeline);
                     pass.set_bind_group(0, &launch.bindings, &[]);
                     pass.dispatch_workgroups(x, y, z);

@@ -1,44 +1,45 @@
-//! The operations of the decoder of each architecture.
+//! The unfused graph of the decoder of each architecture.
 //!
-//! The equations of `hearth_runtime::hyperparameters`, one operation a node, in the order in which they are computed.
-//! Biases are those of Qwen 2, norms of heads those of Qwen 3, norms after a block and caps of scores those of Gemma 2,
-//! and Gemma's embeddings are scaled.
+//! The equations are those of `hearth_runtime::hyperparameters`, with one operation per node. Only Qwen 2 has biases,
+//! only Qwen 3 has norms of heads, only Gemma 2 has norms after a block and a soft cap of the scores, and only Gemma
+//! and Gemma 2 scale the embeddings.
 
 use hearth_profiles::model::{Architecture, ModelShape};
 
-use super::{Graph, Matrix, Norm, Operation, Side};
+use super::{Graph, Matrix, Norm, Operation, RotaryInput};
 use crate::virtual_tensor::SLICE;
 
-/// The size of a pass.
+/// The dimensions of a pass that determine the sizes of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbers {
+pub struct PassSize {
     pub layers: u32,
     pub tokens: u64,
-    /// Positions that attention looks at.
+    /// Number of positions that attention reads.
     pub context: u64,
+    /// Bytes of one element of an intermediate tensor.
     pub element_bytes: u64,
 }
 
 struct Builder<'a> {
     graph: Graph,
     shape: &'a ModelShape,
-    numbers: Numbers,
+    size: PassSize,
 }
 
 /// Returns the unfused graph of a decoder, from the embedding to the norm before the logits of the last token.
-pub fn decoder(shape: &ModelShape, numbers: Numbers) -> Graph {
-    let mut builder = Builder { graph: Graph::default(), shape, numbers };
+pub fn decoder(shape: &ModelShape, size: PassSize) -> Graph {
+    let mut builder = Builder { graph: Graph::default(), shape, size };
     let wide = u64::from(shape.embedding);
     let bytes = builder.rows(wide);
     let mut hidden = builder.graph.node(Operation::Embed, &[], "embed", bytes);
     if matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2) {
         hidden = builder.graph.node(Operation::Scale, &[hidden], "embed", bytes);
     }
-    for _ in 0..numbers.layers {
+    for _ in 0..size.layers {
         hidden = builder.attention(hidden);
         hidden = builder.feed_forward(hidden);
     }
-    let last = padded(wide) * numbers.element_bytes;
+    let last = padded(wide) * size.element_bytes;
     builder.graph.node(Operation::Norm(Norm::Output), &[hidden], "norm", last);
     builder.graph
 }
@@ -48,9 +49,9 @@ fn padded(channels: u64) -> u64 {
 }
 
 impl Builder<'_> {
-    /// Bytes of a row for each token.
+    /// Returns the bytes of a tensor [tokens, channels].
     fn rows(&self, channels: u64) -> u64 {
-        self.numbers.tokens * padded(channels) * self.numbers.element_bytes
+        self.size.tokens * padded(channels) * self.size.element_bytes
     }
 
     fn is(&self, architecture: Architecture) -> bool {
@@ -66,7 +67,7 @@ impl Builder<'_> {
         let [mut q, mut k, mut v] = [(Matrix::Query, "q"), (Matrix::Key, "k"), (Matrix::Value, "v")]
             .map(|(matrix, name)| {
                 let bytes = widths[matrix as usize];
-                let result = self.graph.node(Operation::Product(matrix), &[x], name, bytes);
+                let result = self.graph.node(Operation::Matmul(matrix), &[x], name, bytes);
                 (result, matrix, name, bytes)
             })
             .map(|(result, matrix, name, bytes)| {
@@ -77,18 +78,18 @@ impl Builder<'_> {
             q = self.graph.node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
             k = self.graph.node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
         }
-        q = self.graph.node(Operation::Rotate(Side::Query), &[q], "q.rope", widths[0]);
-        k = self.graph.node(Operation::Rotate(Side::Key), &[k], "k.rope", widths[1]);
+        q = self.graph.node(Operation::Rotate(RotaryInput::Query), &[q], "q.rope", widths[0]);
+        k = self.graph.node(Operation::Rotate(RotaryInput::Key), &[k], "k.rope", widths[1]);
         v = self.graph.node(Operation::TransposeValues, &[v], "v.t", widths[2]);
-        let scores = self.rows(self.numbers.context) * u64::from(shape.heads);
+        let scores = self.rows(self.size.context) * u64::from(shape.heads);
         let mut s = self.graph.node(Operation::Scores, &[q, k], "qk", scores);
         if self.is(Architecture::Gemma2) {
-            s = self.graph.node(Operation::Cap, &[s], "qk", scores);
+            s = self.graph.node(Operation::SoftCap, &[s], "qk", scores);
         }
-        let p = self.graph.node(Operation::SoftMax, &[s], "softmax", scores);
+        let p = self.graph.node(Operation::Softmax, &[s], "softmax", scores);
         let mixed = self.rows(u64::from(shape.heads) * u64::from(shape.value_length));
-        let m = self.graph.node(Operation::Mix, &[p, v], "pv", mixed);
-        let o = self.graph.node(Operation::Product(Matrix::AttentionOutput), &[m], "o", self.rows(wide));
+        let m = self.graph.node(Operation::WeightedValues, &[p, v], "pv", mixed);
+        let o = self.graph.node(Operation::Matmul(Matrix::AttentionOutput), &[m], "o", self.rows(wide));
         self.add(o, hidden, Norm::PostAttention, "o+add")
     }
 
@@ -97,22 +98,22 @@ impl Builder<'_> {
         let (wide, inner) = (self.rows(wide), self.rows(inner));
         let graph = &mut self.graph;
         let x = graph.node(Operation::Norm(Norm::FeedForward), &[hidden], "rmsnorm", wide);
-        let gate = graph.node(Operation::Product(Matrix::Gate), &[x], "gate", inner);
+        let gate = graph.node(Operation::Matmul(Matrix::Gate), &[x], "gate", inner);
         let gate = graph.node(Operation::Activate, &[gate], "gate", inner);
-        let up = graph.node(Operation::Product(Matrix::Up), &[x], "up", inner);
+        let up = graph.node(Operation::Matmul(Matrix::Up), &[x], "up", inner);
         let up = graph.node(Operation::Multiply, &[up, gate], "up*silu", inner);
-        let down = graph.node(Operation::Product(Matrix::Down), &[up], "down", wide);
+        let down = graph.node(Operation::Matmul(Matrix::Down), &[up], "down", wide);
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
     }
 
-    /// Adds the output of a block to the hidden rows, after a norm where there is one.
-    fn add(&mut self, change: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
+    /// Adds the output of a block to the hidden rows, in Gemma 2 after a norm.
+    fn add(&mut self, output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
         let bytes = self.rows(u64::from(self.shape.embedding));
-        let change = if self.is(Architecture::Gemma2) {
-            self.graph.node(Operation::Norm(norm), &[change], "post norm", bytes)
+        let output = if self.is(Architecture::Gemma2) {
+            self.graph.node(Operation::Norm(norm), &[output], "post norm", bytes)
         } else {
-            change
+            output
         };
-        self.graph.node(Operation::Add, &[change, hidden], name, bytes)
+        self.graph.node(Operation::Add, &[output, hidden], name, bytes)
     }
 }

@@ -1,41 +1,41 @@
-//! The operations of the parts of Stable Diffusion 1.4.
+//! The graphs of the three models of Stable Diffusion 1.4, to compare memory planning with the ML Drift paper.
 //!
-//! ML Drift paper, section 3.5 and Figure 3, plans their memory. The architecture is that of Rombach et al. 2022 as
-//! released: a text encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skips from its way
-//! down to its way up, and a decoder of latents to 512 by 512. Text encoder and UNet have a batch of two, with and
-//! without the prompt; numbers are halves.
+//! ML Drift paper, section 3.5 and Figure 3. The architecture is that of Rombach et al. 2022 as released: a text
+//! encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skip connections from its down
+//! blocks to its up blocks, and a decoder from latents to an image of 512 by 512. Text encoder and UNet have a batch
+//! of two, with and without the prompt. Elements are f16.
 //!
-//! What is fused decides what memory is needed: [`Kernels`] says it. Not here: executing them.
+//! The memory depends on the fused operations, see [`FusedKernels`]. These graphs are planned, never executed.
 
 use super::{Graph, Operation};
 use crate::virtual_tensor::SLICE;
 
-/// Bytes of a number.
-const HALF: u64 = 2;
+/// Bytes of an f16 element.
+const ELEMENT_BYTES: u64 = 2;
 /// Tokens of a prompt. source: CLIP's context length
-const PROMPT: u64 = 77;
-/// Heads of the UNet. source: its configuration, `attention_head_dim: 8`
+const PROMPT_TOKENS: u64 = 77;
+/// Attention heads of the UNet. source: its configuration, `attention_head_dim: 8`
 const HEADS: u64 = 8;
-/// Side of the latents: an eighth of 512. source: the configuration's `sample_size`
-const LATENTS: u64 = 64;
+/// Height and width of the latents: an eighth of 512. source: the configuration's `sample_size`
+const LATENT_SIDE: u64 = 64;
 
-/// Which kernels do several operations at once.
+/// The operations that are fused into one kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kernels {
-    /// Whether self-attention over an image never writes its scores.
+pub struct FusedKernels {
+    /// Whether self-attention over an image is one kernel, which never writes its scores.
     pub attention: bool,
-    /// Whether the gate's GELU and product are fused into the second of the two products before them.
+    /// Whether the GELU and the product of the gated feed-forward block are fused into the matmul before them.
     pub gate: bool,
     /// Whether GroupNorm is fused with the SiLU after it.
     pub norm: bool,
 }
 
-impl Kernels {
+impl FusedKernels {
     /// The fusions of the ML Drift paper.
-    pub const FUSED: Kernels = Kernels { attention: true, gate: true, norm: true };
+    pub const FUSED: FusedKernels = FusedKernels { attention: true, gate: true, norm: true };
 }
 
-/// A tensor of an image: its number, channels, and side.
+/// An image tensor of `side` by `side` positions: its index in the graph, and its dimensions.
 #[derive(Debug, Clone, Copy)]
 struct Image {
     tensor: usize,
@@ -46,24 +46,25 @@ struct Image {
 struct Builder {
     graph: Graph,
     batch: u64,
-    kernels: Kernels,
+    kernels: FusedKernels,
 }
 
-pub fn text_encoder(kernels: Kernels) -> Graph {
+/// Returns the graph of the text encoder.
+pub fn text_encoder(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let (wide, heads) = (768, 12);
-    let row = builder.bytes(PROMPT, wide);
+    let row = builder.bytes(PROMPT_TOKENS, wide);
     let tokens = builder.node("tok", &[], row);
     let mut hidden = builder.node("pos", &[tokens], row);
     for _ in 0..12 {
         let x = builder.node("ln", &[hidden], row);
         let [q, k, v] = builder.projections([(Some(x), row); 3]);
-        let scores = builder.bytes(PROMPT * heads, PROMPT);
+        let scores = builder.bytes(PROMPT_TOKENS * heads, PROMPT_TOKENS);
         let scores = builder.node("qk", &[q, k], scores);
         let mixed = builder.node("pv", &[scores, v], row);
-        hidden = builder.joined(mixed, hidden, row);
+        hidden = builder.project_and_add(mixed, hidden, row);
         let x = builder.node("ln", &[hidden], row);
-        let inner = builder.bytes(PROMPT, 4 * wide);
+        let inner = builder.bytes(PROMPT_TOKENS, 4 * wide);
         let first = builder.node("fc1", &[x], inner);
         let gelu = builder.node("gelu", &[first], inner);
         let second = builder.node("lin", &[gelu], row);
@@ -73,15 +74,15 @@ pub fn text_encoder(kernels: Kernels) -> Graph {
     builder.graph
 }
 
-/// The UNet, for one step.
-pub fn unet(kernels: Kernels) -> Graph {
+/// Returns the graph of the UNet for one denoising step.
+pub fn unet(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let widths = [320, 640, 1280, 1280];
     let time = builder.bytes(1, 4 * 320);
     let step = builder.node("temb", &[], time);
     let step = builder.node("temb", &[step], time);
     let step = builder.node("temb", &[step], time);
-    let mut image = builder.image("conv_in", &[], 320, LATENTS);
+    let mut image = builder.image("conv_in", &[], 320, LATENT_SIDE);
     let mut skips = vec![image];
     for (level, &width) in widths.iter().enumerate() {
         for _ in 0..2 {
@@ -115,22 +116,23 @@ pub fn unet(kernels: Kernels) -> Graph {
         }
     }
     let x = builder.normalised("gn", image);
-    builder.image("conv_out", &[x], 4, LATENTS);
+    builder.image("conv_out", &[x], 4, LATENT_SIDE);
     builder.graph
 }
 
-pub fn decoder_of_latents(kernels: Kernels) -> Graph {
+/// Returns the graph of the decoder from latents to an image.
+pub fn latent_decoder(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(1, kernels);
-    let latents = builder.image("lat", &[], 4, LATENTS);
-    let latents = builder.image("post_quant", &[latents.tensor], 4, LATENTS);
-    let mut image = builder.image("conv_in", &[latents.tensor], 512, LATENTS);
+    let latents = builder.image("lat", &[], 4, LATENT_SIDE);
+    let latents = builder.image("post_quant", &[latents.tensor], 4, LATENT_SIDE);
+    let mut image = builder.image("conv_in", &[latents.tensor], 512, LATENT_SIDE);
     image = builder.residual(image, 512, None);
-    let places = image.side * image.side;
-    let bytes = builder.bytes(places, 512);
+    let positions = image.side * image.side;
+    let bytes = builder.bytes(positions, 512);
     let x = builder.node("gn", &[image.tensor], bytes);
     let qkv = builder.projections([(Some(x), bytes); 3]);
-    let mixed = builder.attend(qkv, [places; 2], 1, bytes);
-    image.tensor = builder.joined(mixed, image.tensor, bytes);
+    let mixed = builder.attend(qkv, [positions; 2], 1, bytes);
+    image.tensor = builder.project_and_add(mixed, image.tensor, bytes);
     image = builder.residual(image, 512, None);
     for (level, width) in [512, 512, 256, 128].into_iter().enumerate() {
         for _ in 0..3 {
@@ -146,13 +148,13 @@ pub fn decoder_of_latents(kernels: Kernels) -> Graph {
 }
 
 impl Builder {
-    fn new(batch: u64, kernels: Kernels) -> Builder {
+    fn new(batch: u64, kernels: FusedKernels) -> Builder {
         Builder { graph: Graph::default(), batch, kernels }
     }
 
-    /// Bytes of `places` positions with `channels` channels each.
-    fn bytes(&self, places: u64, channels: u64) -> u64 {
-        self.batch * places * channels.next_multiple_of(u64::from(SLICE)) * HALF
+    /// Returns the bytes of a tensor [batch, positions, channels].
+    fn bytes(&self, positions: u64, channels: u64) -> u64 {
+        self.batch * positions * channels.next_multiple_of(u64::from(SLICE)) * ELEMENT_BYTES
     }
 
     fn node(&mut self, name: &'static str, reads: &[usize], bytes: u64) -> usize {
@@ -187,7 +189,8 @@ impl Builder {
         self.image("add", &[x.tensor, around.tensor], width, side)
     }
 
-    /// Queries, keys and values of these inputs, with the layouts that attention reads.
+    /// Adds the matmuls of queries, keys and values and their conversion to the layouts that attention reads. Each
+    /// input is a tensor and the bytes of the result.
     fn projections(&mut self, [q, k, v]: [(Option<usize>, u64); 3]) -> [usize; 3] {
         let names = ["q", "k", "v"];
         let made = [0, 1, 2].map(|at| {
@@ -198,10 +201,10 @@ impl Builder {
         [0, 1, 2].map(|at| self.node(names[at], &[made[at]], [q, k, v][at].1))
     }
 
-    /// Attention of `from` positions to `to` positions.
+    /// Adds attention of `from` query positions over `to` key positions.
     fn attend(&mut self, [q, k, v]: [usize; 3], [from, to]: [u64; 2], heads: u64, bytes: u64) -> usize {
-        // An image attends to itself over many places; where there are few, scores are small.
-        if self.kernels.attention && to > PROMPT {
+        // Self-attention over an image has many positions; over the prompt there are few, and the scores are small.
+        if self.kernels.attention && to > PROMPT_TOKENS {
             return self.node("flash", &[q, k, v], bytes);
         }
         let scores = self.bytes(from * heads, to);
@@ -210,30 +213,30 @@ impl Builder {
         self.node("pv", &[powers, v], bytes)
     }
 
-    /// What attention gives, projected and added.
-    fn joined(&mut self, mixed: usize, hidden: usize, bytes: u64) -> usize {
+    /// Adds the output projection of attention and the residual addition.
+    fn project_and_add(&mut self, mixed: usize, hidden: usize, bytes: u64) -> usize {
         let rows = self.node("o.r", &[mixed], bytes);
         let change = self.node("lin", &[rows], bytes);
         self.node("add", &[change, hidden], bytes)
     }
 
-    /// Attention to the image, attention to the prompt, and a gated feed-forward block.
+    /// Adds self-attention over the image, cross-attention over the prompt, and a gated feed-forward block.
     fn transformer(&mut self, image: Image) -> Image {
-        let (places, width) = (image.side * image.side, image.channels);
-        let [row, prompt] = [self.bytes(places, width), self.bytes(PROMPT, width)];
+        let (positions, width) = (image.side * image.side, image.channels);
+        let [row, prompt] = [self.bytes(positions, width), self.bytes(PROMPT_TOKENS, width)];
         let x = self.node("gn", &[image.tensor], row);
         let mut hidden = self.node("proj_in", &[x], row);
         let x = self.node("ln", &[hidden], row);
         let qkv = self.projections([(Some(x), row); 3]);
-        let mixed = self.attend(qkv, [places; 2], HEADS, row);
-        hidden = self.joined(mixed, hidden, row);
+        let mixed = self.attend(qkv, [positions; 2], HEADS, row);
+        hidden = self.project_and_add(mixed, hidden, row);
         let x = self.node("ln", &[hidden], row);
-        // The prompt's rows belong to the text encoder.
+        // The rows of the prompt are outputs of the text encoder, not tensors of this graph.
         let qkv = self.projections([(Some(x), row), (None, prompt), (None, prompt)]);
-        let mixed = self.attend(qkv, [places, PROMPT], HEADS, row);
-        hidden = self.joined(mixed, hidden, row);
+        let mixed = self.attend(qkv, [positions, PROMPT_TOKENS], HEADS, row);
+        hidden = self.project_and_add(mixed, hidden, row);
         let x = self.node("ln", &[hidden], row);
-        let inner = self.bytes(places, 4 * width);
+        let inner = self.bytes(positions, 4 * width);
         let first = self.node("ffa", &[x], inner);
         let gated = if self.kernels.gate {
             self.node("ffb+gelu+mul", &[x, first], inner)
@@ -252,21 +255,23 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Record, arena, naive_bytes};
+    use crate::memory::{TensorUsageRecord, assign_offsets, naive_bytes};
 
-    /// MiB of all tensors, and planned.
+    /// Returns the MiB of all tensors, without and with planning.
     fn mib(graph: &Graph) -> [f64; 2] {
-        let records: Vec<Record> = graph.records().into_iter().map(|(_, record)| record).collect();
-        [naive_bytes(&records), arena(&records).total].map(|bytes| bytes as f64 / f64::from(1 << 20))
+        let records: Vec<TensorUsageRecord> =
+            graph.usage_records().into_iter().map(|(_, record)| record).collect();
+        [naive_bytes(&records), assign_offsets(&records).total].map(|bytes| bytes as f64 / f64::from(1 << 20))
     }
 
     #[test]
     fn plans_are_as_large_as_published() {
-        // ML Drift paper, Figure 3. Its sums of all tensors depend on launches that it does not list.
+        // ML Drift paper, Figure 3. The sums without planning depend on launches that the paper does not list, hence
+        // the wider tolerance.
         for (name, graph, naive, planned) in [
-            ("text encoder", text_encoder(Kernels::FUSED), 62.0, 2.0),
-            ("UNet", unet(Kernels::FUSED), 2075.0, 65.0),
-            ("decoder", decoder_of_latents(Kernels::FUSED), 2274.0, 320.0),
+            ("text encoder", text_encoder(FusedKernels::FUSED), 62.0, 2.0),
+            ("UNet", unet(FusedKernels::FUSED), 2075.0, 65.0),
+            ("decoder", latent_decoder(FusedKernels::FUSED), 2274.0, 320.0),
         ] {
             let [sum, own] = mib(&graph);
             println!("{name}: {} launches, {sum:.1} MiB, planned {own:.2}", graph.launches());
@@ -277,12 +282,12 @@ mod tests {
 
     #[test]
     fn each_fusion_is_needed_for_its_size() {
-        let all = Kernels::FUSED;
+        let all = FusedKernels::FUSED;
         let of_unet = |kernels| mib(&unet(kernels))[1];
         let fused = of_unet(all);
-        assert!(of_unet(Kernels { attention: false, ..all }) > 2.0 * fused);
-        assert!(of_unet(Kernels { gate: false, ..all }) > fused);
-        let of_latents = |kernels| mib(&decoder_of_latents(kernels))[1];
-        assert!(of_latents(Kernels { norm: false, ..all }) > of_latents(all));
+        assert!(of_unet(FusedKernels { attention: false, ..all }) > 2.0 * fused);
+        assert!(of_unet(FusedKernels { gate: false, ..all }) > fused);
+        let of_latents = |kernels| mib(&latent_decoder(kernels))[1];
+        assert!(of_latents(FusedKernels { norm: false, ..all }) > of_latents(all));
     }
 }

@@ -1,54 +1,58 @@
-//! Fusion of operations into fewer launches.
+//! Fusion of operations, so that a pass has fewer kernel launches.
 //!
-//! ML Drift paper, section 3.6 and Figure 4. An operation on single elements folds into the one that makes its first
-//! input, if nobody else reads that: biases, the gate's function and its product, caps, residual additions.
-//! Alternatively a residual addition and the norm that follows it are one kernel, with the norm before it where there
-//! is one. The norms of heads, the rotary embedding and the new order of queries, keys and values are one kernel, which
-//! writes keys and values to the cache, so that they need no tensor; and attention can be one kernel that never writes
-//! its scores.
+//! ML Drift paper, section 3.6 and Figure 4. There are three kinds of fusion:
+//!
+//! - An element-wise operation is merged into the node that produces its first input, if no other node reads that
+//!   input: biases, the activation of the gate and the product with it, soft caps, residual additions. Alternatively,
+//!   a residual addition becomes one kernel with the norm that follows it, and with the norm before it if there is
+//!   one.
+//! - The norms of heads, the rotary embedding and the new layout of queries, keys and values become one kernel, which
+//!   writes keys and values to the cache, so that they need no tensor.
+//! - Attention becomes one kernel that never writes its scores.
 
 use super::{Graph, Node, Norm, Operation};
 
-/// The node that residual additions are fused into.
+/// The node into which residual additions are fused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residual {
     Alone,
-    IntoProduct,
+    IntoMatmul,
     IntoNorm,
 }
 
-/// The kinds of fusion.
+/// The enabled kinds of fusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fusion {
     /// Whether element-wise operations are fused, except residual additions.
     pub pointwise: bool,
     pub residual: Residual,
-    /// Whether norms of heads, rotary embedding and layout of queries, keys and values are fused.
+    /// Whether norms of heads, rotary embedding and the new layout of queries, keys and values are fused.
     pub rotary_layout: bool,
+    /// Whether scores, soft cap, softmax and weighted values are fused.
     pub attention: bool,
 }
 
 impl Fusion {
-    /// One operation a launch.
+    /// No fusion: one operation per launch.
     pub const NONE: Fusion =
         Fusion { pointwise: false, residual: Residual::Alone, rotary_layout: false, attention: false };
-    /// The fusion that is executed.
+    /// The fusion that the executor uses.
     pub const ALL: Fusion =
         Fusion { pointwise: true, residual: Residual::IntoNorm, rotary_layout: true, attention: true };
 }
 
-/// Returns the same graph in fewer launches.
+/// Returns a graph with the same operations in fewer launches.
 pub fn fuse(mut graph: Graph, fusion: Fusion) -> Graph {
     if fusion.pointwise {
-        fold(&mut graph, |operation| operation.is_pointwise() && operation != Operation::Add);
+        fuse_into_producers(&mut graph, |operation| operation.is_pointwise() && operation != Operation::Add);
     }
     match fusion.residual {
         Residual::Alone => {}
-        Residual::IntoProduct => fold(&mut graph, |operation| operation == Operation::Add),
-        Residual::IntoNorm => into_norms(&mut graph),
+        Residual::IntoMatmul => fuse_into_producers(&mut graph, |operation| operation == Operation::Add),
+        Residual::IntoNorm => fuse_residuals_into_norms(&mut graph),
     }
     if fusion.rotary_layout {
-        gather(&mut graph, is_layout);
+        merge_neighbours(&mut graph, is_layout);
         // Keys and values are written to the cache.
         for tensor in graph.tensors.iter_mut().filter(|tensor| matches!(tensor.name, "k.rope" | "v.t")) {
             tensor.bytes = 0;
@@ -56,9 +60,12 @@ pub fn fuse(mut graph: Graph, fusion: Fusion) -> Graph {
     }
     if fusion.attention {
         let is_attention = |operation: Operation| {
-            matches!(operation, Operation::Scores | Operation::Cap | Operation::SoftMax | Operation::Mix)
+            matches!(
+                operation,
+                Operation::Scores | Operation::SoftCap | Operation::Softmax | Operation::WeightedValues
+            )
         };
-        gather(&mut graph, is_attention);
+        merge_neighbours(&mut graph, is_attention);
     }
     graph
 }
@@ -71,38 +78,41 @@ fn is_layout(operation: Operation) -> bool {
     }
 }
 
-/// Folds each node of one such operation into the node that makes its first input, at its own place.
-fn fold(graph: &mut Graph, folds: impl Fn(Operation) -> bool) {
+/// Merges each node with a single matching operation into the node that produces its first input. The merged node is
+/// at the position of the later one.
+fn fuse_into_producers(graph: &mut Graph, matches: impl Fn(Operation) -> bool) {
     let mut at = 0;
     while at < graph.nodes.len() {
         let node = &graph.nodes[at];
-        let maker = match node.operations[..] {
-            [operation] if folds(operation) => producer_of(graph, at, |maker| {
-                // A norm or a softmax has its own way of writing.
-                matches!(maker, Operation::Product(_) | Operation::Embed | Operation::Scores)
-                    || maker.is_pointwise()
+        let producer = match node.operations[..] {
+            [operation] if matches(operation) => producer_of(graph, at, |producer| {
+                // The kernels of norms and softmax cannot apply another operation before they write.
+                matches!(producer, Operation::Matmul(_) | Operation::Embed | Operation::Scores)
+                    || producer.is_pointwise()
             }),
             _ => None,
         };
-        match maker {
-            Some(maker) => {
-                merge(graph, maker, at);
-                at = maker;
+        match producer {
+            Some(producer) => {
+                merge(graph, producer, at);
+                at = producer;
             }
             None => at += 1,
         }
     }
 }
 
-/// Returns the node that produces the first input of the node at `at`, if `at` is the only reader of it.
+/// Returns the node that produces the first input of the node at `at`, if no other node reads that input and `fits`
+/// accepts the last operation of the producer.
 fn producer_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Option<usize> {
     let &input = graph.nodes[at].reads.first()?;
-    let maker = graph.nodes[..at].iter().position(|node| node.writes == [input])?;
-    let last = *graph.nodes[maker].operations.last()?;
-    (fits(last) && graph.readers(input) == 1).then_some(maker)
+    let producer = graph.nodes[..at].iter().position(|node| node.writes == [input])?;
+    let last = *graph.nodes[producer].operations.last()?;
+    (fits(last) && graph.readers(input) == 1).then_some(producer)
 }
 
-/// Puts the node at `early` into the one at `late`, which reads its results; those that others read stay results.
+/// Merges the node at `early` into the node at `late`, which reads its outputs. Outputs that later nodes read remain
+/// outputs.
 fn merge(graph: &mut Graph, early: usize, late: usize) {
     let removed = graph.nodes.remove(early);
     let later: Vec<usize> = graph.nodes[late..].iter().flat_map(|node| node.reads.clone()).collect();
@@ -116,8 +126,8 @@ fn merge(graph: &mut Graph, early: usize, late: usize) {
     node.reads = reads;
 }
 
-/// Residual additions, with the norm before them, go into the norm that follows at once.
-fn into_norms(graph: &mut Graph) {
+/// Merges each residual addition, with the norm before it if there is one, into the norm that follows directly.
+fn fuse_residuals_into_norms(graph: &mut Graph) {
     let mut at = 0;
     while at + 1 < graph.nodes.len() {
         let [one, next] = &graph.nodes[at..at + 2] else { break };
@@ -137,9 +147,9 @@ fn into_norms(graph: &mut Graph) {
     }
 }
 
-/// Merges neighbouring nodes whose operations all belong together.
-fn gather(graph: &mut Graph, belongs: impl Fn(Operation) -> bool) {
-    let all = |node: &Node| node.operations.iter().all(|&operation| belongs(operation));
+/// Merges neighbouring nodes all of whose operations match.
+fn merge_neighbours(graph: &mut Graph, matches: impl Fn(Operation) -> bool) {
+    let all = |node: &Node| node.operations.iter().all(|&operation| matches(operation));
     let mut at = 0;
     while at + 1 < graph.nodes.len() {
         if all(&graph.nodes[at]) && all(&graph.nodes[at + 1]) {
@@ -155,35 +165,35 @@ mod tests {
     use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
     use serde_json::Value;
 
-    use super::super::{Numbers, decoder};
+    use super::super::{PassSize, decoder};
     use super::*;
-    use crate::memory::{Record, arena, naive_bytes};
+    use crate::memory::{TensorUsageRecord, assign_offsets, naive_bytes};
 
     fn shape(architecture: Architecture) -> ModelShape {
         ModelShape { architecture, ..shipped_document("llama-8b").unwrap().shape() }
     }
 
-    fn numbers(tokens: u64) -> Numbers {
-        Numbers { layers: 32, tokens, context: 1280, element_bytes: 2 }
+    fn size(tokens: u64) -> PassSize {
+        PassSize { layers: 32, tokens, context: 1280, element_bytes: 2 }
     }
 
-    /// The fusions of the compared planner's graphs: only element-wise operations are folded.
+    /// The fusion of the reference planner's graphs: only element-wise operations are fused.
     const PUBLISHED: Fusion =
-        Fusion { pointwise: true, residual: Residual::IntoProduct, rotary_layout: false, attention: false };
+        Fusion { pointwise: true, residual: Residual::IntoMatmul, rotary_layout: false, attention: false };
 
     #[test]
-    fn the_decoder_of_llama_has_the_records_of_another_builder() {
+    fn llama_decoder_has_the_usage_records_of_the_reference_planner() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/memory_records.json");
         let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         for tokens in [1, 128, 1024] {
-            let graph = fuse(decoder(&shape(Architecture::Llama), numbers(tokens)), PUBLISHED);
+            let graph = fuse(decoder(&shape(Architecture::Llama), size(tokens)), PUBLISHED);
             let other =
                 fixture[&format!("llama-8b-decoder-s{tokens}")]["records"].as_array().unwrap().clone();
-            let own = graph.records();
+            let own = graph.usage_records();
             assert_eq!(own.len(), other.len());
             for ((tensor, record), other) in own.iter().zip(&other) {
                 let number = |key: &str| other[key].as_u64().unwrap();
-                let wanted = Record {
+                let wanted = TensorUsageRecord {
                     size: number("size"),
                     first: number("first") as u32,
                     last: number("last") as u32,
@@ -195,9 +205,10 @@ mod tests {
 
     #[test]
     fn every_architecture_needs_fewer_launches_when_fused() {
-        // A layer of Llama: 2 norms, 7 products, 2 rotations, a transposition, 3 of attention, 2 of the gate, 2
-        // additions are 19. Fused: 2 norms with the additions before, 7 products, layout, attention are 11.
-        // Qwen 2 has 3 biases more, Qwen 3 two norms of heads, Gemma 2 two norms after blocks and a cap.
+        // A layer of Llama has 19 operations: 2 norms, 7 matmuls, 2 rotations, a transposition, 3 operations of
+        // attention, 2 of the gate, and 2 additions. Fused, it has 11 launches: 2 norms with the additions before
+        // them, 7 matmuls, the layout kernel and attention. Qwen 2 also has 3 biases, Qwen 3 two norms of heads, and
+        // Gemma 2 two norms after blocks and a soft cap.
         for (architecture, ends, plain) in [
             (Architecture::Llama, 2, 19),
             (Architecture::InternLm2, 2, 19),
@@ -206,7 +217,7 @@ mod tests {
             (Architecture::Gemma, 3, 19),
             (Architecture::Gemma2, 3, 22),
         ] {
-            let graph = decoder(&shape(architecture), numbers(1));
+            let graph = decoder(&shape(architecture), size(1));
             assert_eq!(fuse(graph.clone(), Fusion::NONE), graph);
             assert_eq!(graph.launches(), ends + 32 * plain, "{architecture}");
             let fused = fuse(graph.clone(), Fusion::ALL);
@@ -217,9 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn fused_graphs_read_only_what_was_written_and_need_less_memory() {
+    fn fused_graphs_read_only_written_tensors_and_need_less_memory() {
         for &architecture in Architecture::ALL {
-            let graph = decoder(&shape(architecture), numbers(1024));
+            let graph = decoder(&shape(architecture), size(1024));
             let fused = fuse(graph.clone(), Fusion::ALL);
             let mut written = std::collections::BTreeSet::new();
             for node in &fused.nodes {
@@ -229,8 +240,9 @@ mod tests {
                 }
             }
             let totals = [&graph, &fused].map(|graph| {
-                let records: Vec<Record> = graph.records().into_iter().map(|(_, record)| record).collect();
-                (naive_bytes(&records), arena(&records).total)
+                let records: Vec<TensorUsageRecord> =
+                    graph.usage_records().into_iter().map(|(_, record)| record).collect();
+                (naive_bytes(&records), assign_offsets(&records).total)
             });
             println!(
                 "{architecture}: {} and {} launches, {totals:?} bytes",
@@ -239,7 +251,7 @@ mod tests {
             );
             let [(plain_sum, plain), (fused_sum, fused)] = totals;
             assert!(fused < plain && fused_sum < plain_sum, "{architecture}");
-            assert!(plain * 20 < plain_sum, "{architecture}: a plan saves more than 95 %");
+            assert!(plain * 20 < plain_sum, "{architecture}: planning must save more than 95 %");
         }
     }
 }

@@ -1,21 +1,21 @@
 //! The graph of a pass: its operations in order, and the tensors that they read and write.
 //!
-//! A graph is a list of nodes, each one launch of a kernel, over tensors that are written once. [`decoder()`] builds
-//! the plainest graph of an architecture, one operation a node; [`fusion`] makes fewer launches of it. From a graph
-//! come the records that [`crate::memory`] plans with.
+//! A graph is a list of nodes over tensors that are written once; each node is one kernel launch. [`decoder()`]
+//! builds the unfused graph of an architecture, with one operation per node; [`fusion`] merges nodes so that there
+//! are fewer launches. A graph also gives the tensor usage records from which [`crate::memory`] plans memory.
 //!
-//! Not here: what a node computes. Kernels are in `crate::kernels`.
+//! Not here: the kernels, which are in `crate::kernels`.
 
 pub mod decoder;
 pub mod diffusion;
 pub mod fusion;
 
-pub use decoder::{Numbers, decoder};
+pub use decoder::{PassSize, decoder};
 pub use fusion::{Fusion, Residual, fuse};
 
-use crate::memory::Record;
+use crate::memory::TensorUsageRecord;
 
-/// A matrix of a layer, or the one that makes logits.
+/// A weight matrix of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Matrix {
     Query,
@@ -40,22 +40,24 @@ impl Matrix {
     ];
 }
 
-/// A norm, by its weights.
+/// A norm of the model, each with weights of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Norm {
     Attention,
     QueryHeads,
     KeyHeads,
-    /// Applied to the output of attention.
+    /// The norm of the output of attention (Gemma 2).
     PostAttention,
     FeedForward,
-    /// Applied to the output of the feed-forward block.
+    /// The norm of the output of the feed-forward block (Gemma 2).
     PostFeedForward,
+    /// The norm after the last layer.
     Output,
 }
 
+/// The input of a rotary embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Side {
+pub enum RotaryInput {
     Query,
     Key,
 }
@@ -63,43 +65,47 @@ pub enum Side {
 /// One operation of the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
-    /// Rows of the embedding.
+    /// Looks up the rows of the input embedding.
     Embed,
+    /// Multiplies the embeddings by a constant.
     Scale,
-    /// RMSNorm.
+    /// Applies an RMSNorm.
     Norm(Norm),
-    /// Rounds a product's input to eight bits.
+    /// Quantises the input of a matmul to eight bits.
     Quantise,
-    Product(Matrix),
-    /// Adds a vector to each row.
+    /// Multiplies rows by a weight matrix.
+    Matmul(Matrix),
+    /// Adds the bias of a matmul to each row.
     Bias(Matrix),
-    /// Rotary embedding, and the order of rows in which attention reads them.
-    Rotate(Side),
-    /// Values in the order in which they are summed.
+    /// Applies the rotary embedding and writes the rows in the layout that attention reads.
+    Rotate(RotaryInput),
+    /// Writes the values in the layout that attention reads.
     TransposeValues,
-    /// Queries times keys.
+    /// Multiplies queries by keys.
     Scores,
-    Cap,
-    SoftMax,
-    /// Probabilities times values.
-    Mix,
-    /// The gate's function.
+    /// Applies the soft cap of the scores.
+    SoftCap,
+    Softmax,
+    /// Multiplies the attention probabilities by the values.
+    WeightedValues,
+    /// Applies the activation function of the gate.
     Activate,
+    /// Multiplies by the gate, element by element.
     Multiply,
-    /// A residual connection.
+    /// Adds the residual.
     Add,
-    /// One of an image model, by name: these are planned and not executed.
+    /// An operation of an image model, by name. It is only planned, never executed.
     Image(&'static str),
 }
 
 impl Operation {
-    /// Whether an element of the result needs one element of the first input only.
+    /// Whether the operation is element-wise in its first input.
     fn is_pointwise(self) -> bool {
         matches!(
             self,
             Operation::Scale
                 | Operation::Bias(_)
-                | Operation::Cap
+                | Operation::SoftCap
                 | Operation::Activate
                 | Operation::Multiply
                 | Operation::Add
@@ -107,63 +113,65 @@ impl Operation {
     }
 }
 
+/// An intermediate tensor of a graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
     pub name: &'static str,
-    /// Bytes, padded to whole slices.
+    /// Size in bytes, with the channels padded to whole slices.
     pub bytes: u64,
 }
 
-/// One launch.
+/// One kernel launch: operations that are computed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub operations: Vec<Operation>,
-    /// Tensors read; of a pointwise operation the first is what it changes.
+    /// Indices of the input tensors. The first input of an element-wise operation is the tensor that it transforms.
     pub reads: Vec<usize>,
+    /// Indices of the output tensors.
     pub writes: Vec<usize>,
 }
 
-/// Launches in their order.
+/// The nodes of a pass in the order in which they run, and their tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Graph {
-    /// The tensors by number.
     pub tensors: Vec<Tensor>,
     pub nodes: Vec<Node>,
 }
 
 impl Graph {
-    /// Adds a tensor that a node will write.
+    /// Adds a tensor of `bytes` bytes and returns its index.
     pub fn tensor(&mut self, name: &'static str, bytes: u64) -> usize {
         self.tensors.push(Tensor { name, bytes });
         self.tensors.len() - 1
     }
 
-    /// Adds a node with one result.
+    /// Adds a node with one operation and one output tensor of `bytes` bytes. Returns the index of that tensor.
     pub fn node(&mut self, operation: Operation, reads: &[usize], name: &'static str, bytes: u64) -> usize {
         let result = self.tensor(name, bytes);
         self.nodes.push(Node { operations: vec![operation], reads: reads.to_vec(), writes: vec![result] });
         result
     }
 
+    /// Returns the number of kernel launches.
     pub fn launches(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Returns each tensor that a node writes, with its lifetime.
-    pub fn records(&self) -> Vec<(usize, Record)> {
+    /// Returns the index, size and lifetime of each tensor that a node writes.
+    pub fn usage_records(&self) -> Vec<(usize, TensorUsageRecord)> {
         let mut records = Vec::new();
         for (first, node) in self.nodes.iter().enumerate() {
             for &tensor in &node.writes {
                 let last = self.nodes.iter().rposition(|node| node.reads.contains(&tensor));
                 let last = last.unwrap_or(first).max(first) as u32;
                 let size = self.tensors[tensor].bytes;
-                records.push((tensor, Record { size, first: first as u32, last }));
+                records.push((tensor, TensorUsageRecord { size, first: first as u32, last }));
             }
         }
         records
     }
 
-    /// The number of nodes that read a tensor.
+    /// Returns the number of nodes that read a tensor.
     fn readers(&self, tensor: usize) -> usize {
         self.nodes.iter().filter(|node| node.reads.contains(&tensor)).count()
     }

@@ -1,28 +1,31 @@
-//! The attention kernel, over a cache stored as weights.
+//! The attention kernel, which reads keys and values from a cache with the layouts of weights.
 //!
-//! `softmax(cap(scale * q K^T)) V` over the positions that a token sees. ML Drift paper, section 3.8: keys are weights
-//! with an output for each position, values weights with an input for each. Scores are never written: a group has one
-//! query head of one token and goes over the positions in tiles, with the largest score so far and what was summed
-//! under it (Milakov and Gimelshein 2018).
+//! `softmax(cap(scale * q K^T)) V` over the positions that a token attends to. ML Drift paper, section 3.8: keys have
+//! the layout of a weight matrix with one output per position, values that of one with one input per position. Scores
+//! are never written: a workgroup computes one query head of one token, walks the positions in tiles, and updates the
+//! maximum and the sum of the softmax after each tile (online softmax, Milakov and Gimelshein 2018).
 //!
-//! Deviation: the paper leaves this fusion out for its measurements; here it saves the memory of the scores.
+//! Deviation: the paper leaves this fusion out of its measurements; here it saves the memory of the scores.
 
 use std::fmt::Write;
 
 use super::Variant;
-use super::rotate::Heads;
+use super::rotate::AttentionShape;
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, ShapeError, Storage};
 
-/// Positions of a tile, and threads of a group.
+/// Number of positions in a tile, and of threads in a workgroup.
 const TILE: u32 = 64;
 
+/// The attention kernel of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionKernel {
-    pub heads: Heads,
+    pub heads: AttentionShape,
+    /// Factor of the scores.
     pub scale: f32,
+    /// Soft cap of the scores.
     pub cap: Option<f32>,
-    /// Positions that a token sees, its own among them.
+    /// Size of the sliding window in positions, including the position of the token itself.
     pub window: Option<u32>,
     /// The layout of the result.
     pub storage: Storage,
@@ -30,13 +33,15 @@ pub struct AttentionKernel {
 }
 
 impl AttentionKernel {
-    /// The kernel. Bindings after the parameters: queries, keys, values, out [tokens, heads * value_length].
+    /// Generates the kernel. Its bindings after the parameters are: queries, keys, values, out [tokens, heads *
+    /// value_length].
     pub fn kernel(&self) -> Result<String, ShapeError> {
         let heads = &self.heads;
         let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
         let queries = heads.queries(Direction::Read);
         let out = Accessor::rows("out", self.storage, width, Direction::Write);
-        let mut text = format!("{}const QUERY_GROUP: u32 = {}u;\n", Params::WGSL, heads.group());
+        let mut text =
+            format!("{}const QUERY_GROUP: u32 = {}u;\n", Params::WGSL, heads.queries_per_kv_head());
         text += &queries.declaration(1);
         text += &queries.functions();
         text += &heads.cache("k", 2, &heads.keys()?, Direction::Read);
@@ -56,21 +61,21 @@ impl AttentionKernel {
         Ok(text)
     }
 
-    /// Workgroups for `tokens` tokens.
-    pub fn groups(&self, tokens: u32) -> [u32; 3] {
-        [tokens * self.heads.group(), self.heads.kv_heads, 1]
+    /// Returns the number of workgroups for `tokens` tokens.
+    pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
+        [tokens * self.heads.queries_per_kv_head(), self.heads.kv_heads, 1]
     }
 
     fn main(&self) -> String {
         let heads = &self.heads;
         let (slices, value_slices) = (heads.key_length / 4, heads.value_length / 4);
-        let (scale, group) = (self.scale, heads.group());
+        let (scale, group) = (self.scale, heads.queries_per_kv_head());
         let dimensions = heads.value_length.div_ceil(TILE);
         let seen = self
             .window
             .map_or("0u".to_owned(), |window| format!("max(position + 1u, {window}u) - {window}u"));
         let cap = self.cap.map_or(String::new(), |cap| {
-            // Beyond 10 the tangent is one.
+            // tanh is one beyond 10 in f32.
             format!("            score = {cap:e} * tanh(clamp(score / {cap:e}, -10.0, 10.0));\n")
         });
         format!(
@@ -118,14 +123,14 @@ mod tests {
     use crate::virtual_tensor::WeightOrder;
 
     #[test]
-    fn no_two_threads_write_the_same_shared_vector() {
+    fn workgroup_vectors_are_written_as_a_whole() {
         let (format, order) = (CacheFormat::F16, WeightOrder::Interleaved);
         let (heads, kv_heads, key_length, value_length) = (8, 2, 64, 64);
-        let heads = Heads { heads, kv_heads, key_length, value_length, context: 256, format, order };
+        let heads = AttentionShape { heads, kv_heads, key_length, value_length, context: 256, format, order };
         let variant = Variant { packed_dot: false, lanes: None, half: false };
         let (scale, cap, window, storage) = (0.1, None, None, Storage::Linear);
         let text = AttentionKernel { heads, scale, cap, window, storage, variant }.kernel().unwrap();
-        // To write a component is to write the vector: WGSL, "Memory Locations" and "Data Races".
+        // Threads that write different components of one vector race: WGSL, "Memory Locations" and "Data Races".
         let shared = text.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
         let vectors: Vec<&str> = shared
             .filter(|line| line.contains("array<vec"))

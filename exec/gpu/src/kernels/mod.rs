@@ -1,15 +1,14 @@
-//! Generators of kernel texts in WGSL.
+//! Generators of the WGSL source of the kernels.
 //!
-//! Each file makes the text of one kind of kernel, in WGSL, from what is known when the shader is generated: shapes,
-//! layouts, the format of weights, and what the device has ([`Variant`]). What changes from pass to pass is in
-//! `crate::device::Params`.
+//! Each file generates the source of one kind of kernel for given shapes, layouts, weight formats and device
+//! capabilities ([`Variant`]). Values that change from pass to pass are in `crate::device::Params`.
 //!
-//! Not here: where a tensor lies (`crate::virtual_tensor`), and which kernels a pass runs (`crate::layers`).
+//! Not here: the layouts of tensors (`crate::virtual_tensor`), and which kernels a pass runs (`crate::layers`).
 
 pub mod attention;
+pub mod matmul;
 pub mod norm;
 pub mod packing;
-pub mod product;
 pub mod quantise;
 pub mod reorder;
 pub mod rotate;
@@ -18,33 +17,34 @@ use std::fmt::Write;
 
 use crate::device::Capabilities;
 
-/// The capabilities of a device that a kernel uses.
+/// The optional device capabilities that a generated kernel uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
-    /// Whether one instruction multiplies four packed bytes.
+    /// Whether the kernel uses the dot product of four packed bytes.
     pub packed_dot: bool,
-    /// Sums over the lanes of a subgroup, whose size no kernel relies on; here its smallest.
+    /// The smallest subgroup size if the kernel uses subgroup operations. No kernel relies on the size.
     pub lanes: Option<u32>,
-    /// Whether half precision is converted by type instead of by unpacking.
+    /// Whether the kernel uses the type `f16`; otherwise it unpacks f16 values from words.
     pub half: bool,
 }
 
 impl Variant {
-    /// Uses all that the device has.
+    /// Returns the variant that uses all capabilities of the device.
     pub fn of(capabilities: Capabilities) -> Variant {
         let Capabilities { packed_dot, subgroups, half, .. } = capabilities;
         Variant { packed_dot, lanes: subgroups.map(|(smallest, _)| smallest), half }
     }
 
-    /// Returns the directives at the begin of the shader.
+    /// Returns the `enable` directives at the start of the shader.
     pub(crate) fn enables(self) -> &'static str {
-        // Subgroups need no word here: naga 30 does not know one.
+        // Subgroups need no directive: naga 30 does not know one for them.
         if self.half { "enable f16;\n" } else { "" }
     }
 }
 
-/// The sum of `value` over the threads of a group, all of which ask for it: through subgroups first where there are
-/// some, then through shared memory. `threads` is a power of two.
+/// Generates the WGSL function `group_sum`, which sums a value over all threads of a workgroup: first within
+/// subgroups if the variant has them, then through workgroup memory. All threads must call it; `threads` must be a
+/// power of two.
 pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
     let shared = format!("var<workgroup> sums_shared: array<f32, {threads}>;\n");
     let tree = |from: u32| {
@@ -61,8 +61,8 @@ pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
         text
     };
     let all = if variant.lanes.is_some() {
-        // How many lanes a subgroup has is not known before, nor which threads they are, nor whether all are there. Its
-        // sum is the same in all of them: the first that is there leaves it, the others leave nothing.
+        // The size of a subgroup, its threads, and which of them are active are unknown. All of its active lanes have
+        // the same sum, so the first active lane stores it and the others store zero.
         format!(
             "    let own = subgroupAdd(value);\n    let first = subgroupMin(sublane);\n    \
              sums_shared[lane] = select(0.0, own, sublane == first);\n    \
@@ -78,8 +78,8 @@ pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
     )
 }
 
-/// The entry point's arguments, beside the group: a lane's number in its group, and in its subgroup where there are
-/// some.
+/// Returns the arguments of the entry point for the index of a thread in its workgroup (`lane`) and in its subgroup
+/// (`sublane`), and the statement that defines `sublane` without subgroups.
 pub(crate) fn lane_arguments(variant: Variant) -> (&'static str, &'static str) {
     if variant.lanes.is_some() {
         ("@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) sublane: u32", "")

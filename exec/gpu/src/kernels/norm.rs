@@ -1,10 +1,10 @@
 //! The RMSNorm kernel.
 //!
-//! `x = h / sqrt(mean(h^2) + epsilon) * weight`. ML Drift paper, section 3.6: the residual addition before the norm is
-//! part of the kernel, `h += change`, and so is the norm of the change where an architecture has one. After the last
-//! layer there is an addition and no norm.
+//! `x = h / sqrt(mean(h^2) + epsilon) * weight`. ML Drift paper, section 3.6: the residual addition `h += change`
+//! before the norm is part of the kernel, and so is the norm of the change if the architecture has one. After the
+//! last layer of a range there is an addition and no norm.
 //!
-//! A group has a token; its threads share the slices.
+//! A workgroup processes one token; its threads share the slices.
 
 use std::fmt::Write;
 
@@ -14,27 +14,29 @@ use crate::virtual_tensor::{Accessor, Direction, Storage};
 
 const THREADS: u32 = 64;
 
+/// A kernel of an optional residual addition and an optional RMSNorm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormKernel {
+    /// Width of the hidden rows.
     pub width: u32,
-    /// Added to the mean square.
+    /// Constant that is added to the mean square.
     pub epsilon: f32,
-    /// Whether a residual is added first.
+    /// Whether a change is added to the hidden rows first.
     pub adds: bool,
-    /// Whether that residual is normalised.
+    /// Whether that change is normalised before it is added.
     pub post: bool,
-    /// Whether a norm follows.
+    /// Whether the hidden rows are normalised.
     pub normalises: bool,
-    /// Where hidden rows lie.
+    /// The layout of the hidden rows.
     pub hidden: Storage,
-    /// Where the change and the result lie.
+    /// The layout of the change and of the result.
     pub storage: Storage,
     pub variant: Variant,
 }
 
 impl NormKernel {
-    /// The kernel. Bindings after the parameters: hidden rows; the change; its norm's weights; the norm's weights; the
-    /// result; each if there is one.
+    /// Generates the kernel. Its bindings after the parameters are, each only if it is used: hidden rows, change,
+    /// weights of the norm of the change, weights of the norm, result.
     pub fn kernel(&self) -> String {
         let hidden = if self.adds { Direction::ReadWrite } else { Direction::Read };
         let hidden = Accessor::rows("h", self.hidden, self.width, hidden);
@@ -102,7 +104,7 @@ impl NormKernel {
         }
         text += "        squares += dot(h, h);\n    }\n";
         if self.normalises {
-            // A thread reads again only what it wrote itself.
+            // No barrier: each thread reads only the slices that it wrote itself.
             let _ = write!(
                 text,
                 "    let scale = {};\n{each}        \

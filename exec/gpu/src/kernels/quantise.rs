@@ -1,44 +1,46 @@
-//! The kernel that rounds the inputs of a product to eight bits.
+//! The kernel that quantises the inputs of a matmul to eight bits.
 //!
-//! As on the CPU: in blocks of 32 or 256, `scale = max |x| / 127`, `code = nearest even(x * (127 / max |x|))`, and the
-//! sums of 16 codes for what is subtracted; for weights with a scale per row, one scale for the whole of x. ML Drift
-//! paper, section 3.7: in prefill this is a kernel of its own, in decode the same text is part of the product's kernel.
+//! As on the CPU, in blocks of 32 or 256: `scale = max |x| / 127`, `code = nearest even(x * (127 / max |x|))`. The
+//! sum of every 16 codes is stored too, because weights with a minimum or an offset subtract a multiple of it. For
+//! weights with one scale per row, the whole row of x has one scale. ML Drift paper, section 3.7: in prefill this is
+//! a kernel of its own, in decode the same functions are part of the matmul kernel.
 //!
-//! Each thread has a unit of 32 values; units under one scale compare their largest values through shared memory.
-//! A block with a value that is not finite gets a scale that is no number, so that the logits show it.
+//! Each thread quantises a unit of 32 values; units with a common scale compare their maxima through workgroup
+//! memory. A block with a value that is not finite gets the scale NaN, so that the logits become NaN too.
 
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Storage};
 
-/// Values of a unit.
+/// Number of values that one thread quantises.
 pub const UNIT: u32 = 32;
 
 const THREADS: u32 = 64;
 
-/// Which values have one scale.
+/// The values that have a common scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scaled {
-    /// Blocks of this many consecutive inputs.
+pub enum Granularity {
+    /// Blocks of this number of consecutive inputs.
     Blocks(u32),
+    /// All inputs of a token.
     Row,
 }
 
-impl Scaled {
-    /// Values under one scale, of rows of this length.
-    pub fn block(self, length: u32) -> u32 {
+impl Granularity {
+    /// Returns the number of values with a common scale in rows of `length` values.
+    pub fn block_length(self, length: u32) -> u32 {
         match self {
-            Scaled::Blocks(block) => block,
-            Scaled::Row => length,
+            Granularity::Blocks(block) => block,
+            Granularity::Row => length,
         }
     }
 }
 
-/// Generates the rounding functions of the shader. For blocks: `quantise_load` before a barrier, `quantise_finish`
-/// after it. Rows: `row_largest`, which has a barrier, then `unit_load` and `unit_store` for each unit. The shader has
-/// `x_read`, and says with `stored` what is done with codes, sums and scale.
-pub(crate) fn functions(scaled: Scaled, length: u32, threads: u32, stored: &str) -> String {
-    let own = match scaled {
-        Scaled::Blocks(block) => {
+/// Generates the WGSL functions that quantise. With blocks, a shader calls `quantise_load`, a barrier, and
+/// `quantise_finish`. With rows, it calls `row_largest`, which contains a barrier, then `unit_load` and `unit_store`
+/// for each unit. The shader must define `x_read`; `stored` are the statements that store codes, sums and scale.
+pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, stored: &str) -> String {
+    let own = match granularity {
+        Granularity::Blocks(block) => {
             let units = block / UNIT;
             format!(
                 "fn quantise_load(token: u32, unit: u32, lane: u32, inside: bool) {{\n\
@@ -54,7 +56,7 @@ pub(crate) fn functions(scaled: Scaled, length: u32, threads: u32, stored: &str)
                  }}\n"
             )
         }
-        Scaled::Row => format!(
+        Granularity::Row => format!(
             "fn row_largest(token: u32, lane: u32) -> u32 {{\n\
              \x20   var largest = 0u;\n\
              \x20   for (var unit = lane; unit < {}u; unit += {threads}u) {{\n\
@@ -71,7 +73,7 @@ pub(crate) fn functions(scaled: Scaled, length: u32, threads: u32, stored: &str)
     format!("{}{own}", unit_functions(threads, stored))
 }
 
-/// Loading a unit, and rounding it when the largest value under its scale is known.
+/// Generates the functions that load a unit, and that quantise and store it once the maximum of its block is known.
 fn unit_functions(threads: u32, stored: &str) -> String {
     format!(
         "var<workgroup> largest_shared: array<u32, {threads}>;\n\
@@ -81,7 +83,7 @@ fn unit_functions(threads: u32, stored: &str) -> String {
          \x20   for (var i = 0u; i < 8u; i++) {{\n\
          \x20       let value = x_read(0u, token, 0u, unit * 8u + i);\n\
          \x20       unit_values[i] = value;\n\
-         \x20       // Without their sign, floats are ordered as their bits are; the largest are not finite.\n\
+         \x20       // Without the sign, floats are ordered like their bits; infinity and NaN are the largest.\n\
          \x20       let bits = bitcast<vec4<u32>>(value) & vec4<u32>(0x7fffffffu);\n\
          \x20       largest = max(largest, max(max(bits.x, bits.y), max(bits.z, bits.w)));\n\
          \x20   }}\n\
@@ -91,7 +93,7 @@ fn unit_functions(threads: u32, stored: &str) -> String {
          \x20   let magnitude = bitcast<f32>(min(largest, 0x7f7fffffu));\n\
          \x20   var scale = magnitude / 127.0;\n\
          \x20   var inverse = 127.0 / magnitude;\n\
-         \x20   // Below 127 / the largest number, the inverse would not be finite.\n\
+         \x20   // Below 127 / f32::MAX, the inverse would not be finite.\n\
          \x20   if (magnitude < 3.7323e-37) {{ scale = 0.0; inverse = 0.0; }}\n\
          \x20   if (largest >= 0x7f800000u) {{ scale = bitcast<f32>(largest | 0x00400000u); }}\n\
          \x20   return vec2<f32>(scale, inverse);\n\
@@ -99,12 +101,12 @@ fn unit_functions(threads: u32, stored: &str) -> String {
          fn unit_store(token: u32, unit: u32, lane: u32, largest: u32) {{\n\
          \x20   let scales = scales_of(largest);\n\
          \x20   let scale = scales.x;\n\
-         \x20   let spoilt = largest >= 0x7f800000u;\n\
+         \x20   let not_finite = largest >= 0x7f800000u;\n\
          \x20   var codes: array<u32, 8>;\n\
          \x20   var sums = vec2<i32>(0, 0);\n\
          \x20   for (var i = 0u; i < 8u; i++) {{\n\
          \x20       var code = vec4<i32>(round(unit_values[i] * scales.y));\n\
-         \x20       if (spoilt) {{ code = vec4<i32>(1); }}\n\
+         \x20       if (not_finite) {{ code = vec4<i32>(1); }}\n\
          \x20       codes[i] = pack4xI8(code);\n\
          \x20       let sum = code.x + code.y + code.z + code.w;\n\
          \x20       if (i < 4u) {{ sums.x += sum; }} else {{ sums.y += sum; }}\n\
@@ -116,10 +118,10 @@ fn unit_functions(threads: u32, stored: &str) -> String {
     )
 }
 
-/// The kernel: bindings are parameters, x, codes [tokens, units * 2] of 16 bytes, scales [tokens, blocks] and sums
-/// [tokens, units * 2].
-pub fn kernel(length: u32, scaled: Scaled, storage: Storage) -> String {
-    let (units, block) = (length / UNIT, scaled.block(length));
+/// Generates the kernel. Its bindings are: parameters, x, codes [tokens, units * 2] of 16 bytes, scales [tokens,
+/// blocks] and sums [tokens, units * 2].
+pub fn kernel(length: u32, granularity: Granularity, storage: Storage) -> String {
+    let (units, block) = (length / UNIT, granularity.block_length(length));
     let blocks = length / block;
     let x = Accessor::rows("x", storage, length, Direction::Read);
     let in_block = block / UNIT;
@@ -129,15 +131,15 @@ pub fn kernel(length: u32, scaled: Scaled, storage: Storage) -> String {
          sums_object[at] = sums.x;\n    sums_object[at + 1u] = sums.y;\n    \
          if (unit % {in_block}u == 0u) {{ scales_object[token * {blocks}u + unit / {in_block}u] = scale; }}\n"
     );
-    let main = match scaled {
-        Scaled::Blocks(_) => format!(
+    let main = match granularity {
+        Granularity::Blocks(_) => format!(
             "    let unit = group.x * {THREADS}u + lane;\n\
              \x20   let inside = unit < {units}u;\n\
              \x20   quantise_load(group.y, unit, lane, inside);\n\
              \x20   workgroupBarrier();\n\
              \x20   if (inside) {{ quantise_finish(group.y, unit, lane); }}\n"
         ),
-        Scaled::Row => format!(
+        Granularity::Row => format!(
             "    let largest = row_largest(group.y, lane);\n\
              \x20   for (var unit = lane; unit < {units}u; unit += {THREADS}u) {{\n\
              \x20       _ = unit_load(group.y, unit);\n\
@@ -159,15 +161,15 @@ pub fn kernel(length: u32, scaled: Scaled, storage: Storage) -> String {
         Params::WGSL,
         x.declaration(1),
         x.functions(),
-        functions(scaled, length, THREADS, &stored),
+        functions(granularity, length, THREADS, &stored),
     )
 }
 
-/// Workgroups for `tokens` tokens.
-pub fn groups(length: u32, scaled: Scaled, tokens: u32) -> [u32; 3] {
-    let groups = match scaled {
-        Scaled::Blocks(_) => (length / UNIT).div_ceil(THREADS),
-        Scaled::Row => 1,
+/// Returns the number of workgroups for `tokens` tokens.
+pub fn workgroup_count(length: u32, granularity: Granularity, tokens: u32) -> [u32; 3] {
+    let groups = match granularity {
+        Granularity::Blocks(_) => (length / UNIT).div_ceil(THREADS),
+        Granularity::Row => 1,
     };
     [groups, tokens, 1]
 }

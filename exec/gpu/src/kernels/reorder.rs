@@ -1,20 +1,18 @@
 //! The kernel that copies a tensor from one layout to another.
-//!
-//! The plainest kernel there is: read a texel, write it. It is written once; from which object to which is spliced in.
 
-use super::packing::{self, GROUPS_ALONG, THREADS};
+use super::packing::{self, MAX_WORKGROUPS_X, THREADS};
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Extent, Shape, Storage};
 
 fn accessor(name: &'static str, shape: &Shape, storage: Storage, direction: Direction) -> Accessor {
-    let [batch, height, width, _] = shape.places();
-    let places = [batch, height, width].map(Extent::Fixed);
-    Accessor { name, storage, places, slices: Extent::Fixed(shape.slices()), direction }
+    let [batch, height, width, _] = shape.extents();
+    let extents = [batch, height, width].map(Extent::Fixed);
+    Accessor { name, storage, extents, slices: Extent::Fixed(shape.slices()), direction }
 }
 
-/// The kernel, for a tensor of depth 1. Bindings after the parameters: where it lies, where it goes.
+/// Generates the kernel for a tensor of depth 1. Its bindings after the parameters are: source, target.
 pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
-    let [batch, height, width, _] = shape.places();
+    let [batch, height, width, _] = shape.extents();
     let (slices, texels) = (shape.slices(), shape.texels());
     let source = accessor("src", shape, from, Direction::Read);
     let target = accessor("dst", shape, to, Direction::Write);
@@ -22,7 +20,7 @@ pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
         "{}{}{}{}{}\
          @compute @workgroup_size({THREADS})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
-         _ = params.tokens;\n    let at = (group.y * {GROUPS_ALONG}u + group.x) * {THREADS}u + lane;\n    \
+         _ = params.tokens;\n    let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {THREADS}u + lane;\n    \
          if (at >= {texels}u) {{ return; }}\n    \
          let s = at % {slices}u;\n    let x = at / {slices}u % {width}u;\n    \
          let y = at / {slices}u / {width}u % {height}u;\n    \
@@ -36,7 +34,7 @@ pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
     )
 }
 
-/// Groups for a tensor.
-pub fn groups(shape: &Shape) -> [u32; 3] {
-    packing::groups(u64::from(shape.texels()))
+/// Returns the number of workgroups for a tensor.
+pub fn workgroup_count(shape: &Shape) -> [u32; 3] {
+    packing::workgroup_count(u64::from(shape.texels()))
 }

@@ -1,11 +1,13 @@
-//! The kernel that rotates queries and keys and stores keys and values in the cache.
+//! The kernel that applies the rotary embedding to queries and keys, and writes keys and values to the cache.
 //!
-//! ML Drift paper, sections 3.6 and 3.8. One kernel: the norms of heads where an architecture has them, the rotary
-//! embedding, and the layouts: queries from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the
-//! cache as weights OHWI with O = cache size and I = d_h; values as weights with O = d_h and I = cache size.
+//! ML Drift paper, sections 3.6 and 3.8. The kernel applies the norms of heads if the architecture has them, then the
+//! rotary embedding, and writes new layouts: queries from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h);
+//! keys to the cache as weights OHWI with O = cache size and I = d_h; values as weights with O = d_h and I = cache
+//! size.
 //!
-//! A group has a head of a token, or for values a head of four neighbouring positions: these share a texel of the
-//! cache, which one thread writes whole. What lies behind the end of the sequence becomes zero.
+//! A workgroup processes one head of one token; for values, one head of four neighbouring positions, because these
+//! share texels of the cache, each of which one thread writes as a whole. The components of a texel after the end of
+//! the sequence are set to zero.
 
 use std::fmt::Write;
 
@@ -18,37 +20,41 @@ use crate::virtual_tensor::{Accessor, Direction, Extent, ShapeError, Storage, We
 
 const THREADS: u32 = 32;
 
-/// The dimensions of attention in a layer.
+/// The dimensions of attention in a layer, and the format of its cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Heads {
+pub struct AttentionShape {
+    /// Number of query heads.
     pub heads: u32,
+    /// Number of key and value heads.
     pub kv_heads: u32,
-    /// Numbers of a head of queries and keys.
+    /// Head dimension of queries and keys.
     pub key_length: u32,
-    /// Numbers of a head of values.
+    /// Head dimension of values.
     pub value_length: u32,
+    /// Number of positions in the cache.
     pub context: u32,
     pub format: CacheFormat,
+    /// The layout of the cache.
     pub order: WeightOrder,
 }
 
-impl Heads {
-    /// Queries that share a head of keys.
-    pub fn group(&self) -> u32 {
+impl AttentionShape {
+    /// Returns the number of query heads that share a key head.
+    pub fn queries_per_kv_head(&self) -> u32 {
         self.heads / self.kv_heads
     }
 
-    /// The keys of one head.
+    /// Returns the shape of the key cache of one head, as weights.
     pub fn keys(&self) -> Result<WeightShape, ShapeError> {
         WeightShape::new(self.context, [1, 1, 1], self.key_length, 1)
     }
 
-    /// The values of one head.
+    /// Returns the shape of the value cache of one head, as weights.
     pub fn values(&self) -> Result<WeightShape, ShapeError> {
         WeightShape::new(self.value_length, [1, 1, 1], self.context, 1)
     }
 
-    /// Bytes of four cached numbers.
+    /// Returns the bytes of four cached elements.
     fn texel_bytes(&self) -> u64 {
         match self.format {
             CacheFormat::F16 => 8,
@@ -56,14 +62,14 @@ impl Heads {
         }
     }
 
-    /// Bytes of the keys, and of the values.
+    /// Returns the bytes of the key cache, and of the value cache, of one sequence.
     pub fn cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
         let bytes = |shape: WeightShape| {
             let texels = shape.elements() / 4;
-            // Kernels number the texels of all heads in 32 bits.
+            // Kernels index the texels of all heads with 32 bits.
             texels.checked_mul(self.kv_heads).map(|texels| u64::from(texels) * self.texel_bytes()).ok_or_else(
                 || {
-                    let Heads { kv_heads, context, .. } = self;
+                    let AttentionShape { kv_heads, context, .. } = self;
                     ShapeError::Large {
                         shape: format!("a key-value cache of {kv_heads} heads and {context} positions"),
                     }
@@ -73,21 +79,22 @@ impl Heads {
         Ok([bytes(self.keys()?)?, bytes(self.values()?)?])
     }
 
-    /// Access to the queries in the layout of the attention kernel.
+    /// Returns the accessor of the queries in the layout of the attention kernel.
     pub(crate) fn queries(&self, direction: Direction) -> Accessor {
-        // Rows of a head: each token's queries that share it.
-        let rows = Extent::Named("params.tokens * QUERY_GROUP");
-        let places = [Extent::Fixed(self.kv_heads), Extent::Fixed(1), rows];
+        // A key head has one row for each token and query head that shares it.
+        let rows = Extent::Expression("params.tokens * QUERY_GROUP");
+        let extents = [Extent::Fixed(self.kv_heads), Extent::Fixed(1), rows];
         Accessor {
             name: "q",
             storage: Storage::Linear,
-            places,
+            extents,
             slices: Extent::Fixed(self.key_length / 4),
             direction,
         }
     }
 
-    /// A cache's declaration, `NAME_load` and, to write, `NAME_store` of the texel of an output and a slice of inputs.
+    /// Generates the declaration of a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. They
+    /// access the texel of an output and a slice of inputs.
     pub(crate) fn cache(
         &self,
         name: &str,
@@ -97,7 +104,7 @@ impl Heads {
     ) -> String {
         let access = if direction == Direction::Read { "read" } else { "read_write" };
         let texels = shape.elements() / 4;
-        let place = shape.wgsl(self.order, "output", "input");
+        let place = shape.texel_wgsl(self.order, "output", "input");
         let (kind, load, store) = match self.format {
             CacheFormat::F16 => (
                 "vec2<u32>",
@@ -122,23 +129,25 @@ impl Heads {
     }
 }
 
+/// The kernel of a layer that rotates queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotateKernel {
-    pub heads: Heads,
-    /// The dimensions that form a pair.
+    pub heads: AttentionShape,
+    /// Which dimensions of a head form a pair.
     pub pairs: Pairs,
     /// The number of rotated pairs.
     pub pair_count: u32,
-    /// Where q, k and v lie.
+    /// The layout of the inputs q, k and v.
     pub storage: Storage,
-    /// Whether heads of queries and keys are normalised, with this epsilon.
+    /// The epsilon of the norms of query and key heads, if the model has these norms.
     pub norms: Option<f32>,
     pub variant: Variant,
 }
 
 impl RotateKernel {
-    /// The kernel. Bindings after the parameters: products q, k, v; angles [tokens, pairs] of cosine and sine; queries;
-    /// keys; values; then the norms' weights of queries and of keys if there are some.
+    /// Generates the kernel. Its bindings after the parameters are: the projections q, k and v; angles [tokens,
+    /// pairs] of cosine and sine; queries; keys; values; and the norm weights of query heads and key heads, if the
+    /// model has these norms.
     pub fn kernel(&self) -> Result<String, ShapeError> {
         let heads = &self.heads;
         let row = |name, count: u32, length: u32| {
@@ -151,7 +160,7 @@ impl RotateKernel {
         ];
         let queries = heads.queries(Direction::Write);
         let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);
-        let _ = writeln!(text, "const QUERY_GROUP: u32 = {}u;", heads.group());
+        let _ = writeln!(text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
         for (binding, input) in (1..).zip(&inputs) {
             text += &input.declaration(binding);
             text += &input.functions();
@@ -172,12 +181,13 @@ impl RotateKernel {
         Ok(text)
     }
 
-    /// Workgroups for `tokens` tokens.
-    pub fn groups(&self, tokens: u32) -> [u32; 3] {
+    /// Returns the number of workgroups for `tokens` tokens.
+    pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         [self.heads.heads + 2 * self.heads.kv_heads, tokens, 1]
     }
 
-    /// `finish_head` normalises and rotates the head in shared memory.
+    /// Generates `finish_head`, which normalises and rotates the head in workgroup memory, and the functions that
+    /// copy texels to and from that memory.
     fn rotation(&self) -> String {
         let (length, pairs) = (self.heads.key_length, self.pair_count);
         let mut text = String::from(
@@ -213,7 +223,7 @@ impl RotateKernel {
     }
 
     fn main(&self) -> String {
-        let Heads { heads, kv_heads, key_length, value_length, .. } = self.heads;
+        let AttentionShape { heads, kv_heads, key_length, value_length, .. } = self.heads;
         let (slices, value_slices) = (key_length / 4, value_length / 4);
         let (arguments, sublane) = lane_arguments(self.variant);
         let lanes = |slices: u32| format!("for (var s = lane; s < {slices}u; s += {THREADS}u)");

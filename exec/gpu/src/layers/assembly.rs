@@ -1,72 +1,72 @@
-//! Assembly of a graph into launches over planned memory.
+//! Assembly of a graph into kernel launches over planned memory.
 //!
-//! The nodes of the fused graph in their order. Before a product of rounded inputs in prefill comes the kernel that
-//! rounds them, unless the product before it had the same. The last node of a run adds and normalises nothing: what
-//! follows is another run's.
+//! The nodes of the fused graph become launches in their order. In prefill, the kernel that quantises the inputs of a
+//! matmul precedes it, unless the previous matmul had the same inputs. After the last layer of the range there is a
+//! residual addition and no norm: the norm belongs to the next layer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{GpuLayers, Grid, PART_TOKENS, Step, weights};
+use super::{BATCH_TOKENS, GpuLayers, Grid, Step, weights};
 use crate::device::{Launch, Tensor};
 use crate::error::GpuError;
-use crate::graph::{Fusion, Graph, Matrix, Node, Norm, Numbers, Operation, decoder, fuse};
+use crate::graph::{Fusion, Graph, Matrix, Node, Norm, Operation, PassSize, decoder, fuse};
 use crate::kernels::Variant;
 use crate::kernels::attention::AttentionKernel;
+use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::norm::NormKernel;
-use crate::kernels::product::{Product, Stage, Tiling};
-use crate::kernels::quantise::{self, Scaled};
+use crate::kernels::quantise::{self, Granularity};
 use crate::kernels::rotate::RotateKernel;
-use crate::memory::{Record, improved};
+use crate::memory::{TensorUsageRecord, greedy_by_size_improved};
 use crate::virtual_tensor::Storage;
 
-/// A run being assembled.
+/// A range of layers that is being assembled.
 struct Assembly<'a> {
     own: &'a GpuLayers,
-    stage: Stage,
+    phase: Phase,
     tiling: Tiling,
-    /// The object of each tensor; of hidden rows none.
+    /// The shared buffer of each intermediate tensor; hidden rows have a buffer of their own.
     objects: BTreeMap<usize, usize>,
-    /// The current layer; before the first, none.
+    /// The current layer; `None` before the first one.
     layer: Option<u32>,
     first: u32,
-    /// The tensor that was rounded last, and how.
-    rounded: Option<(usize, Scaled)>,
+    /// The tensor that was quantised last, and its granularity.
+    quantised: Option<(usize, Granularity)>,
     steps: Vec<Step>,
 }
 
 impl GpuLayers {
-    /// The launches of these layers in one stage.
+    /// Returns the steps of a range of layers in one phase.
     pub(super) fn steps(
         &mut self,
         layers: Range<u32>,
-        stage: Stage,
+        phase: Phase,
         tiling: Tiling,
     ) -> Result<Vec<Step>, GpuError> {
-        let numbers = Numbers {
+        let size = PassSize {
             layers: layers.end - layers.start,
-            tokens: u64::from(PART_TOKENS),
+            tokens: u64::from(BATCH_TOKENS),
             context: u64::from(self.options.context),
             element_bytes: size_of::<f32>() as u64,
         };
-        let graph = fuse(decoder(self.model.shape(), numbers), Fusion::ALL);
+        let graph = fuse(decoder(self.model.shape(), size), Fusion::ALL);
         let hidden = hidden_rows(&graph);
-        let records: Vec<(usize, Record)> = graph
-            .records()
+        let records: Vec<(usize, TensorUsageRecord)> = graph
+            .usage_records()
             .into_iter()
             .filter(|(tensor, record)| !hidden.contains(tensor) && record.size > 0)
             .collect();
-        let plan = improved(&records.iter().map(|&(_, record)| record).collect::<Vec<_>>());
-        // Runs share objects, the largest with the largest.
+        let plan = greedy_by_size_improved(&records.iter().map(|&(_, record)| record).collect::<Vec<_>>());
+        // All ranges and phases share the same buffers, each largest object with the largest one of the others.
         let mut order: Vec<usize> = (0..plan.sizes.len()).collect();
         order.sort_by_key(|&object| std::cmp::Reverse(plan.sizes[object]));
         let sizes: Vec<u64> = order.iter().map(|&object| plan.sizes[object]).collect();
-        self.buffers.objects(&self.gpu, &sizes)?;
+        self.buffers.reserve_objects(&self.gpu, &sizes)?;
         let rank: BTreeMap<usize, usize> = order.into_iter().zip(0..).collect();
         let objects = records.iter().zip(&plan.ids).map(|((tensor, _), id)| (*tensor, rank[id])).collect();
         let (own, first) = (&*self, layers.start);
         let mut assembly =
-            Assembly { own, stage, tiling, objects, layer: None, first, rounded: None, steps: Vec::new() };
+            Assembly { own, phase, tiling, objects, layer: None, first, quantised: None, steps: Vec::new() };
         for node in graph.nodes.iter().filter(|node| node.operations[0] != Operation::Embed) {
             assembly.node(node)?;
         }
@@ -74,7 +74,8 @@ impl GpuLayers {
     }
 }
 
-/// Tensors that lie in the buffer of hidden rows: the embedding, and what is added to it.
+/// Returns the tensors that are stored in the buffer of hidden rows: the embedding, and the results of residual
+/// additions.
 fn hidden_rows(graph: &Graph) -> Vec<usize> {
     let of = |node: &Node| {
         let first = node.writes.first().copied();
@@ -89,7 +90,7 @@ impl Assembly<'_> {
     fn node(&mut self, node: &Node) -> Result<(), GpuError> {
         for operation in &node.operations {
             match *operation {
-                Operation::Product(matrix) => return self.product(matrix, node),
+                Operation::Matmul(matrix) => return self.matmul(matrix, node),
                 Operation::Rotate(_) => return self.rotate(node),
                 Operation::Scores => return self.attention(node),
                 _ => {}
@@ -98,7 +99,7 @@ impl Assembly<'_> {
         self.norm(node)
     }
 
-    /// The buffer of a tensor.
+    /// Returns the buffer of a tensor.
     fn tensor(&self, tensor: usize) -> &Tensor {
         match self.objects.get(&tensor) {
             Some(&object) => &self.own.buffers.objects[object],
@@ -156,26 +157,28 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    fn product(&mut self, matrix: Matrix, node: &Node) -> Result<(), GpuError> {
+    fn matmul(&mut self, matrix: Matrix, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (weights, bias) = (&own.matrices[matrix as usize], own.biases[matrix as usize].as_ref());
         let (length, input) = (weights.length, node.reads[0]);
-        let apart = weights.packed.inputs().filter(|_| self.stage == Stage::Prefill);
-        if let Some(scaled) = apart.filter(|&scaled| self.rounded != Some((input, scaled))) {
+        let quantised = weights.packed.inputs().filter(|_| self.phase == Phase::Prefill);
+        if let Some(granularity) =
+            quantised.filter(|&granularity| self.quantised != Some((input, granularity)))
+        {
             let buffers = &self.own.buffers;
-            let [codes, scales, sums] = &buffers.rounded;
-            let text = quantise::kernel(length, scaled, Storage::Linear);
+            let [codes, scales, sums] = &buffers.quantised;
+            let text = quantise::kernel(length, granularity, Storage::Linear);
             let launch =
-                self.launch("round", &text, &[&buffers.params, self.tensor(input), codes, scales, sums])?;
-            self.push(Grid::Quantise { length, scaled }, vec![launch]);
-            self.rounded = Some((input, scaled));
+                self.launch("quantise", &text, &[&buffers.params, self.tensor(input), codes, scales, sums])?;
+            self.push(Grid::Quantise { length, granularity }, vec![launch]);
+            self.quantised = Some((input, granularity));
         }
         let gating = self.own.model.hyperparameters().gating;
         let activates = node.operations.contains(&Operation::Activate);
         let multiplies = node.operations.contains(&Operation::Multiply);
         for part in &weights.parts {
-            let product = Product {
-                stage: self.stage,
+            let kernel = MatmulKernel {
+                phase: self.phase,
                 tiling: self.tiling,
                 rows: part.rows,
                 first_row: part.first_row,
@@ -183,13 +186,13 @@ impl Assembly<'_> {
                 bias: bias.is_some(),
                 activation: activates.then_some(gating),
                 multiplies,
-                ..weights.product_shape()
+                ..weights.matmul_kernel()
             };
             let buffers = &self.own.buffers;
             let mut tensors = vec![&buffers.params, &part.texels];
             tensors.extend(&part.scales);
-            if apart.is_some() {
-                tensors.extend(&buffers.rounded);
+            if quantised.is_some() {
+                tensors.extend(&buffers.quantised);
             } else {
                 tensors.push(self.tensor(input));
             }
@@ -198,8 +201,8 @@ impl Assembly<'_> {
             if multiplies {
                 tensors.push(self.tensor(node.reads[1]));
             }
-            let launch = self.launch("product", &product.kernel()?, &tensors)?;
-            self.push(Grid::Product(product), vec![launch]);
+            let launch = self.launch("matmul", &kernel.kernel()?, &tensors)?;
+            self.push(Grid::Matmul(kernel), vec![launch]);
         }
         Ok(())
     }
@@ -209,7 +212,7 @@ impl Assembly<'_> {
         let (shape, numbers) = (self.own.model.shape(), self.own.model.hyperparameters());
         let norms = own.norm(Norm::QueryHeads).zip(own.norm(Norm::KeyHeads));
         let kernel = RotateKernel {
-            heads: weights::heads(shape, self.own.options),
+            heads: weights::attention_shape(shape, self.own.options),
             pairs: numbers.rope.pairs,
             pair_count: numbers.rope.frequencies.len() as u32,
             storage: Storage::Linear,
@@ -235,7 +238,7 @@ impl Assembly<'_> {
         let own = &self.own.layers[&self.layer()];
         let (shape, numbers) = (self.own.model.shape(), self.own.model.hyperparameters());
         let kernel = AttentionKernel {
-            heads: weights::heads(shape, self.own.options),
+            heads: weights::attention_shape(shape, self.own.options),
             scale: numbers.attention_scale,
             cap: numbers.attention_cap,
             window: numbers.window_of(self.layer()),

@@ -1,4 +1,4 @@
-//! The weights and caches of a layer in GPU memory.
+//! The weights and caches of one layer in GPU memory, and the output matrix.
 
 use hearth_profiles::model::ModelShape;
 use hearth_runtime::hyperparameters::Hyperparameters;
@@ -9,9 +9,9 @@ use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::graph::{self, Norm};
 use crate::kernels::Variant;
+use crate::kernels::matmul::{MatmulKernel, Phase};
 use crate::kernels::norm::NormKernel;
-use crate::kernels::product::{Product, Stage};
-use crate::kernels::rotate::Heads;
+use crate::kernels::rotate::AttentionShape;
 use crate::matrix::GpuMatrix;
 use crate::virtual_tensor::{Storage, WeightOrder};
 
@@ -26,17 +26,17 @@ pub(super) struct GpuLayer {
     key_norm: Option<Tensor>,
     post_attention_norm: Option<Tensor>,
     post_feed_forward_norm: Option<Tensor>,
-    /// Keys and values of each sequence.
+    /// The key cache and the value cache of each sequence.
     pub(super) caches: Vec<[Tensor; 2]>,
 }
 
-/// Checks that kernels support the dimensions of a model.
+/// Checks that the kernels support the dimensions of a model.
 pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(), GpuError> {
     let need = "a multiple of 4";
     for (what, found) in [
         ("the width of hidden rows", shape.embedding),
-        ("the length of keys", shape.key_length),
-        ("the length of values", shape.value_length),
+        ("the head dimension of keys", shape.key_length),
+        ("the head dimension of values", shape.value_length),
         ("the width of the feed-forward block", shape.feed_forward),
     ] {
         if !found.is_multiple_of(4) || found == 0 {
@@ -46,9 +46,9 @@ pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(),
     if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
         let found = shape.heads as usize;
         return Err(GpuError::Dimension {
-            what: "the number of heads",
+            what: "the number of query heads",
             found,
-            need: "a multiple of that of keys",
+            need: "a multiple of the number of key heads",
         });
     }
     if numbers.rope.frequencies.len() * 2 > shape.key_length as usize {
@@ -56,15 +56,15 @@ pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(),
         return Err(GpuError::Dimension {
             what: "the number of rotated pairs",
             found,
-            need: "half a head at most",
+            need: "at most half the head dimension",
         });
     }
     Ok(())
 }
 
-/// Returns the dimensions of attention of a model.
-pub(super) fn heads(shape: &ModelShape, options: CacheOptions) -> Heads {
-    Heads {
+/// Returns the attention dimensions of a model.
+pub(super) fn attention_shape(shape: &ModelShape, options: CacheOptions) -> AttentionShape {
+    AttentionShape {
         heads: shape.heads,
         kv_heads: shape.kv_heads,
         key_length: shape.key_length,
@@ -75,7 +75,7 @@ pub(super) fn heads(shape: &ModelShape, options: CacheOptions) -> Heads {
     }
 }
 
-/// A norm of hidden rows without options.
+/// Returns a norm of the hidden rows, without a residual addition.
 pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
     NormKernel {
         width: model.shape().embedding,
@@ -101,7 +101,7 @@ impl GpuLayer {
         let own = model.layer_weights(layer);
         let vector = |values: &[f32]| gpu.upload("a norm or a bias", values);
         let optional = |values: Option<&[f32]>| values.map(vector).transpose();
-        let heads = heads(model.shape(), options);
+        let heads = attention_shape(model.shape(), options);
         let cache = |bytes| gpu.zeros("the key-value cache", bytes);
         let caches = (0..options.sequences.max(1)).map(|_| {
             let [keys, values] = heads.cache_bytes()?;
@@ -113,7 +113,13 @@ impl GpuLayer {
                 .into_iter()
                 .zip(graph::Matrix::ALL)
                 .map(|(matrix, role)| {
-                    GpuMatrix::converted(gpu, matrix, upload.conversion.of_layer(role), upload.tiling, report)
+                    GpuMatrix::upload_converted(
+                        gpu,
+                        matrix,
+                        upload.conversion.layer_format(role),
+                        upload.tiling,
+                        report,
+                    )
                 })
                 .collect::<Result<_, _>>()?,
             biases: own.biases.into_iter().map(optional).collect::<Result<_, _>>()?,
@@ -127,7 +133,7 @@ impl GpuLayer {
         })
     }
 
-    /// Returns the weights of a norm, if the layer has it.
+    /// Returns the weights of a norm, if the layer has this norm.
     pub(super) fn norm(&self, norm: Norm) -> Option<&Tensor> {
         match norm {
             Norm::Attention => Some(&self.attention_norm),
@@ -153,7 +159,7 @@ impl GpuLayer {
     }
 }
 
-/// The matrix that makes logits, and the norm before it.
+/// The output matrix, which computes the logits, and the norm before it.
 #[derive(Debug)]
 pub(super) struct OutputMatrix {
     matrix: GpuMatrix,
@@ -176,7 +182,7 @@ impl OutputMatrix {
         let (norm, matrix, bias) = model.output_weights();
         let width = matrix.length;
         let Upload { tiling, conversion } = upload;
-        let matrix = GpuMatrix::converted(gpu, matrix, conversion.of_output(), tiling, report)?;
+        let matrix = GpuMatrix::upload_converted(gpu, matrix, conversion.output_format(), tiling, report)?;
         let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
         let norm = gpu.upload("a norm", norm)?;
         let params = gpu.params()?;
@@ -184,27 +190,27 @@ impl OutputMatrix {
         let [hidden, x] =
             [gpu.zeros("a hidden row", width as u64 * 4)?, gpu.zeros("a row", width as u64 * 4)?];
         let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
-        let first = plain_norm(gpu, model).kernel();
-        let mut launches = vec![gpu.launch("logits", &first, &[&params, &hidden, &norm, &x], [1, 1, 1])?];
+        let norm_text = plain_norm(gpu, model).kernel();
+        let mut launches = vec![gpu.launch("norm", &norm_text, &[&params, &hidden, &norm, &x], [1, 1, 1])?];
         for part in &matrix.parts {
-            let product = Product {
-                stage: Stage::Decode,
+            let kernel = MatmulKernel {
+                phase: Phase::Decode,
                 rows: part.rows,
                 first_row: part.first_row,
                 variant: Variant::of(gpu.capabilities()),
                 bias: bias.is_some(),
-                ..matrix.product_shape()
+                ..matrix.matmul_kernel()
             };
             let mut tensors = vec![&params, &part.texels];
             tensors.extend(&part.scales);
             tensors.extend([&x, &logits]);
             tensors.extend(&bias);
-            launches.push(gpu.launch("logits", &product.kernel()?, &tensors, product.groups(1))?);
+            launches.push(gpu.launch("logits", &kernel.kernel()?, &tensors, kernel.workgroup_count(1))?);
         }
         Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })
     }
 
-    /// Computes logits, [rows, vocabulary], one row after another, because few are requested.
+    /// Computes the logits [rows, vocabulary] one row at a time, because few rows are requested.
     pub(super) fn logits(&self, gpu: &Gpu, hidden: &[f32]) -> Result<Vec<f32>, GpuError> {
         let rows = self.matrix.rows as usize;
         let mut all = vec![0.0; hidden.len() / self.width * rows];

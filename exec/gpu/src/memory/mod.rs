@@ -1,48 +1,49 @@
 //! Memory planning: intermediate tensors with disjoint lifetimes share memory.
 //!
 //! ML Drift paper, section 3.5; the strategies are those of Pisarchyk and Lee, "Efficient Memory Management for Deep
-//! Neural Net Inference" (2020). A graph runs its operations one after another, so that a tensor needs memory from the
-//! operation that writes it to the last that reads it, both included. Two tensors that need it at the same time
-//! conflict; the others may lie in the same place: at offsets of one arena ([`offsets`]), or in objects that are as
-//! large as the largest tensor in them ([`objects`]).
+//! Neural Net Inference" (2020). The operations of a graph run one after another, so a tensor needs memory from the
+//! operation that writes it to the last operation that reads it, both included. Tensors whose lifetimes overlap need
+//! different memory; other tensors can share it. Either tensors get offsets in one arena ([`offsets`]), or they share
+//! objects, each as large as its largest tensor ([`objects`]).
 //!
-//! Not here: which tensors a graph has. That is `crate::graph`.
+//! Not here: the tensors of a graph (`crate::graph`).
 
 pub mod objects;
 pub mod offsets;
 
-pub use objects::{Objects, improved, plain};
-pub use offsets::{Arena, arena};
+pub use objects::{ObjectsAssignment, greedy_by_size, greedy_by_size_improved};
+pub use offsets::{OffsetsAssignment, assign_offsets};
 
 /// The size and lifetime of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record {
+pub struct TensorUsageRecord {
+    /// Size in bytes.
     pub size: u64,
-    /// The operation that writes the tensor.
+    /// Index of the operation that writes the tensor.
     pub first: u32,
-    /// The last operation that reads it.
+    /// Index of the last operation that reads the tensor.
     pub last: u32,
 }
 
-impl Record {
+impl TensorUsageRecord {
     /// Whether the lifetimes overlap.
-    pub fn conflicts(&self, other: &Record) -> bool {
+    pub fn overlaps(&self, other: &TensorUsageRecord) -> bool {
         self.first.max(other.first) <= self.last.min(other.last)
     }
 
-    /// Operations between two that do not conflict.
-    fn distance(&self, other: &Record) -> u32 {
+    /// Returns the number of operations between two lifetimes that do not overlap.
+    fn distance(&self, other: &TensorUsageRecord) -> u32 {
         self.first.max(other.first) - self.last.min(other.last)
     }
 }
 
-/// Bytes of all tensors, if each has memory of its own.
-pub fn naive_bytes(records: &[Record]) -> u64 {
+/// Returns the bytes of all tensors if each has its own memory.
+pub fn naive_bytes(records: &[TensorUsageRecord]) -> u64 {
     records.iter().map(|record| record.size).sum()
 }
 
-/// The largest sum of what lives at the same time: no plan needs less.
-pub fn largest_live_bytes(records: &[Record]) -> u64 {
+/// Returns the maximum total size of tensors that are live at the same time, which is a lower bound of every plan.
+pub fn max_live_bytes(records: &[TensorUsageRecord]) -> u64 {
     let live = |at: u32| {
         let live = records.iter().filter(|record| record.first <= at && at <= record.last);
         live.map(|record| record.size).sum()
@@ -50,8 +51,8 @@ pub fn largest_live_bytes(records: &[Record]) -> u64 {
     records.iter().map(|record| live(record.first)).max().unwrap_or(0)
 }
 
-/// Indices of records, the largest first; of equal ones the earlier.
-fn largest_first(records: &[Record]) -> Vec<usize> {
+/// Returns the indices of the records by descending size. Records of equal size keep their order.
+fn by_descending_size(records: &[TensorUsageRecord]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..records.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(records[index].size));
     order
@@ -64,15 +65,15 @@ mod tests {
 
     use super::*;
 
-    fn records(list: &[(u64, u32, u32)]) -> Vec<Record> {
-        list.iter().map(|&(size, first, last)| Record { size, first, last }).collect()
+    fn records(list: &[(u64, u32, u32)]) -> Vec<TensorUsageRecord> {
+        list.iter().map(|&(size, first, last)| TensorUsageRecord { size, first, last }).collect()
     }
 
-    fn short_chain() -> Vec<Record> {
+    fn short_chain() -> Vec<TensorUsageRecord> {
         records(&[(16, 0, 1), (8, 1, 2), (64, 2, 3), (32, 3, 4), (8, 4, 5)])
     }
 
-    fn long_chain() -> Vec<Record> {
+    fn long_chain() -> Vec<TensorUsageRecord> {
         records(&[
             (32, 0, 1),
             (32, 1, 4),
@@ -87,51 +88,53 @@ mod tests {
     }
 
     #[test]
-    fn chains_that_can_be_planned_by_hand() {
-        let (short, long) = (arena(&short_chain()), arena(&long_chain()));
+    fn plans_of_short_chains() {
+        let (short, long) = (assign_offsets(&short_chain()), assign_offsets(&long_chain()));
         assert_eq!((short.offsets, short.total), (vec![0, 64, 0, 64, 0], 96));
         assert_eq!((long.offsets, long.total), (vec![0, 32, 80, 64, 88, 0, 64, 72, 0], 96));
-        assert_eq!(plain(&short_chain()).sizes, [64, 32, 8]);
-        let (short, long) = (improved(&short_chain()), improved(&long_chain()));
+        assert_eq!(greedy_by_size(&short_chain()).sizes, [64, 32, 8]);
+        let (short, long) = (greedy_by_size_improved(&short_chain()), greedy_by_size_improved(&long_chain()));
         assert_eq!((short.ids, short.sizes), (vec![0, 1, 0, 1, 0], vec![64, 32]));
         assert_eq!((long.ids, long.sizes), (vec![1, 0, 2, 1, 3, 0, 1, 2, 0], vec![64, 32, 8, 8]));
     }
 
     #[test]
-    fn nothing_needs_nothing() {
-        assert_eq!((arena(&[]).total, plain(&[]).total(), improved(&[]).total()), (0, 0, 0));
-        assert_eq!((naive_bytes(&[]), largest_live_bytes(&[])), (0, 0));
+    fn empty_graph_needs_no_memory() {
+        let objects = [greedy_by_size(&[]), greedy_by_size_improved(&[])].map(|objects| objects.total());
+        assert_eq!((assign_offsets(&[]).total, objects), (0, [0, 0]));
+        assert_eq!((naive_bytes(&[]), max_live_bytes(&[])), (0, 0));
     }
 
-    /// Graphs of another planner, with its totals.
+    /// Returns usage records of several graphs, with the totals that a reference planner computed.
     fn fixture() -> Value {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/memory_records.json");
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 
     #[test]
-    fn totals_are_those_of_another_planner() {
+    fn totals_equal_those_of_the_reference_planner() {
         let fixture = fixture();
         for (name, graph) in fixture.as_object().unwrap() {
             let number = |value: &Value| value.as_u64().unwrap();
-            let of = |record: &Value| Record {
+            let of = |record: &Value| TensorUsageRecord {
                 size: number(&record["size"]),
                 first: number(&record["first"]) as u32,
                 last: number(&record["last"]) as u32,
             };
-            let records: Vec<Record> = graph["records"].as_array().unwrap().iter().map(of).collect();
+            let records: Vec<TensorUsageRecord> =
+                graph["records"].as_array().unwrap().iter().map(of).collect();
             assert_eq!(naive_bytes(&records), number(&graph["naive_bytes"]), "{name}");
-            assert_eq!(largest_live_bytes(&records), number(&graph["max_live_bytes"]), "{name}");
-            assert_eq!(arena(&records).total, number(&graph["offsets_total"]), "{name}");
-            assert_eq!(plain(&records).total(), number(&graph["plain_objects_total"]), "{name}");
-            let own = improved(&records).total();
+            assert_eq!(max_live_bytes(&records), number(&graph["max_live_bytes"]), "{name}");
+            assert_eq!(assign_offsets(&records).total, number(&graph["offsets_total"]), "{name}");
+            assert_eq!(greedy_by_size(&records).total(), number(&graph["plain_objects_total"]), "{name}");
+            let own = greedy_by_size_improved(&records).total();
             assert_eq!(own, number(&graph["improved_objects_total"]), "{name}");
             assert!(own <= number(&graph["plain_objects_total"]), "{name}");
         }
     }
 
     #[test]
-    fn a_prompt_of_1024_tokens_takes_a_fiftieth() {
+    fn planned_memory_of_1024_tokens_is_a_fiftieth() {
         let fixture = fixture();
         let mib = |value: &Value| value.as_u64().unwrap() as f64 / f64::from(1 << 20);
         let llama = &fixture["llama-8b-decoder-s1024"];
@@ -146,20 +149,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_two_that_conflict_share_a_byte(
+        fn tensors_with_overlapping_lifetimes_share_no_byte(
             list in prop::collection::vec((1u64..100, 0u32..30, 0u32..8), 0..40),
         ) {
             let list: Vec<_> = list.into_iter().map(|(size, first, more)| (size, first, first + more)).collect();
             let records = records(&list);
-            let (arena, live) = (arena(&records), largest_live_bytes(&records));
-            let (plain, improved) = (plain(&records), improved(&records));
+            let (arena, live) = (assign_offsets(&records), max_live_bytes(&records));
+            let (plain, improved) = (greedy_by_size(&records), greedy_by_size_improved(&records));
             for (at, one) in records.iter().enumerate() {
                 prop_assert!(arena.offsets[at] + one.size <= arena.total);
                 for objects in [&plain, &improved] {
                     prop_assert!(one.size <= objects.sizes[objects.ids[at]]);
                 }
                 for (other_at, other) in records.iter().enumerate().take(at) {
-                    if !one.conflicts(other) {
+                    if !one.overlaps(other) {
                         continue;
                     }
                     let (low, high) = (arena.offsets[at], arena.offsets[other_at]);

@@ -1,46 +1,51 @@
 //! Assignment of tensors to shared objects.
 //!
-//! Two strategies of Pisarchyk and Lee (2020), section 4. Plain greedy by size: the largest tensor first, each into the
-//! smallest object that is free whenever it needs one, else into a new one. Improved: tensors are taken in stages, and
-//! within a stage the one goes next that leaves an object unused for the shortest time.
+//! Two strategies of Pisarchyk and Lee (2020), section 4:
 //!
-//! The stages come from positional maxima: the i-th is the largest among the i-th largest tensors that live at an
-//! operation, so that whatever is done there is an object at least as large. First come the tensors as large as the
-//! first maximum with those between it and the second, then those as large as the second with those below it, and so
-//! on.
+//! - Greedy by size: tensors are assigned by descending size, each to the smallest object that is free during its
+//!   lifetime, or else to a new object.
+//! - Greedy by size, improved: tensors are assigned in stages. Within a stage, the next tensor is the one that leaves
+//!   a free object idle for the fewest operations.
+//!
+//! The stages are defined by the positional maxima. The i-th positional maximum is the maximum, over all operations,
+//! of the i-th largest tensor that is live at the operation; every plan has i objects of at least this size. The
+//! first stage has the tensors as large as the first maximum and those between the first and the second maximum, the
+//! second stage has those as large as the second maximum and those between it and the third, and so on.
 
-use super::{Record, largest_first};
+use super::{TensorUsageRecord, by_descending_size};
 
-/// An assignment of records to objects.
+/// An assignment of tensors to shared objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Objects {
-    /// The object of each record.
+pub struct ObjectsAssignment {
+    /// Index of the object of each tensor.
     pub ids: Vec<usize>,
     /// Bytes of each object.
     pub sizes: Vec<u64>,
 }
 
-impl Objects {
+impl ObjectsAssignment {
+    /// Returns the bytes of all objects.
     pub fn total(&self) -> u64 {
         self.sizes.iter().sum()
     }
 }
 
-/// A partial assignment.
+/// An assignment under construction.
 struct Assignment<'a> {
-    records: &'a [Record],
+    records: &'a [TensorUsageRecord],
     ids: Vec<usize>,
     sizes: Vec<u64>,
+    /// The tensors of each object.
     members: Vec<Vec<usize>>,
 }
 
 impl<'a> Assignment<'a> {
-    fn new(records: &'a [Record]) -> Assignment<'a> {
+    fn new(records: &'a [TensorUsageRecord]) -> Assignment<'a> {
         Assignment { records, ids: vec![0; records.len()], sizes: Vec::new(), members: Vec::new() }
     }
 
-    /// Puts a record into an object, or a new one.
-    fn put(&mut self, index: usize, object: Option<usize>) {
+    /// Assigns a tensor to an object, or to a new one if `object` is `None`.
+    fn assign(&mut self, index: usize, object: Option<usize>) {
         let object = object.unwrap_or_else(|| {
             self.sizes.push(0);
             self.members.push(Vec::new());
@@ -51,65 +56,68 @@ impl<'a> Assignment<'a> {
         self.ids[index] = object;
     }
 
-    /// How long the object is unused beside this record; nothing if it is not free.
+    /// Returns the number of operations between the lifetime of a tensor and the nearest lifetime in an object, or
+    /// `None` if the object is not free.
     fn distance(&self, object: usize, index: usize) -> Option<u32> {
         let record = &self.records[index];
         let members = || self.members[object].iter().map(|&member| &self.records[member]);
-        if members().any(|member| member.conflicts(record)) {
+        if members().any(|member| member.overlaps(record)) {
             return None;
         }
         members().map(|member| member.distance(record)).min()
     }
 
-    /// The free object that is unused for the shortest time.
+    /// Returns the free object with the smallest distance to a tensor, and the distance.
     fn nearest(&self, index: usize) -> Option<(u32, usize)> {
         let free = (0..self.sizes.len()).filter_map(|object| Some((self.distance(object, index)?, object)));
         free.min()
     }
 
-    fn finish(self) -> Objects {
-        Objects { ids: self.ids, sizes: self.sizes }
+    fn finish(self) -> ObjectsAssignment {
+        ObjectsAssignment { ids: self.ids, sizes: self.sizes }
     }
 }
 
-pub fn plain(records: &[Record]) -> Objects {
+/// Assigns tensors by descending size, each to the smallest free object.
+pub fn greedy_by_size(records: &[TensorUsageRecord]) -> ObjectsAssignment {
     let mut assignment = Assignment::new(records);
-    for index in largest_first(records) {
+    for index in by_descending_size(records) {
         let free = (0..assignment.sizes.len()).filter(|&object| assignment.distance(object, index).is_some());
         let smallest = free.min_by_key(|&object| assignment.sizes[object]);
-        assignment.put(index, smallest);
+        assignment.assign(index, smallest);
     }
     assignment.finish()
 }
 
-pub fn improved(records: &[Record]) -> Objects {
+/// Assigns tensors in stages of descending size, and within a stage by the smallest distance to a free object.
+pub fn greedy_by_size_improved(records: &[TensorUsageRecord]) -> ObjectsAssignment {
     let maxima = positional_maxima(records);
     let mut stages: Vec<(usize, usize)> =
         records.iter().enumerate().map(|(index, record)| (stage(&maxima, record.size), index)).collect();
     stages.sort_unstable();
     let mut assignment = Assignment::new(records);
     for same in stages.chunk_by(|one, other| one.0 == other.0) {
-        let mut left: Vec<usize> = same.iter().map(|&(_, index)| index).collect();
+        let mut remaining: Vec<usize> = same.iter().map(|&(_, index)| index).collect();
         loop {
             let key = |&index: &usize| {
                 let nearest = assignment.nearest(index);
-                // One that needs a new object comes after those that do not.
+                // Tensors that need a new object come last.
                 let distance = nearest.map_or(u32::MAX, |(distance, _)| distance);
                 (distance, std::cmp::Reverse(records[index].size), index)
             };
-            let Some(at) = (0..left.len()).min_by_key(|&at| key(&left[at])) else { break };
-            let index = left.swap_remove(at);
+            let Some(at) = (0..remaining.len()).min_by_key(|&at| key(&remaining[at])) else { break };
+            let index = remaining.swap_remove(at);
             let nearest = assignment.nearest(index).map(|(_, object)| object);
-            assignment.put(index, nearest);
+            assignment.assign(index, nearest);
         }
     }
     assignment.finish()
 }
 
-/// For each i, the largest of the i-th largest tensors of all operations.
-fn positional_maxima(records: &[Record]) -> Vec<u64> {
+/// Returns the positional maxima, in descending order.
+fn positional_maxima(records: &[TensorUsageRecord]) -> Vec<u64> {
     let mut maxima: Vec<u64> = Vec::new();
-    // What lives changes for the worse only where a tensor begins.
+    // The live tensors only grow at an operation that writes a tensor.
     for begin in records.iter().map(|record| record.first) {
         let live = records.iter().filter(|record| record.first <= begin && begin <= record.last);
         let mut sizes: Vec<u64> = live.map(|record| record.size).collect();
@@ -122,7 +130,7 @@ fn positional_maxima(records: &[Record]) -> Vec<u64> {
     maxima
 }
 
-/// Which maximum a size is as large as, or next below.
+/// Returns the stage of a tensor: the index of the first maximum equal to its size, or else of the last larger one.
 fn stage(maxima: &[u64], size: u64) -> usize {
     let at = maxima.partition_point(|&maximum| maximum > size);
     if maxima.get(at) == Some(&size) { at } else { at.saturating_sub(1) }

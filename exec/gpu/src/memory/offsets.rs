@@ -1,27 +1,29 @@
 //! Assignment of tensors to offsets in one arena.
 //!
-//! Greedy by size: the largest tensor first; each goes into the smallest gap that it fits into, among the tensors that
-//! conflict with it and have their place already, else behind the last of them.
+//! Greedy by size: tensors are placed by descending size. Each is placed in the smallest sufficient gap between the
+//! already placed tensors with overlapping lifetimes, or else after the last of these.
 
-use super::{Record, largest_first};
+use super::{TensorUsageRecord, by_descending_size};
 
-/// The offsets of all tensors in one block of memory.
+/// The offsets of all tensors in an arena.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Arena {
-    /// The offset of each record, in bytes.
+pub struct OffsetsAssignment {
+    /// Offset of each tensor in bytes.
     pub offsets: Vec<u64>,
+    /// Size of the arena in bytes.
     pub total: u64,
 }
 
-pub fn arena(records: &[Record]) -> Arena {
+/// Assigns an offset to each tensor.
+pub fn assign_offsets(records: &[TensorUsageRecord]) -> OffsetsAssignment {
     let mut offsets = vec![0; records.len()];
     let mut placed: Vec<usize> = Vec::new();
     let mut total = 0;
-    for index in largest_first(records) {
+    for index in by_descending_size(records) {
         let record = &records[index];
         let mut taken: Vec<(u64, u64)> = placed
             .iter()
-            .filter(|&&other| records[other].conflicts(record))
+            .filter(|&&other| records[other].overlaps(record))
             .map(|&other| (offsets[other], offsets[other] + records[other].size))
             .collect();
         taken.sort_unstable();
@@ -37,5 +39,5 @@ pub fn arena(records: &[Record]) -> Arena {
         total = total.max(offsets[index] + record.size);
         placed.push(index);
     }
-    Arena { offsets, total }
+    OffsetsAssignment { offsets, total }
 }

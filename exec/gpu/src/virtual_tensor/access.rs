@@ -1,43 +1,43 @@
-//! Generated WGSL functions that read and write a tensor whatever its layout.
+//! Generates WGSL functions that read and write a tensor independently of its layout.
 //!
-//! ML Drift paper, section 3.3. A kernel is written against `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s,
-//! value)`. When its shader is generated, these functions are written for the current object, with the arithmetic of
-//! [`super::layout`] spliced in: nothing is decided on the GPU. An extent that changes from pass to pass, as the number
-//! of tokens does, is an expression of the shader instead of a number.
+//! ML Drift paper, section 3.3. A kernel calls `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s, value)`. These
+//! functions are generated for the current layout, with the index arithmetic of [`super::layout`], so that nothing is
+//! decided on the GPU. An extent that changes from pass to pass, such as the number of tokens, is a WGSL expression
+//! instead of a constant.
 //!
-//! Depth is 1 here: only convolutions over volumes have more. Textures hold halves, which every device can write and
-//! read.
+//! The depth is always 1: only convolutions over volumes need more. Textures have f16 components, which every device
+//! can read and write.
 
 use std::fmt::Write;
 
 use super::layout::Storage;
 
-/// An extent of an axis in the shader.
+/// The extent of an axis in generated WGSL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// Known when the shader is generated.
+    /// A constant, known when the shader is generated.
     Fixed(u32),
-    /// An expression of type u32.
-    Named(&'static str),
+    /// A WGSL expression of type u32.
+    Expression(&'static str),
 }
 
-/// The access of a kernel to a tensor.
+/// The kind of access of a kernel to a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Read,
     Write,
-    /// Both; buffers only.
+    /// Reading and writing, which only buffers support.
     ReadWrite,
 }
 
-/// A tensor as an argument of a kernel.
+/// A tensor argument of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Accessor {
-    /// The prefix of its functions.
+    /// The prefix of the generated names.
     pub name: &'static str,
     pub storage: Storage,
-    /// Batch, height and width.
-    pub places: [Extent; 3],
+    /// The extents of batch, height and width.
+    pub extents: [Extent; 3],
     pub slices: Extent,
     pub direction: Direction,
 }
@@ -46,7 +46,7 @@ impl Extent {
     fn text(self) -> String {
         match self {
             Extent::Fixed(count) => format!("{count}u"),
-            Extent::Named(expression) => format!("({expression})"),
+            Extent::Expression(expression) => format!("({expression})"),
         }
     }
 
@@ -55,7 +55,7 @@ impl Extent {
     }
 }
 
-/// `index * extent + next`, without what is known to be nothing.
+/// Returns the WGSL expression `index * extent + next`, without terms that are zero and factors that are one.
 fn nested(index: &str, extent: Extent, next: &str) -> String {
     if extent.is_one() && next == "0u" {
         return index.into();
@@ -69,16 +69,16 @@ fn nested(index: &str, extent: Extent, next: &str) -> String {
 }
 
 impl Accessor {
-    /// A tensor [tokens, width] that lies along the width axis, in a buffer.
+    /// Returns the accessor of a tensor with `width` channels and one position per token, along the width axis.
     pub fn rows(name: &'static str, storage: Storage, width: u32, direction: Direction) -> Accessor {
-        let places = [Extent::Fixed(1), Extent::Fixed(1), Extent::Named("params.tokens")];
-        Accessor { name, storage, places, slices: Extent::Fixed(width / super::SLICE), direction }
+        let extents = [Extent::Fixed(1), Extent::Fixed(1), Extent::Expression("params.tokens")];
+        Accessor { name, storage, extents, slices: Extent::Fixed(width / super::SLICE), direction }
     }
 
-    /// The place of texel `(b, x, y, s)` in the object.
-    fn place(&self) -> String {
-        let [batch, height, width] = self.places;
-        // An axis of one element has one index, which need not be calculated.
+    /// Returns the WGSL expression of the position of texel `(b, x, y, s)` in the object.
+    fn position(&self) -> String {
+        let [batch, height, width] = self.extents;
+        // The index along an axis with one element is zero.
         let index = |extent: Extent, name| if extent.is_one() { "0u" } else { name };
         let (b, y, x) = (index(batch, "b"), index(height, "y"), index(width, "x"));
         let s = index(self.slices, "s");
@@ -91,6 +91,7 @@ impl Accessor {
         }
     }
 
+    /// Returns the declaration of the tensor at a binding of group 0.
     pub fn declaration(&self, binding: u32) -> String {
         let name = self.name;
         let (variable, kind) = match (self.storage, self.direction) {
@@ -110,14 +111,14 @@ impl Accessor {
 
     /// Returns the functions that read and write the tensor.
     pub fn functions(&self) -> String {
-        let (name, place) = (self.name, self.place());
+        let (name, position) = (self.name, self.position());
         let is_buffer = matches!(self.storage, Storage::Buffer | Storage::Linear);
         let mut text = String::new();
         if self.direction != Direction::Write {
             let texel = if is_buffer {
-                format!("{name}_object[{place}]")
+                format!("{name}_object[{position}]")
             } else {
-                format!("textureLoad({name}_object, {place}, 0)")
+                format!("textureLoad({name}_object, {position}, 0)")
             };
             let _ = writeln!(
                 text,
@@ -126,9 +127,9 @@ impl Accessor {
         }
         if self.direction != Direction::Read {
             let store = if is_buffer {
-                format!("{name}_object[{place}] = value")
+                format!("{name}_object[{position}] = value")
             } else {
-                format!("textureStore({name}_object, {place}, value)")
+                format!("textureStore({name}_object, {position}, value)")
             };
             let _ = writeln!(
                 text,
@@ -147,11 +148,11 @@ mod tests {
     use super::*;
 
     fn accessor(storage: Storage, [batch, height, width]: [u32; 3], slices: u32) -> Accessor {
-        let places = [batch, height, width].map(Extent::Fixed);
-        Accessor { name: "src", storage, places, slices: Extent::Fixed(slices), direction: Direction::Read }
+        let extents = [batch, height, width].map(Extent::Fixed);
+        Accessor { name: "src", storage, extents, slices: Extent::Fixed(slices), direction: Direction::Read }
     }
 
-    /// The value of an expression of u32 sums, products and brackets.
+    /// Evaluates a WGSL expression of u32 sums, products and brackets.
     fn value(text: &str, texel: Texel) -> u32 {
         fn sum(rest: &mut &str, texel: Texel) -> u32 {
             let mut all = 0;
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_translation_is_text_of_the_shader() {
+    fn generated_functions_contain_the_index_arithmetic() {
         let text = accessor(Storage::Buffer, [2, 3, 4], 3).functions();
         assert_eq!(
             text,
@@ -217,17 +218,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_text_says_what_the_layout_says(
-            places in prop::array::uniform3(1u32..5), channels in 1u32..14,
+        fn generated_expressions_equal_the_layout(
+            extents in prop::array::uniform3(1u32..5), channels in 1u32..14,
         ) {
-            let [batch, height, width] = places;
+            let [batch, height, width] = extents;
             let shape = Shape::bhwc(batch, height, width, channels).unwrap();
             for storage in Storage::ALL {
-                let text = accessor(storage, places, shape.slices()).place();
+                let text = accessor(storage, extents, shape.slices()).position();
                 let inner = text.split_once(">(").map_or(&text[..], |(_, rest)| &rest[..rest.len() - 1]);
-                for texel in shape.all() {
+                for texel in shape.all_texels() {
                     let found: Vec<u32> = inner.split(", ").map(|part| value(part, texel)).collect();
-                    let wanted = storage.place(&shape, texel);
+                    let wanted = storage.position(&shape, texel);
                     prop_assert_eq!(&found[..], &wanted[..found.len()], "{:?}: {}", storage, text);
                 }
             }

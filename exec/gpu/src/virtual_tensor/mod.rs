@@ -1,11 +1,11 @@
-//! Virtual tensors: maps the elements of a logical tensor to places in GPU objects.
+//! Virtual tensors: maps the elements of logical tensors to positions in GPU buffers and textures.
 //!
-//! ML Drift paper, sections 3.1 to 3.3. A logical tensor has the axes batch, height, width, depth and channel; a
-//! physical object is a buffer or a texture of texels, four channels (a slice) each. What maps the one to the other is
-//! arithmetic that a layout states once, here for the CPU and in [`access`] as text in the shader, so that a kernel is
-//! written against logical coordinates and never asks at run time where something lies.
+//! ML Drift paper, sections 3.1 to 3.3. A logical tensor has the axes batch, height, width, depth and channel. A GPU
+//! object is a buffer or a texture of texels, each of which has four channels (a slice). A layout maps the elements
+//! of the tensor to the texels of the object. [`layout`] and [`weights`] compute this mapping on the CPU, and
+//! [`access`] generates it as WGSL, so that kernels use logical coordinates and nothing is looked up at run time.
 //!
-//! Not here: which layout a kernel gets, which is the device's choice (`crate::tuning`).
+//! Not here: which layout of the weights a matmul uses (`crate::tuning`).
 
 pub mod access;
 pub mod layout;
@@ -15,20 +15,20 @@ pub use access::{Accessor, Direction, Extent};
 pub use layout::{Shape, Storage, Texel};
 pub use weights::{WeightOrder, WeightShape, WeightTexel};
 
-/// Channels of a texel, and rows or inputs of a slice of weights.
+/// Number of channels in a texel, and of rows or inputs in a slice of weights.
 pub const SLICE: u32 = 4;
 
-/// A tensor that cannot be addressed.
+/// An error of a tensor shape that kernels cannot index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    #[error("a tensor has an empty axis: {shape}; every axis has at least one element")]
+    #[error("a tensor has an empty axis: {shape}; every axis must have at least one element")]
     Empty { shape: String },
-    #[error("a tensor of {shape} has more texels than 32 bits can number; split it over several objects")]
+    #[error("the tensor {shape} has more texels than 32 bits can index; split it into several tensors")]
     Large { shape: String },
 }
 
-/// The product of all, if 32 bits hold it and none is zero.
-fn product(extents: &[u32], shape: impl Fn() -> String) -> Result<u32, ShapeError> {
+/// Returns the product of the extents. Returns an error if one of them is zero or the product exceeds 32 bits.
+fn checked_product(extents: &[u32], shape: impl Fn() -> String) -> Result<u32, ShapeError> {
     if extents.contains(&0) {
         return Err(ShapeError::Empty { shape: shape() });
     }

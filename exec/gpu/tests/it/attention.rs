@@ -1,12 +1,12 @@
-//! Attention over a cache stored as weights equals plain attention.
+//! Compares the attention kernel, which reads a cache stored as weights, with plain attention.
 //!
-//! Queries, keys and values of several passes go through the kernels, and through a plain loop in f64. Stated bound:
-//! 1e-5 where the cache holds f32, and 2e-3 where it holds halves, whose own rounding that is.
+//! The kernels and a plain loop in f64 compute the queries, keys and values of several passes. The bound is 1e-5 for
+//! a cache in f32, and 2e-3 for a cache in f16, which is the rounding error of f16.
 
 use hearth_gpu::device::{Params, Tensor};
 use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::attention::AttentionKernel;
-use hearth_gpu::kernels::rotate::{Heads, RotateKernel};
+use hearth_gpu::kernels::rotate::{AttentionShape, RotateKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_runtime::CacheFormat;
@@ -14,9 +14,9 @@ use hearth_runtime::rope::Pairs;
 
 use crate::gpu::{alone, max_difference, numbers, open};
 
-/// All queries, keys and values of a sequence: [positions, heads * length].
+/// All queries, keys and values of a sequence, [positions, heads * head dimension], and the options of attention.
 struct Sequence {
-    heads: Heads,
+    heads: AttentionShape,
     query: Vec<f32>,
     key: Vec<f32>,
     value: Vec<f32>,
@@ -27,7 +27,7 @@ struct Sequence {
 const SCALE: f32 = 0.2;
 
 impl Sequence {
-    fn new(heads: Heads, positions: usize, cap: Option<f32>, window: Option<u32>) -> Sequence {
+    fn new(heads: AttentionShape, positions: usize, cap: Option<f32>, window: Option<u32>) -> Sequence {
         let of = |heads: u32, length: u32, seed| numbers(positions * (heads * length) as usize, seed);
         let query = of(heads.heads, heads.key_length, 1);
         let key = of(heads.kv_heads, heads.key_length, 2);
@@ -35,8 +35,9 @@ impl Sequence {
         Sequence { heads, query, key, value, cap, window }
     }
 
-    fn plain(&self, position: usize) -> Vec<f32> {
-        let Heads { heads, kv_heads, key_length, value_length, .. } = self.heads;
+    /// Returns the attention output at a position, computed in f64.
+    fn reference(&self, position: usize) -> Vec<f32> {
+        let AttentionShape { heads, kv_heads, key_length, value_length, .. } = self.heads;
         let (keys, values) = (key_length as usize, value_length as usize);
         let seen = self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
         let mut out = Vec::new();
@@ -61,7 +62,7 @@ impl Sequence {
         out
     }
 
-    /// In passes of these sizes.
+    /// Returns the attention output of all positions, computed on the GPU in passes of these sizes.
     fn on_gpu(&self, gpu: &Gpu, passes: &[usize], storage: Storage) -> Vec<f32> {
         let heads = self.heads;
         let variant = Variant::of(gpu.capabilities());
@@ -83,11 +84,12 @@ impl Sequence {
         for &tokens in passes {
             gpu.write(&params, &[Params::pass(tokens as u32, first as u32)]).unwrap();
             let part = |all: &[f32], width: usize| {
-                gpu.upload("part", &laid(&all[first * width..][..tokens * width], tokens, storage)).unwrap()
+                gpu.upload("part", &to_layout(&all[first * width..][..tokens * width], tokens, storage))
+                    .unwrap()
             };
             let parts =
                 [part(&self.query, widths[0]), part(&self.key, widths[1]), part(&self.value, widths[2])];
-            // No rotation: cosine one, sine nothing.
+            // No rotation: the cosine is one, the sine zero.
             let angles = gpu.upload("angles", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
             let queries = gpu.zeros("q", (tokens * widths[0] * 4) as u64).unwrap();
             let result = gpu.zeros("out", (tokens * mixed * 4) as u64).unwrap();
@@ -96,20 +98,20 @@ impl Sequence {
             };
             let [q, k, v] = &parts;
             let tensors = [&params, q, k, v, &angles, &queries, &keys, &values];
-            let one = bound(&tensors, &rotate.kernel().unwrap(), rotate.groups(tokens as u32));
+            let one = bound(&tensors, &rotate.kernel().unwrap(), rotate.workgroup_count(tokens as u32));
             let tensors = [&params, &queries, &keys, &values, &result];
-            let two = bound(&tensors, &attention.kernel().unwrap(), attention.groups(tokens as u32));
+            let two = bound(&tensors, &attention.kernel().unwrap(), attention.workgroup_count(tokens as u32));
             gpu.submit([&one, &two]).unwrap();
             let found: Vec<f32> = gpu.read(&result, tokens * mixed).unwrap();
-            out.extend(laid_back(&found, tokens, storage));
+            out.extend(from_layout(&found, tokens, storage));
             first += tokens;
         }
         out
     }
 }
 
-/// Rows [tokens, width] as a layout has them: DSHWBC4 has a slice of all tokens together.
-fn laid(rows: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
+/// Converts rows [tokens, width] to a layout. In DSHWBC4, each slice of all tokens is contiguous.
+fn to_layout(rows: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
     let slices = rows.len() / tokens / 4;
     let texel = |token: usize, slice: usize| &rows[(token * slices + slice) * 4..][..4];
     match storage {
@@ -120,7 +122,8 @@ fn laid(rows: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
     }
 }
 
-fn laid_back(found: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
+/// Converts a tensor from a layout to rows [tokens, width].
+fn from_layout(found: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
     match storage {
         Storage::Buffer => {
             let slices = found.len() / tokens / 4;
@@ -136,21 +139,22 @@ fn laid_back(found: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
 }
 
 #[test]
-fn attention_over_a_cache_of_weights_is_plain_attention() {
+fn attention_over_a_cache_of_weights_equals_plain_attention() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else {
         return;
     };
     let mut worst = [0.0f32; 2];
-    // More positions than a tile has, and a cache of no whole slices.
+    // More positions than a tile, and a cache that does not consist of whole slices.
     for (heads, kv_heads, key_length, value_length) in [(6, 3, 32, 64), (8, 1, 16, 72), (4, 4, 64, 16)] {
         for (cap, window) in [(None, None), (Some(1.5), Some(50))] {
             for (format, order) in
                 [(CacheFormat::F32, WeightOrder::Interleaved), (CacheFormat::F16, WeightOrder::ByOutput)]
             {
-                let heads = Heads { heads, kv_heads, key_length, value_length, context: 147, format, order };
+                let heads =
+                    AttentionShape { heads, kv_heads, key_length, value_length, context: 147, format, order };
                 let sequence = Sequence::new(heads, 147, cap, window);
-                let expected: Vec<f32> = (0..147).flat_map(|position| sequence.plain(position)).collect();
+                let expected: Vec<f32> = (0..147).flat_map(|position| sequence.reference(position)).collect();
                 for storage in [Storage::Linear, Storage::Buffer] {
                     let own = sequence.on_gpu(&gpu, &[1, 2, 1, 70, 3, 70], storage);
                     let off = max_difference(&own, &expected);

@@ -1,15 +1,16 @@
-//! Products with one scale per row against a scalar oracle, and the error of models in q8 and 8/4/4.
+//! Compares matmuls with one scale per row with a scalar oracle, and measures the error of models in q8 and 8/4/4.
 //!
-//! ML Drift paper, sections 3.7 and 4.2. The oracle rounds weights and inputs as the paper says and adds integers in a
-//! plain loop: prefill, which rounds inputs in a kernel of its own, and decode, which rounds them within the product,
-//! must both have its integers to the last bit. What becomes of them is one product of floats, within 1e-6.
+//! ML Drift paper, sections 3.7 and 4.2. The oracle quantises weights and inputs as in the paper and sums the
+//! products as integers in a plain loop. Prefill, which quantises inputs in a separate kernel, and decode, which
+//! quantises them in the matmul kernel, must have exactly the same integers. The results, which are scaled to floats,
+//! must be within 1e-6.
 //!
-//! The bounds for whole models are no promise of quality: one scale per row is coarse. They tell a kernel that is
-//! wrong, whose logits have nothing to do with the model's, from one that rounds.
+//! The bounds for whole models do not promise a quality, because one scale per row is coarse. They only distinguish
+//! rounding errors from a wrong kernel, whose logits would be unrelated to those of the model.
 
-use hearth_gpu::conversion::{Conversion, round_row};
-use hearth_gpu::kernels::packing::Packed;
-use hearth_gpu::kernels::product::{Stage, Tiling};
+use hearth_gpu::conversion::{Conversion, quantise_row};
+use hearth_gpu::kernels::matmul::{Phase, Tiling};
+use hearth_gpu::kernels::packing::PackedFormat;
 use hearth_gpu::layers::Upload;
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::{CapabilityMask, Gpu};
@@ -18,14 +19,14 @@ use hearth_profiles::model::Architecture;
 use hearth_runtime::{CacheFormat, CacheOptions};
 
 use crate::gpu::{alone, numbers, open, relative_difference};
+use crate::matmuls::{bytes, masks, run_matmul, tilings};
 use crate::models::{Step, gpu_layers, oracle_rows, relative_rms, synthetic, teacher_forced};
-use crate::products::{bytes, masks, product, tilings};
 
-/// Codes of a row and their scale, one code a byte.
-fn rounded(packed: Packed, row: &[f32]) -> (Vec<i32>, f32) {
+/// Returns the codes of a quantised row, one per element, and its scale.
+fn quantised(packed: PackedFormat, row: &[f32]) -> (Vec<i32>, f32) {
     let mut packed_codes = Vec::new();
-    let scale = round_row(packed, row, &mut packed_codes);
-    let codes = if packed == Packed::Row4 {
+    let scale = quantise_row(packed, row, &mut packed_codes);
+    let codes = if packed == PackedFormat::Row4 {
         packed_codes
             .chunks_exact(16)
             .flat_map(|unit| {
@@ -39,19 +40,19 @@ fn rounded(packed: Packed, row: &[f32]) -> (Vec<i32>, f32) {
     (codes, scale)
 }
 
-/// Integers and results of a product, one row and one token after the other: [tokens, rows].
-fn oracle(packed: Packed, matrix: Matrix<'_>, input: &[f32]) -> (Vec<i32>, Vec<f32>) {
+/// Returns the integer sums and the results of a matmul, each [tokens, rows].
+fn oracle(packed: PackedFormat, matrix: Matrix<'_>, input: &[f32]) -> (Vec<i32>, Vec<f32>) {
     let length = matrix.length;
     let weights: Vec<(Vec<i32>, f32)> = (0..matrix.rows)
         .map(|row| {
             let mut values = vec![0.0; length];
             dequantise(matrix.format, matrix.row(row), &mut values).unwrap();
-            rounded(packed, &values)
+            quantised(packed, &values)
         })
         .collect();
     let (mut integers, mut results) = (Vec::new(), Vec::new());
     for x in input.chunks_exact(length) {
-        let (codes, scale) = rounded(Packed::Row8, x);
+        let (codes, scale) = quantised(PackedFormat::Row8, x);
         for (row, row_scale) in &weights {
             let sum: i32 = row.iter().zip(&codes).map(|(weight, code)| weight * code).sum();
             integers.push(sum);
@@ -61,43 +62,49 @@ fn oracle(packed: Packed, matrix: Matrix<'_>, input: &[f32]) -> (Vec<i32>, Vec<f
     (integers, results)
 }
 
-fn converted(gpu: &Gpu, matrix: Matrix<'_>, packed: Packed, tiling: Tiling) -> GpuMatrix {
-    GpuMatrix::converted(gpu, matrix, Some(packed), tiling, &mut |_| ()).unwrap()
+fn converted(gpu: &Gpu, matrix: Matrix<'_>, packed: PackedFormat, tiling: Tiling) -> GpuMatrix {
+    GpuMatrix::upload_converted(gpu, matrix, Some(packed), tiling, &mut |_| ()).unwrap()
 }
 
 #[test]
-fn both_stages_have_the_integers_of_the_oracle() {
+fn both_phases_equal_the_integers_of_the_oracle() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        // Drivers may round a division otherwise, which moves a code that is nearly a tie; not this one.
-        let moved = if gpu.facts().is_software() { 0 } else { 4 * 127 };
-        // Rows that fill no group, and lengths that fill no chunk: 32 units of 128 threads, 296, and 3.
+        // Other drivers may round a division differently, which changes a code near a tie.
+        let tolerance = if gpu.info().is_software() { 0 } else { 4 * 127 };
+        // Rows that do not fill a workgroup, and lengths that do not fill a chunk of 128 units: 32, 296 and 3 units.
         for (format, rows, length) in
             [(KernelFormat::F16, 100, 1024), (KernelFormat::Q8_0, 36, 9472), (KernelFormat::F32, 8, 96)]
         {
             let bytes = bytes(format, rows, length, 5);
             let matrix = Matrix { format, length, rows, bytes: &bytes };
-            for (packed, tokens) in
-                [(Packed::Row8, 1), (Packed::Row4, 1), (Packed::Row8, 37), (Packed::Row4, 37)]
-            {
+            for (packed, tokens) in [
+                (PackedFormat::Row8, 1),
+                (PackedFormat::Row4, 1),
+                (PackedFormat::Row8, 37),
+                (PackedFormat::Row4, 37),
+            ] {
                 let input = numbers(tokens * length, 3);
                 let (integers, results) = oracle(packed, matrix, &input);
                 let mut seen: Option<Vec<i32>> = None;
-                let stages: &[Stage] =
-                    if tokens == 1 { &[Stage::Decode, Stage::Prefill] } else { &[Stage::Prefill] };
-                for (&stage, tiling) in stages
+                let phases: &[Phase] =
+                    if tokens == 1 { &[Phase::Decode, Phase::Prefill] } else { &[Phase::Prefill] };
+                for (&phase, tiling) in phases
                     .iter()
-                    .flat_map(|stage| tilings(&gpu, mask).into_iter().map(move |tiling| (stage, tiling)))
+                    .flat_map(|phase| tilings(&gpu, mask).into_iter().map(move |tiling| (phase, tiling)))
                 {
                     let made = converted(&gpu, matrix, packed, tiling);
                     let what =
-                        format!("{packed:?} of {format} {rows} by {length}, {stage:?} {tiling:?}, {what}");
-                    let found = product::<i32>(&gpu, &made, &input, stage, true);
-                    assert!(*seen.get_or_insert_with(|| found.clone()) == found, "another stage's, {what}");
+                        format!("{packed:?} of {format} {rows} by {length}, {phase:?} {tiling:?}, {what}");
+                    let found = run_matmul::<i32>(&gpu, &made, &input, phase, true);
+                    assert!(
+                        *seen.get_or_insert_with(|| found.clone()) == found,
+                        "differs from another phase or tiling, {what}"
+                    );
                     let off = found.iter().zip(&integers).map(|(own, expected)| (own - expected).abs()).max();
-                    assert!(off <= Some(moved), "integers off by {off:?}, {what}");
-                    let off = relative_difference(&product(&gpu, &made, &input, stage, false), &results);
+                    assert!(off <= Some(tolerance), "integers off by {off:?}, {what}");
+                    let off = relative_difference(&run_matmul(&gpu, &made, &input, phase, false), &results);
                     assert!(off < 1e-6, "off by {off}, {what}");
                 }
             }
@@ -106,16 +113,16 @@ fn both_stages_have_the_integers_of_the_oracle() {
 }
 
 #[test]
-fn nan_in_a_row_changes_only_its_results() {
+fn nan_in_a_row_only_affects_its_result() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut values = numbers(8 * 64, 1);
     values[3 * 64 + 5] = f32::NAN;
     let bytes: &[u8] = bytemuck::cast_slice(&values);
     let matrix = Matrix { format: KernelFormat::F32, length: 64, rows: 8, bytes };
-    for packed in [Packed::Row8, Packed::Row4] {
-        let made = converted(&gpu, matrix, packed, Tiling::USUAL);
-        let own: Vec<f32> = product(&gpu, &made, &numbers(64, 2), Stage::Decode, false);
+    for packed in [PackedFormat::Row8, PackedFormat::Row4] {
+        let made = converted(&gpu, matrix, packed, Tiling::DEFAULT);
+        let own: Vec<f32> = run_matmul(&gpu, &made, &numbers(64, 2), Phase::Decode, false);
         let not_finite: Vec<usize> = (0..8).filter(|&row| own[row].is_nan()).collect();
         assert_eq!(not_finite, [3], "{packed:?}: {own:?}");
     }
@@ -132,7 +139,7 @@ fn converted_models_stay_near_the_original() {
         let (hidden, expected) = oracle_rows(&weights, &tokens, cache);
         let mut off = Vec::new();
         for conversion in [Conversion::None, Conversion::Q8, Conversion::Mixed] {
-            let upload = Upload { tiling: Tiling::USUAL, conversion };
+            let upload = Upload { tiling: Tiling::DEFAULT, conversion };
             let mut layers = gpu_layers(&gpu, &weights, 0..4, false, cache, upload).unwrap();
             let mut own = hidden.clone();
             let (prompt, last) = own.split_at_mut(hidden.len() / tokens.len() * (tokens.len() - 1));
@@ -154,12 +161,12 @@ fn converted_trained_model_mostly_chooses_the_golden_tokens() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let whole = std::slice::from_ref(&(0..8));
-    for (conversion, least) in [(Conversion::Q8, 0.95), (Conversion::Mixed, 0.9)] {
-        let upload = Upload { tiling: Tiling::USUAL, conversion };
+    for (conversion, min_share) in [(Conversion::Q8, 0.95), (Conversion::Mixed, 0.9)] {
+        let upload = Upload { tiling: Tiling::DEFAULT, conversion };
         let steps = teacher_forced(&gpu, "psalm-7m-f16.gguf", whole, upload);
-        let sure: Vec<bool> = steps.iter().filter(|step| step.is_sure()).map(Step::is_golden).collect();
+        let sure: Vec<bool> = steps.iter().filter(|step| step.is_clear()).map(Step::is_golden).collect();
         let same = sure.iter().filter(|&&same| same).count();
-        println!("{conversion:?}: {same} of {} golden choices", sure.len());
-        assert!(same as f64 > least * sure.len() as f64, "{conversion:?}: {same} of {}", sure.len());
+        println!("{conversion:?}: {same} of {} golden tokens", sure.len());
+        assert!(same as f64 > min_share * sure.len() as f64, "{conversion:?}: {same} of {}", sure.len());
     }
 }

@@ -8,13 +8,14 @@ use hearth_runtime::clock::wall_nanos;
 
 use crate::gpu::{alone, open};
 
-/// One thread that is busy for some seconds: each step needs the one before.
+/// Number of dependent steps that keep one GPU thread busy for some seconds.
 const STEPS: u32 = 300_000_000;
 
-/// What a wait may take: far less than those seconds.
-const SOON: Duration = Duration::from_millis(1500);
+/// Maximum duration of a wait that ends at its deadline: far less than those seconds.
+const MAX_WAIT: Duration = Duration::from_millis(1500);
 
-fn busy() -> String {
+/// Returns a kernel that is busy for some seconds.
+fn busy_kernel() -> String {
     format!(
         "{}@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n\
          @compute @workgroup_size(1)\n\
@@ -33,7 +34,7 @@ fn gpu_that_times_out_stays_lost() {
     gpu.set_deadline(Duration::ZERO);
     let error = gpu.read::<f32>(&tensor, 4).unwrap_err();
     assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
-    // Time alone does not bring it back.
+    // A longer deadline does not make the device usable again.
     gpu.set_deadline(Duration::from_mins(1));
     let error = gpu.write(&tensor, &[1.0f32]).unwrap_err();
     assert!(
@@ -46,19 +47,19 @@ fn gpu_that_times_out_stays_lost() {
 fn waiting_for_a_busy_gpu_ends_at_the_deadline() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
-    if gpu.facts().is_software() {
-        eprintln!("SKIPPED: a software driver computes while it takes a submission");
+    if gpu.info().is_software() {
+        eprintln!("SKIPPED: a software driver computes during the submission itself");
         return;
     }
     gpu.set_deadline(Duration::from_millis(50));
     let (params, out) = (gpu.params().unwrap(), gpu.zeros("out", 16).unwrap());
     gpu.write(&params, &[Params { end: STEPS, ..Params::pass(1, 0) }]).unwrap();
-    let launch = gpu.launch("busy", &busy(), &[&params, &out], [1, 1, 1]).unwrap();
+    let launch = gpu.launch("busy", &busy_kernel(), &[&params, &out], [1, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();
     let begin = wall_nanos();
-    let error = gpu.finished().unwrap_err();
+    let error = gpu.wait_idle().unwrap_err();
     assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
     drop((launch, gpu));
     let waited = Duration::from_nanos(wall_nanos() - begin);
-    assert!(waited < SOON, "{waited:?}");
+    assert!(waited < MAX_WAIT, "{waited:?}");
 }

@@ -1,11 +1,11 @@
-//! A GPU to test on, and small things that tests share.
+//! Opens the GPU for the tests, and provides test data and error measures.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hearth_gpu::{CapabilityMask, Gpu, GpuError};
 
-/// Returns a GPU for the test of this thread, without what the mask takes away; prints that the test is skipped where
-/// there is none.
+/// Opens the GPU without the capabilities that the mask disables. Prints that the current test is skipped if this
+/// machine has no GPU.
 pub fn open(mask: CapabilityMask) -> Option<Arc<Gpu>> {
     match Gpu::open(mask) {
         Ok(gpu) => Some(Arc::new(gpu)),
@@ -19,13 +19,14 @@ pub fn open(mask: CapabilityMask) -> Option<Arc<Gpu>> {
     }
 }
 
-/// Software drivers use all processors: one test at a time is as fast, and needs less memory.
+/// Returns a guard that lets one test run at a time. Software drivers use all processors, so that parallel tests are
+/// not faster, and they need more memory.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same numbers for the same seed, from -1 to 1.
+/// Returns pseudo-random numbers from -1 to 1, the same for the same seed.
 pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     let mut next = || {
@@ -35,13 +36,13 @@ pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// The largest absolute difference.
+/// Returns the largest absolute difference.
 pub fn max_difference(own: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(own.len(), expected.len());
     own.iter().zip(expected).map(|(own, expected)| (own - expected).abs()).fold(0.0, f32::max)
 }
 
-/// The largest difference as a share of the largest number.
+/// Returns the largest absolute difference divided by the largest expected magnitude.
 pub fn relative_difference(own: &[f32], expected: &[f32]) -> f32 {
     max_difference(own, expected) / max_difference(expected, &vec![0.0; expected.len()])
 }

@@ -1,4 +1,4 @@
-//! Copies of a tensor through every layout.
+//! Copies a tensor to every layout and back.
 
 use hearth_gpu::device::{Binding, Params};
 use hearth_gpu::kernels::reorder;
@@ -7,20 +7,21 @@ use hearth_gpu::{CapabilityMask, Gpu};
 
 use crate::gpu::{alone, open};
 
-/// Whole numbers, which halves hold exactly.
+/// Returns integers that f16 represents exactly, one for each element.
 fn values(shape: &Shape) -> Vec<f32> {
     (0..shape.texels() * 4).map(|at| (at % 1000) as f32 - 500.0).collect()
 }
 
-fn through(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>) {
+/// Copies values to a layout and back. Returns the values before and after.
+fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>) {
     let params = gpu.params().unwrap();
     gpu.write(&params, &[Params::pass(0, 0)]).unwrap();
     let sent = values(shape);
     let (from, to) = (gpu.upload("from", &sent).unwrap(), gpu.zeros("to", sent.len() as u64 * 4).unwrap());
     let there = reorder::kernel(shape, Storage::Linear, storage);
     let back = reorder::kernel(shape, storage, Storage::Linear);
-    let groups = reorder::groups(shape);
-    let extent = storage.extent(shape);
+    let groups = reorder::workgroup_count(shape);
+    let extent = storage.object_extent(shape);
     let buffer = gpu.zeros("between", u64::from(shape.texels()) * 16).unwrap();
     let view;
     let between = match storage {
@@ -47,7 +48,7 @@ fn tensors_survive_a_copy_through_every_layout() {
     for shape in [Shape::bhwc(1, 2, 3, 5), Shape::bhwc(2, 3, 4, 9), Shape::bhwc(3, 1, 70, 64)] {
         let shape = shape.unwrap();
         for storage in Storage::ALL {
-            let (sent, back) = through(&gpu, &shape, storage);
+            let (sent, back) = round_trip(&gpu, &shape, storage);
             assert!(sent == back, "{storage:?} {shape:?}");
         }
     }

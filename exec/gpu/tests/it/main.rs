@@ -1,16 +1,16 @@
-//! Comparison of the GPU with the plain CPU.
+//! Compares the GPU kernels with reference computations on the CPU.
 //!
-//! The tests use whatever adapter there is; a software driver will do. Without one each test prints `SKIPPED` and
-//! passes.
+//! The tests use any available adapter, including a software driver. Without an adapter, each test prints `SKIPPED`
+//! and passes.
 
 mod attention;
 mod converted;
 mod deadlines;
 mod gpu;
 mod layouts;
+mod matmuls;
 mod models;
 mod norms;
-mod products;
 mod rings;
 mod sequences;
 mod tuning;

@@ -1,10 +1,11 @@
-//! Whole models choose the same tokens on the GPU as on the CPU.
+//! Whole models generate the same tokens on the GPU as on the CPU.
 //!
-//! The trained model, with none, some and all of its layers on the GPU: teacher-forced along llama.cpp's golden tokens,
-//! the choice is the same wherever the margin is above 0.05. Models of random weights of every architecture: logits
-//! within a relative RMS of 1e-4 of the oracle's where activations are not rounded, which is what another order of
-//! additions makes, and of 2e-2 where they are: a number near a tie can be rounded the other way, and random weights do
-//! not forget it. (The executor is within 1e-2 of llama.cpp, for the same reason.)
+//! The trained model runs with none, some and all of its layers on the GPU, teacher-forced along llama.cpp's golden
+//! tokens. Its greedy token must be the golden one wherever the margin of the logits is above 0.05. Models with
+//! random weights of every architecture must have logits within a relative RMS of 1e-4 of the oracle where
+//! activations are not quantised, the effect of another order of additions. Where they are, the bound is 2e-2: a
+//! value near a tie can be rounded differently, and random weights do not attenuate the difference. (For the same
+//! reason the executor is within 1e-2 of llama.cpp.)
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,8 +13,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hearth_gpu::backend::Accelerated;
-use hearth_gpu::kernels::product::Tiling;
+use hearth_gpu::backend::GpuBackend;
+use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::layers::{GpuLayers, Upload};
 use hearth_gpu::{CapabilityMask, Gpu, GpuError, WarningSink};
 use hearth_profiles::Layers;
@@ -21,7 +22,7 @@ use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{
-    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
+    AcceleratorOptions, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
     Stage, Weights,
 };
 use serde_json::Value;
@@ -32,26 +33,26 @@ pub fn cpu() -> Cpu {
     Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin: false, spin_ns: 10_000 }).unwrap()))
 }
 
-/// Some layers of a model on a GPU, all of them owned; its warnings are collected.
+/// Returns a GPU backend, and the list that collects its warnings.
 pub fn accelerated(
     gpu: &Arc<Gpu>,
-    place: AcceleratedPlace,
+    options: AcceleratorOptions,
     upload: Upload,
-) -> (Accelerated, Arc<Mutex<Vec<String>>>) {
+) -> (GpuBackend, Arc<Mutex<Vec<String>>>) {
     let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
     let pushed = warnings.clone();
     let sink: WarningSink = Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned()));
-    (Accelerated::new(gpu.clone(), upload, place, sink).unwrap(), warnings)
+    (GpuBackend::new(gpu.clone(), upload, options, sink).unwrap(), warnings)
 }
 
-/// A place with these windows and layers on the GPU.
-pub fn place(
+/// Returns the options of a device with these windows, and with the layers `on_gpu` on its GPU.
+pub fn accelerator_options(
     weights: &Arc<Weights>,
     windows: &[Range<u32>],
     on_gpu: &[Range<u32>],
     cache: CacheOptions,
-) -> AcceleratedPlace {
-    AcceleratedPlace {
+) -> AcceleratorOptions {
+    AcceleratorOptions {
         weights: weights.clone(),
         owned: windows.to_vec(),
         accelerated: on_gpu.to_vec(),
@@ -64,11 +65,12 @@ pub fn place(
     }
 }
 
-/// A model of which some layers are on the GPU.
+/// A model with some of its layers on the GPU.
 struct Model {
     head: Head,
     stage: Stage,
     windows: Vec<Range<u32>>,
+    /// Number of cached positions.
     length: u32,
     warnings: Arc<Mutex<Vec<String>>>,
 }
@@ -82,13 +84,14 @@ impl Model {
         cache: CacheOptions,
         upload: Upload,
     ) -> Model {
-        let (backend, warnings) = accelerated(gpu, place(weights, windows, on_gpu, cache), upload);
+        let (backend, warnings) =
+            accelerated(gpu, accelerator_options(weights, windows, on_gpu, cache), upload);
         let stage = Stage::new(weights.clone(), windows, cache, Box::new(backend)).unwrap();
         let head = Head::new(weights.clone(), cpu());
         Model { head, stage, windows: windows.to_vec(), length: 0, warnings }
     }
 
-    /// Hidden rows after `tokens`, which follow those before.
+    /// Runs a pass of `tokens` at the next positions and returns their hidden rows after the last layer.
     fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut hidden = self.head.embed(tokens).unwrap();
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
@@ -99,11 +102,12 @@ impl Model {
         hidden
     }
 
+    /// Runs a pass and returns the logits of its last token.
     fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
         let hidden = self.pass(tokens);
         let last = &hidden[hidden.len() - hidden.len() / tokens.len()..];
         match self.stage.logits(last) {
-            Some((logits, _)) => self.head.finite(logits).unwrap(),
+            Some((logits, _)) => self.head.check_finite(logits).unwrap(),
             None => self.head.logits(last).unwrap(),
         }
     }
@@ -128,10 +132,10 @@ pub fn tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
-/// Steps whose margin is at most this may go either way.
+/// Maximum margin of a near tie, whose token is not checked.
 const NEAR_TIE: f64 = 0.05;
 
-/// A choice along golden tokens.
+/// The greedy token of a model at one position of the golden tokens.
 pub struct Step {
     chosen: u32,
     expected: u32,
@@ -139,18 +143,19 @@ pub struct Step {
 }
 
 impl Step {
-    /// Whether the golden choice is no near tie.
-    pub fn is_sure(&self) -> bool {
+    /// Whether the golden token is not a near tie.
+    pub fn is_clear(&self) -> bool {
         self.margin > NEAR_TIE
     }
 
-    /// Whether it is the golden one.
+    /// Whether the greedy token is the golden token.
     pub fn is_golden(&self) -> bool {
         self.chosen == self.expected
     }
 }
 
-/// What the trained model chooses along llama.cpp's tokens, whatever it chose before.
+/// Returns the greedy tokens of the trained model at all positions of llama.cpp's golden tokens, with teacher
+/// forcing.
 pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: Upload) -> Vec<Step> {
     let weights = Arc::new(Weights::open(models().join(file)).unwrap());
     let cache = CacheOptions { context: 256, format: CacheFormat::F32, sequences: 1 };
@@ -171,17 +176,17 @@ pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload:
 }
 
 fn check(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>]) {
-    let steps = teacher_forced(gpu, file, on_gpu, Tiling::USUAL.into());
-    for (number, step) in steps.iter().enumerate().filter(|(_, step)| step.is_sure()) {
+    let steps = teacher_forced(gpu, file, on_gpu, Tiling::DEFAULT.into());
+    for (number, step) in steps.iter().enumerate().filter(|(_, step)| step.is_clear()) {
         assert!(step.is_golden(), "{file} {on_gpu:?}, token {number}, margin {}", step.margin);
     }
-    let (checked, all) = (steps.iter().filter(|step| step.is_sure()).count(), steps.len());
+    let (checked, all) = (steps.iter().filter(|step| step.is_clear()).count(), steps.len());
     println!("{file}, layers {on_gpu:?} on the GPU: {checked} of {all} steps checked");
-    assert!(checked > all * 9 / 10, "{checked} of {all} steps are too few to mean anything");
+    assert!(checked > all * 9 / 10, "{checked} of {all} steps are too few");
 }
 
 #[test]
-fn the_trained_model_chooses_the_golden_tokens() {
+fn trained_model_generates_the_golden_tokens() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let all = std::slice::from_ref(&(0..8));
@@ -204,7 +209,7 @@ pub fn gpu_layers(
     GpuLayers::new(gpu.clone(), weights.clone(), layers, output, cache, upload.into(), &progress)
 }
 
-/// A small model of random weights.
+/// Returns a small model with random weights.
 pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
@@ -235,7 +240,7 @@ pub fn relative_rms(own: &[f32], expected: &[f32]) -> f64 {
     off / rms(&mut expected.iter().map(|&value| f64::from(value)))
 }
 
-/// Rows of all tokens before and after all layers, by the oracle, in one pass.
+/// Returns the rows of all tokens before the first and after the last layer, computed by the oracle in one pass.
 pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> (Vec<f32>, Vec<f32>) {
     let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
     let whole = std::slice::from_ref(&(0..4));
@@ -247,20 +252,20 @@ pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) 
     (before, hidden)
 }
 
-/// Logits of all tokens, by the oracle.
+/// Returns the logits of all tokens, computed by the oracle.
 fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
     Head::new(weights.clone(), cpu()).logits(&oracle_rows(weights, tokens, cache).1).unwrap()
 }
 
 #[test]
-fn every_architecture_has_the_logits_of_the_oracle() {
+fn logits_of_every_architecture_equal_those_of_the_oracle() {
     let _alone = alone();
     let plain = CapabilityMask { packed_dot: true, subgroups: true, half: true, ..CapabilityMask::default() };
     let [Some(full), Some(plain)] = [CapabilityMask::default(), plain].map(open) else {
         return;
     };
     let (tokens, upload): (Vec<u32>, Upload) =
-        ((0..39).map(|at| (at * 37 + 11) % 512).collect(), Tiling::USUAL.into());
+        ((0..39).map(|at| (at * 37 + 11) % 512).collect(), Tiling::DEFAULT.into());
     let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
     for (index, &architecture) in Architecture::ALL.iter().enumerate() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
@@ -269,7 +274,7 @@ fn every_architecture_has_the_logits_of_the_oracle() {
                 let cache = CacheOptions { context: 40, format, sequences: 1 };
                 let expected = expected(&weights, &tokens, cache);
                 let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
-                // A batch, single tokens, another batch: what came before is in the cache.
+                // A batch, single tokens, and another batch: earlier positions are in the cache.
                 let mut own = Vec::new();
                 for part in [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]] {
                     let hidden = model.pass(part);
@@ -284,7 +289,8 @@ fn every_architecture_has_the_logits_of_the_oracle() {
     }
 }
 
-/// A GPU fails after two passes: the rows are those of the oracle, and one warning names the failure.
+/// Makes the GPU fail after two passes. Checks that all rows equal those of the oracle, and that one warning names
+/// the failure.
 fn check_fallback(failure: impl Fn(&Gpu), message: &str) {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
@@ -292,7 +298,7 @@ fn check_fallback(failure: impl Fn(&Gpu), message: &str) {
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let tokens: Vec<u32> = (0..30).map(|at| (at * 37 + 11) % 512).collect();
     let expected = expected(&weights, &tokens, cache);
-    let mut model = Model::new(&gpu, &weights, &[0..2, 2..4], &[0..1, 2..4], cache, Tiling::USUAL.into());
+    let mut model = Model::new(&gpu, &weights, &[0..2, 2..4], &[0..1, 2..4], cache, Tiling::DEFAULT.into());
     assert_eq!(model.stage.backend_name(), "gpu");
     let mut own = Vec::new();
     for (number, part) in
@@ -322,10 +328,10 @@ fn run_continues_when_the_gpu_times_out() {
 
 #[test]
 fn run_continues_when_the_gpu_is_out_of_memory() {
-    // Not even the next row finds a place on its way back.
+    // Not even the download of the next row can be allocated.
     check_fallback(
         |gpu| gpu.set_memory_limit(gpu.memory_used()),
-        "has not enough memory for a copy from the GPU",
+        "has too little memory for a copy from the GPU",
     );
 }
 
@@ -335,8 +341,8 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
     let weights = synthetic(Architecture::Llama, "q8_0");
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let fits = |bytes: u64| {
-        let gpu = open(CapabilityMask { memory_bytes: Some(bytes), ..CapabilityMask::default() })?;
-        let made = gpu_layers(&gpu, &weights, 0..4, true, cache, Tiling::USUAL);
+        let gpu = open(CapabilityMask { max_memory_bytes: Some(bytes), ..CapabilityMask::default() })?;
+        let made = gpu_layers(&gpu, &weights, 0..4, true, cache, Tiling::DEFAULT);
         assert!(gpu.memory_limit() <= Some(bytes));
         let taken = gpu.memory_used();
         Some(made.map(|layers| (layers, taken)).map_err(|error| (error, taken)))
@@ -362,10 +368,10 @@ fn upload_reports_its_progress() {
     let progress = Progress::new(move |done, total| sink.lock().unwrap().push((done, total)));
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let whole = std::slice::from_ref(&(0..4));
-    let part = AcceleratedPlace { progress, ..place(&weights, whole, whole, cache) };
-    drop(accelerated(&gpu, part, Tiling::USUAL.into()));
+    let part = AcceleratorOptions { progress, ..accelerator_options(&weights, whole, whole, cache) };
+    drop(accelerated(&gpu, part, Tiling::DEFAULT.into()));
     let reports = reports.lock().unwrap();
-    // Seven matrices a layer, and the output's.
+    // Seven matrices per layer, and the output matrix.
     assert_eq!(reports.len(), 4 * 7 + 1);
     assert!(reports.is_sorted() && reports[0].0 > 0);
     assert!(reports.iter().all(|&(_, total)| total == reports[28].0), "{reports:?}");
@@ -374,14 +380,14 @@ fn upload_reports_its_progress() {
 #[test]
 fn cache_larger_than_a_binding_is_refused() {
     let _alone = alone();
-    let mask = CapabilityMask { binding_bytes: Some(1 << 20), ..CapabilityMask::default() };
+    let mask = CapabilityMask { max_binding_bytes: Some(1 << 20), ..CapabilityMask::default() };
     let Some(gpu) = open(mask) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let made = |context| {
         let cache = CacheOptions { context, format: CacheFormat::F32, sequences: 1 };
-        gpu_layers(&gpu, &weights, 0..1, false, cache, Tiling::USUAL)
+        gpu_layers(&gpu, &weights, 0..1, false, cache, Tiling::DEFAULT)
     };
-    // Three heads of 64 or 128 numbers.
+    // Three heads of dimension 64 (keys) or 128 (values).
     assert!(made(512).is_ok());
     let error = made(1024).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
@@ -389,7 +395,7 @@ fn cache_larger_than_a_binding_is_refused() {
         error.to_string().contains("key-value cache") && error.to_string().contains("`context`"),
         "{error}"
     );
-    // Nor can kernels number what 32 bits cannot.
+    // Kernels index a cache with 32 bits.
     let error = made(1 << 30).unwrap_err().to_string();
     assert!(error.contains("32 bits"), "{error}");
 }
@@ -401,9 +407,9 @@ fn shared_memory_is_counted_once() {
     let cache = CacheOptions { context: 4000, format: CacheFormat::F32, sequences: 1 };
     let taken = |owned: Range<u32>| {
         let gpu = open(CapabilityMask::default())?;
-        let part = place(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
-        let (backend, _) = accelerated(&gpu, part, Tiling::USUAL.into());
-        Some((gpu.memory_used(), backend.cache_bytes(), gpu.facts().kind))
+        let part = accelerator_options(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
+        let (backend, _) = accelerated(&gpu, part, Tiling::DEFAULT.into());
+        Some((gpu.memory_used(), backend.cache_bytes(), gpu.info().kind))
     };
     let Some((alone, own_caches, kind)) = taken(0..1) else { return };
     let (beside, all_caches, _) = taken(0..4).unwrap();

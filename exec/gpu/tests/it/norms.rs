@@ -1,6 +1,6 @@
-//! Norms against their formula, with subgroup operations and without.
+//! Compares the norm kernel with a plain loop in f64, with and without subgroup operations.
 //!
-//! Against a plain loop in f64. Stated bound: 1e-6 of the largest number, which is the rounding of f32.
+//! The bound is 1e-6 of the largest element, which is the rounding error of f32.
 
 use hearth_gpu::Gpu;
 use hearth_gpu::device::{Params, Tensor};
@@ -9,13 +9,13 @@ use hearth_gpu::kernels::norm::NormKernel;
 use hearth_gpu::virtual_tensor::Storage;
 
 use crate::gpu::{alone, numbers, open, relative_difference};
-use crate::products::masks;
+use crate::matmuls::masks;
 
 const TOKENS: usize = 5;
 const EPSILON: f32 = 1e-5;
 
-/// Rows [TOKENS, width], to which a change is added that was normalised itself; the sums, and their norm.
-fn plain(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize) -> (Vec<f32>, Vec<f32>) {
+/// Adds the normalised change to the hidden rows [TOKENS, width]. Returns the sums and their norms.
+fn reference(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize) -> (Vec<f32>, Vec<f32>) {
     let normalised = |row: &[f64], weight: &[f32]| -> Vec<f64> {
         let square: f64 = row.iter().map(|number| number * number).sum::<f64>() / width as f64;
         let scale = 1.0 / (square + f64::from(EPSILON)).sqrt();
@@ -52,16 +52,16 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
     let bound: Vec<&Tensor> = std::iter::once(&params).chain(&tensors).collect();
     let launch = gpu.launch("norm", &kernel.kernel(), &bound, [TOKENS as u32, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();
-    let (sums, norms) = plain(&hidden, &change, [&post, &weight], width);
+    let (sums, norms) = reference(&hidden, &change, [&post, &weight], width);
     for (own, expected) in [(&tensors[0], sums), (&tensors[4], norms)] {
         let own: Vec<f32> = gpu.read(own, expected.len()).unwrap();
         let off = relative_difference(&own, &expected);
-        assert!(off < 1e-6, "{width} numbers, {what}: off by {off}");
+        assert!(off < 1e-6, "width {width}, {what}: off by {off}");
     }
 }
 
 #[test]
-fn norms_are_those_of_their_formula_in_every_variant() {
+fn norms_equal_the_reference_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };

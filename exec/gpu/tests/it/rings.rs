@@ -1,11 +1,11 @@
-//! A device of a ring continues when its GPU is lost, and its trace names the backend that computed.
+//! A device of a ring continues when its GPU is lost, and its trace names the processor that computed each step.
 //!
-//! The trained model on one device, whose runner carries a plan out as in any ring, along the golden tokens.
+//! The trained model runs on a ring of one device, along its golden tokens.
 
 use std::sync::{Arc, Mutex};
 
-use hearth_gpu::backend::Accelerated;
-use hearth_gpu::kernels::product::Tiling;
+use hearth_gpu::backend::GpuBackend;
+use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::{CapabilityMask, Gpu, WarningSink};
 use hearth_profiles::Document;
 use hearth_ring::LocalModel;
@@ -23,13 +23,14 @@ use crate::models::{golden, models, tokens};
 
 const FILE: &str = "psalm-7m-q8_0.gguf";
 
-/// A runner that computes with a GPU, and what it has to say.
+/// A ring of one device with a GPU, and its warnings.
 struct Ring {
     model: LocalModel,
     runner: Option<StageRunner>,
     warnings: Arc<Mutex<Vec<String>>>,
-    /// The prompt, and the golden tokens.
-    so_far: Vec<u32>,
+    /// The prompt followed by the golden tokens.
+    all_tokens: Vec<u32>,
+    /// Number of tokens in the prompt.
     prompt: usize,
 }
 
@@ -39,35 +40,36 @@ impl Ring {
         let pushed = warnings.clone();
         let sink: WarningSink = Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned()));
         let gpu = gpu.clone();
-        let accelerator = Accelerator::new(move |place| {
-            let open = || gpu.alive().map(|()| gpu.clone());
-            Ok(Box::new(Accelerated::open(open, |_| Tiling::USUAL.into(), place, sink.clone())?))
+        let accelerator = Accelerator::new(move |options| {
+            let open = || gpu.check_not_lost().map(|()| gpu.clone());
+            Ok(Box::new(GpuBackend::open(open, |_| Tiling::DEFAULT.into(), options, sink.clone())?))
         });
         let model = LocalModel::open(&models().join(FILE)).unwrap().with_accelerator(Some(accelerator));
         let run = &golden(FILE)[0];
         let (prompt, greedy_ids) = (tokens(&run["prompt_ids"]), tokens(&run["greedy_ids"]));
-        let so_far = [&prompt[..], &greedy_ids].concat();
+        let all_tokens = [&prompt[..], &greedy_ids].concat();
         let plan = plan(&model, 8);
         let progress = Progress::default();
         let mut runner = StageRunner::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
         runner.set_sampler(0, Box::new(greedy));
-        Ring { model, runner: Some(runner), warnings, so_far, prompt: prompt.len() }
+        Ring { model, runner: Some(runner), warnings, all_tokens, prompt: prompt.len() }
     }
 
     fn runner(&mut self) -> &mut StageRunner {
         self.runner.as_mut().unwrap()
     }
 
-    /// The pass of these positions gives the golden token.
+    /// Runs a pass of the positions `from..to` and checks that it generates the golden token.
     fn pass(&mut self, index: u32, from: usize, to: usize) {
-        let known = self.so_far[..to].to_vec();
+        let known = self.all_tokens[..to].to_vec();
         let pass = Pass::plain(index, from as u32, (to - from) as u32, true);
         let out = self.runner().begin_pass(pass, &known).unwrap().expect("one device is the whole ring");
-        assert_eq!(out.tokens, [self.so_far[to]], "pass {index}");
+        assert_eq!(out.tokens, [self.all_tokens[to]], "pass {index}");
     }
 }
 
-/// All layers on one device, so many of them on its GPU; the output too if they all are.
+/// Returns a plan of one device with `gpu_layers` layers on its GPU, and the output matrix too if these are all
+/// layers.
 fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
     let output = if gpu_layers == 8 { "gpu" } else { "cpu" };
     let text = format!(
@@ -81,7 +83,7 @@ fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
     Arc::new(Plan::from_yaml(&text).unwrap())
 }
 
-/// Who computed what of the plan's GPU part.
+/// Returns the processors that computed the first layers and the output in a pass.
 fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
     let of_gpu = |record: &&Record| {
         let layers = record.kind == Kind::Compute && record.layers.is_some_and(|[first, _]| first == 0);
@@ -91,7 +93,7 @@ fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
 }
 
 #[test]
-fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
+fn trace_names_the_cpu_for_the_steps_of_a_lost_gpu() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
@@ -108,13 +110,13 @@ fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
         let expected = if pass < 2 { Resource::Gpu } else { Resource::Cpu };
         assert_eq!(resources(records, pass), [expected; 2], "pass {pass}");
     }
-    // What processors did has its cost, and is found in memory or read.
+    // A step of the CPU has its cost.
     let costs = records.iter().filter(|record| record.kind == Kind::Compute && record.pass == 3);
     assert!(costs.clone().count() == 1 && costs.clone().all(|record| record.cost.is_some()));
 }
 
 #[test]
-fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
+fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
@@ -124,18 +126,18 @@ fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
     let (plan, runner) = (plan(&ring.model, 6), ring.runner.take().unwrap());
     let runner = runner.reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &Progress::default()).unwrap();
     ring.runner = Some(runner);
-    // A renewed ring computes again what was there.
+    // A reconfigured ring computes all earlier positions again.
     ring.pass(1, 0, prompt + 1);
     ring.pass(2, prompt + 1, prompt + 2);
     let warnings = ring.warnings.lock().unwrap().clone();
     assert!(
-        warnings.len() == 1 && warnings[0].contains("was lost") && warnings[0].contains("processors"),
+        warnings.len() == 1 && warnings[0].contains("was lost") && warnings[0].contains("CPU"),
         "{warnings:?}"
     );
     let all = ring.runner().take_trace();
     assert_eq!(resources(&all[1].1.records, 2), [Resource::Cpu; 2]);
-    // A run that has not begun does not begin without what its plan asks for.
-    let begun = StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &Progress::default());
-    let error = begun.err().expect("the GPU is gone").to_string();
+    // A new run does not start without the GPU that its plan needs.
+    let started = StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &Progress::default());
+    let error = started.err().expect("the GPU is lost").to_string();
     assert!(error.contains("the GPU was lost"), "{error}");
 }

@@ -1,31 +1,31 @@
-//! Caches of several sequences on the GPU, reused, and with activations in f16.
+//! Caches of several sequences on the GPU: separate, reusable after a roll-back, and correct with f16 activations.
 //!
-//! Rows go through a stage on the GPU and through the plain oracle, in the same passes. The weights are f16, so that no
-//! activation is rounded to eight bits. Stated bound: a relative RMS of 1e-4, which another order of additions makes;
-//! of 2e-3 where rows are rounded to f16 after every layer, since one near a tie can be rounded the other way.
+//! A stage on the GPU and one with the oracle run the same passes. The weights are f16, so that no activation is
+//! quantised to eight bits. The bound is a relative RMS of 1e-4, the effect of another order of additions. It is 2e-3
+//! where rows are rounded to f16 after every layer, because a value near a tie can be rounded differently.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_gpu::kernels::product::Tiling;
+use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::model::Architecture;
 use hearth_ring::wire::activations::round;
-use hearth_runtime::{AcceleratedPlace, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
+use hearth_runtime::{AcceleratorOptions, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
 
 use crate::gpu::{alone, open};
-use crate::models::{accelerated, cpu, place, relative_rms, synthetic};
+use crate::models::{accelerated, accelerator_options, cpu, relative_rms, synthetic};
 
 const CACHE: CacheOptions = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 3 };
 const BOUND: f64 = 1e-4;
 const ROUNDED_BOUND: f64 = 2e-3;
 
-/// The windows of the model, all of whose four layers are on the GPU.
+/// Returns the windows of the model. All of its four layers are on the GPU.
 fn windows() -> [Range<u32>; 2] {
     [0..1, 1..4]
 }
 
-/// The same stage on the GPU and by the oracle.
+/// The same stage twice: on the GPU, and with the oracle.
 struct Pair {
     weights: Arc<Weights>,
     gpu: Stage,
@@ -35,8 +35,11 @@ struct Pair {
 impl Pair {
     fn new(gpu: &Arc<Gpu>, cache: CacheOptions, after_layer: Option<fn(&mut [f32])>) -> Pair {
         let weights = synthetic(Architecture::Qwen3, "f16");
-        let part = AcceleratedPlace { after_layer, ..place(&weights, &windows(), &windows(), cache) };
-        let (backend, _) = accelerated(gpu, part, Tiling::USUAL.into());
+        let part = AcceleratorOptions {
+            after_layer,
+            ..accelerator_options(&weights, &windows(), &windows(), cache)
+        };
+        let (backend, _) = accelerated(gpu, part, Tiling::DEFAULT.into());
         let oracle = Oracle::new(weights.clone(), 0..4, cache).unwrap();
         let stage = |backend: Box<dyn Backend>| {
             let stage = Stage::new(weights.clone(), &windows(), cache, backend).unwrap();
@@ -49,26 +52,26 @@ impl Pair {
         Pair { weights, gpu, oracle }
     }
 
-    /// Rows of these tokens before the first layer.
+    /// Returns the input embeddings of these tokens.
     fn rows(&self, tokens: &[u32]) -> Vec<f32> {
         Head::new(self.weights.clone(), cpu()).embed(tokens).unwrap()
     }
 
-    /// Forgets positions from `length` on in both.
+    /// Removes the positions from `length` on from both caches.
     fn roll_back(&mut self, sequence: u32, length: u32) {
         for stage in [&mut self.gpu, &mut self.oracle] {
             stage.roll_back(sequence, length);
         }
     }
 
-    /// A pass of rows through both; how far they are apart.
+    /// Runs a pass on both stages and returns the relative RMS of the difference.
     fn pass(&mut self, sequence: u32, rows: &[f32], first: u32) -> f64 {
         let tokens = (rows.len() / self.weights.shape().embedding as usize) as u32;
         let positions: Vec<u32> = (first..first + tokens).collect();
         let [own, expected] = [&mut self.gpu, &mut self.oracle].map(|stage| {
             let mut rows = rows.to_vec();
             for window in windows() {
-                stage.forward_of(sequence, window, &mut rows, &positions).unwrap();
+                stage.forward_sequence(sequence, window, &mut rows, &positions).unwrap();
             }
             rows
         });
@@ -77,7 +80,7 @@ impl Pair {
     }
 }
 
-/// So many tokens, others for each seed.
+/// Returns `count` arbitrary tokens, different for each seed.
 fn tokens(count: u32, seed: u32) -> Vec<u32> {
     (0..count).map(|at| (at * 37 + 11 + seed * 101) % 512).collect()
 }
@@ -87,9 +90,9 @@ fn sequences_have_caches_of_their_own() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
-    let (kernels, taken) = (gpu.kernels(), gpu.memory_used());
+    let (kernels, taken) = (gpu.compiled_kernels(), gpu.memory_used());
     assert!(kernels > 0);
-    // Of different lengths, one after the other and in angles.
+    // Passes of different lengths, in which the sequences take turns.
     for (sequence, first, count) in [
         (0, 0, 7),
         (2, 0, 1),
@@ -105,18 +108,22 @@ fn sequences_have_caches_of_their_own() {
         let off = pair.pass(sequence, &rows, first);
         assert!(off < BOUND, "sequence {sequence} from {first}: {off}");
     }
-    assert_eq!((gpu.kernels(), gpu.memory_used()), (kernels, taken), "a pass finds all that it needs");
+    assert_eq!(
+        (gpu.compiled_kernels(), gpu.memory_used()),
+        (kernels, taken),
+        "a pass compiles and allocates nothing"
+    );
 }
 
 #[test]
-fn rolled_back_positions_leave_no_trace() {
+fn rolled_back_positions_do_not_affect_later_passes() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
     for (number, (back_to, count)) in
         [(0, 33), (9, 1), (10, 20), (3, 2), (0, 6), (6, 1)].into_iter().enumerate()
     {
-        // In the last round all sequences are forgotten at once, as for another request.
+        // Going back to 0 clears all sequences at once, as for another request.
         if back_to == 0 {
             for stage in [&mut pair.gpu, &mut pair.oracle] {
                 stage.truncate(0);
@@ -131,7 +138,7 @@ fn rolled_back_positions_leave_no_trace() {
 }
 
 #[test]
-fn rolled_back_nan_leaves_no_trace() {
+fn rolled_back_nan_does_not_affect_later_passes() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
@@ -141,7 +148,7 @@ fn rolled_back_nan_leaves_no_trace() {
     let mut not_finite = vec![f32::NAN; rows.len()];
     let positions: Vec<u32> = (9..18).collect();
     for window in windows() {
-        pair.gpu.forward_of(0, window, &mut not_finite, &positions).unwrap();
+        pair.gpu.forward_sequence(0, window, &mut not_finite, &positions).unwrap();
     }
     assert!(not_finite.iter().all(|number| number.is_nan()));
     for (first, count) in [(9, 1), (10, 3), (8, 1), (9, 2)] {
@@ -157,18 +164,22 @@ fn rows_rounded_after_every_layer_equal_the_oracle() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, CACHE, Some(round));
-    let (bytes, kernels, taken) = (pair.gpu.cache_bytes(), gpu.kernels(), gpu.memory_used());
+    let (bytes, kernels, taken) = (pair.gpu.cache_bytes(), gpu.compiled_kernels(), gpu.memory_used());
     for (first, count) in [(0, 12), (12, 1), (13, 1), (14, 20)] {
         let rows = pair.rows(&tokens(count, first));
         let off = pair.pass(0, &rows, first);
         println!("{count} tokens in f16 from {first}: relative RMS {off:.1e}");
         assert!(off < ROUNDED_BOUND, "{count} tokens from {first}: {off}");
-        assert_eq!(pair.gpu.cache_bytes(), bytes, "memory is taken at the beginning");
-        assert_eq!((gpu.kernels(), gpu.memory_used()), (kernels, taken), "so are kernels made");
+        assert_eq!(pair.gpu.cache_bytes(), bytes, "memory is allocated at the start");
+        assert_eq!(
+            (gpu.compiled_kernels(), gpu.memory_used()),
+            (kernels, taken),
+            "a pass compiles and allocates nothing"
+        );
     }
-    // What is kept for the case of a loss is kept once per window, whether rows are rounded between layers or not.
+    // Rows are saved once per window, whether they are rounded between layers or not.
     let plain = Pair::new(&gpu, CACHE, None).gpu.cache_bytes();
-    let kept = AcceleratedPlace::kept_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
+    let kept = AcceleratorOptions::saved_row_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
     assert_eq!(bytes, plain);
     assert!(kept > 0 && bytes > kept, "{kept} of {bytes}");
 }
@@ -179,9 +190,11 @@ fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
     for lost_at in [0, 1, 2, 3] {
         let Some(gpu) = open(CapabilityMask::default()) else { return };
         let weights = synthetic(Architecture::Llama, "f16");
-        let part =
-            AcceleratedPlace { after_layer: Some(round), ..place(&weights, &windows(), &windows(), CACHE) };
-        let (mut backend, warnings) = accelerated(&gpu, part, Tiling::USUAL.into());
+        let part = AcceleratorOptions {
+            after_layer: Some(round),
+            ..accelerator_options(&weights, &windows(), &windows(), CACHE)
+        };
+        let (mut backend, warnings) = accelerated(&gpu, part, Tiling::DEFAULT.into());
         let mut oracle = Oracle::new(weights.clone(), 0..4, CACHE).unwrap();
         for (first, count) in [(0, 9), (9, 1), (10, 3), (13, 1)] {
             let rows = Head::new(weights.clone(), cpu()).embed(&tokens(count, first)).unwrap();

@@ -1,7 +1,7 @@
-//! Tuning chooses a tiling that can be stored and used, and measuring gives a valid GPU profile.
+//! Tuning selects a tiling that can be stored and loaded, and measuring returns a valid GPU profile.
 
-use hearth_gpu::kernels::product::Tiling;
-use hearth_gpu::tuning::{self, Choices, candidates};
+use hearth_gpu::kernels::matmul::Tiling;
+use hearth_gpu::tuning::{self, TunedTilings, candidates};
 use hearth_gpu::{CapabilityMask, measure};
 use hearth_profiles::measure::Effort;
 use hearth_profiles::{Bytes, Format, Sourced};
@@ -9,33 +9,34 @@ use hearth_profiles::{Bytes, Format, Sourced};
 use crate::gpu::{alone, open};
 
 #[test]
-fn the_fastest_candidate_is_remembered_for_the_adapter() {
+fn fastest_candidate_is_stored_for_the_adapter() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let timed = tuning::measure(&gpu).unwrap();
     assert_eq!(timed.len(), candidates(gpu.capabilities()).len());
-    // Three formats, of a token and of a batch.
-    assert!(timed.iter().all(|timed| timed.products.len() == 6));
+    // Three formats, each with one token and with a batch.
+    assert!(timed.iter().all(|timed| timed.seconds.len() == 6));
     assert!(
-        timed.iter().flat_map(|timed| &timed.products).all(|&seconds| seconds > 0.0 && seconds.is_finite())
+        timed.iter().flat_map(|timed| &timed.seconds).all(|&seconds| seconds > 0.0 && seconds.is_finite())
     );
-    let mut choices = Choices::default();
-    assert_eq!(choices.get(&gpu), None);
-    choices.set(&gpu, timed[0].tiling);
-    assert_eq!(Choices::of_text(&choices.text()).get(&gpu), Some(timed[0].tiling));
-    // What nobody has tested is no choice, whichever process wrote it down.
-    choices.set(&gpu, Tiling { tokens: 3, ..timed[0].tiling });
-    assert_eq!(choices.get(&gpu), None);
+    let mut tunings = TunedTilings::default();
+    assert_eq!(tunings.get(&gpu), None);
+    tunings.set(&gpu, timed[0].tiling);
+    assert_eq!(TunedTilings::parse(&tunings.to_text()).get(&gpu), Some(timed[0].tiling));
+    // A tiling that is not a candidate is ignored, because no test covers it.
+    tunings.set(&gpu, Tiling { tokens_per_thread: 3, ..timed[0].tiling });
+    assert_eq!(tunings.get(&gpu), None);
 }
 
 #[test]
-fn a_gpu_is_measured_in_the_terms_of_a_device_document() {
+fn measured_profile_has_all_values_of_a_device_document() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let (memory, buffers) = (Sourced::new(Bytes::mib(512), "a test"), Sourced::new(Bytes::mib(8), "a test"));
     let formats = [Format::Q4K, Format::F16, Format::Q2K];
-    let profile = measure::measure(&gpu, Tiling::USUAL, &formats, memory, buffers, &Effort::token()).unwrap();
-    // There is no kernel for the third.
+    let profile =
+        measure::measure(&gpu, Tiling::DEFAULT, &formats, memory, buffers, &Effort::minimal()).unwrap();
+    // There is no kernel for the third format.
     assert_eq!((profile.matvec.iter().count(), profile.matmul.iter().count()), (2, 2));
     let rates = profile.matvec.iter().chain(profile.matmul.iter()).map(|(_, rate)| rate.value.0);
     let rates: Vec<f64> =
@@ -43,7 +44,7 @@ fn a_gpu_is_measured_in_the_terms_of_a_device_document() {
     assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{rates:?}");
     let times = [&profile.kv_copy, &profile.upload, &profile.download].map(|copy| copy.latency.value.0);
     assert!(times.iter().all(|time| time.is_finite() && *time > 0.0), "{times:?}");
-    // All of the buffer that the effort allows, and no cache's worth.
+    // The whole buffer that the effort allows, not only as much as a cache holds.
     let source = &profile.read_bandwidth.source;
     assert!(source.starts_with("measured") && source.contains("reading 4.00 MiB"), "{source}");
 }

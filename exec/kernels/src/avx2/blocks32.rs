@@ -1,6 +1,6 @@
 //! Dot products of weights in blocks of 32 with rounded activations, in AVX2.
 //!
-//! A format says how its 32 weights become bytes; what follows is the same for all.
+//! A format defines how its 32 weights are unpacked to bytes; the arithmetic after that is the same for all formats.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -11,7 +11,7 @@ use super::{
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
 
-/// Dot products of blocks whose weights are signed bytes. The integers of four blocks are added up together.
+/// Defines dot products of formats whose weights are unpacked to signed bytes. Four blocks are summed together.
 macro_rules! signed_dots {
     ($($name:ident: $block:ty, $weights:ident;)+) => {$(
         #[inline]
@@ -56,7 +56,7 @@ signed_dots! {
     dot_iq4_nl: BlockIq4Nl, iq4_nl;
 }
 
-/// Dots of blocks whose weights are bytes without a sign, and a minimum.
+/// Defines dot products of formats with a minimum, whose weights are unpacked to unsigned bytes.
 macro_rules! minimum_dots {
     ($($name:ident: $block:ty, $weights:ident;)+) => {$(
         #[inline]
@@ -70,7 +70,7 @@ macro_rules! minimum_dots {
             for (at, [a, b]) in twos.iter().enumerate() {
                 prefetch(&twos[at]);
                 let weights = [$weights(a), $weights(b)];
-                // As the sums come: products and activations of the first block, then of the second.
+                // In the order of the sums: products and activations of the first block, then of the second.
                 let scale = four_halves([a.scale_bits(), a.minimum_bits(), b.scale_bits(), b.minimum_bits()]);
                 for t in 0..T {
                     let [first, second] = &quants[t].as_chunks::<2>().0[at];
@@ -119,7 +119,7 @@ fn q4_1(block: &BlockQ4_1) -> __m256i {
     nibbles(&block.quants)
 }
 
-/// Where the fifth bit is clear, four bits set above the four there are give q - 16.
+/// Unpacks q - 16: where the fifth bit is clear, the four bits above the nibble are set.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn q5_0(block: &BlockQ5_0) -> __m256i {
@@ -140,7 +140,7 @@ fn iq4_nl(block: &BlockIq4Nl) -> __m256i {
     iq4_values(nibbles(&block.quants))
 }
 
-/// 32 bits as 32 bytes: all ones where the bit is set.
+/// Expands 32 bits to 32 bytes, which are all ones where the bit is set.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn set_bits(bits: [u8; 4]) -> __m256i {
@@ -162,6 +162,7 @@ fn load_four(values: &[f32; 4]) -> __m128 {
     unsafe { _mm_loadu_ps(values.as_ptr()) }
 }
 
+/// Converts the bits of four f16 values to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn four_halves([a, b, c, d]: [u16; 4]) -> __m128 {
@@ -169,7 +170,7 @@ fn four_halves([a, b, c, d]: [u16; 4]) -> __m128 {
     _mm_cvtph_ps(_mm_cvtsi64_si128(bits as i64))
 }
 
-/// The sums of four registers, as floats.
+/// Returns the sums of four registers, as floats.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn four_sums([a, b, c, d]: [__m256i; 4]) -> __m128 {
@@ -178,7 +179,7 @@ fn four_sums([a, b, c, d]: [__m256i; 4]) -> __m128 {
     _mm_cvtepi32_ps(sums)
 }
 
-/// Adds four products to the lowest lane, one after another.
+/// Adds the four products `scales[i] * sums[i]` to the lowest lane of `dot`, in this order.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn add_four(scales: __m128, sums: __m128, dot: __m128) -> __m128 {
@@ -189,7 +190,8 @@ fn add_four(scales: __m128, sums: __m128, dot: __m128) -> __m128 {
     _mm_fmadd_ss(_mm_movehdup_ps(scales), _mm_movehdup_ps(sums), dot)
 }
 
-/// The factors of a block's scale and of its minimum.
+/// Returns the integers by which a block's scale and minimum are multiplied: the partial sums of its products, and of
+/// its activations.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn integers(weights: __m256i, activations: __m256i) -> [__m256i; 2] {

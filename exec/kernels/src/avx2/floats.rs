@@ -1,6 +1,7 @@
 //! Dot products of F32, F16 and BF16 weights with plain activations, in AVX2.
 //!
-//! Four registers of eight lanes are the 32 lanes of [`super::super`]; also attention over f16 keys and values.
+//! The 32 lanes of [`super::super`] are four registers of eight lanes. Attention over f16 keys and values is here
+//! too.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -18,6 +19,7 @@ fn load_floats(values: &[f32; 8]) -> __m256 {
     unsafe { _mm256_loadu_ps(values.as_ptr()) }
 }
 
+/// Converts eight f16 values to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn widen(halves: &[u8; 16]) -> __m256 {
@@ -25,7 +27,7 @@ fn widen(halves: &[u8; 16]) -> __m256 {
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.as_ptr().cast()) })
 }
 
-/// Eight BF16 numbers are the upper halves of eight f32.
+/// Converts eight BF16 values to f32, whose upper halves they are.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn upper(halves: &[u8; 16]) -> __m256 {
@@ -34,38 +36,39 @@ fn upper(halves: &[u8; 16]) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
 }
 
-/// Four registers of eight lanes, the elements after the last whole 32, and the tree.
+/// Sums the 32 lanes in tree order, after adding the products of the remaining elements (fewer than 32).
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn finish(lanes: [__m256; 4], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
     if rest.len() == 0 {
         let [a, b, c, d] = lanes;
-        return tree(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d)));
+        return tree_sum(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d)));
     }
     let mut all = [0.0f32; 32];
     for (part, lanes) in all.as_chunks_mut::<8>().0.iter_mut().zip(lanes) {
         store_floats(part, lanes);
     }
-    crate::fold_with_rest(all, rest)
+    crate::sum_lanes_with_rest(all, rest)
 }
 
-/// The tree of [`crate::tree`].
+/// Sums eight lanes in the order of [`crate::tree_sum`].
 #[inline]
 #[target_feature(enable = "avx2")]
-fn tree(lanes: __m256) -> f32 {
+fn tree_sum(lanes: __m256) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
-/// Eight F32 numbers.
+/// Loads eight F32 weights.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn plain(bytes: &[u8; 32]) -> __m256 {
     _mm256_castsi256_ps(load_unsigned(bytes))
 }
 
-/// Dots of weights of some bytes each: how eight become a register, and one a number.
+/// Defines dot products of float weights, given the bytes of a weight, the function that loads eight weights, and the
+/// one that converts a single weight.
 macro_rules! dots {
     ($($name:ident: $bytes:literal, $eight:ident, $one:expr;)+) => {$(
         #[inline]

@@ -23,7 +23,7 @@ struct LoadedIq4Xs {
 struct LoadedIq1S {
     scale: f32,
     scales: [u8; 8],
-    /// What each sum of 16 activations is multiplied by; i16.
+    /// The factor of each sum of 16 activations that is subtracted; i16.
     subtracted: __m256i,
 }
 
@@ -56,7 +56,7 @@ fn load_iq1_s(block: &BlockIq1S) -> LoadedIq1S {
     let (mut scales, mut offsets) = ([0; 8], [0; 8]);
     for (sub_block, (scale, offset)) in scales.iter_mut().zip(&mut offsets).enumerate() {
         *scale = block.sub_scale(sub_block);
-        // At most 15 * 9.
+        // At most 15 * 9 = 135.
         *offset = *scale * block.offset(sub_block);
     }
     let subtracted = pairs(u64::from_le_bytes(offsets));

@@ -1,7 +1,8 @@
 //! Dot products of K-quants, in blocks of 256, with rounded activations, in AVX2.
 //!
-//! `Q4_K` and `Q6_K` are written out, because most files consist of them; the others, and those of
-//! [`super::i_quants`], say what they load once per block, how they unpack a group of 32 and what they subtract.
+//! `Q4_K` and `Q6_K` have functions of their own, because most files consist of them. The other formats, also those
+//! of [`super::i_quants`], define only what is loaded once per block, how a group of 32 weights is unpacked and what
+//! is subtracted.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -12,7 +13,7 @@ use super::{
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
-/// Widens one 8-bit number of each of eight sub-blocks to an i16 pair in each 32-bit lane.
+/// Widens eight bytes, one for each sub-block, to eight 32-bit lanes with the value in both i16 halves.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn pairs(bytes: u64) -> __m256i {
@@ -20,7 +21,7 @@ pub(super) fn pairs(bytes: u64) -> __m256i {
     _mm256_or_si256(wide, _mm256_slli_epi32::<16>(wide))
 }
 
-/// The same in memory: broadcasting from there leaves the shuffle port to the multiplications.
+/// Returns [`pairs`] in memory: a broadcast from memory does not use the shuffle port, which the kernel needs.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn stored_pairs(bytes: u64) -> [u32; 8] {
@@ -73,7 +74,8 @@ pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     lowest(dots)
 }
 
-/// Byte shuffles that spread scales 2g and 2g + 1, of eight i16, over the halves of group g.
+/// Byte shuffles for group g: they copy scale 2g of eight i16 to all lanes of the lower half, and scale 2g + 1 to all
+/// lanes of the upper half.
 static SCALE_SHUFFLES: [[i8; 32]; 4] = {
     let mut spread = [[0; 32]; 4];
     let mut at = 0;
@@ -137,8 +139,9 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     lowest(dots)
 }
 
-/// Dots of blocks of 256: `$load` a block's scales, give `$group::<G>` (32 weights as bytes and their scales as 16
-/// i16), `$multiply` them, and `$finish` the block with what its format adds or subtracts.
+/// Defines dot products of blocks of 256. `$load` loads the scales of a block, `$group::<G>` returns group G (32
+/// weights as bytes and their scales as 16 i16), `$multiply` multiplies it by the activations, and `$finish` scales
+/// the sum of the block and subtracts its minima or offset.
 macro_rules! dots256 {
     ($($name:ident: $block:ty, $load:ident, $group:ident, $multiply:ident, $finish:ident;)+) => {
         $($crate::avx2::k_quants::dots256! {
@@ -182,30 +185,31 @@ dots256! {
     dot_q5_k: BlockQ5K, load_q5_k, group_q5_k, unsigned, subtract_minima32;
 }
 
-/// An unpacked block with sub-blocks of 16 weights.
+/// The scales and high bits of a block with sub-blocks of 16 weights.
 struct Loaded16 {
     scale: f32,
     minimum: f32,
-    /// Eight scales twice, for each half of the block; i16.
+    /// For each half of the block, its eight scales, twice; i16.
     scales: [__m256i; 2],
-    /// The factor of each sum of 16 activations; i16.
+    /// The factor of each sum of 16 activations that is subtracted; i16.
     subtracted: __m256i,
-    /// High bits, one per group.
+    /// The high bits of the weights: bit g of each byte belongs to group g.
     high: __m256i,
 }
 
-/// An unpacked block with sub-blocks of 32 weights.
+/// The scales and high bits of a block with sub-blocks of 32 weights.
 struct Loaded32 {
     scale: f32,
     minimum: f32,
+    /// The scales as pairs of i16, see [`pairs`].
     scale_pairs: [u32; 8],
-    /// The factor of each sum of 16 activations; i16.
+    /// The factor of each sum of 16 activations that is subtracted; i16.
     subtracted: __m256i,
-    /// High bits, one per group.
+    /// The high bits of the weights: bit g of each byte belongs to group g.
     high: __m256i,
 }
 
-/// Moves the bits at `from` of every byte to `to`; what crosses into other bytes is for the caller to clear.
+/// Shifts bit `from` of every byte to bit `to`. The caller must mask out bits that cross into other bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn shifted(bytes: __m256i, from: i32, to: i32) -> __m256i {
@@ -216,6 +220,7 @@ fn shifted(bytes: __m256i, from: i32, to: i32) -> __m256i {
     }
 }
 
+/// Returns the lower eight scales twice, and the upper eight scales twice.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn twice(wide_scales: __m256i) -> [__m256i; 2] {
@@ -223,12 +228,14 @@ fn twice(wide_scales: __m256i) -> [__m256i; 2] {
     [_mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high)]
 }
 
+/// Returns the scale of each pair of adjacent weights of group G.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn spread<const G: usize>(loaded: &Loaded16) -> __m256i {
     _mm256_shuffle_epi8(loaded.scales[G / 4], load(&SCALE_SHUFFLES[G % 4]))
 }
 
+/// Converts the bits of two f16 values to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn two_halves(bits: u32) -> (f32, f32) {
@@ -307,6 +314,7 @@ fn subtract_minima32(loaded: &Loaded32, total: __m256i, sums: __m256i, scale: f3
     with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
 }
 
+/// Adds `scale * total - minimum * (sums times minima)` of a block to `dot`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn with_minima(

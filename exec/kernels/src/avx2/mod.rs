@@ -1,13 +1,13 @@
-//! The dot products of [`super::scalar`] for x86-64 processors with AVX2.
+//! The dot products of [`super::scalar`] for x86-64 processors with AVX2, FMA and F16C.
 //!
-//! AVX2, FMA and F16C. `maddubs` multiplies unsigned weights by signed activations and adds neighbours
-//! (largest: 2 * 128 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again.
-//! All of a block is added up as integers before it meets an f32. Each function takes T tokens, so that weights
-//! are unpacked once for all of them; per token the arithmetic is the same.
+//! `maddubs` multiplies unsigned weights by signed activations and adds adjacent products (at most 2 * 128 * 127,
+//! below 2^15); `madd` multiplies by the integer scales and adds adjacent products again. A block is summed
+//! completely in integers before the conversion to f32. Each function computes T tokens, so that weights are unpacked
+//! once for all of them; the arithmetic of a token does not depend on T.
 //!
-//! Here: what all formats load and add up. The formats are in files by family.
+//! This file has the loads and sums that all formats share; the formats are in one file for each family.
 //!
-//! Not here: loops over rows. That is [`super::product`].
+//! Not here: loops over rows. That is [`super::matmul`].
 
 mod blocks32;
 mod floats;
@@ -18,12 +18,12 @@ mod k_quants;
 use std::arch::x86_64::*;
 
 pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
-pub(super) use floats::{dot_bf16, dot_f16, dot_f32, mix_f16, scores_f16};
+pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
 pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
 use super::blocks::IQ4_VALUES;
-use super::product::per_token;
+use super::matmul::per_token;
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -39,28 +39,30 @@ fn load_unsigned(bytes: &[u8; 32]) -> __m256i {
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }
 
+/// Converts the bits of an f16 to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn half_bits(bits: u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
-/// How far ahead of the arithmetic weights are fetched. The processor's own prefetching stops at the end of a
-/// 4 KiB page; without this one core reads at 60 % of what it can.
+/// The distance of software prefetching, in bytes. Hardware prefetching stops at the end of a 4 KiB page; without
+/// software prefetching one core reaches only 60 % of its read bandwidth.
 const PREFETCH_BYTES: usize = 4096;
 
-/// Asks for the cache lines `PREFETCH_BYTES` bytes after a block, which may belong to the next row or to nobody.
+/// Prefetches the cache lines `PREFETCH_BYTES` after a block. They may belong to the next row or lie outside the
+/// matrix.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn prefetch<B>(block: &B) {
     let there = std::ptr::from_ref(block).cast::<i8>().wrapping_add(PREFETCH_BYTES);
     for line in (0..size_of::<B>()).step_by(64) {
-        // It reads nothing and cannot fault, wherever it points.
+        // A prefetch of any address is harmless: it cannot fault.
         _mm_prefetch::<_MM_HINT_T0>(there.wrapping_add(line));
     }
 }
 
-/// The sums of both registers, as floats in the two lowest lanes.
+/// Returns the sums of both registers, as floats in the two lowest lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn two_sums(first: __m256i, second: __m256i) -> __m128 {
@@ -69,7 +71,7 @@ fn two_sums(first: __m256i, second: __m256i) -> __m128 {
     _mm_cvtepi32_ps(_mm_hadd_epi32(four, four))
 }
 
-/// The sum of a register as a float in the lowest lane.
+/// Returns the sum of a register, as a float in the lowest lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn one_sum(values: __m256i) -> __m128 {
@@ -78,6 +80,7 @@ fn one_sum(values: __m256i) -> __m128 {
     _mm_cvtepi32_ps(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
 }
 
+/// Returns the lowest lane of each register.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
@@ -95,7 +98,7 @@ fn load_sums(sums: &[i16; 16]) -> __m256i {
     unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
 }
 
-/// The low four bits of 16 bytes, then the high four.
+/// Returns the low four bits of 16 bytes, followed by the high four bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn nibbles(bytes: &[u8; 16]) -> __m256i {
@@ -105,24 +108,24 @@ fn nibbles(bytes: &[u8; 16]) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
-/// Entries of the codebook of `IQ4_NL` and `IQ4_XS`.
+/// Looks up 32 indices in the codebook of `IQ4_NL` and `IQ4_XS`.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn iq4_values(numbers: __m256i) -> __m256i {
+fn iq4_values(indices: __m256i) -> __m256i {
     // SAFETY: an unaligned load of the 16 bytes that the array has.
     let codebook = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
-    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codebook), numbers)
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codebook), indices)
 }
 
-/// Products of weights from 0 to 127 and activations, neighbours added.
+/// Multiplies weights from 0 to 127 by activations and adds adjacent products.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn unsigned(weights: __m256i, activations: __m256i) -> __m256i {
     _mm256_maddubs_epi16(weights, activations)
 }
 
-/// The same with signed weights. maddubs wants one side unsigned: |w| * (sign(w) a) = w a; -128 becomes 128 as an
-/// unsigned byte.
+/// Multiplies signed weights by activations and adds adjacent products. `maddubs` needs one unsigned operand, so this
+/// computes |w| * (sign(w) a) = w a; the magnitude of -128 is 128 as an unsigned byte.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed(weights: __m256i, activations: __m256i) -> __m256i {

@@ -1,13 +1,13 @@
 //! Blocks of 32 weights: layouts and dequantisation.
 //!
-//! A scale, for some formats a minimum, and 32 integers; of four bits the low halves of 16 bytes are the first
-//! 16 weights and the high halves the others.
+//! A block has an f16 scale, in some formats an f16 minimum, and 32 integers. Four-bit integers are stored in 16
+//! bytes: the low halves are the first 16 weights, the high halves the others.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::Scaled;
 
-/// weight = `scale * (q - 8)`, q of four bits.
+/// `Q4_0`: weight = `scale * (q - 8)` with four-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ4_0 {
@@ -15,7 +15,7 @@ pub(crate) struct BlockQ4_0 {
     pub(crate) quants: [u8; 16],
 }
 
-/// weight = `scale * q + minimum`, q of four bits.
+/// `Q4_1`: weight = `scale * q + minimum` with four-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ4_1 {
@@ -24,28 +24,28 @@ pub(crate) struct BlockQ4_1 {
     pub(crate) quants: [u8; 16],
 }
 
-/// weight = `scale * (q - 16)`, q of five bits.
+/// `Q5_0`: weight = `scale * (q - 16)` with five-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ5_0 {
     scale: [u8; 2],
-    /// The fifth bit of weight j is bit j.
+    /// The fifth bits: bit j belongs to weight j.
     pub(crate) high: [u8; 4],
     pub(crate) quants: [u8; 16],
 }
 
-/// weight = `scale * q + minimum`, q of five bits.
+/// `Q5_1`: weight = `scale * q + minimum` with five-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ5_1 {
     scale: [u8; 2],
     minimum: [u8; 2],
-    /// The fifth bit of weight j is bit j.
+    /// The fifth bits: bit j belongs to weight j.
     pub(crate) high: [u8; 4],
     pub(crate) quants: [u8; 16],
 }
 
-/// weight = `scale * q`, q of eight bits, signed.
+/// `Q8_0`: weight = `scale * q` with signed eight-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ8_0 {
@@ -53,12 +53,13 @@ pub(crate) struct BlockQ8_0 {
     pub(crate) quants: [i8; 32],
 }
 
-/// The 4-bit number at `index` of 32.
+/// Returns the four-bit integer at `index`, 0 to 31.
 #[inline(always)]
 pub(super) fn nibble(bytes: &[u8; 16], index: usize) -> u8 {
     bytes[index % 16] >> (4 * (index / 16)) & 15
 }
 
+/// Returns 16 if bit `index` of `bits` is set, otherwise 0.
 #[inline(always)]
 fn fifth(bits: [u8; 4], index: usize) -> u8 {
     (bits[index / 8] >> (index % 8) & 1) << 4
@@ -67,7 +68,7 @@ fn fifth(bits: [u8; 4], index: usize) -> u8 {
 scaled! { BlockQ4_0, BlockQ4_1 minimum, BlockQ5_0, BlockQ5_1 minimum, BlockQ8_0 }
 
 impl BlockQ4_0 {
-    /// The quant at `index`, -8 to 7.
+    /// Returns q - 8 at `index`, -8 to 7.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         nibble(&self.quants, index) as i8 - 8
@@ -75,7 +76,7 @@ impl BlockQ4_0 {
 }
 
 impl BlockQ4_1 {
-    /// The quant at `index`, 0 to 15.
+    /// Returns q at `index`, 0 to 15.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
         nibble(&self.quants, index)
@@ -83,7 +84,7 @@ impl BlockQ4_1 {
 }
 
 impl BlockQ5_0 {
-    /// The quant at `index`, -16 to 15.
+    /// Returns q - 16 at `index`, -16 to 15.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         (nibble(&self.quants, index) | fifth(self.high, index)) as i8 - 16
@@ -91,14 +92,14 @@ impl BlockQ5_0 {
 }
 
 impl BlockQ5_1 {
-    /// The quant at `index`, 0 to 31.
+    /// Returns q at `index`, 0 to 31.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
         nibble(&self.quants, index) | fifth(self.high, index)
     }
 }
 
-stored! {
+dequantised! {
     32 BlockQ4_0: |block, index| block.scale() * f32::from(block.quant(index));
     32 BlockQ4_1: |block, index| block.scale() * f32::from(block.quant(index)) + block.minimum();
     32 BlockQ5_0: |block, index| block.scale() * f32::from(block.quant(index));

@@ -1,18 +1,18 @@
 //! Blocks whose integers are indices of a codebook: layouts and dequantisation.
 //!
-//! Four bits choose one of 16 values that lie closer together near zero (`IQ4_NL`, `IQ4_XS`), or eleven bits
-//! choose a row of eight weights (`IQ1_S`). The codebooks are part of the format.
+//! In `IQ4_NL` and `IQ4_XS` a four-bit index selects one of 16 values, which are denser near zero. In `IQ1_S` an
+//! eleven-bit index selects a group of eight weights. The codebooks are part of the format.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::blocks32::nibble;
 use super::{GRID, Scaled};
 
-/// What the four bits of `IQ4_NL` and `IQ4_XS` stand for. source: `kvalues_iq4nl` of ggml-common.h
+/// The codebook of `IQ4_NL` and `IQ4_XS`. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// 32 weights: weight = `scale * IQ4_VALUES[q]`.
+/// `IQ4_NL`, 32 weights: weight = `scale * IQ4_VALUES[q]`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq4Nl {
@@ -20,35 +20,36 @@ pub(crate) struct BlockIq4Nl {
     pub(crate) quants: [u8; 16],
 }
 
-/// 256 weights: weight = `scale * scales[j] * IQ4_VALUES[q]`, j = index / 32.
+/// `IQ4_XS`, 256 weights: weight = `scale * scales[j] * IQ4_VALUES[q]`, j = index / 32.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq4Xs {
     scale: [u8; 2],
-    /// Upper two bits of the eight scales.
+    /// Upper two bits of the eight sub-block scales.
     scales_high: [u8; 2],
-    /// Lower four bits.
+    /// Lower four bits of the eight sub-block scales.
     scales_low: [u8; 4],
-    /// Each sub-block's 16 bytes as in `BlockIq4Nl`.
+    /// Codebook indices: 16 bytes for each sub-block, in the layout of `BlockIq4Nl`.
     pub(crate) quants: [u8; 128],
 }
 
-/// 256 weights: weight = `scale * scales[j] * (g + shift)`, j = index / 32, g from -1, 0, 1, shift an eighth
-/// up or down for all of a sub-block.
+/// `IQ1_S`, 256 weights: weight = `scale * scales[j] * (g + shift)`, j = index / 32. g is -1, 0 or 1, and the shift
+/// is +1/8 or -1/8 for all weights of a sub-block.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq1S {
     scale: [u8; 2],
-    /// Lower eight bits of the number of each row of eight weights.
+    /// Lower eight bits of the codebook index of each group of eight weights.
     low: [u8; 32],
-    /// For each sub-block: upper three bits of four rows, three bits of the scale, one of the shift's sign.
+    /// For each sub-block: the upper three bits of four codebook indices, three bits of the scale, and the sign bit
+    /// of the shift.
     high: [[u8; 2]; 8],
 }
 
 scaled! { BlockIq4Nl, BlockIq4Xs, BlockIq1S }
 
 impl BlockIq4Nl {
-    /// The codebook entry of weight `index`.
+    /// Returns the codebook entry of weight `index`.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         IQ4_VALUES[usize::from(nibble(&self.quants, index))]
@@ -56,7 +57,7 @@ impl BlockIq4Nl {
 }
 
 impl BlockIq4Xs {
-    /// The scale of a sub-block, -32 to 31.
+    /// Returns the scale of a sub-block, -32 to 31.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> i8 {
         let low = self.scales_low[sub_block / 2] >> (4 * (sub_block % 2)) & 15;
@@ -64,7 +65,7 @@ impl BlockIq4Xs {
         (low | high << 4) as i8 - 32
     }
 
-    /// The codebook entry of weight `index`.
+    /// Returns the codebook entry of weight `index`.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
         let bytes = &self.quants.as_chunks::<16>().0[index / 32];
@@ -78,33 +79,34 @@ impl BlockIq1S {
         u16::from_le_bytes(self.high[sub_block])
     }
 
-    /// An odd number from 1 to 15.
+    /// Returns the scale of a sub-block, an odd integer from 1 to 15.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> u8 {
         2 * (self.head(sub_block) >> 12 & 7) as u8 + 1
     }
 
-    /// The offset of a sub-block's `GRID` entries above eight times its weights: 8 minus or plus the shift.
+    /// Returns 7 or 9: the amount by which the `GRID` entries of a sub-block exceed eight times its weights `g +
+    /// shift`.
     #[inline(always)]
     pub(crate) fn offset(&self, sub_block: usize) -> u8 {
         if self.head(sub_block) >> 15 == 0 { 7 } else { 9 }
     }
 
-    /// The eight weights of one of the 32 rows, as in `GRID`.
+    /// Returns the `GRID` entry of a group of eight weights, `row` 0 to 31.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> u64 {
         let high = self.head(row / 4) >> (3 * (row % 4)) & 7;
         GRID[usize::from(u16::from(self.low[row]) | high << 8)]
     }
 
-    /// The quant at `index`: 0, 8 or 16.
+    /// Returns the byte of the `GRID` entry for weight `index`: 0, 8 or 16.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
         (self.row(index / 8) >> (8 * (index % 8))) as u8
     }
 }
 
-stored! {
+dequantised! {
     32 BlockIq4Nl: |block, index| block.scale() * f32::from(block.quant(index));
     256 BlockIq4Xs: |block, index| {
         let scale = block.scale() * f32::from(block.sub_scale(index / 32));

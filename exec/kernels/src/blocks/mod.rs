@@ -1,12 +1,12 @@
 //! Layouts of quantised blocks, and their dequantisation.
 //!
-//! The structs have the layouts of GGUF (ggml-common.h) and are cast from the mapped bytes. Dequantisation multiplies
-//! in f32 in the order of the reference Python package `gguf`, so that results are equal bit for bit (vectors in
-//! `tests/data`).
+//! The structs have the layouts of GGUF (ggml-common.h); references to them are cast from the mapped bytes.
+//! Dequantisation multiplies in f32 in the order of the reference Python package `gguf`, so that results are equal
+//! bit for bit (test vectors in `tests/data`).
 //!
-//! Not here: dot products, which never build the f32 weights; see [`super::scalar`].
+//! Not here: dot products, which never create f32 weights; see [`super::scalar`].
 
-/// Implements [`Scaled`] for blocks with an f16 field `scale` and, where it is named, another one for the minimum.
+/// Implements [`Scaled`] for blocks with an f16 field `scale` and, if a second field is named, an f16 minimum.
 macro_rules! scaled {
     ($($block:ident $($minimum:ident)?),+) => {$(
         impl $crate::blocks::Scaled for $block {
@@ -25,10 +25,10 @@ macro_rules! scaled {
     )+};
 }
 
-/// Implements [`Stored`]: the length of a block, and the value of the weight at an index.
-macro_rules! stored {
+/// Implements [`Dequantise`], given the length of a block and an expression for the weight at an index.
+macro_rules! dequantised {
     ($($length:literal $block:ident: |$this:ident, $index:ident| $weight:expr;)+) => {$(
-        impl $crate::blocks::Stored for $block {
+        impl $crate::blocks::Dequantise for $block {
             const LENGTH: usize = $length;
             fn weight(&self, $index: usize) -> f32 {
                 let $this = self;
@@ -52,8 +52,11 @@ pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
 pub(crate) use iq1_s_grid::GRID;
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 
-/// A block with an f16 scale and perhaps an f16 minimum; their bits are for kernels that convert several at once.
+/// A block with an f16 scale and, in some formats, an f16 minimum.
+///
+/// The methods that return bits are for kernels that convert several f16 values at once.
 pub(crate) trait Scaled: Pod {
+    /// Whether the format has a minimum.
     const MINIMUM: bool = false;
 
     fn scale_bits(&self) -> u16;
@@ -73,7 +76,7 @@ pub(crate) trait Scaled: Pod {
         f16::from_bits(self.minimum_bits()).to_f32()
     }
 
-    /// The scale in the low half, the minimum in the high half.
+    /// Returns the bits of the scale in the low half and those of the minimum in the high half.
     #[inline(always)]
     fn scale_and_minimum_bits(&self) -> u32 {
         u32::from(self.scale_bits()) | u32::from(self.minimum_bits()) << 16
@@ -81,25 +84,27 @@ pub(crate) trait Scaled: Pod {
 }
 
 /// A block that can be dequantised.
-trait Stored: Pod {
+trait Dequantise: Pod {
+    /// Number of weights in a block.
     const LENGTH: usize;
 
+    /// Returns the f32 weight at `index`.
     fn weight(&self, index: usize) -> f32;
 }
 
-/// The blocks that `row` is made of. The length was checked when the tensor table was.
+/// Casts a row to its blocks. Its length was checked with the tensor table.
 #[inline(always)]
 pub(crate) fn blocks<B: Pod>(row: &[u8]) -> &[B] {
     bytemuck::cast_slice(row)
 }
 
-/// A BF16 weight: the upper half of an f32.
+/// Converts BF16, the upper half of an f32, in little-endian order.
 #[inline(always)]
 pub(crate) fn bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// Writes the f32 weights that `row` stores into `out`, `[length]`.
+/// Dequantises `row` into `out`, `[length]`. Fails if the bytes of `row` do not match the format and the length.
 pub fn dequantise(format: KernelFormat, row: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
     let wanted = format.row_bytes(out.len());
     if wanted != Some(row.len()) {
@@ -131,7 +136,7 @@ fn convert<const N: usize>(row: &[u8], out: &mut [f32], number: impl Fn([u8; N])
     }
 }
 
-fn decode<B: Stored>(row: &[u8], out: &mut [f32]) {
+fn decode<B: Dequantise>(row: &[u8], out: &mut [f32]) {
     for (block, out) in blocks::<B>(row).iter().zip(out.chunks_exact_mut(B::LENGTH)) {
         for (index, value) in out.iter_mut().enumerate() {
             *value = block.weight(index);

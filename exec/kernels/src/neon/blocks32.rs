@@ -1,34 +1,34 @@
 //! Dot products of weights in blocks of 32 with rounded activations, in NEON.
 //!
-//! A format says how its 32 weights become signed bytes; what follows is the same for all. Four blocks' integers are
-//! added up together.
+//! A format defines how its 32 weights are unpacked to signed bytes; the arithmetic after that is the same for all
+//! formats. Four blocks are summed together.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use super::{Products, four_halves, half_bits, iq4_values, load_both, nibbles, per_token};
+use super::{ByteDot, four_halves, half_bits, iq4_values, load_both, nibbles, per_token};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
 
-/// A format.
+/// A block of 32 weights that can be unpacked to signed bytes.
 trait Unpack: Scaled {
-    /// Whether weights are small in the sense of [`Products::sum32`].
+    /// Whether all weights are small as defined by [`ByteDot::sum32`].
     const SMALL: bool;
 
-    /// The 32 weights.
+    /// Returns the 32 weights, without the scale.
     ///
     /// # Safety
     /// The processor has NEON.
     unsafe fn weights(&self) -> [int8x16_t; 2];
 }
 
-/// T tokens on a row.
+/// Returns the dot products of a weight row with T tokens.
 ///
 /// # Safety
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn dot<P: Products, B: Unpack, const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+unsafe fn dot<P: ByteDot, B: Unpack, const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
     let row = blocks::<B>(row);
     let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
     let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
@@ -85,7 +85,7 @@ macro_rules! dots {
         /// The processor has the instructions of `P`.
         #[inline]
         #[target_feature(enable = "neon")]
-        pub(crate) unsafe fn $name<P: Products, const T: usize>(
+        pub(crate) unsafe fn $name<P: ByteDot, const T: usize>(
             row: &[u8],
             input: &[QuantisedRow<'_>; T],
         ) -> [f32; T] {
@@ -130,7 +130,7 @@ unpack! {
     BlockIq4Nl, small: false, |block| nibbles(&block.quants).map(|numbers| iq4_values(numbers));
 }
 
-/// Numbers of five bits, 0 to 31; the fifth bit of number j is bit j of `high`.
+/// Unpacks 32 five-bit integers, 0 to 31; bit j of `high` is the fifth bit of integer j.
 #[inline]
 #[target_feature(enable = "neon")]
 fn with_fifth(quants: &[u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
@@ -152,7 +152,7 @@ fn load_four(values: &[f32; 4]) -> float32x4_t {
     unsafe { vld1q_f32(values.as_ptr()) }
 }
 
-/// Four integers as floats.
+/// Loads four integers and converts them to floats.
 #[inline]
 #[target_feature(enable = "neon")]
 fn four_sums(values: &[i16; 4]) -> float32x4_t {
@@ -160,7 +160,7 @@ fn four_sums(values: &[i16; 4]) -> float32x4_t {
     vcvtq_f32_s32(vmovl_s16(unsafe { vld1_s16(values.as_ptr()) }))
 }
 
-/// The lanes; the compiler takes them from the register.
+/// Returns the lanes of a register; the compiler removes the store.
 #[inline]
 #[target_feature(enable = "neon")]
 fn stored(values: float32x4_t) -> [f32; 4] {

@@ -1,6 +1,7 @@
 //! Dot products of F32, F16 and BF16 weights with plain activations, in NEON.
 //!
-//! Eight registers of four lanes are the 32 lanes of [`super::super`]; also attention over f16 keys and values.
+//! The 32 lanes of [`super::super`] are eight registers of four lanes. Attention over f16 keys and values is here
+//! too.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
@@ -32,27 +33,28 @@ fn load_halves(halves: &[u8; 8]) -> uint16x4_t {
     vreinterpret_u16_u8(unsafe { vld1_u8(halves.as_ptr()) })
 }
 
+/// Converts four f16 values to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn widen(halves: &[u8; 8]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(load_halves(halves)))
 }
 
-/// Four BF16 numbers are the upper halves of four f32.
+/// Converts four BF16 values to f32, whose upper halves they are.
 #[inline]
 #[target_feature(enable = "neon")]
 fn upper(halves: &[u8; 8]) -> float32x4_t {
     vreinterpretq_f32_u32(vshll_n_u16::<16>(load_halves(halves)))
 }
 
-/// Four F32 numbers.
+/// Loads four F32 weights.
 #[inline]
 #[target_feature(enable = "neon")]
 fn plain(bytes: &[u8; 16]) -> float32x4_t {
     vreinterpretq_f32_u8(super::load_unsigned(bytes))
 }
 
-/// Eight registers of four lanes, the elements after the last whole 32, and the tree.
+/// Sums the 32 lanes in tree order, after adding the products of the remaining elements (fewer than 32).
 #[inline]
 #[target_feature(enable = "neon")]
 fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
@@ -68,12 +70,14 @@ fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32
     for (part, lanes) in all.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
         store_floats(part, lanes);
     }
-    crate::fold_with_rest(all, rest)
+    crate::sum_lanes_with_rest(all, rest)
 }
 
-/// Dots of weights of some bytes each: how four become a register, and one a number.
+/// Defines dot products of float weights, given the bytes of a weight, the function that loads four weights, and the
+/// one that converts a single weight.
 ///
-/// One token has eight registers of lanes; of more tokens, half of the lanes go first, so that all stay in registers.
+/// One token needs eight registers for its lanes. Several tokens compute half of their lanes at a time, so that all
+/// of them stay in registers.
 macro_rules! dots {
     ($($name:ident: $bytes:literal, $four:ident, $one:expr;)+) => {$(
         #[inline]

@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::k_quants::{Unpack, dots256, eight, sixteen};
-use super::{Products, half_bits, iq4_values, load, nibbles, two_of_eight};
+use super::{ByteDot, half_bits, iq4_values, load, nibbles, two_of_eight};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled};
 
@@ -34,7 +34,7 @@ impl Unpack for BlockIq4Xs {
     }
 }
 
-/// Weights are unpacked in units of an eighth.
+/// Unpacks weights in units of one eighth, so that they are integers.
 impl Unpack for BlockIq1S {
     const GROUP: usize = 32;
 

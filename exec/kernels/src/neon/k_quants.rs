@@ -1,35 +1,35 @@
 //! Dot products of K-quants, in blocks of 256, with rounded activations, in NEON.
 //!
-//! A format, also one of [`super::i_quants`], says how a group of 32 weights becomes signed bytes, and which integer
-//! scales and minima stand over groups; what follows is the same for all.
+//! A format (also those of [`super::i_quants`]) defines how a group of 32 weights is unpacked to signed bytes, and
+//! the integer scales and minima of the groups; the arithmetic after that is the same for all formats.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use super::{Products, load, load_both, load_half, load_unsigned, per_token, shifted};
+use super::{ByteDot, load, load_both, load_half, load_unsigned, per_token, shifted};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
-/// A format.
+/// A block of 256 weights that can be unpacked in groups of 32.
 pub(super) trait Unpack: Scaled {
-    /// Neighbours under one scale, 16 or 32.
+    /// Number of adjacent weights with one scale, 16 or 32.
     const GROUP: usize;
-    /// Whether weights are small in the sense of [`Products::sum32`].
+    /// Whether all weights are small as defined by [`ByteDot::sum32`].
     const SMALL: bool = true;
 
-    /// Weights 32 * group and on.
+    /// Returns the 32 weights of a group, without their scales.
     ///
     /// # Safety
     /// The processor has NEON.
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
 
-    /// The integer scales, one for each [`Self::GROUP`] weights.
+    /// Returns the integer scales, one for each [`Self::GROUP`] weights.
     ///
     /// # Safety
     /// The processor has NEON.
     unsafe fn scales(&self) -> [i32; 16];
 
-    /// What each sum of sixteen activations is multiplied by.
+    /// Returns the integer minima, by which the sums of 16 activations are multiplied.
     ///
     /// # Safety
     /// The processor has NEON.
@@ -38,7 +38,7 @@ pub(super) trait Unpack: Scaled {
         unsafe { [vdupq_n_s16(0); 2] }
     }
 
-    /// The factors of the integers: scale and minimum.
+    /// Returns the f32 factors of the block: those of its integer scales and of its integer minima.
     ///
     /// # Safety
     /// The processor has NEON.
@@ -49,13 +49,13 @@ pub(super) trait Unpack: Scaled {
     }
 }
 
-/// Dot products of T tokens with a row.
+/// Returns the dot products of a weight row with T tokens.
 ///
 /// # Safety
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn dot<P: Products, B: Unpack, const T: usize>(
+pub(super) unsafe fn dot<P: ByteDot, B: Unpack, const T: usize>(
     row: &[u8],
     input: &[QuantisedRow<'_>; T],
 ) -> [f32; T] {
@@ -91,13 +91,13 @@ pub(super) unsafe fn dot<P: Products, B: Unpack, const T: usize>(
     dots
 }
 
-/// Adds the products of a group of 32 times their scales.
+/// Adds the products of a group of 32 weights, times their scales, to `total`.
 ///
 /// # Safety
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn add_group<P: Products, B: Unpack>(
+unsafe fn add_group<P: ByteDot, B: Unpack>(
     total: int32x4_t,
     weights: [int8x16_t; 2],
     values: [int8x16_t; 2],
@@ -114,7 +114,7 @@ unsafe fn add_group<P: Products, B: Unpack>(
     }
 }
 
-/// Sums of sixteen activations times their minima; a block's are at most 16 * 63 * 16 * 127.
+/// Multiplies the sums of 16 activations by the minima; the total of a block is at most 16 * 63 * 16 * 127.
 #[inline]
 #[target_feature(enable = "neon")]
 fn products_of_sums(minima: [int16x8_t; 2], sums: &[i16; 16]) -> int32x4_t {
@@ -133,7 +133,7 @@ macro_rules! dots256 {
         /// The processor has the instructions of `P`.
         #[inline]
         #[target_feature(enable = "neon")]
-        pub(crate) unsafe fn $name<P: Products, const T: usize>(
+        pub(crate) unsafe fn $name<P: ByteDot, const T: usize>(
             row: &[u8],
             input: &[QuantisedRow<'_>; T],
         ) -> [f32; T] {
@@ -152,7 +152,7 @@ dots256! {
     dot_q6_k: BlockQ6K;
 }
 
-/// Sixteen signed bytes as integers.
+/// Widens 16 signed bytes to i32.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn sixteen(bytes: int8x16_t) -> [i32; 16] {
@@ -171,14 +171,14 @@ pub(super) fn sixteen(bytes: int8x16_t) -> [i32; 16] {
     all
 }
 
-/// Eight bytes from 0 to 127 as integers, and eight zeros.
+/// Widens eight bytes from 0 to 127 to i32, followed by eight zeros.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn eight(bytes: u64) -> [i32; 16] {
     sixteen(vcombine_s8(vcreate_s8(bytes), vcreate_s8(0)))
 }
 
-/// Each of eight bytes from 0 to 127 for two sums of sixteen.
+/// Widens eight bytes from 0 to 127 to i16 and duplicates each lane.
 #[inline]
 #[target_feature(enable = "neon")]
 fn twice(bytes: u64) -> [int16x8_t; 2] {
@@ -186,7 +186,7 @@ fn twice(bytes: u64) -> [int16x8_t; 2] {
     [vzip1q_s16(wide, wide), vzip2q_s16(wide, wide)]
 }
 
-/// Scale and minimum that lie side by side.
+/// Converts the bits of two f16 values, a scale and a minimum, to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn two_halves(bits: u32) -> [f32; 2] {
@@ -194,21 +194,21 @@ fn two_halves(bits: u32) -> [f32; 2] {
     [vgetq_lane_f32::<0>(halves), vgetq_lane_f32::<1>(halves)]
 }
 
-/// Keeps the bits of `mask` of both.
+/// ANDs both registers with `mask`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn masked(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
     bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(mask)))
 }
 
-/// Bits of 32 bytes, shifted up by `places`.
+/// Shifts 32 bytes left by `places` (right if negative) and ANDs them with `mask`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bits(bytes: &[u8; 32], places: i32, mask: u8) -> [uint8x16_t; 2] {
     masked([shifted(load_half(bytes, 0), places), shifted(load_half(bytes, 1), places)], mask)
 }
 
-/// The bits of both, without an offset.
+/// ORs `low` and `high` and subtracts `offset`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t; 2] {

@@ -1,16 +1,16 @@
 //! The dot products of [`super::scalar`] for 64-bit ARM processors.
 //!
-//! NEON multiplies signed bytes, so that weights lose their offset when they are unpacked. `sdot` adds up four
-//! products in each 32-bit lane; where it is missing, products are added in 16 bits as often as that cannot overflow,
-//! and then widened. All of a block is added up as integers before it meets an f32. Each function takes T tokens, so
-//! that weights are unpacked once for all of them; per token the arithmetic is the same.
+//! NEON multiplies signed bytes, so the offset of weights is subtracted when they are unpacked. `sdot` adds four
+//! products to each 32-bit lane. Without it, as many products are added in 16 bits as cannot overflow, and the sums
+//! are then widened. A block is summed completely in integers before the conversion to f32. Each function computes T
+//! tokens, so that weights are unpacked once for all of them; the arithmetic of a token does not depend on T.
 //!
-//! `sdot` and `smmla` are written as assembly: their intrinsics are not stable. An instruction names its extension,
-//! so that the rest of a kernel is one generic function for all processors.
+//! `sdot` and `smmla` are inline assembly, because their intrinsics are not stable. The assembly enables its
+//! extension itself, so that the rest of a kernel is one generic function for all processors.
 //!
-//! Here: what all formats load and add up. The formats are in files by family.
+//! This file has the loads and sums that all formats share; the formats are in one file for each family.
 //!
-//! Not here: loops over rows. That is [`super::product`].
+//! Not here: loops over rows. That is [`super::matmul`].
 
 mod blocks32;
 mod floats;
@@ -22,36 +22,38 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
-pub(super) use floats::{dot_bf16, dot_f16, dot_f32, load_floats, mix_f16, scores_f16, store_floats};
+pub(super) use floats::{dot_bf16, dot_f16, dot_f32, load_floats, scores_f16, store_floats, sum_values_f16};
 pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
 use super::blocks::IQ4_VALUES;
-use super::product::per_token;
+use super::matmul::per_token;
 
-/// How bytes are multiplied and added up. Which lane a product is added to is free: all lanes make one integer.
+/// Integer dot products of bytes by one instruction set.
+///
+/// An implementation may add a product to any lane, because all lanes are summed to one integer.
 ///
 /// # Safety
-/// Each function needs a processor that has the instructions.
-pub(super) trait Products {
-    /// Sixteen weights from -128 to 127, times activations from -127 to 127.
+/// The processor must have the instructions of the implementation.
+pub(super) trait ByteDot {
+    /// Returns the partial sums of 16 weights from -128 to 127 times activations from -127 to 127.
     unsafe fn sum16(weights: int8x16_t, values: int8x16_t) -> int32x4_t;
 
-    /// Thirty-two; `small` weights are from -64 to 63.
+    /// Returns the partial sums of 32 weights times activations; with `small`, all weights are from -64 to 63.
     unsafe fn sum32(weights: [int8x16_t; 2], values: [int8x16_t; 2], small: bool) -> int32x4_t;
 }
 
-/// The instructions that every processor has.
-pub(super) struct Plain;
+/// NEON without extensions, which every processor has.
+pub(super) struct BaseNeon;
 
-/// Dot products of four bytes.
+/// NEON with `sdot`, the dot product of four bytes.
 pub(super) struct Dotprod;
 
-impl Products for Plain {
+impl ByteDot for BaseNeon {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn sum16(weights: int8x16_t, values: int8x16_t) -> int32x4_t {
-        // At most 2 * 128 * 127 = 32512.
+        // A lane is at most 2 * 128 * 127 = 32512.
         let low = vmull_s8(vget_low_s8(weights), vget_low_s8(values));
         vpaddlq_s16(vmlal_high_s8(low, weights, values))
     }
@@ -62,7 +64,7 @@ impl Products for Plain {
         let first = vmull_s8(vget_low_s8(weights[0]), vget_low_s8(values[0]));
         let first = vmlal_high_s8(first, weights[0], values[0]);
         if small {
-            // At most 4 * 64 * 127 = 32512.
+            // A lane is at most 4 * 64 * 127 = 32512.
             let both = vmlal_s8(first, vget_low_s8(weights[1]), vget_low_s8(values[1]));
             return vpaddlq_s16(vmlal_high_s8(both, weights[1], values[1]));
         }
@@ -71,7 +73,7 @@ impl Products for Plain {
     }
 }
 
-impl Products for Dotprod {
+impl ByteDot for Dotprod {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn sum16(weights: int8x16_t, values: int8x16_t) -> int32x4_t {
@@ -87,7 +89,7 @@ impl Products for Dotprod {
     }
 }
 
-/// Adds to each lane the products of its four bytes.
+/// Adds to each lane of `total` the dot product of its four bytes in `a` and `b`.
 ///
 /// # Safety
 /// The processor has `dotprod`.
@@ -106,7 +108,7 @@ unsafe fn sdot(mut total: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     total
 }
 
-/// The same; each lane of `a` meets the four bytes at `LANE` of `b`.
+/// Adds to each lane of `total` the dot product of its four bytes in `a` and the four bytes of lane `LANE` of `b`.
 ///
 /// # Safety
 /// The processor has `dotprod`.
@@ -129,7 +131,8 @@ pub(super) unsafe fn sdot_lane<const LANE: usize>(
     total
 }
 
-/// Two rows of eight bytes in `a`, two in `b`: adds `[a0 b0, a0 b1, a1 b0, a1 b1]`.
+/// Multiplies matrices of bytes: `a` and `b` have two rows of eight bytes each; adds the dot products
+/// `[a0 b0, a0 b1, a1 b0, a1 b1]` to `total`.
 ///
 /// # Safety
 /// The processor has `i8mm`.
@@ -162,14 +165,14 @@ pub(super) fn load_unsigned(bytes: &[u8; 16]) -> uint8x16_t {
     unsafe { vld1q_u8(bytes.as_ptr()) }
 }
 
-/// Half `half` of 32 bytes.
+/// Loads the lower (0) or upper (1) half of 32 bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn load_half(bytes: &[u8; 32], half: usize) -> uint8x16_t {
     load_unsigned(&bytes.as_chunks().0[half])
 }
 
-/// 32 activations.
+/// Loads 32 signed bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn load_both(bytes: &[i8; 32]) -> [int8x16_t; 2] {
@@ -177,7 +180,7 @@ fn load_both(bytes: &[i8; 32]) -> [int8x16_t; 2] {
     [load(&halves[0]), load(&halves[1])]
 }
 
-/// Numbers stored as f16.
+/// Converts the bits of four f16 values to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn four_halves([a, b, c, d]: [u16; 4]) -> float32x4_t {
@@ -185,21 +188,21 @@ fn four_halves([a, b, c, d]: [u16; 4]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(vcreate_u16(bits)))
 }
 
-/// One of them.
+/// Converts the bits of an f16 to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn half_bits(bits: u16) -> f32 {
     vgetq_lane_f32::<0>(four_halves([bits, 0, 0, 0]))
 }
 
-/// Moves the bits of every byte up by `places`, or down where that is negative.
+/// Shifts every byte left by `places`, or right if `places` is negative.
 #[inline]
 #[target_feature(enable = "neon")]
 fn shifted(bytes: uint8x16_t, places: i32) -> uint8x16_t {
     vshlq_u8(bytes, vdupq_n_s8(places as i8))
 }
 
-/// The low four bits of 16 bytes, and the high four.
+/// Returns the low four bits of 16 bytes, and the high four bits.
 #[inline]
 #[target_feature(enable = "neon")]
 fn nibbles(bytes: &[u8; 16]) -> [uint8x16_t; 2] {
@@ -207,14 +210,14 @@ fn nibbles(bytes: &[u8; 16]) -> [uint8x16_t; 2] {
     [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
 }
 
-/// Entries of the codebook of `IQ4_NL` and `IQ4_XS`.
+/// Looks up 16 indices in the codebook of `IQ4_NL` and `IQ4_XS`.
 #[inline]
 #[target_feature(enable = "neon")]
-fn iq4_values(numbers: uint8x16_t) -> int8x16_t {
-    vqtbl1q_s8(load(&IQ4_VALUES), numbers)
+fn iq4_values(indices: uint8x16_t) -> int8x16_t {
+    vqtbl1q_s8(load(&IQ4_VALUES), indices)
 }
 
-/// Eight bytes twice.
+/// Loads two groups of eight bytes into one register.
 #[inline]
 #[target_feature(enable = "neon")]
 fn two_of_eight(first: &[u8; 8], second: &[u8; 8]) -> uint8x16_t {

@@ -1,13 +1,15 @@
-//! A panel times a tile of tokens, in AVX2.
+//! Multiplies a panel by a tile of tokens, in AVX2.
 //!
 //! A line is two registers of eight rows. `maddubs` multiplies four unsigned weights of each row by four signed
-//! activations, which come from memory by a broadcast, and adds neighbours in 16 bits. Several such products are
-//! added up in 16 bits before `madd` multiplies them by their scale and adds neighbours in 32 bits: as many as
-//! cannot overflow, 2 * 127 * the largest quant each, eight of four-bit weights, four of five bits, two of six.
-//! Eight-bit weights are stored 128 above themselves. They lose that, their magnitude is the unsigned side and their
-//! sign goes to the activations; no two of these products can be added in 16 bits, but one fits: 2 * 127 * 128.
+//! activations, which are broadcast from memory, and adds adjacent products in 16 bits. Several such sums are added
+//! in 16 bits before `madd` multiplies them by their scale and adds adjacent ones in 32 bits. One sum is at most 2 *
+//! 127 times the maximum quant, so that eight of them cannot overflow for four-bit weights, four for five bits and
+//! two for six.
 //!
-//! Bounds: a group's sum in 32 bits is at most 32 * 128 * 127 * 128 = 6.7e7 and a block's at most 5.3e8.
+//! Eight-bit weights are packed with an offset of 128. The kernel subtracts it, and moves the sign of each weight to
+//! the activations, because the weights must be unsigned. One such sum fits in 16 bits (2 * 127 * 128), but not two.
+//!
+//! Bounds: the sum of a group in 32 bits is at most 32 * 128 * 127 * 128 = 6.7e7, and that of a block 5.3e8.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -16,21 +18,21 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::integers::{Block32, Block256, CODEBOOK};
-use super::{COLUMNS, Line, Panel, PanelKernel, ROWS, multiply, pack};
+use super::unpack::{Block32, Block256, CODEBOOK};
+use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply, pack};
 use crate::activations::QuantisedRow;
-use crate::product::Tile;
+use crate::matmul::MatmulTask;
 
-/// Computes all rows and tokens of a tile, whose format must satisfy [`is_profitable`](super::is_profitable).
+/// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
-/// The processor has AVX2, FMA and F16C, and no other thread writes these rows.
-pub(crate) unsafe fn all_rows(tile: Tile<'_>) {
+/// The processor has AVX2, FMA and F16C, and no other thread writes the rows of the task.
+pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { multiply::<Avx2, 4>(tile) };
+    unsafe { multiply::<Avx2, 4>(task) };
 }
 
-/// AVX2, FMA and F16C.
+/// The panel kernel for AVX2, FMA and F16C.
 struct Avx2;
 
 impl PanelKernel for Avx2 {
@@ -43,7 +45,7 @@ impl PanelKernel for Avx2 {
         input: &[QuantisedRow<'_>; T],
         sums: &mut [[f32; ROWS]; T],
     ) {
-        match products_in_16_bits(B::LARGEST, B::GROUP / 4) {
+        match lines_in_16_bits(B::MAX_QUANT, B::GROUP / 4) {
             8 => multiply256::<B, 8, T>(panel, blocks, input, sums),
             4 => multiply256::<B, 4, T>(panel, blocks, input, sums),
             2 => multiply256::<B, 2, T>(panel, blocks, input, sums),
@@ -58,7 +60,7 @@ impl PanelKernel for Avx2 {
         input: &[QuantisedRow<'_>; T],
         sums: &mut [[f32; ROWS]; T],
     ) {
-        match products_in_16_bits(B::LARGEST, 8) {
+        match lines_in_16_bits(B::MAX_QUANT, 8) {
             8 => multiply32::<B, 8, T>(panel, blocks, input, sums),
             4 => multiply32::<B, 4, T>(panel, blocks, input, sums),
             2 => multiply32::<B, 2, T>(panel, blocks, input, sums),
@@ -67,19 +69,19 @@ impl PanelKernel for Avx2 {
     }
 }
 
-/// Products of four columns that are added up in 16 bits, where weights are of eight bits and signed.
+/// The value of `FOURS` for eight-bit weights: the products of only one line fit in 16 bits, and weights are signed.
 const SIGNED: usize = 1;
 
-/// How many products of four columns can be added up in 16 bits, of as many as `most`.
-const fn products_in_16_bits(largest: i32, most: usize) -> usize {
-    let mut count = most;
-    while count > SIGNED && 2 * 127 * largest * count as i32 > i16::MAX as i32 {
+/// Returns the number of lines, at most `max_lines`, whose products can be added in 16 bits without overflow.
+const fn lines_in_16_bits(max_quant: i32, max_lines: usize) -> usize {
+    let mut count = max_lines;
+    while count > SIGNED && 2 * 127 * max_quant * count as i32 > i16::MAX as i32 {
         count /= 2;
     }
     count
 }
 
-/// Two registers of eight rows.
+/// Two registers of eight rows each.
 type Pair = [__m256i; 2];
 
 #[inline]
@@ -107,21 +109,21 @@ fn store_floats(line: &mut [f32; ROWS], values: [__m256; 2]) {
     }
 }
 
-/// Two or four neighbouring numbers of a token, 32 bits in total, for all rows.
+/// Broadcasts two or four adjacent values of a token, 32 bits in total, to all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn broadcast<N: Pod>(neighbours: &N) -> __m256i {
-    _mm256_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(neighbours)))
+fn broadcast<N: Pod>(values: &N) -> __m256i {
+    _mm256_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(values)))
 }
 
-/// Lays out what was unpacked, four columns a line.
+/// Interleaves the unpacked quants, four columns per line.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn interleave(
-    unpacked: &[[u8; COLUMNS]; ROWS],
+    unpacked: &[[u8; MAX_COLUMNS]; ROWS],
     from_codebook: bool,
     columns: usize,
-    lines: &mut [Line; COLUMNS / 4],
+    lines: &mut [Line; MAX_COLUMNS / 4],
 ) {
     // SAFETY: a load of the 16 bytes that the array has.
     let codebook = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(CODEBOOK.as_ptr().cast()) });
@@ -141,7 +143,7 @@ fn interleave(
     }
 }
 
-/// Interleaves the unpacked scales, two values per line.
+/// Interleaves the unpacked scales and minima, two per line.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
@@ -158,7 +160,7 @@ fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
     }
 }
 
-/// Writes one half of each line.
+/// Stores the lower (0) or upper (1) half of each line.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store_all(values: &[__m256i; 8], lines: &mut [Line; 8], half: usize) {
@@ -169,7 +171,7 @@ fn store_all(values: &[__m256i; 8], lines: &mut [Line; 8], half: usize) {
     }
 }
 
-/// A matrix of eight by eight 32-bit numbers, turned about its diagonal.
+/// Transposes a matrix of eight by eight 32-bit elements.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn transpose(rows: &[__m256i; 8]) -> [__m256i; 8] {
@@ -197,12 +199,12 @@ fn transpose(rows: &[__m256i; 8]) -> [__m256i; 8] {
     columns
 }
 
-/// Sixteen numbers of each row, times a token's sums of sixteen activations.
+/// Multiplies the sums of 16 activations of a token by the scales or minima `factors` of each row.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn weighted_sums(numbers: &[Line], sums: &[[i16; 2]]) -> Pair {
+fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> Pair {
     let mut totals = [_mm256_setzero_si256(); 2];
-    for (pair, sums) in numbers.iter().zip(sums) {
+    for (pair, sums) in factors.iter().zip(sums) {
         let (pair, sums) = (load(pair), broadcast(sums));
         for (total, pair) in totals.iter_mut().zip(pair) {
             *total = _mm256_add_epi32(*total, _mm256_madd_epi16(pair, sums));
@@ -211,9 +213,10 @@ fn weighted_sums(numbers: &[Line], sums: &[[i16; 2]]) -> Pair {
     totals
 }
 
-/// Adds products of `FOURS` lines and T tokens in 16 bits, and then, times `scales`, to `totals`.
+/// Multiplies `FOURS` lines by the activations of T tokens, sums the products in 16 bits, and adds the sums, times
+/// `scales`, to `totals`.
 ///
-/// Signed weights are read as they are and take their offset with them; others keep it.
+/// The offset of weights is subtracted here only for signed weights (`FOURS == SIGNED`).
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_products<const FOURS: usize, const T: usize>(
@@ -250,7 +253,7 @@ fn add_products<const FOURS: usize, const T: usize>(
     }
 }
 
-/// Duplicates the lower, or the upper, 16-bit number of each lane.
+/// Duplicates the lower, or the upper, 16-bit half of each lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn twice(numbers: Pair, upper: bool) -> Pair {
@@ -263,7 +266,7 @@ fn twice(numbers: Pair, upper: bool) -> Pair {
     [_mm256_shuffle_epi8(numbers[0], order), _mm256_shuffle_epi8(numbers[1], order)]
 }
 
-/// The integers of a block of sixteen rows and T tokens: weights times scales times activations.
+/// Returns the integer sums of a block for sixteen rows and T tokens: weights times integer scales times activations.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products<B: Block256, const FOURS: usize, const T: usize>(
@@ -286,7 +289,7 @@ fn products<B: Block256, const FOURS: usize, const T: usize>(
     totals
 }
 
-/// T tokens on a panel of some blocks.
+/// Implements [`PanelKernel::multiply256`], summing the products of `FOURS` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn multiply256<B: Block256, const FOURS: usize, const T: usize>(
@@ -334,7 +337,7 @@ fn multiply256<B: Block256, const FOURS: usize, const T: usize>(
     }
 }
 
-/// T tokens on a panel of some blocks.
+/// Implements [`PanelKernel::multiply32`], summing the products of `FOURS` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn multiply32<B: Block32, const FOURS: usize, const T: usize>(

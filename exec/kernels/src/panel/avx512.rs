@@ -1,9 +1,11 @@
-//! A panel times a tile of tokens, in AVX-512 with VNNI.
+//! Multiplies a panel by a tile of tokens, in AVX-512 with VNNI.
 //!
-//! `vpdpbusd` multiplies four unsigned weights of each of sixteen rows by four signed activations and adds them up
-//! in 32 bits; the activations of a token come from memory by a broadcast. Eight tokens share each load of weights.
+//! `vpdpbusd` multiplies four unsigned weights of each of sixteen rows by four signed activations and adds the
+//! products in 32 bits; the activations of a token are broadcast from memory. Eight tokens share each load of
+//! weights.
 //!
-//! Bounds: a group's sum is at most 32 * 255 * 127 = 1.04e6 and a block's at most 2.7e8, so that nothing overflows.
+//! Bounds: the sum of a group is at most 32 * 255 * 127 = 1.04e6, and that of a block 2.7e8, so that nothing
+//! overflows.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -11,21 +13,21 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::integers::{Block32, Block256, CODEBOOK};
-use super::{COLUMNS, Line, Panel, PanelKernel, ROWS, multiply, pack};
+use super::unpack::{Block32, Block256, CODEBOOK};
+use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply, pack};
 use crate::activations::QuantisedRow;
-use crate::product::Tile;
+use crate::matmul::MatmulTask;
 
-/// Computes all rows and tokens of a tile, whose format must satisfy [`is_profitable`](super::is_profitable).
+/// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
-/// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes these rows.
-pub(crate) unsafe fn all_rows(tile: Tile<'_>) {
+/// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes the rows of the task.
+pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { multiply::<Avx512, 8>(tile) };
+    unsafe { multiply::<Avx512, 8>(task) };
 }
 
-/// AVX-512 (F, BW, VL) and VNNI.
+/// The panel kernel for AVX-512 (F, BW, VL) and VNNI.
 struct Avx512;
 
 impl PanelKernel for Avx512 {
@@ -109,9 +111,9 @@ impl PanelKernel for Avx512 {
     }
 }
 
-/// Whether a sum of 16 products fits 16 bits.
-const fn small(largest: i32) -> bool {
-    16 * 127 * largest <= i16::MAX as i32
+/// Whether the sum of 16 products of quants up to `max_quant` fits in 16 bits.
+const fn is_small(max_quant: i32) -> bool {
+    16 * 127 * max_quant <= i16::MAX as i32
 }
 
 #[inline]
@@ -121,7 +123,7 @@ fn load(line: &Line) -> __m512i {
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(line).cast()) }
 }
 
-/// Sums so far of sixteen rows and T tokens.
+/// Loads the partial sums of sixteen rows for each of T tokens.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load_floats<const T: usize>(sums: &[[f32; ROWS]; T]) -> [__m512; T] {
@@ -142,21 +144,21 @@ fn store_floats<const T: usize>(sums: &mut [[f32; ROWS]; T], floats: &[__m512; T
     }
 }
 
-/// Two or four neighbouring numbers of a token, 32 bits in total, for all rows.
+/// Broadcasts two or four adjacent values of a token, 32 bits in total, to all rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn broadcast<N: Pod>(neighbours: &N) -> __m512i {
-    _mm512_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(neighbours)))
+fn broadcast<N: Pod>(values: &N) -> __m512i {
+    _mm512_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(values)))
 }
 
-/// Lays out what was unpacked, four columns a line.
+/// Interleaves the unpacked quants, four columns per line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleave(
-    unpacked: &[[u8; COLUMNS]; ROWS],
+    unpacked: &[[u8; MAX_COLUMNS]; ROWS],
     from_codebook: bool,
     columns: usize,
-    lines: &mut [Line; COLUMNS / 4],
+    lines: &mut [Line; MAX_COLUMNS / 4],
 ) {
     // SAFETY: a load of the 16 bytes that the array has.
     let codebook = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(CODEBOOK.as_ptr().cast()) });
@@ -174,7 +176,7 @@ fn interleave(
     }
 }
 
-/// Lays out what was unpacked, two numbers per line.
+/// Interleaves the unpacked scales and minima, two per line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
@@ -195,7 +197,7 @@ fn store_all(values: &[__m512i; 16], lines: &mut [Line; 16]) {
     }
 }
 
-/// A matrix of sixteen by sixteen 32-bit numbers, turned about its diagonal.
+/// Transposes a matrix of sixteen by sixteen 32-bit elements.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
@@ -233,18 +235,18 @@ fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-/// Sixteen numbers of each row, times a token's sums of sixteen activations.
+/// Multiplies the sums of 16 activations of a token by the scales or minima `factors` of each row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-fn weighted_sums(numbers: &[Line], sums: &[[i16; 2]]) -> __m512i {
+fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> __m512i {
     let mut total = _mm512_setzero_si512();
-    for (pair, sums) in numbers.iter().zip(sums) {
+    for (pair, sums) in factors.iter().zip(sums) {
         total = _mm512_dpwssd_epi32(total, load(pair), broadcast(sums));
     }
     total
 }
 
-/// The integers of a block of sixteen rows and T tokens: weights times scales times activations.
+/// Returns the integer sums of a block for sixteen rows and T tokens: weights times integer scales times activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
 fn products<B: Block256, const T: usize>(
@@ -265,16 +267,16 @@ fn products<B: Block256, const T: usize>(
                 }
             }
             let scales = load(pair_of_scales);
-            // Each lane has two scales. Of 32 bits the lower one, or the upper one where it lies; of 16
-            // bits the one that the lower half of the sum is to meet, and zero for the upper half.
-            let scales = match (small(B::LARGEST), half) {
+            // Each lane has the scales of two groups. For a 16-bit product, select the scale of this half, with zero
+            // in the upper 16 bits. For a 32-bit product, sign-extend it.
+            let scales = match (is_small(B::MAX_QUANT), half) {
                 (true, 0) => _mm512_and_si512(scales, _mm512_set1_epi32(0xffff)),
                 (true, _) => _mm512_srli_epi32::<16>(scales),
                 (false, 0) => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)),
                 (false, _) => _mm512_srai_epi32::<16>(scales),
             };
             for t in 0..T {
-                totals[t] = if small(B::LARGEST) {
+                totals[t] = if is_small(B::MAX_QUANT) {
                     _mm512_dpwssd_epi32(totals[t], dots[t], scales)
                 } else {
                     _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))

@@ -1,12 +1,12 @@
-//! A panel times a tile of tokens, in NEON.
+//! Multiplies a panel by a tile of tokens, in NEON.
 //!
-//! A line is four registers of four rows. Weights are laid out as signed bytes without their offset. A register of
-//! four rows and four columns meets four activations of each of eight tokens, and every lane adds up its row. `sdot`
-//! does that in one instruction; where it is missing, products of sixteen columns are added in 16 bits if they are
-//! small enough, and then widened. `smmla` multiplies two rows of eight columns by eight activations of two tokens;
-//! for it, two lines are laid out as rows of eight, and sums of tokens are sorted out once per block.
+//! A line is four registers of four rows. Weights are packed as signed bytes, with their offset subtracted. A
+//! register of four rows and four columns is multiplied by four activations of each of eight tokens; each lane sums
+//! one row. `sdot` does this in one instruction. Without it, the products of sixteen columns are added in 16 bits if
+//! they are small enough, and then widened. `smmla` multiplies two rows of eight columns by eight activations of two
+//! tokens; for it, two lines are packed as rows of eight columns, and the sums are sorted by token once per block.
 //!
-//! Bounds: a group's sum is at most 32 * 128 * 127 = 5.2e5 and a block's at most 256 * 128 * 127 * 128 = 5.3e8.
+//! Bounds: the sum of a group is at most 32 * 128 * 127 = 5.2e5, and that of a block 256 * 128 * 127 * 128 = 5.3e8.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
@@ -14,54 +14,55 @@ use std::array;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::integers::{Block32, Block256, CODEBOOK};
-use super::{COLUMNS, Line, Panel, PanelKernel, ROWS, multiply};
+use super::unpack::{Block32, Block256, CODEBOOK};
+use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply};
 use crate::activations::QuantisedRow;
+use crate::matmul::MatmulTask;
 use crate::neon::{load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
-use crate::product::Tile;
 
-/// Tokens that share a load of weights: of four rows, eight tokens' sums of a group and of a block are 16 registers.
+/// Number of tokens in a tile, which share the loads of weights. For four rows, the sums of a group and of a block of
+/// eight tokens are 16 registers.
 const TOKENS: usize = 8;
 
-/// Computes all rows and tokens of a tile, whose format must satisfy [`is_profitable`](super::is_profitable).
+/// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
-/// The processor has NEON, and no other thread writes these rows.
-pub(crate) unsafe fn all_rows_plain(tile: Tile<'_>) {
+/// The processor has NEON, and no other thread writes the rows of the task.
+pub(crate) unsafe fn matmul_neon(task: MatmulTask<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { multiply::<Neon<Plain>, TOKENS>(tile) };
+    unsafe { multiply::<Neon<BaseNeon>, TOKENS>(task) };
 }
 
-/// The same with dot products of bytes.
+/// Computes a part of a matmul with dot products of bytes, like [`matmul_neon`].
 ///
 /// # Safety
-/// The processor has `dotprod`, and no other thread writes these rows.
-pub(crate) unsafe fn all_rows_dotprod(tile: Tile<'_>) {
+/// The processor has `dotprod`, and no other thread writes the rows of the task.
+pub(crate) unsafe fn matmul_dotprod(task: MatmulTask<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { multiply::<Neon<Dotprod>, TOKENS>(tile) };
+    unsafe { multiply::<Neon<Dotprod>, TOKENS>(task) };
 }
 
-/// The same with products of matrices of bytes.
+/// Computes a part of a matmul with matmuls of bytes, like [`matmul_neon`].
 ///
 /// # Safety
-/// The processor has `dotprod` and `i8mm`, and no other thread writes these rows.
-pub(crate) unsafe fn all_rows_i8mm(tile: Tile<'_>) {
+/// The processor has `dotprod` and `i8mm`, and no other thread writes the rows of the task.
+pub(crate) unsafe fn matmul_i8mm(task: MatmulTask<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { multiply::<Neon<I8mm>, TOKENS>(tile) };
+    unsafe { multiply::<Neon<I8mm>, TOKENS>(task) };
 }
 
-/// The NEON kernels; `L` provides the byte multiplication.
+/// The panel kernel for NEON; `L` provides the byte multiplication.
 struct Neon<L>(PhantomData<L>);
 
-/// How four rows and T tokens are multiplied and added up.
+/// Integer products of four weight rows and T tokens by one instruction set.
 ///
 /// # Safety
-/// Each function needs a processor that has the instructions.
-trait Lanes {
-    /// Whether two lines are laid out as rows of eight columns.
+/// The processor must have the instructions of the implementation.
+trait ByteMatmul {
+    /// Whether two lines are packed as rows of eight columns.
     const ROWS_OF_EIGHT: bool = false;
 
-    /// Adds the products of sixteen columns; `small` weights are from -32 to 32.
+    /// Adds the products of sixteen columns to `totals`; with `small`, all weights are from -32 to 32.
     unsafe fn multiply_columns<const T: usize>(
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
@@ -69,7 +70,7 @@ trait Lanes {
         totals: &mut [int32x4_t; T],
     );
 
-    /// Adds sums of a group times the integer scales of the four rows.
+    /// Adds the sums of a group, times the integer scales of the four rows, to `totals`.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn add_scaled<const T: usize>(
@@ -82,7 +83,7 @@ trait Lanes {
         }
     }
 
-    /// Makes of sums, as [`Self::multiply_columns`] leaves them, four rows of each token.
+    /// Reorders the sums of [`Self::multiply_columns`], so that each register has the four rows of one token.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn by_token<const T: usize>(totals: [int32x4_t; T]) -> [int32x4_t; T] {
@@ -90,16 +91,16 @@ trait Lanes {
     }
 }
 
-/// The instructions that every processor has.
-struct Plain;
+/// NEON without extensions, which every processor has.
+struct BaseNeon;
 
-/// Dot products of four bytes.
+/// NEON with `sdot`, the dot product of four bytes.
 struct Dotprod;
 
-/// Products of matrices of bytes.
+/// NEON with `smmla`, the matmul of bytes.
 struct I8mm;
 
-impl Lanes for Plain {
+impl ByteMatmul for BaseNeon {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn multiply_columns<const T: usize>(
@@ -117,7 +118,7 @@ impl Lanes for Plain {
                 vdup_laneq_s32::<3>(values),
             ];
             if small {
-                // Four products in a lane, and neighbours added: at most 8 * 32 * 127 = 32512.
+                // A lane has four products, and adjacent lanes are added: at most 8 * 32 * 127 = 32512.
                 let (mut low, mut high) = (vdupq_n_s16(0), vdupq_n_s16(0));
                 for four in 0..4 {
                     let values = vreinterpret_s8_s32(values[four]);
@@ -138,7 +139,7 @@ impl Lanes for Plain {
     }
 }
 
-impl Lanes for Dotprod {
+impl ByteMatmul for Dotprod {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn multiply_columns<const T: usize>(
@@ -160,8 +161,8 @@ impl Lanes for Dotprod {
     }
 }
 
-/// Of tokens 2p and 2p + 1 the first register has the sums of two rows, the second those of the other two.
-impl Lanes for I8mm {
+/// For tokens 2p and 2p + 1, one register has the sums of two rows, and the next register those of the other two.
+impl ByteMatmul for I8mm {
     const ROWS_OF_EIGHT: bool = true;
 
     #[inline]
@@ -213,7 +214,7 @@ impl Lanes for I8mm {
     }
 }
 
-/// Two lines of four rows and four columns each as two pairs of rows of eight columns.
+/// Reorders two pairs of registers with four rows of four columns each to registers with two rows of eight columns.
 #[inline]
 #[target_feature(enable = "neon")]
 fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
@@ -221,7 +222,7 @@ fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
     [vzip1q_s32(a, b), vzip2q_s32(a, b), vzip1q_s32(c, d), vzip2q_s32(c, d)]
 }
 
-/// And back.
+/// Reverts [`rows_of_eight`].
 #[inline]
 #[target_feature(enable = "neon")]
 fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
@@ -230,7 +231,7 @@ fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
     columns.map(|columns| vreinterpretq_s8_s32(columns))
 }
 
-impl<L: Lanes> PanelKernel for Neon<L> {
+impl<L: ByteMatmul> PanelKernel for Neon<L> {
     #[target_feature(enable = "neon")]
     unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
         let count = blocks.len();
@@ -282,12 +283,12 @@ impl<L: Lanes> PanelKernel for Neon<L> {
     }
 }
 
-/// Whether weights are from -32 to 32.
-const fn small(largest: i32, offset: i32) -> bool {
-    largest - offset <= 32 && offset <= 32
+/// Whether all weights are from -32 to 32.
+const fn is_small(max_quant: i32, offset: i32) -> bool {
+    max_quant - offset <= 32 && offset <= 32
 }
 
-/// A token's part of one block of 256.
+/// The activations of a token for one block of 256 weights.
 #[derive(Clone, Copy)]
 struct OfBlock<'a> {
     quants: &'a [[i8; 16]; 16],
@@ -305,7 +306,7 @@ fn of_block<'a>(row: &QuantisedRow<'a>, block: usize) -> OfBlock<'a> {
     }
 }
 
-/// Four rows of a line.
+/// Loads four rows of a line.
 #[inline]
 #[target_feature(enable = "neon")]
 fn four_rows(line: &Line, rows: usize) -> int32x4_t {
@@ -313,20 +314,20 @@ fn four_rows(line: &Line, rows: usize) -> int32x4_t {
     unsafe { vld1q_s32(line.0.as_chunks::<4>().0[rows].as_ptr().cast()) }
 }
 
-/// Four rows of four lines.
+/// Loads four rows of four lines.
 #[inline]
 #[target_feature(enable = "neon")]
 fn columns(lines: &[Line; 4], rows: usize) -> [int8x16_t; 4] {
     lines.each_ref().map(|line| vreinterpretq_s8_s32(four_rows(line, rows)))
 }
 
-/// T tokens on four rows of a block of 256.
+/// Adds the products of four rows of a block of 256 with T tokens to `sums`.
 ///
 /// # Safety
 /// The processor has the instructions of `L`.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
+unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
     panel: &Panel,
     at: usize,
     rows: usize,
@@ -335,7 +336,7 @@ unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
 ) {
     let quants: &[[Line; 8]; 8] = &panel.quants.as_chunks().0.as_chunks().0[at];
     let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
-    let small = const { small(B::LARGEST, B::OFFSET) };
+    let small = const { is_small(B::MAX_QUANT, B::OFFSET) };
     let mut totals = [vdupq_n_s32(0); T];
     for (pair, lines) in quants.iter().enumerate() {
         let scales = four_rows(&pairs_of_scales[pair], rows);
@@ -369,13 +370,13 @@ unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
     }
 }
 
-/// T tokens on four rows of a block of 32.
+/// Adds the products of four rows of a block of 32 with T tokens to `sums`.
 ///
 /// # Safety
 /// The processor has the instructions of `L`.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn block32<L: Lanes, B: Block32, const T: usize>(
+unsafe fn block32<L: ByteMatmul, B: Block32, const T: usize>(
     panel: &Panel,
     at: usize,
     rows: usize,
@@ -384,7 +385,7 @@ unsafe fn block32<L: Lanes, B: Block32, const T: usize>(
     sums: &mut [[f32; ROWS]; T],
 ) {
     let quants: &[[Line; 4]; 2] = &panel.quants.as_chunks().0.as_chunks().0[at];
-    let small = const { small(B::LARGEST, B::OFFSET) };
+    let small = const { is_small(B::MAX_QUANT, B::OFFSET) };
     let mut totals = [vdupq_n_s32(0); T];
     for (half, lines) in quants.iter().enumerate() {
         let values = input.each_ref().map(|token| &token.quants.as_chunks().0[2 * block + half]);
@@ -406,12 +407,12 @@ unsafe fn block32<L: Lanes, B: Block32, const T: usize>(
     }
 }
 
-/// Sixteen numbers of each of four rows, times a token's sums of sixteen activations.
+/// Multiplies the sums of 16 activations of a token by the minima of each of four rows.
 #[inline]
 #[target_feature(enable = "neon")]
-fn weighted_sums(numbers: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
+fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
     let (mut low, mut high) = (vdupq_n_s32(0), vdupq_n_s32(0));
-    for (pair, sums) in numbers.iter().zip(sums) {
+    for (pair, sums) in minima.iter().zip(sums) {
         let pair = vreinterpretq_s16_s32(four_rows(pair, rows));
         let sums = vreinterpretq_s16_s32(vdupq_n_s32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(sums))));
         low = vmlal_s16(low, vget_low_s16(pair), vget_low_s16(sums));
@@ -420,15 +421,15 @@ fn weighted_sums(numbers: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4
     vpaddq_s32(low, high)
 }
 
-/// Lays out what was unpacked, without its offset, four columns a line, or two lines in rows of eight.
+/// Interleaves the unpacked quants, less their offset: four columns per line, or two lines as rows of eight columns.
 #[inline]
 #[target_feature(enable = "neon")]
-fn interleave<L: Lanes>(
-    unpacked: &[[u8; COLUMNS]; ROWS],
+fn interleave<L: ByteMatmul>(
+    unpacked: &[[u8; MAX_COLUMNS]; ROWS],
     from_codebook: bool,
     offset: u8,
     columns: usize,
-    lines: &mut [Line; COLUMNS / 4],
+    lines: &mut [Line; MAX_COLUMNS / 4],
 ) {
     for (at, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate().take(columns / 16) {
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
@@ -445,7 +446,7 @@ fn interleave<L: Lanes>(
     }
 }
 
-/// Lays out what was unpacked, two numbers per line.
+/// Interleaves the unpacked scales and minima, two per line.
 #[inline]
 #[target_feature(enable = "neon")]
 fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
@@ -461,7 +462,7 @@ fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
     }
 }
 
-/// Writes four rows of each line.
+/// Stores four rows of each line.
 #[inline]
 #[target_feature(enable = "neon")]
 fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {
@@ -472,7 +473,7 @@ fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {
     }
 }
 
-/// A matrix of four by four 32-bit numbers, turned about its diagonal.
+/// Transposes a matrix of four by four 32-bit elements.
 #[inline]
 #[target_feature(enable = "neon")]
 fn transpose(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {

@@ -1,6 +1,6 @@
 //! Scalar dot products of weights in blocks of 32 with rounded activations.
 //!
-//! Minima are added, not taken off: their integer is the sum of the block's activations.
+//! Minima are added, not subtracted; the minimum of a block is multiplied by the sum of the block's activations.
 
 use super::total;
 use crate::activations::QuantisedRow;

@@ -3,21 +3,22 @@
 use half::f16;
 
 use crate::blocks::bf16;
-use crate::fold;
+use crate::sum_lanes;
 
-/// Dot product with F32 weights in little-endian bytes.
+/// Returns the dot product with F32 weights, stored in little-endian order.
 #[inline(always)]
 pub(crate) fn dot_f32(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)), input)
 }
 
-/// F16 weights in little-endian bytes, widened exactly.
+/// Returns the dot product with F16 weights, stored in little-endian order and widened exactly to f32.
 #[inline(always)]
 pub(crate) fn dot_f16(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()), input)
 }
 
-/// BF16 weights in little-endian bytes, widened exactly. Activations stay f32, where llama.cpp rounds them to BF16.
+/// Returns the dot product with BF16 weights, stored in little-endian order and widened exactly to f32. Activations
+/// stay f32, whereas llama.cpp rounds them to BF16.
 #[inline(always)]
 pub(crate) fn dot_bf16(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes)), input)
@@ -29,5 +30,5 @@ fn dot(weights: impl Iterator<Item = f32>, input: &[f32]) -> f32 {
     for (index, (weight, &value)) in weights.zip(input).enumerate() {
         lanes[index % 32] = weight.mul_add(value, lanes[index % 32]);
     }
-    fold(lanes)
+    sum_lanes(lanes)
 }

@@ -4,7 +4,7 @@ use super::total;
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled, blocks};
 
-/// Integers are entries of the codebook, times the sub-block's scale.
+/// Returns the dot product with `IQ4_XS` weights: codebook entries times the scale of their sub-block.
 pub(crate) fn dot_iq4_xs(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockIq4Xs>(row).iter().enumerate() {
@@ -15,8 +15,9 @@ pub(crate) fn dot_iq4_xs(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     sum
 }
 
-/// Computes in units of an eighth, so that the shift of a sub-block is an integer: 8 g + 1 or 8 g - 1, times the
-/// sub-block's scale. An eighth of the block's scale is exact.
+/// Returns the dot product with `IQ1_S` weights. They are computed in units of an eighth, so that they stay integers
+/// with the shift of their sub-block: 8 g + 1 or 8 g - 1, times the scale of the sub-block. One eighth of the block's
+/// scale is exact.
 pub(crate) fn dot_iq1_s(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockIq1S>(row).iter().enumerate() {

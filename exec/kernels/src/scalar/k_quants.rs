@@ -1,14 +1,15 @@
 //! Scalar dot products of K-quants, in blocks of 256, with rounded activations.
 //!
-//! An integer is a weight's number times its sub-block's scale; an offset (4 in `Q3_K`, 32 in `Q6_K`) is taken off the
-//! number first. Where there are minima, the second integer of a block is the sum over sub-blocks of their minima
-//! times the sums of their activations: `sum = fma(-(minimum * activation_scale), integer, sum)`.
+//! An integer weight is the quant, less the offset of the format (4 in `Q3_K`, 32 in `Q6_K`), times the scale of its
+//! sub-block. In formats with minima, a block has a second integer: the minimum of each sub-block times the sum of
+//! its activations, added over the sub-blocks. It is subtracted: `sum = fma(-(minimum * activation_scale), integer,
+//! sum)`.
 
 use super::total;
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
 
-/// Dot product with `Q2_K` weights: minima, sub-blocks of 16.
+/// Returns the dot product with `Q2_K` weights, which have minima and sub-blocks of 16.
 pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ2K>(row).iter().enumerate() {
@@ -21,7 +22,7 @@ pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     sum
 }
 
-/// Dot product with `Q3_K` weights: offset 4, sub-blocks of 16.
+/// Returns the dot product with `Q3_K` weights, which have the offset 4 and sub-blocks of 16.
 pub(crate) fn dot_q3_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ3K>(row).iter().enumerate() {
@@ -33,7 +34,7 @@ pub(crate) fn dot_q3_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     sum
 }
 
-/// Minima, sub-blocks of 32.
+/// Defines dot products with formats that have minima and sub-blocks of 32.
 macro_rules! minima_of_32 {
     ($($name:ident: $block:ty;)+) => {$(
         pub(crate) fn $name(row: &[u8], input: QuantisedRow<'_>) -> f32 {
@@ -56,7 +57,7 @@ minima_of_32! {
     dot_q5_k: BlockQ5K;
 }
 
-/// Dot product with `Q6_K` weights: offset 32, sub-blocks of 16.
+/// Returns the dot product with `Q6_K` weights, which have the offset 32 and sub-blocks of 16.
 pub(crate) fn dot_q6_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ6K>(row).iter().enumerate() {
@@ -67,7 +68,7 @@ pub(crate) fn dot_q6_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     sum
 }
 
-/// The activations that a block is multiplied by, and their sums of 16.
+/// Returns the activations for block `at`, and the sums of every 16 of them.
 #[inline(always)]
 fn of_block(input: QuantisedRow<'_>, at: usize) -> (&[i8], &[i16]) {
     (&input.quants[256 * at..][..256], &input.sums[16 * at..][..16])

@@ -1,7 +1,7 @@
 //! The scalar dot products, which define the result of every other kernel.
 //!
-//! One function a format, written for reading: the oracle whose bits the SIMD kernels must have. The order of summation
-//! is that of [`super`]; each function states what is special to its format.
+//! There is one simple function for each format: the oracle whose results the SIMD kernels must reproduce bit for
+//! bit. The order of summation is that of [`super`]; each function documents what is special to its format.
 
 mod blocks32;
 mod floats;
@@ -13,7 +13,7 @@ pub(crate) use floats::{dot_bf16, dot_f16, dot_f32};
 pub(crate) use i_quants::{dot_iq1_s, dot_iq4_xs};
 pub(crate) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
-/// The sum over a block of its integer weights times the activations.
+/// Returns the integer dot product of a block: the sum of `weight(j)` times activation j.
 #[inline(always)]
 fn total(quants: &[i8], weight: impl Fn(usize) -> i32) -> i32 {
     quants.iter().enumerate().map(|(j, &activation)| weight(j) * i32::from(activation)).sum()

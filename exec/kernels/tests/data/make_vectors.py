@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What does the reference package make of stored blocks?
+"""Writes test vectors of dequantisation with the reference package.
 
-Writes NAME.blocks (bytes as in a GGUF file) and NAME.f32 (gguf.quants.dequantize of them, little-endian) for
-every format that the kernels know. Needs `gguf` and `numpy`; the Rust test needs only the files.
+For every format with kernels, writes NAME.blocks (bytes as in a GGUF file) and NAME.f32 (the result of
+gguf.quants.dequantize, little-endian). Needs `gguf` and `numpy`; the Rust test needs only the files.
 """
 from pathlib import Path
 
@@ -11,12 +11,12 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 
 HERE = Path(__file__).parent
-# Scales worth trying: ordinary, negative, zero, negative zero, subnormal, largest.
+# Scales to test: ordinary, negative, zero, negative zero, subnormal, maximum.
 SCALES = np.array([0.0123, -0.7, 0.0, -0.0, 6e-8, 5e-5, 65504.0, 1.0], np.float16).view(np.uint8).reshape(-1, 2)
 
 
 def blocks(name, quant, count, halves):
-    """Random bytes, with f16 numbers at the offsets in `halves`."""
+    """Writes random blocks with the f16 scales of SCALES at the byte offsets in `halves`."""
     rng = np.random.default_rng(quant.value)
     size = gguf.GGML_QUANT_SIZES[quant][1]
     out = rng.integers(0, 256, (count, size), dtype=np.uint8)
@@ -51,8 +51,8 @@ write("f16", Q.F16, halves.view(np.uint8).reshape(1, -1))
 write("bf16", Q.BF16, halves.view(np.uint8).reshape(1, -1))
 write("f32", Q.F32, np.array([[0.0, -0.0, 1.5, -3.4e38, 1e-45]], np.float32).view(np.uint8))
 
-# The book of IQ1_S: row r as a 16-bit number, the sum of (weight + 1) 3^position. Read out of blocks that have 32 rows
-# each, under the scale 1.
+# The codebook of IQ1_S: each row as a 16-bit integer, the sum of (weight + 1) 3^position. The rows are dequantised from
+# blocks with 32 rows each and the scale 1.
 book = np.zeros((64, 50), np.uint8)
 book[:, 0:2] = np.array([1.0], np.float16).view(np.uint8)
 rows = np.arange(2048).reshape(64, 8, 4)

@@ -1,6 +1,6 @@
-//! Dequantisation against values of the Python package `gguf`.
+//! Tests of dequantisation against the reference Python package `gguf`.
 //!
-//! `tests/data/*.blocks` and `*.f32` were written by `make_vectors.py` with the Python package `gguf`.
+//! `tests/data/make_vectors.py` wrote the stored blocks (`*.blocks`) and their expected f32 values (`*.f32`).
 
 use std::path::PathBuf;
 
@@ -37,13 +37,14 @@ fn a_row_of_the_wrong_length_is_refused() {
 }
 
 #[test]
-fn the_book_of_iq1_s_is_that_of_the_reference() {
-    // Row r is sum of (weight + 1) 3^position in the file.
+fn the_codebook_of_iq1_s_equals_the_reference() {
+    // The file has one integer for each row of the codebook: the sum of (weight + 1) 3^position.
     let wanted: Vec<u16> =
         data("iq1_s.book".into()).as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
     assert_eq!(wanted.len(), 2048);
     for (row, &wanted) in wanted.iter().enumerate() {
-        // The scale 1, row number `row` first, and no other bits: scale 1, shift +1/8.
+        // A block with the f16 scale 1 and codebook index `row` for its first eight weights. All other bits are zero,
+        // so the sub-block scale is 1 and the shift +1/8.
         let mut block = [0u8; 50];
         block[..2].copy_from_slice(&0x3c00u16.to_le_bytes());
         block[2] = row as u8;

@@ -1,4 +1,4 @@
-//! The head's connections to the workers of a session, by the workers' names.
+//! The head's connections to the workers of a session, by worker name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,9 +17,9 @@ pub(super) struct WorkerConnections<T: Transport> {
     session: u64,
     inbox: mpsc::UnboundedSender<HeadEvent>,
     connections: BTreeMap<String, WorkerConnection>,
-    /// The facts that each device reached so far sent about itself.
+    /// The facts that each device has sent about itself, by name.
     facts: BTreeMap<String, WorkerFacts>,
-    /// Connections opened so far; each has its number.
+    /// Number of connections opened so far, which is also the number of the last one.
     opened: u64,
 }
 
@@ -37,7 +37,7 @@ impl<T: Transport> WorkerConnections<T> {
         &self.transport
     }
 
-    /// Opens the control connection to a device, in place of an earlier one.
+    /// Opens the control connection to a device, and replaces an earlier one.
     pub(super) async fn open(&mut self, plan: &Plan, device: &PlannedDevice) -> Result<(), RingError> {
         self.opened += 1;
         let numbers = (self.session, self.opened);
@@ -51,17 +51,17 @@ impl<T: Transport> WorkerConnections<T> {
         self.connections.get(name)
     }
 
-    /// Closes the connection to a worker, so that it is free for others when it wakes up.
+    /// Closes the connection to a worker, so that the worker can serve a head when it is back.
     pub(super) fn remove(&mut self, name: &str) {
         self.connections.remove(name);
     }
 
-    /// Returns the worker that a control connection by number leads to.
+    /// Returns the name of the worker of a control connection, by the number of the connection.
     pub(super) fn name_of(&self, connection: u64) -> Option<String> {
         self.connections.values().find(|open| open.number == connection).map(|open| open.name().to_owned())
     }
 
-    /// The connections to the workers of a plan.
+    /// Returns the connections to the workers of a plan.
     pub(super) fn members<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a WorkerConnection> {
         plan.devices.iter().skip(1).filter_map(|device| self.connections.get(&device.name))
     }
@@ -75,12 +75,12 @@ impl<T: Transport> WorkerConnections<T> {
         self.members(plan).map(send).collect()
     }
 
-    /// This machine's address on each worker's side.
+    /// Returns this machine's own address on the connection to each worker.
     pub(super) fn local_ips(&self) -> Vec<Option<IpAddr>> {
         self.connections.values().map(|worker| worker.local_ip).collect()
     }
 
-    /// The description that a device sent of itself, if it was ever reached.
+    /// Returns the facts that a device has sent about itself, or empty facts if it was never reached.
     pub(super) fn facts(&self, name: &str) -> WorkerFacts {
         self.facts.get(name).cloned().unwrap_or_default()
     }
@@ -89,23 +89,23 @@ impl<T: Transport> WorkerConnections<T> {
         self.facts.insert(name.into(), facts);
     }
 
-    /// The offset of a worker's clock, in nanoseconds: added to its times.
+    /// Returns the nanoseconds to add to a worker's times, to convert them to the head's clock.
     pub(super) fn clock_offset(&self, name: &str) -> i64 {
         self.connections.get(name).map_or(0, WorkerConnection::clock_offset)
     }
 
-    /// A sink that turns what data connections bring into events of the head.
+    /// Creates a sink that forwards events of data connections to the head's inbox.
     pub(super) fn data_sink(&self) -> DataSink {
         let inbox = self.inbox.clone();
         std::sync::Arc::new(move |event| inbox.send(HeadEvent::Data(event)).is_ok())
     }
 
-    /// Connects the head to those that it sends activations to.
+    /// Creates the connector for the data connections from the head to its neighbours.
     pub(super) fn data_connector<'a>(&'a self, epoch: u32, sink: &'a DataSink) -> DataConnector<'a, T> {
         DataConnector { transport: &self.transport, session: self.session, epoch, place: 0, sink }
     }
 
-    /// Ends the session in order; the workers then wait for the next head.
+    /// Says goodbye to the workers, which then wait for the next head.
     pub(super) async fn close(&mut self) {
         for worker in self.connections.values_mut() {
             worker.close().await;

@@ -1,9 +1,9 @@
 //! The coordinator: executes the steps of the recovery reducer, and converts the workers' messages into its events.
 //!
-//! It has the workers prepare an epoch, sends them the plan, connects to its neighbours and takes up its own layers.
-//! When the ring cannot continue, another plan is found for the devices that are left ([`Reconfiguration`]).
+//! It makes the workers prepare an epoch, sends them the plan, connects to its neighbours and loads its own layers.
+//! When the ring cannot continue, [`Reconfiguration`] finds another plan for the remaining devices.
 //!
-//! Not here: which pass enters and what becomes of tokens ([`super::pipeline`]).
+//! Not here: which pass starts next, and the handling of tokens ([`super::pipeline`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for connecting to a neighbour that has just reported that it is prepared.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
-/// The time that a request waits for a lost device to answer before it begins without that device. source: assumed, an
-/// acceptable addition to the time to first token
+/// The time that a request waits for a lost device to answer before it begins without that device. source: assumed,
+/// an acceptable addition to the time to first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// The head's side of a session.
@@ -43,14 +43,14 @@ pub(super) struct Coordinator<T: Transport> {
     listener: HeadListener,
     pub(super) reconfiguration: Reconfiguration,
     runner: Option<StageRunner>,
-    /// Samplers that the runner receives when the next request begins.
+    /// Samplers for the runner when the next request begins.
     samplers: Option<Samplers>,
     pub(super) log: EventLog,
     pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,
 }
 
 impl<T: Transport> Coordinator<T> {
-    /// Brings up the ring of a plan.
+    /// Connects to the workers of a plan and waits until all devices are ready.
     pub(super) async fn connect(
         transport: T,
         plan: Plan,
@@ -86,21 +86,21 @@ impl<T: Transport> Coordinator<T> {
         Ok(coordinator)
     }
 
-    /// The current plan.
+    /// Returns the current plan.
     pub(super) fn plan(&self) -> &Arc<Plan> {
         self.reconfiguration.plan()
     }
 
-    /// The head's own part of the ring.
+    /// Returns the runner of the head's own layers. Fails if it has stopped.
     pub(super) fn runner(&mut self) -> Result<&mut StageRunner, RingError> {
         self.runner.as_mut().ok_or_else(|| protocol_error("the head", "its stage has stopped"))
     }
 
-    /// Makes the ring ready for a request: takes lost devices in again, and has all forget the request before.
+    /// Prepares the ring for a request: reconnects lost devices, and makes all devices discard the previous request.
     pub(super) async fn start_request(&mut self, samplers: Samplers) -> Result<(), RingError> {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                // What the request before left behind.
+                // Left over from the previous request.
                 HeadEvent::PassTimeout(_) | HeadEvent::Data(DataEvent::Activations(_)) => {}
                 event => drop(self.handle(event)?),
             }
@@ -118,7 +118,7 @@ impl<T: Transport> Coordinator<T> {
     }
 
     async fn rejoin_lost_devices(&mut self) {
-        for name in self.reconfiguration.recovery.gone() {
+        for name in self.reconfiguration.recovery.unavailable() {
             let Some(device) = self.reconfiguration.planned_device(&name) else { continue };
             let opening = self.connections.open(self.reconfiguration.recovery.first_plan(), &device);
             if let Ok(Ok(())) = timeout(REJOIN_DEADLINE, opening).await {
@@ -127,7 +127,7 @@ impl<T: Transport> Coordinator<T> {
         }
     }
 
-    /// Carries out steps, and those that follow, until passes may begin.
+    /// Executes recovery steps, and the steps that follow from them, until passes may begin.
     pub(super) async fn settle(&mut self, mut steps: Vec<Step>) -> Result<(), RingError> {
         self.reconfiguration.extend_ready_deadline();
         loop {
@@ -172,15 +172,16 @@ impl<T: Transport> Coordinator<T> {
                 Ok(self.report_head_ready(epoch))
             }
             // `react` has recorded these; there is nothing else to do.
-            Step::Begin { .. } | Step::Missed { .. } | Step::Replanned { .. } | Step::NotReplanned { .. } => {
-                Ok(vec![])
-            }
+            Step::Begin { .. }
+            | Step::RecordLoss { .. }
+            | Step::Replanned { .. }
+            | Step::NotReplanned { .. } => Ok(vec![]),
             Step::GiveUp { lost, reason } => Err(RingError::CannotRecover { lost, reason }),
         }
     }
 
     fn report_head_ready(&mut self, epoch: u32) -> Vec<Step> {
-        let device = self.reconfiguration.head();
+        let device = self.reconfiguration.head_name();
         self.react(Event::Ready { device, epoch })
     }
 
@@ -218,7 +219,7 @@ impl<T: Transport> Coordinator<T> {
             Ok(outbox) => outbox,
             Err(broken) => return Ok(self.report_own_broken_link(broken)),
         };
-        // Only the head waits for its own part.
+        // No other device waits for the head's upload, so its progress is not reported.
         let upload = Progress::default();
         let runner = match self.runner.take() {
             Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, &upload)?,
@@ -226,7 +227,7 @@ impl<T: Transport> Coordinator<T> {
                 .with_draft(self.options.draft.as_deref())?,
         };
         self.runner = Some(runner);
-        // What workers said while the head took up its own part has not been read yet.
+        // Messages that arrived while the head loaded its own layers have not been read yet.
         self.reconfiguration.extend_ready_deadline();
         Ok(self.report_head_ready(epoch))
     }
@@ -245,54 +246,56 @@ impl<T: Transport> Coordinator<T> {
                     continue;
                 }
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => "it does not answer".into(),
+                Err(_) => "it does not respond".into(),
             };
             return Err(BrokenLink { epoch, peer: to as u16, reason });
         }
         Ok(outbox)
     }
 
-    /// A connection of the head itself broke.
+    /// Reports a broken connection of the head itself.
     fn report_own_broken_link(&mut self, broken: BrokenLink) -> Vec<Step> {
-        let by = self.reconfiguration.head();
+        let by = self.reconfiguration.head_name();
         self.report_broken_link(&by, broken)
     }
 
     fn report_broken_link(&mut self, by: &str, BrokenLink { epoch, peer, reason }: BrokenLink) -> Vec<Step> {
         let Some(device) = self.plan().devices.get(usize::from(peer)) else { return vec![] };
         let peer = device.name.clone();
-        let reason = format!("nothing gets from or to `{peer}` and `{by}` ({reason})");
+        let reason = format!("the connection between `{by}` and `{peer}` is broken ({reason})");
         self.react(Event::LinkCut { epoch, by: by.to_owned(), peer, since: wall_nanos(), reason })
     }
 
-    /// Gives an event to the reducer. Its decisions are recorded at once; the steps to carry out are returned.
+    /// Passes an event to the recovery reducer and records its decisions. Returns the steps to execute.
     pub(super) fn react(&mut self, event: Event) -> Vec<Step> {
         let mut steps = self.reconfiguration.recovery.react(event);
         steps.retain(|step| !self.record(step));
         steps
     }
 
-    /// Records a decision. Returns false if the step is more than that.
+    /// Records a decision in the event log. Returns false if the step must be executed instead.
     fn record(&mut self, step: &Step) -> bool {
         match step {
-            Step::Missed { device, since, reason } => {
+            Step::RecordLoss { device, since, reason } => {
                 self.connections.remove(device);
-                self.log.device_lost(device, *since, reason.clone());
+                self.log.record_loss(device, *since, reason.clone());
             }
             Step::Replanned { missing } => {
                 let Reconfiguration { recovery, recomputed_tokens, .. } = &self.reconfiguration;
-                self.log.replanned(missing.as_deref(), recovery.plan(), *recomputed_tokens);
+                self.log.record_replanned(missing.as_deref(), recovery.plan(), *recomputed_tokens);
             }
-            Step::NotReplanned { missing, reason } => self.log.not_replanned(missing.as_deref(), reason),
+            Step::NotReplanned { missing, reason } => {
+                self.log.record_not_replanned(missing.as_deref(), reason);
+            }
             _ => return false,
         }
         true
     }
 
-    /// Turns received messages into events of the ring's state. Returns the steps that follow.
+    /// Passes an event of the head to the recovery reducer. Returns the steps to execute.
     pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>, RingError> {
         match event {
-            // No pass has entered yet.
+            // No pass has started yet.
             HeadEvent::Data(DataEvent::Activations(_)) => Ok(vec![]),
             HeadEvent::Data(DataEvent::LinkBroken(broken)) => Ok(self.report_own_broken_link(broken)),
             HeadEvent::Message { connection, frame } => match self.connections.name_of(connection) {
@@ -306,7 +309,7 @@ impl<T: Transport> Coordinator<T> {
             HeadEvent::PassTimeout(limit) => Err(RingError::Deadline {
                 what: "one pass through the ring".into(),
                 seconds: limit.as_secs_f64(),
-                hint: "if the devices are that slow, give more with --deadline",
+                hint: "if the devices are slow, set a longer --deadline",
             }),
             HeadEvent::Cancel => Err(RingError::Interrupted),
         }
@@ -320,7 +323,7 @@ impl<T: Transport> Coordinator<T> {
                 Ok(self.report_broken_link(&device, BrokenLink { epoch, peer, reason }))
             }
             Message::Fetching { done, total } => {
-                // Many gigabytes take longer than getting ready does.
+                // Many gigabytes may take longer than the deadline.
                 self.reconfiguration.extend_ready_deadline();
                 if let Some(on_fetch) = &self.options.on_fetch {
                     on_fetch(&device, done, total);
@@ -334,13 +337,13 @@ impl<T: Transport> Coordinator<T> {
             // The trace of a request that has ended.
             Message::Report { .. } => Ok(vec![]),
             other => {
-                let error = protocol_error(&device, &format!("{other:?} is no answer"));
+                let error = protocol_error(&device, &format!("unexpected message {other:?}"));
                 self.lose(&device, error, wall_nanos())
             }
         }
     }
 
-    /// A worker is lost. Its connection is closed, so that it is free for others when it wakes up.
+    /// Handles the loss of a worker. Closes its connection, so that the worker can serve a head when it is back.
     pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>, RingError> {
         self.connections.remove(name);
         if !self.reconfiguration.recovery.has_begun() {
@@ -353,9 +356,9 @@ impl<T: Transport> Coordinator<T> {
         let mut steps = Vec::new();
         for name in self.reconfiguration.recovery.awaited().clone() {
             let error = RingError::Deadline {
-                what: format!("worker `{name}` getting ready"),
+                what: format!("preparing worker `{name}`"),
                 seconds: self.reconfiguration.ready_limit().as_secs_f64(),
-                hint: "see whether the other end still runs and the network is up",
+                hint: "check that the worker still runs and that the network is up",
             };
             steps.extend(self.lose(&name, error, wall_nanos())?);
         }

@@ -1,9 +1,9 @@
-//! The event log of a request: which ring ran in which epoch, what happened to its devices, and the trace of each.
+//! The event log of a request: the plan of each epoch, the run events, and the traces of the devices.
 //!
-//! All times are on one clock, and each device has one index: its place changes with the plan, its index in the trace
-//! does not. Devices that join later come after those of the first plan.
+//! All times are on the head's clock. Each device has one index in the trace: a new plan may change its place in the
+//! ring, but not this index. Devices that join later follow those of the first plan.
 //!
-//! Not here: what a device records itself ([`crate::execution::Recorder`]).
+//! Not here: the recording of steps on each device (`execution::recorder`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,38 +21,38 @@ use super::options::OnRunEvent;
 use crate::execution::TraceLines;
 use hearth_runtime::clock::wall_nanos;
 
-/// The most lines of one worker's trace: a day of a fast ring.
+/// Maximum number of records, and of readings, in a trace: a day of a fast ring.
 const MAX_LINES: usize = 50_000_000;
-/// More run events say nothing new, and a trace has a limit.
-/// source: assumed, below the most that a trace may hold
+/// Maximum number of run events in a trace.
+/// source: assumed, below the limit of the trace format
 const MAX_RUN_EVENTS: usize = 1000;
 
-/// A request's trace while it is written.
+/// The trace of a running request.
 #[derive(Default)]
 pub(super) struct EventLog {
-    /// Hears of each run event.
+    /// Receives each run event.
     on_run_event: Option<OnRunEvent>,
-    /// The time at which the request began, on this process's clock.
+    /// The time at which the request began, in nanoseconds on this process's clock.
     started: u64,
     /// The plan of each epoch.
     epochs: BTreeMap<u32, Arc<Plan>>,
-    /// Devices by their index in the trace.
+    /// Device names by their index in the trace.
     devices: Vec<String>,
     run_events: Vec<RunEvent>,
     records: Vec<Record>,
     readings: Vec<Reading>,
-    /// Plans that followed the first.
+    /// The plans after the first one.
     pub(super) plans: Vec<Plan>,
 }
 
 impl EventLog {
-    /// Creates the log of a request that begins now on this ring.
+    /// Creates the log of a request that begins now with this plan.
     pub(super) fn new(plan: &Plan, on_run_event: Option<OnRunEvent>) -> Self {
         let devices = plan.devices.iter().map(|device| device.name.clone()).collect();
         Self { on_run_event, started: wall_nanos(), devices, ..Self::default() }
     }
 
-    /// An epoch begins.
+    /// Records the beginning of an epoch and its plan.
     pub(super) fn begin_epoch(&mut self, epoch: u32, plan: &Arc<Plan>) {
         self.epochs.insert(epoch, plan.clone());
         for device in &plan.devices {
@@ -60,43 +60,43 @@ impl EventLog {
         }
     }
 
-    /// A device has not sent a message since a moment of this process's clock, and is missed now.
-    pub(super) fn device_lost(&mut self, name: &str, since: u64, what: String) {
+    /// Records the loss of a device. `since` is the time of its last message, in nanoseconds on this process's clock.
+    pub(super) fn record_loss(&mut self, name: &str, since: u64, what: String) {
         let start = since.saturating_sub(self.started);
         let end = Some(self.now());
         self.add_event(RunEvent { start, end, ..run_event(RunEventKind::Silent, Some(name), what) }, None);
     }
 
-    /// Another ring takes over, until the next token is complete.
-    pub(super) fn replanned(&mut self, missing: Option<&str>, plan: &Plan, recomputed_tokens: u32) {
+    /// Records that the ring continues with another plan. The event lasts until the next token is complete.
+    pub(super) fn record_replanned(&mut self, missing: Option<&str>, plan: &Plan, recomputed_tokens: u32) {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what =
             format!("{}; {recomputed_tokens} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let (start, digest) = (self.now(), Some(plan.digest()));
-        self.close_open(start);
+        self.end_replanning(start);
         let event = RunEvent { start, plan: digest, ..run_event(RunEventKind::Replanned, missing, what) };
         self.add_event(event, Some(plan));
         self.plans.push(plan.clone());
     }
 
-    /// The ring should have planned again and did not.
-    pub(super) fn not_replanned(&mut self, missing: Option<&str>, reason: &str) {
+    /// Records that another plan was needed but not found, and why.
+    pub(super) fn record_not_replanned(&mut self, missing: Option<&str>, reason: &str) {
         let start = self.now();
-        self.close_open(start);
+        self.end_replanning(start);
         self.add_event(
             RunEvent { start, ..run_event(RunEventKind::NotReplanned, missing, reason.into()) },
             None,
         );
     }
 
-    /// A token is complete.
-    pub(super) fn token_output(&mut self) {
+    /// Records that a token is complete.
+    pub(super) fn record_token(&mut self) {
         let now = self.now();
-        self.close_open(now);
+        self.end_replanning(now);
     }
 
-    /// Takes a device's lines, epoch by epoch; `to_head` shifts them to this process's clock. Lines that cannot be the
-    /// device's are left out.
+    /// Adds the trace lines of a device, by epoch. Adding the nanoseconds `to_head` converts its times to this
+    /// process's clock. Invalid lines are skipped.
     pub(super) fn add_lines(&mut self, name: &str, all: Vec<(u32, TraceLines)>, to_head: i64) {
         let index = self.device_index(name);
         for (epoch, lines) in all {
@@ -127,12 +127,12 @@ impl EventLog {
         }
     }
 
-    /// The devices of the trace, by index.
+    /// Returns the device names by their index in the trace.
     pub(super) fn devices(&self) -> &[String] {
         &self.devices
     }
 
-    /// The whole.
+    /// Returns the complete trace.
     pub(super) fn into_trace(
         mut self,
         header: Header,
@@ -173,8 +173,8 @@ impl EventLog {
         }
     }
 
-    /// A ring that has planned again is over that with its next token, or with the next ring.
-    fn close_open(&mut self, now: u64) {
+    /// Ends the open replanning event, which lasts until the next token or the next plan.
+    fn end_replanning(&mut self, now: u64) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned {
                 run_event.end.get_or_insert(now);

@@ -1,7 +1,7 @@
-//! A request on the head: runs it to its end, and collects the trace of all devices.
+//! Runs a request on the head, and collects the traces of all devices.
 //!
-//! Workers' times are shifted to the head's clock. A request that ends early, whatever the reason, still gives its
-//! tokens and its trace. Every wait has a deadline.
+//! The times of workers are converted to the head's clock. A request that fails still returns its tokens so far and
+//! its trace. Every wait has a deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use hearth_schema::trace::{Header, Origin, Outcome, Trace, TracedDevice};
 use tokio::time::{Instant, timeout_at};
 
 use super::coordinator::Coordinator;
-use super::pipeline::{PassPipeline, Progress, SequenceTokens, event_or_timeout, trace_lines};
+use super::pipeline::{PassPipeline, Progress, SequenceTokens, event_or_timeout, parse_trace_lines};
 use super::request::{GenerationRequest, SequenceRequest};
 use super::worker_connection::HeadEvent;
 use crate::error::RingError;
@@ -21,7 +21,7 @@ use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for workers to send their traces after a successful request.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
-/// The same after a failed request: a device that cannot answer at once is left out.
+/// The time limit for workers to send their traces after a failed request. The traces of slower devices are missing.
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The result of a request.
@@ -29,20 +29,20 @@ const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 pub struct Generated {
     /// New tokens of each sequence; a stop token is the last.
     pub sequences: Vec<Vec<u32>>,
-    /// What every device did.
+    /// The trace of all devices.
     pub trace: Trace,
-    /// The plans that followed the first, as devices were lost or taken in.
+    /// The plans after the first one, in the order in which the ring adopted them.
     pub plans: Vec<Plan>,
 }
 
 impl Generated {
-    /// New tokens of the first sequence, which may be the only one.
+    /// Returns the new tokens of the first sequence; empty if there is no sequence.
     pub fn tokens(&self) -> &[u32] {
         self.sequences.first().map_or(&[], Vec::as_slice)
     }
 }
 
-/// A request that ended before it was done.
+/// A request that ended early because of an error.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct FailedRequest {
@@ -95,7 +95,7 @@ pub(super) async fn generate<T: Transport>(
     }
 }
 
-/// Lets passes enter until all tokens are complete.
+/// Starts passes and handles events until all tokens are generated.
 async fn run<T: Transport>(
     pipeline: &mut PassPipeline,
     coordinator: &mut Coordinator<T>,
@@ -123,7 +123,7 @@ async fn run<T: Transport>(
 /// Collects the traces of all devices that answer in time.
 async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: Duration) {
     let deadline = Instant::now() + limit;
-    let head = coordinator.reconfiguration.head();
+    let head = coordinator.reconfiguration.head_name();
     if let Ok(lines) = coordinator.runner().map(StageRunner::take_trace) {
         coordinator.log.add_lines(&head, lines, 0);
     }
@@ -138,7 +138,7 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
                 frame: Frame { message: Message::Report { epoch, more }, payload },
             } => {
                 let Some(name) = coordinator.connections.name_of(connection) else { continue };
-                if let Some(lines) = trace_lines(&payload) {
+                if let Some(lines) = parse_trace_lines(&payload) {
                     collected.entry(name.clone()).or_default().push((epoch, lines));
                 }
                 if !more {
@@ -148,7 +148,7 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
             HeadEvent::Lost { connection, error, since } => {
                 if let Some(name) = coordinator.connections.name_of(connection) {
                     awaited.remove(&name);
-                    // The next request plans without it; this one has its tokens.
+                    // The next request is planned without this worker; this request already has its tokens.
                     let _ = coordinator.lose(&name, error, since);
                 }
             }
@@ -156,8 +156,8 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
         }
     }
     for name in awaited {
-        let reason = "it did not hand its trace over in time".into();
-        coordinator.log.device_lost(&name, wall_nanos(), reason);
+        let reason = "it did not send its trace in time".into();
+        coordinator.log.record_loss(&name, wall_nanos(), reason);
     }
     for (name, lines) in collected {
         let offset = coordinator.connections.clock_offset(&name);

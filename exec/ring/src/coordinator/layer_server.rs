@@ -1,6 +1,6 @@
-//! Gives the layers of the head's model to workers that have no model file.
+//! Serves the layers of the head's model to workers that have no model file.
 //!
-//! Not here: the worker that fetches them (`worker::model_source`).
+//! Not here: the worker's side (`worker::model_source`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,51 +9,51 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{RingError, protocol_error};
 use crate::execution::LocalModel;
-use crate::wire::{FileOutline, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline};
+use crate::wire::{FileLengths, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline};
 use hearth_runtime::fetched::{CHUNK, hash};
 
 /// The time limit between two requests of a fetching worker, which may have to check its files first. source: assumed
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
 
-/// Sends chunks of a model to a worker that has connected for them.
+/// Serves chunks of a model to a worker, until the worker closes the connection.
 pub async fn serve<S>(mut stream: S, model: Arc<LocalModel>) -> Result<(), RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
-        let asked =
+        let request =
             with_deadline(IDLE_DEADLINE, "a request for layers", Frame::read(&mut stream, 0)).await??;
-        let answer = match asked.map(|frame| frame.message) {
+        let reply = match request.map(|frame| frame.message) {
             None => return Ok(()),
-            Some(Message::Outline) => {
+            Some(Message::ListFiles) => {
                 let sizes = model.weights.model().sizes.iter();
                 let files = sizes
-                    .map(|size| FileOutline { length: size.file_bytes, header: size.data_start })
+                    .map(|size| FileLengths { file: size.file_bytes, header: size.data_start })
                     .collect();
                 Frame::from(Message::Files { files })
             }
-            Some(Message::Want { file, chunk }) => {
+            Some(Message::GetChunk { file, chunk }) => {
                 let model = model.clone();
-                // Its pages may have to come from disk.
-                let read = tokio::task::spawn_blocking(move || chunk_of(&model, file, chunk)).await;
+                // The pages may have to be read from disk.
+                let read = tokio::task::spawn_blocking(move || read_chunk(&model, file, chunk)).await;
                 let read = read.map_err(|error| protocol_error("the head", &error.to_string()))?;
                 read.ok_or_else(|| {
-                    protocol_error("a fetching worker", "it wants what the model does not have")
+                    protocol_error("a fetching worker", "it requested a chunk that the model does not have")
                 })?
             }
             Some(other) => {
                 return Err(protocol_error(
                     "a fetching worker",
-                    &format!("{other:?} is no request for layers"),
+                    &format!("{other:?} is not a request for layers"),
                 ));
             }
         };
-        with_deadline(WRITE_DEADLINE, "sending layers", answer.write(&mut stream)).await??;
+        with_deadline(WRITE_DEADLINE, "sending layers", reply.write(&mut stream)).await??;
     }
 }
 
-fn chunk_of(model: &LocalModel, file: u16, chunk: u64) -> Option<Frame> {
+fn read_chunk(model: &LocalModel, file: u16, chunk: u64) -> Option<Frame> {
     let bytes = model.weights.mappings().nth(usize::from(file))?;
     let start = usize::try_from(chunk.checked_mul(CHUNK)?).ok()?;
     let payload = bytes.get(start..bytes.len().min(start.checked_add(CHUNK as usize)?))?.to_vec();

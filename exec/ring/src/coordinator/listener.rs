@@ -1,9 +1,9 @@
-//! The head's listener: accepts activations, and gives layers to workers that have no model file.
+//! The head's listener: accepts activations, and serves layers to workers that have no model file.
 //!
-//! It listens at the host of the head's address in the plan, if there is one. Without a key it listens at 127.0.0.1,
-//! because nobody may connect from elsewhere. With a key it listens at the address from which the head reaches each
-//! worker, which is one that the worker can answer to; if these differ (the head is in two networks) it listens at all
-//! its addresses, and each worker is told the one on its side.
+//! It listens at the host of the head's address in the plan, if there is one. Otherwise, without a key, it listens at
+//! 127.0.0.1, so that only this machine can connect. With a key, it listens at the local address of the head's
+//! connections to the workers. If these addresses differ because the head is in several networks, it listens at all
+//! addresses of this machine, and each worker receives the address in its own network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, PoisonError};
@@ -20,7 +20,7 @@ use crate::wire::{
     Transport, accept_activations, bind, read_hello, refuse,
 };
 
-/// The pause after a connection that could not be accepted.
+/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The head's listener and the epoch whose activations it accepts.
@@ -31,7 +31,8 @@ pub(super) struct HeadListener {
 }
 
 impl HeadListener {
-    /// Listens where the workers, who see the head at `local_ips`, can reach it.
+    /// Listens at an address that the workers can reach. `local_ips` are the head's own addresses on its connections
+    /// to the workers.
     pub(super) async fn start<T: Transport>(
         transport: &T,
         planned: Option<&str>,
@@ -44,13 +45,14 @@ impl HeadListener {
         Ok(Self { address, open_epoch, task })
     }
 
-    /// Accepts activations of this epoch from now on, and of no other.
+    /// Accepts only activations of this epoch from now on.
     pub(super) fn open(&self, session: u64, epoch: u32, sink: DataSink) {
         let open = OpenEpoch { session, epoch, sink };
         *self.open_epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some(open);
     }
 
-    /// The head's address for a worker that sees it at `local_ip`.
+    /// Returns the address at which a worker can reach the head; `local_ip` is the head's own address on the
+    /// connection to this worker.
     pub(super) fn address_for(&self, local_ip: Option<IpAddr>) -> String {
         address_for_worker(&self.address, local_ip)
     }
@@ -77,7 +79,7 @@ where
     }
 }
 
-/// Serves a connection to the head, from its first frame on.
+/// Reads the first frame of a connection, and serves the connection.
 async fn serve_connection<S>(
     mut stream: S,
     open_epoch: SharedOpenEpoch,
@@ -87,9 +89,9 @@ async fn serve_connection<S>(
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let Ok((session, purpose)) = read_hello(&mut stream).await else { return };
-    connection.identified();
+    connection.mark_identified();
     let own = open_epoch.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|open| open.session);
-    // The head learns how these end from the sink, or from the worker that fetches.
+    // Errors are reported to the head by the sink, or by the worker that fetches.
     match purpose {
         Purpose::Data { from, epoch } => {
             let limit = model.max_activation_bytes();
@@ -98,11 +100,14 @@ async fn serve_connection<S>(
         Purpose::Fetch if own == Some(session) => {
             let _ = layer_server::serve(stream, model).await;
         }
-        _ => drop(refuse(&mut stream, "this is the head of another session, or no worker".into()).await),
+        _ => {
+            let reason = "this is a head, and it serves only the workers of its own session".into();
+            drop(refuse(&mut stream, reason).await);
+        }
     }
 }
 
-/// Returns where the head listens: a free port at the planned host, or at one that all workers can reach.
+/// Returns the address to listen at: any free port of the planned host, or of an address that all workers can reach.
 fn listen_address(planned: Option<&str>, is_encrypted: bool, local_ips: &[Option<IpAddr>]) -> String {
     if let Some((host, _)) = planned.and_then(|address| address.rsplit_once(':')) {
         return format!("{host}:0");
@@ -132,7 +137,8 @@ fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -> String {
 mod tests {
     use super::*;
 
-    /// Planned address, whether there is a key, the head's addresses as workers see them, and where it listens.
+    /// A case has the planned address, whether there is a key, the head's own addresses on its connections to the
+    /// workers, and the expected address.
     #[test]
     fn head_listens_where_workers_can_reach_it() {
         let cases: [(Option<&str>, bool, &[&str], &str); 7] = [

@@ -1,8 +1,7 @@
-//! The coordinator: the head's side of a ring. It connects the workers, sends passes into the ring, and continues after
-//! the loss of a device.
+//! The coordinator runs on the head: it connects to the workers, starts passes, and recovers from lost devices.
 
 mod connections;
-#[expect(clippy::module_inception)] // the object that gives the room its name
+#[expect(clippy::module_inception)] // the type that gives the folder its name
 mod coordinator;
 mod event_log;
 mod generation;
@@ -18,6 +17,6 @@ mod worker_connection;
 
 pub use generation::{FailedRequest, Generated};
 pub use options::{OnFetch, OnRunEvent, RecoveryPolicy, RingOptions};
-pub use request::{GenerationRequest, SequenceRequest, for_sequences};
+pub use request::{GenerationRequest, SequenceRequest, plan_for_sequences};
 pub use ring::{CancelHandle, Ring};
 pub use scheduler::{OnReport, Request, ResponseEvent, ServeOptions};

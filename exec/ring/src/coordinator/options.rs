@@ -1,4 +1,4 @@
-//! The options of a ring: threads, deadlines, what to do when a device is lost, and callbacks.
+//! The options of a ring: threads, deadlines, the reaction to a lost device, and callbacks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use hearth_schema::run_events::RunEvent;
 use crate::execution::{ComputeMode, LocalModel};
 
 /// The default of [`RingOptions::ready_deadline`].
-/// source: assumed, far more than taking up mapped layers needs
+/// source: assumed, far more than loading mapped layers takes
 const READY_DEADLINE: Duration = Duration::from_mins(1);
 
-/// How a ring is run.
+/// Options of a ring.
 #[derive(Clone)]
 pub struct RingOptions {
-    /// Threads the head computes with; 0 for all cores.
+    /// Number of compute threads of the head; 0 uses all cores.
     pub threads: usize,
-    /// The time limit of one pass, without waiting for those before it.
+    /// The time limit of one pass, without its wait for earlier passes.
     pub pass_deadline: Duration,
-    /// The longest time without a sign of progress from a worker that is not ready.
+    /// The time limit for workers to get ready. It starts again when a worker reports progress.
     pub ready_deadline: Duration,
-    /// The model that drafts on the head, for a plan that has one.
+    /// The draft model, which a plan with speculative decoding needs on the head.
     pub draft: Option<Arc<LocalModel>>,
     pub recovery: RecoveryPolicy,
     pub compute_mode: ComputeMode,
@@ -31,10 +31,10 @@ pub struct RingOptions {
     pub on_run_event: Option<OnRunEvent>,
 }
 
-/// Receives the progress of a worker's fetch, by name: bytes already present, and bytes to fetch.
+/// Receives the progress of a worker that fetches layers: its name, the bytes fetched so far, and the bytes to fetch.
 pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
-/// Receives what has happened to the ring, and the plan by which it continues, if that is another.
+/// Receives each run event, and the new plan if the ring continues with another one.
 pub type OnRunEvent = Arc<dyn Fn(&RunEvent, Option<&Plan>) + Send + Sync>;
 
 impl Default for RingOptions {
@@ -56,18 +56,18 @@ impl Default for RingOptions {
 #[derive(Clone, Default)]
 pub enum RecoveryPolicy {
     /// The request fails.
-    Never,
-    /// The others take its layers, in proportion to their own.
+    Fail,
+    /// The remaining devices take over its layers, in proportion to their own.
     #[default]
     Spread,
-    /// A planner that knows all devices that may be there plans again.
+    /// A planner makes another plan for the available devices of `cluster`.
     Replan { cluster: Arc<Cluster>, replanner: Arc<dyn Replanner + Send + Sync> },
 }
 
 impl std::fmt::Debug for RecoveryPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            RecoveryPolicy::Never => "Never",
+            RecoveryPolicy::Fail => "Fail",
             RecoveryPolicy::Spread => "Spread",
             RecoveryPolicy::Replan { .. } => "Replan",
         })

@@ -1,9 +1,10 @@
 //! The pass pipeline: the active sequences, the passes in flight, and the deadline of the next pass.
 //!
-//! Passes enter as soon as the head is free ([`Generation`] decides which), activations come back after each round, and
-//! outputs give tokens, which enter as the next passes. So several passes are in flight: batches of a prompt, and
-//! passes of several sequences. When the ring is reconfigured in mid-request, all tokens so far enter the new one as a
-//! prompt, because their keys and values were spread over the old one; a generated token is never sampled again.
+//! Passes start as soon as the head is free ([`Generation`] decides which one). Activations return to the head after
+//! each round, and the last round gives tokens, which are the input of the next passes. Several passes are in flight
+//! at the same time: batches of a prompt, and passes of several sequences. When the ring is reconfigured during a
+//! request, all tokens so far enter the new ring as a prompt, because the KV cache of the old ring is lost. A
+//! generated token is never sampled again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,14 +22,14 @@ use crate::error::{RingError, protocol_error};
 use crate::execution::{PassOutput, TraceLines};
 use crate::wire::{DataEvent, Message, Transport};
 
-/// The wait that replaces a deadline beyond the range of the clock. source: assumed, longer than any pass
+/// Replaces a time limit that is too long for the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 
-/// Passes in flight for each device of the ring. Two keep a device at work while the next pass is on its way; more
-/// would only wait, each with its activations in some device's memory.
+/// Maximum number of passes in flight per device of the ring. Two keep a device busy while the next pass is being
+/// sent; more would only wait and use memory for their activations.
 const MAX_PASSES_PER_DEVICE: usize = 2;
 
-/// A sequence in progress.
+/// The tokens of a sequence in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SequenceTokens {
     /// The prompt, followed by the tokens generated so far.
@@ -36,32 +37,32 @@ pub(super) struct SequenceTokens {
     pub(super) prompt_len: usize,
 }
 
-/// The passes that are in flight in the ring.
+/// The passes in flight, and the state of their sequences.
 pub(super) struct PassPipeline {
     pub(super) generation: Generation,
     pub(super) sequences: Vec<SequenceTokens>,
     stop_tokens: Vec<u32>,
     pub(super) passes: Vec<Pass>,
-    /// Trace lines that workers have sent, each with its device's name; `None` until they are requested.
+    /// Trace lines that workers have sent, with the device name; `None` if traces are collected only at the end.
     pub(super) reports: Option<Vec<(String, TraceLines)>>,
-    /// The time at which each pass in flight entered, by its index.
+    /// The start time of each pass in flight, by pass index.
     in_flight: BTreeMap<u32, Instant>,
-    /// The time at which a pass came out last.
+    /// The time at which the last pass finished.
     last_output: Option<Instant>,
 }
 
-/// The outcome of one step of the head.
+/// The result of one step of the head.
 pub(super) enum Progress {
-    /// Something that gave no token.
+    /// Work was done, but no token is complete.
     Work,
-    /// These tokens of a sequence are complete.
+    /// New tokens of a sequence, after the sequence number.
     Tokens(u32, Vec<u32>),
-    /// Nothing: no pass can enter and no event is pending.
+    /// No pass can start and no event is pending.
     Idle,
 }
 
 impl PassPipeline {
-    /// A pipeline that no pass has entered.
+    /// Creates a pipeline without passes.
     pub(super) fn new(generation: Generation, sequences: Vec<SequenceTokens>, stop_tokens: Vec<u32>) -> Self {
         let (passes, in_flight) = (Vec::new(), BTreeMap::new());
         Self { generation, sequences, stop_tokens, passes, reports: None, in_flight, last_output: None }
@@ -72,9 +73,9 @@ impl PassPipeline {
         self.in_flight.is_empty()
     }
 
-    /// Returns when the next pass to finish counts as late. Passes do not overtake each other. With one round per
-    /// token, a pass has the ring to itself once the pass before it has finished; with more rounds it may also wait for
-    /// all passes that entered after it.
+    /// Returns the deadline of the oldest pass in flight. Passes finish in order, so `limit` counts from the end of
+    /// the previous pass. With more than one round per token, a pass may also wait for all passes that started after
+    /// it, so `limit` is multiplied by the number of passes in flight.
     pub(super) fn next_deadline(&self, limit: Duration, rounds: u32) -> Instant {
         let entered = self.in_flight.values().next().copied();
         let ahead = if rounds > 1 { self.in_flight.len().max(1) } else { 1 };
@@ -82,12 +83,12 @@ impl PassPipeline {
         since.checked_add(limit.saturating_mul(ahead as u32)).unwrap_or(since + MAX_WAIT)
     }
 
-    /// Handles a pending event, or lets a pass enter.
+    /// Handles a pending event, or starts the next pass if there is none.
     pub(super) async fn advance<T: Transport>(
         &mut self,
         coordinator: &mut Coordinator<T>,
     ) -> Result<Progress, RingError> {
-        // Events come first: news of the ring should not wait for a computing step.
+        // Events come first, so that they do not wait for a computing step.
         if let Ok(event) = coordinator.events.try_recv() {
             return self.handle(event, coordinator).await;
         }
@@ -116,16 +117,16 @@ impl PassPipeline {
             && let Message::Report { .. } = frame.message
         {
             let name = coordinator.connections.name_of(*connection);
-            reports.extend(name.zip(trace_lines(&frame.payload)));
+            reports.extend(name.zip(parse_trace_lines(&frame.payload)));
             return Ok(Progress::Work);
         }
-        // The next ring begins with all tokens so far. Asked twice, the generation answers the same.
+        // The next ring begins with all tokens so far. A copy, because the event may not lead to another ring.
         let mut resumed = self.generation.clone();
         let (recomputed, first_pass) = (resumed.restart(), resumed.next_pass());
         coordinator.reconfiguration.resume_at(first_pass, recomputed);
         let steps = coordinator.handle(event)?;
         if !steps.is_empty() {
-            // The passes in flight are given up.
+            // The passes in flight are abandoned.
             self.generation = resumed;
             self.in_flight.clear();
             self.last_output = None;
@@ -134,7 +135,7 @@ impl PassPipeline {
         Ok(Progress::Work)
     }
 
-    /// A pass may be out after a step, and tokens with it.
+    /// Removes a finished pass, and stores its tokens. `output` is `None` if no pass has finished.
     fn finish_pass<T: Transport>(
         &mut self,
         output: Option<PassOutput>,
@@ -147,26 +148,26 @@ impl PassPipeline {
         let broken = |error: GenerationError| protocol_error("the ring", &error.to_string());
         self.generation.output(pass.index, accepted as u32).map_err(broken)?;
         if self.stop_tokens.contains(&tokens[accepted]) {
-            self.generation.give_up(pass.sequence);
+            self.generation.cancel(pass.sequence);
         }
         let sequence = self.sequences.get_mut(pass.sequence as usize);
         let sequence =
             sequence.ok_or_else(|| protocol_error("the ring", "a token of an unknown sequence"))?;
         sequence.all.extend_from_slice(&tokens);
-        // Devices are taken in between requests, so no step follows.
+        // Devices rejoin only between requests, so no step follows.
         coordinator.react(Event::Token);
-        coordinator.log.token_output();
+        coordinator.log.record_token();
         Ok(Progress::Tokens(pass.sequence, tokens))
     }
 }
 
 /// Parses the payload of a worker's report.
-pub(super) fn trace_lines(payload: &[u8]) -> Option<TraceLines> {
+pub(super) fn parse_trace_lines(payload: &[u8]) -> Option<TraceLines> {
     let (records, readings) = serde_json::from_slice::<(Vec<Record>, Vec<Reading>)>(payload).ok()?;
     Some(TraceLines { records, readings })
 }
 
-/// The event that ends a wait with a limit.
+/// Converts the result of a wait for an event: a timeout is an event, and a closed channel cancels the request.
 pub(super) fn event_or_timeout(event: Result<Option<HeadEvent>, Elapsed>, limit: Duration) -> HeadEvent {
     match event {
         Ok(Some(event)) => event,

@@ -1,7 +1,7 @@
-//! The state of the ring's plan: the recovery reducer, the policy that finds another plan, and the deadline of getting
-//! ready.
+//! The reconfiguration of a ring: the recovery reducer, the policy that finds another plan, and the deadline for
+//! devices to get ready.
 //!
-//! Not here: the reducer ([`hearth_core::recovery`]), and the coordinator that carries its steps out
+//! Not here: the reducer itself ([`hearth_core::recovery`]), and the execution of its steps
 //! (`coordinator::coordinator`).
 
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub(super) struct Reconfiguration {
     ready_limit: Duration,
     /// The time at which a device that is not ready counts as lost.
     ready_by: Instant,
-    /// The first pass of the next ring.
+    /// Index of the first pass after the next reconfiguration.
     pub(super) first_pass: u32,
-    /// Tokens that the next ring computes again.
+    /// Number of tokens that are computed again after the next reconfiguration.
     pub(super) recomputed_tokens: u32,
 }
 
@@ -40,28 +40,27 @@ impl Reconfiguration {
         }
     }
 
-    /// The current plan.
+    /// Returns the current plan.
     pub(super) fn plan(&self) -> &Arc<Plan> {
         self.recovery.plan()
     }
 
-    /// The head's name.
-    pub(super) fn head(&self) -> String {
+    pub(super) fn head_name(&self) -> String {
         self.plan().devices[0].name.clone()
     }
 
-    /// Sets where the next ring begins: its first pass, and how many tokens it computes again.
+    /// Sets the first pass after the next reconfiguration, and how many tokens are then computed again.
     pub(super) fn resume_at(&mut self, first_pass: u32, recomputed_tokens: u32) {
         (self.first_pass, self.recomputed_tokens) = (first_pass, recomputed_tokens);
     }
 
-    /// A device as the current plan has it, or the first one.
+    /// Returns a device of the current plan, or else of the first plan.
     pub(super) fn planned_device(&self, name: &str) -> Option<PlannedDevice> {
         let plans = [self.recovery.plan(), self.recovery.first_plan()];
         plans.iter().find_map(|plan| Some(plan.devices[plan.position(name)?].clone()))
     }
 
-    /// Gives the devices the whole time to get ready again.
+    /// Restarts the time limit for devices to get ready.
     pub(super) fn extend_ready_deadline(&mut self) {
         self.ready_by = Instant::now() + self.ready_limit;
     }
@@ -74,10 +73,11 @@ impl Reconfiguration {
         self.ready_limit
     }
 
-    /// Finds a plan for the devices that are left, which `model` can run.
+    /// Finds a plan for the remaining devices that fits `model`. Returns the event with the plan, or with the reason
+    /// why there is none.
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
         let found = match &self.policy {
-            RecoveryPolicy::Never => Err(NoPlan { reason: "this run does not plan again".into() }),
+            RecoveryPolicy::Fail => Err(NoPlan { reason: "this run does not plan again".into() }),
             RecoveryPolicy::Spread => self.recovery.spread_layers(),
             RecoveryPolicy::Replan { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
         };

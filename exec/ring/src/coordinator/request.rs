@@ -1,8 +1,8 @@
-//! The request of a generation: its sequences, how their prompts enter, and how many tokens are drafted at a time.
+//! A generation request: its sequences, the batch size of prompts, and the number of tokens drafted at a time.
 //!
-//! Whether the ring's plan can run it is checked here, before anything is computed.
+//! A request is checked against the ring's plan before anything is computed.
 //!
-//! Not here: the passes that it makes ([`hearth_core::schedule::Generation`]).
+//! Not here: the passes of a request ([`hearth_core::schedule::Generation`]).
 
 use hearth_core::schedule::Generation;
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -13,32 +13,32 @@ use crate::execution::SampleFn;
 
 /// One sequence of a request.
 pub struct SequenceRequest {
-    /// The prompt's tokens, at least one.
+    /// The tokens of the prompt; at least one.
     pub prompt: Vec<u32>,
-    /// Turns its logits into tokens.
+    /// Samples a token from logits.
     pub sampler: SampleFn,
 }
 
-/// What to generate.
+/// A request to generate tokens for one or more sequences.
 pub struct GenerationRequest {
     /// The sequences; at least one.
     pub sequences: Vec<SequenceRequest>,
-    /// The most new tokens of each sequence.
+    /// Maximum number of new tokens of each sequence.
     pub max_new_tokens: u32,
-    /// The most tokens of a prompt that enter the ring as one batch.
+    /// Maximum number of prompt tokens in one pass.
     pub micro_batch: u32,
-    /// Tokens that the draft model proposes at a time; 0 drafts nothing.
+    /// Number of tokens that the draft model proposes at a time; 0 disables drafting.
     pub draft_tokens: u32,
-    /// The tokens that end a sequence, if any.
+    /// Tokens that end a sequence.
     pub stop_tokens: Vec<u32>,
-    /// Name and seed for the trace.
+    /// The name of the scenario, for the trace.
     pub scenario: String,
-    /// The run's seed.
+    /// The seed of the run, for the trace.
     pub seed: u64,
 }
 
 impl GenerationRequest {
-    /// A request of one sequence, in the largest batches and without drafts.
+    /// Creates a request for one sequence, with the largest batches and without drafts.
     pub fn single(prompt: Vec<u32>, max_new_tokens: u32, sampler: SampleFn) -> Self {
         Self {
             sequences: vec![SequenceRequest { prompt, sampler }],
@@ -51,12 +51,12 @@ impl GenerationRequest {
         }
     }
 
-    /// Its passes, if a ring of this plan can do it.
+    /// Returns the generator of the request's passes. Fails if the plan cannot run the request.
     pub fn generation(&self, plan: &Plan) -> Result<Generation, RingError> {
         let (count, planned) = (self.sequences.len(), plan.sequences);
         let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
         if count == 0 || count > planned as usize {
-            let what = format!("{count} sequences at once, and the plan has caches for 1 to {planned}");
+            let what = format!("{count} concurrent sequences, but the plan has caches for 1 to {planned}");
             return refuse(what, "plan with more `sequences`");
         }
         let new_tokens = self.max_new_tokens;
@@ -73,17 +73,14 @@ impl GenerationRequest {
             }
         }
         if !(1..=MAX_PASS_TOKENS).contains(&self.micro_batch) {
-            let what = format!("batches of {} tokens", self.micro_batch);
-            return refuse(
-                what,
-                &format!("give 1 to {MAX_PASS_TOKENS} tokens, which enter the ring at once"),
-            );
+            let what = format!("a prompt cannot be split into batches of {} tokens", self.micro_batch);
+            return refuse(what, &format!("give 1 to {MAX_PASS_TOKENS} tokens per batch"));
         }
         if self.draft_tokens > 0 && plan.draft.is_none() {
             return refuse("tokens cannot be drafted without a draft model".into(), "give --draft-model");
         }
         if self.draft_tokens >= MAX_PASS_TOKENS {
-            let what = format!("{} drafts at a time", self.draft_tokens);
+            let what = format!("{} tokens cannot be drafted at a time", self.draft_tokens);
             return refuse(what, &format!("give at most {}", MAX_PASS_TOKENS - 1));
         }
         let prompts: Vec<u32> = self.sequences.iter().map(|sequence| sequence.prompt.len() as u32).collect();
@@ -91,14 +88,14 @@ impl GenerationRequest {
     }
 }
 
-/// The plan for a number of concurrent sequences. One that has caches for fewer divides their positions, so that each
-/// sequence has a smaller context, and the devices need no more memory than was planned.
-pub fn for_sequences(plan: Plan, sequences: u32) -> Plan {
+/// Returns a plan for at least `sequences` concurrent sequences. If `plan` has caches for fewer, their positions are
+/// divided among all sequences: each has a smaller context, and the devices need no more memory than planned.
+pub fn plan_for_sequences(plan: Plan, sequences: u32) -> Plan {
     if sequences <= plan.sequences {
         return plan;
     }
     let positions = u64::from(plan.context) * u64::from(plan.sequences);
-    // Not more than the positions that a plan may have, which fit an u32.
+    // Less than `plan.context`, so it fits a u32.
     let context = (positions / u64::from(sequences)) as u32;
     Plan { context, sequences, ..plan }
 }

@@ -1,4 +1,4 @@
-//! The head's handle of a ring: connects it, runs requests or serves them, and closes it.
+//! The head's handle of a ring: connects the devices, runs or serves requests, and closes the session.
 
 use std::sync::Arc;
 
@@ -26,9 +26,9 @@ impl CancelHandle {
     }
 }
 
-/// A ring with all its workers ready.
+/// A ring whose workers are all ready.
 pub struct Ring<T: Transport> {
-    /// Taken out while a request runs.
+    /// `None` while a request runs.
     coordinator: Option<Box<Coordinator<T>>>,
     plan: Plan,
     compute_mode: ComputeMode,
@@ -36,7 +36,7 @@ pub struct Ring<T: Transport> {
 }
 
 impl<T: Transport> Ring<T> {
-    /// Brings up the ring of a plan.
+    /// Connects to the workers of a plan and waits until all devices are ready.
     pub async fn connect(
         transport: &T,
         plan: Plan,
@@ -48,12 +48,13 @@ impl<T: Transport> Ring<T> {
         let session = session_id(&plan);
         let connecting =
             Coordinator::connect(transport.clone(), plan.clone(), model, options, (inbox, events), session);
-        // Making a large cache takes seconds, in which heartbeats must continue.
+        // Allocating a large cache takes seconds, during which heartbeats must continue.
         let coordinator = compute_mode.run(connecting).await??;
         Ok(Ring { coordinator: Some(Box::new(coordinator)), plan, compute_mode, cancel_handle })
     }
 
-    /// Runs a request. `on_token` sees each token as it comes, after the number of its sequence, from another thread.
+    /// Runs a request. `on_token` receives the sequence number and the token as soon as a token is generated, on
+    /// another thread.
     pub async fn generate(
         &mut self,
         request: GenerationRequest,
@@ -70,7 +71,7 @@ impl<T: Transport> Ring<T> {
     }
 
     /// Serves requests until the channel closes or the ring fails; a failure is reported to all active requests.
-    /// Returns `request_rx` for another ring.
+    /// Returns `request_rx`, so that another ring can use it.
     pub async fn serve(
         &mut self,
         options: ServeOptions,
@@ -89,7 +90,7 @@ impl<T: Transport> Ring<T> {
                 self.coordinator = Some(coordinator);
                 (request_rx, ended)
             }
-            // The thread that served is gone, and its requests with it.
+            // The serving thread panicked, so its requests are lost.
             Err(error) => (mpsc::unbounded_channel().1, Err(error)),
         }
     }
@@ -100,19 +101,19 @@ impl<T: Transport> Ring<T> {
             .ok_or_else(|| RingError::plan("a request whose future was dropped is still running"))
     }
 
-    /// Returns what cancels an active request.
+    /// Returns a handle that cancels the active request.
     pub fn cancel_handle(&self) -> CancelHandle {
         self.cancel_handle.clone()
     }
 
-    /// Ends the session in order; the workers then wait for the next head.
+    /// Says goodbye to the workers, which then wait for the next head.
     pub async fn close(mut self) {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.connections.close().await;
         }
     }
 
-    /// The plan that it was brought up with.
+    /// Returns the plan with which the ring was connected.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -125,7 +126,7 @@ impl<T: Transport> Drop for Ring<T> {
     }
 }
 
-/// Makes the number of a session: workers use it only to tell data connections of one head from those of another.
+/// Creates the number of a session. Workers use it only to distinguish the data connections of different heads.
 fn session_id(plan: &Plan) -> u64 {
     let digest = plan.digest();
     let bytes = digest.bytes().chain(wall_nanos().to_le_bytes()).chain(std::process::id().to_le_bytes());

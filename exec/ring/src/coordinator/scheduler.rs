@@ -1,13 +1,14 @@
 //! The scheduler: continuous batching of requests over the slots of one ring.
 //!
-//! The plan has caches for a number of sequences; each is a slot. A request takes a vacant slot, best one whose tokens
-//! so far are a prefix of the prompt: what is common need not be computed again, so that a conversation continues where
-//! it was. Requests under way interleave in the ring as the sequences of one request do, and come and go without
-//! affecting the others. A request whose client is gone (the receiver of its events is closed) leaves its slot with the
-//! pass in flight. When a device is lost, all active sequences are computed again, as in any request; what vacant slots
-//! held is lost.
+//! The plan has caches for a number of sequences; each cache is a slot. A request is assigned to a vacant slot,
+//! preferably one whose cached tokens are a prefix of the prompt. This prefix is not computed again, so the next turn
+//! of a conversation starts quickly. Active requests share the ring like the sequences of one request; each starts
+//! and ends independently of the others. When the client of a request disconnects (the receiver of its events is
+//! closed), the slot becomes vacant after the pass in flight. When a device is lost, all active sequences are
+//! computed again, and the caches of vacant slots are lost.
 //!
-//! Not here: which pass enters next ([`hearth_core::schedule::Generation`]), and text.
+//! Not here: which pass starts next ([`hearth_core::schedule::Generation`]), and the conversion between tokens and
+//! text.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,50 +24,50 @@ use crate::error::{RingError, protocol_error};
 use crate::execution::{SampleFn, Samplers, TraceLines};
 use crate::wire::{Message, Transport};
 
-/// Passes after which traces are collected, so that no device keeps the lines of days.
+/// The number of passes after which traces are collected, so that they do not fill the memory of devices.
 /// source: assumed, some seconds of a fast ring
 const MAX_PASSES_PER_REPORT: usize = 256;
-/// The interval of collecting traces on a slow ring, so that its metrics move.
+/// The interval at which the traces of a slow ring are collected, so that its metrics stay current.
 /// source: assumed
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval at which the head tries to reconnect to a lost device. source: assumed, an acceptable addition to the
 /// time to first token
 const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A request to a ring that serves.
+/// A request to a serving ring.
 pub struct Request {
     /// The prompt; at least one token.
     pub prompt: Vec<u32>,
     /// The maximum number of new tokens; at least one.
     pub max_new_tokens: u32,
-    /// Turns logits into tokens.
+    /// Samples a token from logits.
     pub sampler: SampleFn,
-    /// Where the response goes. A request whose receiver is gone is cancelled.
+    /// Sends the events of the response. The request is cancelled when the receiver is closed.
     pub response_tx: mpsc::UnboundedSender<ResponseEvent>,
 }
 
-/// An event of a response. After the last one the sender is dropped.
+/// An event of a response. The sender is dropped after the last event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponseEvent {
-    /// The request has a slot.
+    /// The request has been assigned to a slot.
     Started {
-        /// Tokens of its prompt that were found in the slot's cache.
+        /// Number of prompt tokens that were found in the slot's cache.
         cached_tokens: u32,
     },
-    /// A token; a stop token is the last.
+    /// A generated token; a stop token is the last one.
     Token(u32),
-    /// The request has failed, and why.
+    /// The request failed for this reason.
     Failed(String),
 }
 
-/// Receives now and then what a device, by name, has done since.
+/// Receives the name of a device and its new trace lines, at intervals.
 pub type OnReport = Arc<dyn Fn(&str, &TraceLines) + Send + Sync>;
 
-/// How requests are served.
+/// Options for serving requests.
 pub struct ServeOptions {
-    /// The most tokens of a prompt that enter the ring as one batch.
+    /// Maximum number of prompt tokens in one pass.
     pub micro_batch: u32,
-    /// Tokens that the draft model proposes at a time; 0 drafts nothing.
+    /// Number of tokens that the draft model proposes at a time; 0 disables drafting.
     pub draft_tokens: u32,
     /// Tokens that end a sequence.
     pub stop_tokens: Vec<u32>,
@@ -74,7 +75,7 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// A pipeline whose slots hold nothing.
+    /// Creates a pipeline whose slots are all vacant.
     fn empty_pipeline(&self, slots: u32) -> PassPipeline {
         let generation = Generation::vacant(slots, self.micro_batch, self.draft_tokens);
         let sequences = vec![SequenceTokens::default(); slots as usize];
@@ -88,16 +89,16 @@ impl ServeOptions {
     }
 }
 
-/// The slots of a ring, the active requests in them, and the queue of requests that wait for one.
+/// The slots of a ring, their active requests, and the queue of requests that wait for a slot.
 struct RequestTable {
     pipeline: PassPipeline,
     /// The active request of each slot.
     active: Vec<Option<mpsc::UnboundedSender<ResponseEvent>>>,
-    /// The time at which each slot was taken last, as a count of requests.
+    /// The number of the last request in each slot, counted from 1; 0 before the first.
     last_used: Vec<u64>,
     queue: VecDeque<Request>,
     request_count: u64,
-    /// Whether more requests can come.
+    /// Whether more requests can arrive.
     is_open: bool,
 }
 
@@ -113,7 +114,7 @@ impl RequestTable {
         }
     }
 
-    /// Queues the requests that have come so far.
+    /// Queues the requests that have arrived so far.
     fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
         loop {
             match request_rx.try_recv() {
@@ -127,25 +128,25 @@ impl RequestTable {
         }
     }
 
-    /// Cancels the requests whose clients are gone.
+    /// Cancels the requests whose clients have disconnected.
     fn cancel_abandoned(&mut self) {
         self.queue.retain(|request| !request.response_tx.is_closed());
         for (sequence, response_tx) in (0..).zip(&mut self.active) {
             if response_tx.as_ref().is_some_and(mpsc::UnboundedSender::is_closed) {
                 *response_tx = None;
-                self.pipeline.generation.give_up(sequence);
+                self.pipeline.generation.cancel(sequence);
             }
         }
     }
 
-    /// Returns the vacant slot for a prompt, and how many of its first tokens are cached there. What is gained is
-    /// computing these; what is lost is the rest of the slot's tokens, which a later request may continue. Of equally
-    /// good slots it is the least recently used.
+    /// Returns the best vacant slot for a prompt, and the length of the prompt's prefix that is cached there. The
+    /// score of a slot is this length minus the number of other cached tokens, which a later request could use. Among
+    /// equal slots, the least recently used one is chosen.
     fn slot_for(&self, prompt: &[u32]) -> Option<(u32, u32)> {
         let generation = &self.pipeline.generation;
         let overlap = |slot: u32| {
             let tokens = &self.pipeline.sequences[slot as usize].all;
-            let cached = &tokens[..tokens.len().min(generation.held(slot) as usize)];
+            let cached = &tokens[..tokens.len().min(generation.cached_tokens(slot) as usize)];
             let common = cached.iter().zip(prompt).take_while(|(one, other)| one == other).count();
             (slot, common, cached.len() - common)
         };
@@ -156,7 +157,7 @@ impl RequestTable {
         vacant.map(overlap).max_by_key(worth).map(|(slot, common, _)| (slot, common as u32))
     }
 
-    /// Sends a request its tokens; the slot is free after the last.
+    /// Sends tokens to the request in a slot. Frees the slot after the last token.
     fn send_tokens(&mut self, slot: u32, tokens: Vec<u32>) {
         let Some(active) = self.active.get_mut(slot as usize) else { return };
         let Some(response_tx) = active else { return };
@@ -169,7 +170,7 @@ impl RequestTable {
         }
     }
 
-    /// Fails all requests, active and queued.
+    /// Sends an error to all active and queued requests.
     fn fail_all(&mut self, error: &RingError) {
         let active = self.active.iter_mut().filter_map(Option::take);
         let queued = self.queue.drain(..).map(|request| request.response_tx);
@@ -179,7 +180,7 @@ impl RequestTable {
     }
 }
 
-/// Serves requests until no more can come. If the ring fails, all requests get its error.
+/// Serves requests until no more can arrive. If the ring fails, all requests receive the error.
 pub(super) async fn serve<T: Transport>(
     coordinator: &mut Coordinator<T>,
     options: ServeOptions,
@@ -201,14 +202,14 @@ pub(super) async fn serve<T: Transport>(
     ended
 }
 
-/// Admits requests to the ring's slots.
+/// Assigns requests to the ring's slots.
 struct Scheduler<'a, T: Transport> {
     coordinator: &'a mut Coordinator<T>,
     options: ServeOptions,
     table: RequestTable,
-    /// The time at which lost devices are tried again.
+    /// The time of the next attempt to reconnect lost devices.
     rejoin_at: Instant,
-    /// The time at which traces were collected last.
+    /// The time of the last collection of traces.
     reported_at: Instant,
 }
 
@@ -262,7 +263,7 @@ impl<T: Transport> Scheduler<'_, T> {
         Ok(())
     }
 
-    /// Waits for the next event of the ring, or request.
+    /// Waits for the next event of the ring or the next request.
     async fn wait(
         &mut self,
         request_rx: &mut mpsc::UnboundedReceiver<Request>,
@@ -270,7 +271,7 @@ impl<T: Transport> Scheduler<'_, T> {
         let Self { coordinator, table, .. } = self;
         let limit = coordinator.options.pass_deadline;
         let deadline = if table.pipeline.is_empty() {
-            // Nothing can be late.
+            // No pass is in flight.
             Instant::now() + MAX_WAIT
         } else {
             table.pipeline.next_deadline(limit, coordinator.plan().rounds)
@@ -287,12 +288,12 @@ impl<T: Transport> Scheduler<'_, T> {
         }
     }
 
-    /// Takes lost devices in again before a request enters an idle ring. The new ring holds nothing.
+    /// Reconnects lost devices before a request starts on an idle ring. The caches of the new ring are empty.
     async fn rejoin_lost_devices(&mut self) -> Result<(), RingError> {
         let pipeline = &self.table.pipeline;
         let is_idle = pipeline.generation.is_over() && pipeline.is_empty();
         let is_due = Instant::now() >= self.rejoin_at && !self.table.queue.is_empty();
-        if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.gone().is_empty() {
+        if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.unavailable().is_empty() {
             return Ok(());
         }
         self.rejoin_at = Instant::now() + REJOIN_INTERVAL;
@@ -300,7 +301,7 @@ impl<T: Transport> Scheduler<'_, T> {
         self.coordinator.start_request(self.options.no_samplers()).await
     }
 
-    /// Has the devices send their traces now and then, and passes on what came.
+    /// Requests the traces of the devices at intervals, and forwards received traces.
     fn report(&mut self) -> Result<(), RingError> {
         let pipeline = &mut self.table.pipeline;
         let is_due = self.reported_at.elapsed() >= REPORT_INTERVAL && !pipeline.passes.is_empty();

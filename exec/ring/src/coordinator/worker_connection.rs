@@ -1,12 +1,12 @@
-//! The head's control connection to one worker: sends messages, reads answers, and notices when the worker is lost.
+//! The head's control connection to one worker: sends messages, reads replies, and detects the loss of the worker.
 //!
-//! One task writes what is queued, one reads, and one sends a ping every half second and reports the worker as lost
-//! when nothing has come for longer than [`heartbeat::SILENCE`]. All that is read goes into the head's one inbox with
-//! the number of the connection, so that an answer over an earlier connection is not taken for a new one. Pongs carry
-//! the worker's clock; the shortest round trip estimates the offset best, because the pong was written half way
-//! between.
+//! One task writes the queued frames, one reads, and one sends a ping every half second and reports the worker as
+//! lost when no frame has arrived for longer than [`heartbeat::SILENCE`]. Received frames go to the head's inbox with
+//! the number of the connection, so that a reply over an earlier connection is not mistaken for a current one. A pong
+//! contains the worker's time. The clock offset is estimated from the shortest round trip, with the assumption that
+//! the pong was written half way through it.
 //!
-//! Not here: what a message makes a worker do ([`crate::worker`]), and what the head makes of an answer
+//! Not here: how a worker handles messages ([`crate::worker`]), and how the head handles replies
 //! ([`super::coordinator`]).
 
 use std::net::IpAddr;
@@ -31,23 +31,23 @@ use hearth_runtime::clock::wall_nanos;
 
 /// The interval between two pings.
 const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL);
-/// Without a frame for this time, a worker counts as lost.
+/// A worker counts as lost if no frame arrives for this time.
 const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
-/// Pings that estimate a clock's offset before a request.
+/// Number of pings that measure the clock offset before a request.
 const OFFSET_PINGS: u64 = 8;
 
 /// An event in the head's inbox.
 #[derive(Debug)]
 pub(super) enum HeadEvent {
-    /// An event of the worker's data connections.
+    /// An event of a data connection.
     Data(DataEvent),
-    /// An answer of a worker over a control connection, by its number.
+    /// A message of a worker over the control connection with this number.
     Message { connection: u64, frame: Frame },
     /// A worker is lost.
     Lost {
         connection: u64,
         error: RingError,
-        /// The time at which its last frame came, on this process's clock.
+        /// The time at which its last frame arrived, in nanoseconds on this process's clock.
         since: u64,
     },
     /// A pass takes longer than this limit.
@@ -61,7 +61,7 @@ pub(super) struct WorkerConnection {
     name: String,
     pub(super) number: u64,
     pub(super) facts: WorkerFacts,
-    /// This machine's address on the worker's side.
+    /// This machine's own address on the connection.
     pub(super) local_ip: Option<IpAddr>,
     frames: mpsc::UnboundedSender<Frame>,
     clock: Arc<Mutex<WorkerClock>>,
@@ -70,19 +70,19 @@ pub(super) struct WorkerConnection {
     writer: JoinHandle<()>,
 }
 
-/// The offset of a worker's clock, from the shortest ping so far, and when its last frame came.
+/// The clock offset of a worker, and the arrival time of its last frame.
 #[derive(Debug, Clone, Copy)]
 struct WorkerClock {
-    /// Round trip of the shortest ping, in nanoseconds; 0 before the first.
+    /// The shortest round trip of a ping so far, in nanoseconds; 0 before the first.
     round_trip: u64,
-    /// The offset of the worker's clock, in nanoseconds: added to its times.
+    /// Nanoseconds to add to the worker's times, to convert them to the head's clock.
     to_head: i64,
     last_frame: Instant,
-    /// The same on this process's wall clock.
+    /// The arrival time of the last frame, in nanoseconds on this process's clock.
     last_frame_at: u64,
 }
 
-/// The address of a planned worker.
+/// Returns the address of a worker in the plan.
 pub(super) fn address(device: &PlannedDevice) -> Result<&str, RingError> {
     device.address.as_deref().ok_or_else(|| RingError::NoAddress { name: device.name.clone() })
 }
@@ -113,14 +113,14 @@ impl Monitor {
 
 async fn write_frames<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc::UnboundedReceiver<Frame>) {
     while let Some(frame) = frames.recv().await {
-        // A worker that does not read is silent too, and lost for that.
+        // A worker that does not read sends no pongs either, so the heartbeat reports it as lost.
         if !matches!(timeout(WRITE_DEADLINE, frame.write(&mut stream)).await, Ok(Ok(()))) {
             return;
         }
     }
 }
 
-/// Sends pings, and reports the worker as lost when no frame comes.
+/// Sends pings, and reports the worker as lost when no frame arrives for [`SILENCE_DEADLINE`].
 async fn send_heartbeats(monitor: Monitor, frames: mpsc::UnboundedSender<Frame>) {
     loop {
         if frames.send(Message::Ping { nonce: wall_nanos() }.into()).is_err() {
@@ -130,32 +130,32 @@ async fn send_heartbeats(monitor: Monitor, frames: mpsc::UnboundedSender<Frame>)
         tokio::time::sleep(HEARTBEAT).await;
         let mut clock = monitor.clock();
         if sent.elapsed() > 2 * HEARTBEAT {
-            // This process stood still, not the worker: its frames are still to be read.
+            // This process was suspended, not the worker: the worker's frames have not been read yet.
             clock.last_frame = Instant::now();
         }
         let last_frame = clock.last_frame;
         drop(clock);
         if last_frame.elapsed() > SILENCE_DEADLINE {
-            let reason = format!("no sign of life for {} s", SILENCE_DEADLINE.as_secs_f64());
+            let reason = format!("no message for {} s", SILENCE_DEADLINE.as_secs_f64());
             monitor.report_lost(monitor.disconnected(reason));
             return;
         }
     }
 }
 
-/// Reads a worker's frames: pongs set the clock, the others go to the head.
+/// Reads a worker's frames: pongs update the clock offset, all others go to the head's inbox.
 async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
     let error = loop {
         let frame = match Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD).await {
             Ok(Some(frame)) => frame,
-            Ok(None) => break monitor.disconnected("it hung up"),
+            Ok(None) => break monitor.disconnected("it closed the connection"),
             Err(error) => break monitor.disconnected(error.to_string()),
         };
         let pong = match &frame.message {
             Message::Pong { nonce, clock } => Some((*nonce, *clock)),
             _ => None,
         };
-        monitor.clock().frame_received(pong);
+        monitor.clock().on_frame(pong);
         match frame.message {
             Message::Pong { .. } => {}
             Message::Refuse { reason } => break RingError::Refused { name: monitor.name.clone(), reason },
@@ -171,16 +171,16 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
 }
 
 impl WorkerClock {
-    /// Records that a frame came. Of a pong: when its ping left, on our clock, and when it was answered, on the
-    /// worker's.
-    fn frame_received(&mut self, pong: Option<(u64, u64)>) {
+    /// Records the arrival of a frame. `pong` has the time at which the ping was sent, on the head's clock, and the
+    /// time at which it was answered, on the worker's clock.
+    fn on_frame(&mut self, pong: Option<(u64, u64)>) {
         let now = wall_nanos();
         (self.last_frame, self.last_frame_at) = (Instant::now(), now);
         let Some((nonce, theirs)) = pong else { return };
         let round_trip = now.saturating_sub(nonce).max(1);
         if self.round_trip == 0 || round_trip < self.round_trip {
             self.round_trip = round_trip;
-            // The pong was written half way between.
+            // Assumes that the pong was written half way through the round trip.
             self.to_head =
                 nonce.saturating_add(round_trip / 2).cast_signed().wrapping_sub(theirs.cast_signed());
         }
@@ -198,7 +198,7 @@ impl WorkerConnection {
     ) -> Result<WorkerConnection, RingError> {
         let (name, at) = (device.name.clone(), address(device)?);
         let (stream, facts) = open_connection(transport, &name, at, session, Purpose::Control).await?;
-        // A worker without a model fetches its layers from this one.
+        // A worker without a model file fetches its layers from the head.
         if !facts.model_digest.is_empty() {
             check_digests(plan, &facts.model_digest, &facts.shape_digest, &format!("worker `{name}`"))?;
         }
@@ -216,13 +216,12 @@ impl WorkerConnection {
         Ok(WorkerConnection { name, number, facts, local_ip, frames, clock, heartbeat, reader, writer })
     }
 
-    /// The offset of the worker's clock, in nanoseconds: added to its times.
+    /// Returns the nanoseconds to add to the worker's times, to convert them to the head's clock.
     pub(super) fn clock_offset(&self) -> i64 {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).to_head
     }
 
-    /// Measures the clock's offset again: clocks drift apart, so the shortest ping of an hour ago says nothing about
-    /// now.
+    /// Measures the clock offset again, because clocks drift apart and an old measurement becomes wrong.
     pub(super) fn measure_clock_offset(&self) {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).round_trip = 0;
         for _ in 0..OFFSET_PINGS {
@@ -230,15 +229,15 @@ impl WorkerConnection {
         }
     }
 
-    /// Queues a frame. The reader or the heartbeat notices a worker that cannot be sent to.
+    /// Queues a frame. If it cannot be sent, the reader or the heartbeat reports the worker as lost.
     pub(super) fn send(&self, frame: impl Into<Frame>) {
         let _ = self.frames.send(frame.into());
     }
 
-    /// Ends the session in order: the goodbye is the last frame written.
+    /// Ends the session: writes the queued frames and then a goodbye.
     pub(super) async fn close(&mut self) {
         let _ = self.frames.send(Message::Goodbye.into());
-        // The writer ends once the queue is written and has no sender; the heartbeat is one.
+        // The writer ends once the queue is written and has no sender; the heartbeat holds one.
         let (frames, _) = mpsc::unbounded_channel();
         self.frames = frames;
         self.heartbeat.abort();

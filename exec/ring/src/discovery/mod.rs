@@ -4,6 +4,6 @@ mod announcement;
 mod search;
 
 pub use announcement::{
-    Announcement, AnnouncementError, MAX_NAME, MdnsScope, PORT, SERVICE, host_name, is_name,
+    Announcement, AnnouncementError, MAX_NAME_LEN, MdnsScope, PORT, SERVICE_TYPE, host_name, is_valid_name,
 };
 pub use search::{DiscoveredService, DiscoveryError, SearchState, browse, find_workers};

@@ -1,11 +1,11 @@
 //! The search for a plan's workers that have no address in the plan.
 //!
-//! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce anything under any name,
-//! so an announcement is only a hint: the head connects to each address that goes with a name it searches for, and the
-//! handshake decides. With a key only its holders pass; without one only addresses of this machine are tried. What the
-//! search stores is bounded.
+//! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce any name, so an
+//! announcement is only a hint: the head connects to each address that is announced with a wanted name, and the
+//! handshake decides. With a key, only devices that have the key are accepted; without a key, only addresses of this
+//! machine are tried. The memory of a search is bounded.
 //!
-//! Not here: addresses in the plan, which are used as they are.
+//! Not here: workers with an address in the plan, which are not searched for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -18,48 +18,48 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::announcement::{
-    AnnouncementError, MAX_NAME, MdnsScope, NAME, SERVICE, VERSION, cannot, daemon, is_name,
+    AnnouncementError, MAX_NAME_LEN, MdnsScope, NAME_KEY, SERVICE_TYPE, VERSION_KEY, is_valid_name,
+    multicast_error, start_daemon,
 };
 use crate::error::RingError;
 use crate::wire::{PROTOCOL, Purpose, Transport, open_connection};
 
-/// Announcements that one search reads; more are ignored.
+/// Maximum number of announcements that a search reads; further ones are ignored.
 /// source: assumed, more than any home has
 const MAX_SERVICES: usize = 4096;
-/// Addresses that are tried for one name.
-/// source: assumed, a few networks of a few devices that claim one name
-const MAX_CALLS: usize = 32;
-/// Other names that an error lists.
+/// Maximum number of addresses that are tried for one name.
+/// source: assumed, a few networks of a few devices with the same name
+const MAX_ADDRESSES: usize = 32;
+/// Maximum number of other names that an error lists.
 const MAX_OTHERS: usize = 16;
-/// Announcements that wait to be read.
+/// Maximum number of announcements that wait to be read.
 const QUEUE_LEN: usize = 64;
 /// The time limit for the handshake with one address. source: assumed, some round trips of a bad Wi-Fi
-const CALL_DEADLINE: Duration = Duration::from_secs(2);
-/// The extra time after all workers are found: another device may claim the same name, or a better address may arrive.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
+/// The extra time after all workers are found: another device may claim the same name, or a better address may
+/// arrive.
 /// source: assumed, several round trips of a home network
-const SETTLE: Duration = Duration::from_millis(300);
+const SETTLE_TIME: Duration = Duration::from_millis(300);
 /// The interval at which the search checks whether it is complete.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why the workers of a plan are not all found.
+/// An error of a search for workers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Some are missing.
+    /// Some workers were not found.
     #[error("not found within {seconds} s: {missing}{found}{others}")]
     Missing {
         seconds: u64,
-        /// Names, each with what was seen.
+        /// The missing names, each with the reasons.
         missing: String,
+        /// The found names with their addresses, as a sentence; empty if there are none.
         found: String,
+        /// Other announced names, as a sentence; empty if there are none.
         others: String,
     },
-    /// Two devices that both have the key have one name.
-    #[error("two workers say that they are `{name}`: {addresses}")]
-    Ambiguous {
-        name: String,
-        /// Their addresses.
-        addresses: String,
-    },
+    /// Two devices with the key have the same name.
+    #[error("two workers have the name `{name}`: {addresses}")]
+    Ambiguous { name: String, addresses: String },
     /// Multicast DNS cannot be used.
     #[error(transparent)]
     Announcement(#[from] AnnouncementError),
@@ -72,60 +72,59 @@ impl From<DiscoveryError> for RingError {
 }
 
 impl DiscoveryError {
-    /// How to fix it.
+    /// Returns a hint for a fix.
     pub fn hint(&self) -> &'static str {
         match self {
             DiscoveryError::Missing { .. } => {
-                "start them with the same --key and `--name` (on loopback with `--announce always` too), give more time \
-                 with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
+                "start them with the same --key and these names (`--name`; on loopback also `--announce always`), \
+                 search longer with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
             }
-            DiscoveryError::Ambiguous { .. } => "give each its own --name",
+            DiscoveryError::Ambiguous { .. } => "give each worker its own --name",
             DiscoveryError::Announcement(error) => error.hint(),
         }
     }
 }
 
-/// One announcement, restricted to its valid entries.
+/// A received announcement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveredService {
-    /// What tells it from others of the same name.
+    /// The unique label of the announced instance.
     pub instance: String,
-    /// The device's name.
+    /// The announced name of the device.
     pub name: String,
-    /// The protocol's version.
+    /// The announced version of the protocol.
     pub version: String,
-    /// Its address.
     pub addresses: Vec<SocketAddr>,
 }
 
 impl DiscoveredService {
     fn from_mdns(service: &ResolvedService) -> DiscoveredService {
         let property = |key: &str| service.get_property_val_str(key).unwrap_or_default().to_owned();
-        // Sorted: the set's order is not fixed.
+        // Sorted, because the order of the hash set is not fixed.
         let hosts: BTreeSet<IpAddr> = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
         let addresses = hosts.into_iter().map(|host| SocketAddr::new(host, service.port)).collect();
         DiscoveredService {
             instance: service.fullname.clone(),
-            name: property(NAME),
-            version: property(VERSION),
+            name: property(NAME_KEY),
+            version: property(VERSION_KEY),
             addresses,
         }
     }
 }
 
-/// How a connection attempt ended, if it has.
-type CallResult = Option<Result<(), String>>;
+/// The result of a connection attempt, or `None` while it runs.
+type AttemptResult = Option<Result<(), String>>;
 
-/// The answers of one worker.
+/// The addresses announced for one name.
 #[derive(Debug, Default)]
 struct Candidates {
-    /// For each address, the instance and the outcome of the connection attempt, if it has ended.
-    calls: BTreeMap<SocketAddr, (String, CallResult)>,
-    /// Announcements that could not be called at.
+    /// For each address, the announced instance and the result of the connection attempt.
+    attempts: BTreeMap<SocketAddr, (String, AttemptResult)>,
+    /// Announced addresses that were not tried, with the reason.
     rejected: BTreeSet<String>,
 }
 
-/// All answers of a search so far; their number is bounded.
+/// The state of a search, which has a bounded size.
 #[derive(Debug)]
 pub struct SearchState {
     wanted: BTreeMap<String, Candidates>,
@@ -143,10 +142,10 @@ impl SearchState {
         SearchState { wanted, others: BTreeSet::new(), services: 0, ignored: 0, loopback }
     }
 
-    /// Takes an announcement; the addresses to call for it.
+    /// Adds an announcement. Returns the addresses to connect to.
     pub fn add(&mut self, service: &DiscoveredService) -> Vec<SocketAddr> {
         self.services += 1;
-        if self.services > MAX_SERVICES || !is_name(&service.name) {
+        if self.services > MAX_SERVICES || !is_valid_name(&service.name) {
             self.ignored += 1;
             return vec![];
         }
@@ -165,37 +164,37 @@ impl SearchState {
         };
         if service.version != PROTOCOL.to_string() {
             let version = printable(&service.version);
-            reject(format!("one that speaks protocol {version} of hearth, and this is {PROTOCOL}"));
+            reject(format!("announced with protocol version {version}, but this device has {PROTOCOL}"));
             return vec![];
         }
-        let mut fresh = Vec::new();
-        for &address in service.addresses.iter().take(MAX_CALLS) {
-            if wanted.calls.contains_key(&address) {
+        let mut new = Vec::new();
+        for &address in service.addresses.iter().take(MAX_ADDRESSES) {
+            if wanted.attempts.contains_key(&address) {
                 continue;
             }
             if let Some(reason) = unusable_reason(address, self.loopback) {
-                reject(format!("one at {address}, {reason}"));
-            } else if wanted.calls.len() >= MAX_CALLS {
-                reject("more than can be called".into());
+                reject(format!("{address}: {reason}"));
+            } else if wanted.attempts.len() >= MAX_ADDRESSES {
+                reject("too many addresses".into());
             } else {
-                wanted.calls.insert(address, (service.instance.clone(), None));
-                fresh.push(address);
+                wanted.attempts.insert(address, (service.instance.clone(), None));
+                new.push(address);
             }
         }
-        fresh
+        new
     }
 
-    /// A call has ended.
-    pub fn called(&mut self, name: &str, address: SocketAddr, result: Result<(), String>) {
-        let call = self.wanted.get_mut(name).and_then(|wanted| wanted.calls.get_mut(&address));
-        if let Some((_, ended)) = call {
+    /// Records the result of a connection attempt.
+    pub fn record_result(&mut self, name: &str, address: SocketAddr, result: Result<(), String>) {
+        let attempt = self.wanted.get_mut(name).and_then(|wanted| wanted.attempts.get_mut(&address));
+        if let Some((_, ended)) = attempt {
             *ended = Some(result);
         }
     }
 
-    /// Whether a worker has answered for every name.
+    /// Whether a worker was found for every name.
     pub fn is_complete(&self) -> bool {
-        self.wanted.values().all(|wanted| wanted.answered().next().is_some())
+        self.wanted.values().all(|wanted| wanted.verified().next().is_some())
     }
 
     /// Returns the address of each worker, or an error that names the missing workers and the reasons.
@@ -203,17 +202,17 @@ impl SearchState {
         let mut found = BTreeMap::new();
         let mut missing = Vec::new();
         for (name, wanted) in &self.wanted {
-            let instances: BTreeSet<&str> = wanted.answered().map(|(_, instance)| instance).collect();
+            let instances: BTreeSet<&str> = wanted.verified().map(|(_, instance)| instance).collect();
             if instances.len() > 1 {
                 let addresses: Vec<String> =
-                    wanted.answered().map(|(address, _)| address.to_string()).collect();
+                    wanted.verified().map(|(address, _)| address.to_string()).collect();
                 return Err(DiscoveryError::Ambiguous {
                     name: printable(name),
                     addresses: addresses.join(", "),
                 });
             }
-            // Other devices of the ring reach it there too, which loopback is not for.
-            let best = wanted.answered().min_by_key(|(address, _)| (address.ip().is_loopback(), *address));
+            // Other devices of the ring cannot reach the worker at a loopback address.
+            let best = wanted.verified().min_by_key(|(address, _)| (address.ip().is_loopback(), *address));
             match best {
                 Some((address, _)) => drop(found.insert(name.clone(), address.to_string())),
                 None => missing.push(format!("`{}`{}", printable(name), wanted.summary())),
@@ -226,63 +225,63 @@ impl SearchState {
         let mut others: Vec<String> =
             self.others.iter().map(|name| format!("`{}`", printable(name))).collect();
         if self.ignored > 0 {
-            others.push(format!("{} more announcements", self.ignored));
+            others.push(format!("and {} more", self.ignored));
         }
         Err(DiscoveryError::Missing {
             seconds: limit.as_secs(),
             missing: missing.join(", "),
             found: list(". Found: ", &found.collect::<Vec<_>>()),
-            others: list(". Also heard of: ", &others),
+            others: list(". Other announcements: ", &others),
         })
     }
 }
 
 impl Candidates {
-    /// Addresses whose handshake went well, and of which instance.
-    fn answered(&self) -> impl Iterator<Item = (SocketAddr, &str)> {
-        let calls = self.calls.iter().filter(|(_, (_, ended))| *ended == Some(Ok(())));
-        calls.map(|(address, (instance, _))| (*address, instance.as_str()))
+    /// Returns the addresses whose handshake succeeded, with their announced instances.
+    fn verified(&self) -> impl Iterator<Item = (SocketAddr, &str)> {
+        let succeeded = self.attempts.iter().filter(|(_, (_, ended))| *ended == Some(Ok(())));
+        succeeded.map(|(address, (instance, _))| (*address, instance.as_str()))
     }
 
-    /// The announcements of a worker that did not answer.
+    /// Describes the failed attempts and the rejected addresses of a worker that was not found.
     fn summary(&self) -> String {
         let mut text = String::new();
-        for (address, (_, ended)) in &self.calls {
+        for (address, (_, ended)) in &self.attempts {
             let reason = match ended {
                 Some(Err(reason)) => reason,
-                _ => "no answer",
+                _ => "no response",
             };
             let _ = write!(text, "{}{address}: {reason}", if text.is_empty() { " (" } else { "; " });
         }
         for rejected in &self.rejected {
             let _ = write!(text, "{}{rejected}", if text.is_empty() { " (" } else { "; " });
         }
-        if text.is_empty() { " (nobody of that name announces itself)".into() } else { text + ")" }
+        if text.is_empty() { " (no worker with this name is announced)".into() } else { text + ")" }
     }
 }
 
-/// Why an address is not called.
+/// Returns the reason why an address cannot be used, or `None` if it can.
 fn unusable_reason(address: SocketAddr, loopback: bool) -> Option<&'static str> {
     let host = address.ip();
     if address.port() == 0 || host.is_unspecified() || host.is_multicast() {
-        return Some("which is no address of a device");
+        return Some("not the address of a device");
     }
     if matches!(host, IpAddr::V6(host) if host.is_unicast_link_local()) {
-        return Some("which needs the name of a network with it");
+        return Some("a link-local address, which is not usable without an interface name");
     }
-    (loopback && !host.is_loopback()).then_some("which is not called without a key")
+    (loopback && !host.is_loopback()).then_some("not tried without a key")
 }
 
-/// A name or version from the network, fit to be printed.
+/// Shortens and escapes text from the network, so that it can be printed.
 fn printable(text: &str) -> String {
-    text.chars().take(MAX_NAME).flat_map(char::escape_debug).collect()
+    text.chars().take(MAX_NAME_LEN).flat_map(char::escape_debug).collect()
 }
 
 fn list(before: &str, items: &[String]) -> String {
     if items.is_empty() { String::new() } else { format!("{before}{}", items.join(", ")) }
 }
 
-/// A search; over when dropped.
+/// A running search for announcements. Dropping it ends the search.
 struct Browser {
     daemon: ServiceDaemon,
     events: Receiver<ServiceEvent>,
@@ -294,10 +293,10 @@ impl Drop for Browser {
     }
 }
 
-/// Announcements as they are read, until the receiver is gone.
+/// Starts to receive announcements. The search ends when the returned receiver is dropped.
 fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, DiscoveryError> {
-    let daemon = daemon(scope)?;
-    let events = daemon.browse(SERVICE).map_err(|error| cannot(&error))?;
+    let daemon = start_daemon(scope)?;
+    let events = daemon.browse(SERVICE_TYPE).map_err(|error| multicast_error(&error))?;
     let search = Browser { daemon, events };
     let (sender, services) = mpsc::channel(QUEUE_LEN);
     tokio::task::spawn_blocking(move || {
@@ -310,8 +309,8 @@ fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, Disco
     Ok(services)
 }
 
-/// Lists the services announced within `limit`, by name, with the most likely address of each. Connects to none of
-/// them: these are hints, at most sixteen of them.
+/// Lists the workers announced within `limit`, by name, with the best address of each. Does not connect to them, so
+/// the result is not verified. Lists at most sixteen workers.
 pub async fn browse(
     limit: Duration,
     scope: MdnsScope,
@@ -332,17 +331,17 @@ pub async fn browse(
     }
 }
 
-/// Takes an announcement of a name that is one, if there is room. An address on the network is better than one of this
-/// machine only, and one with numbers that people know better than others.
+/// Stores the best address of an announcement, unless its name is invalid or the list is full. Network addresses are
+/// better than loopback addresses, and IPv4 addresses are better than IPv6 addresses.
 fn record_hint(state: &mut BTreeMap<String, SocketAddr>, service: &DiscoveredService) {
     let known = state.contains_key(&service.name);
-    if !is_name(&service.name) || (!known && state.len() >= MAX_OTHERS) {
+    if !is_valid_name(&service.name) || (!known && state.len() >= MAX_OTHERS) {
         return;
     }
     let usable = service
         .addresses
         .iter()
-        .take(MAX_CALLS)
+        .take(MAX_ADDRESSES)
         .filter(|address| unusable_reason(**address, false).is_none());
     let best = |address: &&SocketAddr| (address.ip().is_loopback(), address.is_ipv6(), **address);
     if let Some(address) = usable.min_by_key(best) {
@@ -350,7 +349,8 @@ fn record_hint(state: &mut BTreeMap<String, SocketAddr>, service: &DiscoveredSer
     }
 }
 
-/// Finds where the workers of these names listen. Whoever is said to be somewhere has answered the handshake there.
+/// Finds the addresses of the workers with these names. A worker at each returned address has completed the
+/// handshake.
 pub async fn find_workers<T: Transport>(
     transport: &T,
     names: &BTreeSet<String>,
@@ -359,7 +359,7 @@ pub async fn find_workers<T: Transport>(
 ) -> Result<BTreeMap<String, String>, DiscoveryError> {
     let mut services = services(scope)?;
     let mut state = SearchState::new(names, !transport.is_encrypted());
-    let mut calls = JoinSet::new();
+    let mut attempts = JoinSet::new();
     let mut until = Instant::now() + limit;
     let mut is_settling = false;
     loop {
@@ -368,19 +368,19 @@ pub async fn find_workers<T: Transport>(
             Some(service) = services.recv() => {
                 for address in state.add(&service) {
                     let (transport, name) = (transport.clone(), service.name.clone());
-                    calls.spawn(async move {
-                        let result = try_call(&transport, &name, address).await;
+                    attempts.spawn(async move {
+                        let result = try_handshake(&transport, &name, address).await;
                         (name, address, result)
                     });
                 }
             }
-            Some(called) = calls.join_next() => {
-                if let Ok((name, address, result)) = called {
-                    state.called(&name, address, result);
+            Some(ended) = attempts.join_next() => {
+                if let Ok((name, address, result)) = ended {
+                    state.record_result(&name, address, result);
                 }
                 if state.is_complete() && !is_settling {
                     is_settling = true;
-                    until = until.min(Instant::now() + SETTLE);
+                    until = until.min(Instant::now() + SETTLE_TIME);
                 }
             }
         }
@@ -388,15 +388,15 @@ pub async fn find_workers<T: Transport>(
     state.result(limit)
 }
 
-/// Whether somebody with our key answers there.
-async fn try_call<T: Transport>(transport: &T, name: &str, address: SocketAddr) -> Result<(), String> {
+/// Tries a handshake with the device at an address. Returns the reason if it fails.
+async fn try_handshake<T: Transport>(transport: &T, name: &str, address: SocketAddr) -> Result<(), String> {
     let at = address.to_string();
-    let calling = open_connection(transport, name, &at, 0, Purpose::Probe);
-    match timeout(CALL_DEADLINE, calling).await {
+    let connecting = open_connection(transport, name, &at, 0, Purpose::Probe);
+    match timeout(HANDSHAKE_DEADLINE, connecting).await {
         Ok(Ok(_)) => Ok(()),
-        // The hint is given once, for all.
+        // Without its hint: the search has one hint for all addresses.
         Ok(Err(error)) => Err(error.what()),
-        Err(_) => Err("no answer".into()),
+        Err(_) => Err("no response".into()),
     }
 }
 

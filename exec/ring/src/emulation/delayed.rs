@@ -1,10 +1,11 @@
-//! A transport with a fixed delay, to try a slow network on one machine.
+//! A transport with a fixed delay, for tests of a slow network on one machine.
 //!
-//! Connections deliver what this end writes a fixed time later, in order and at full bandwidth. Each end delays what it
-//! sends, so that a link is slow in both directions if both ends use it. Time is the runtime's, to about a millisecond.
+//! Bytes that this end writes arrive after a fixed delay, in order and at full bandwidth. Each end delays only what
+//! it sends, so a link is slow in both directions if both ends use this transport. The timer of the runtime has a
+//! precision of about a millisecond.
 //!
-//! Not here: bandwidth limits, delays that vary and shared media ([`super::paths`]); loss, which TCP turns into more
-//! delay.
+//! Not here: bandwidth limits, random delays and shared media ([`super::paths`]); packet loss, which TCP turns into
+//! more delay.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,13 +19,13 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::wire::{Listener, Transport};
 
-/// The largest piece that is delayed as one.
-/// source: assumed, about what a socket takes at once
-const PIECE_BYTES: usize = 64 << 10;
-/// The number of pieces in flight in one direction at which the writer blocks: 64 MiB, more than any pass has.
-const MAX_PIECES: usize = 1024;
+/// Maximum size of a chunk that is delayed as a whole, in bytes.
+/// source: assumed, about the buffer of a socket
+const MAX_CHUNK_BYTES: usize = 64 << 10;
+/// Maximum number of chunks in flight in one direction before the writer blocks: 64 MiB, more than the largest pass.
+const MAX_CHUNKS_IN_FLIGHT: usize = 1024;
 
-/// A network with a delay.
+/// A transport that delays everything it sends by a fixed time.
 #[derive(Debug, Clone)]
 pub struct DelayedTransport<T> {
     transport: T,
@@ -32,20 +33,20 @@ pub struct DelayedTransport<T> {
 }
 
 impl<T> DelayedTransport<T> {
-    /// Delays everything that is written by `delay`.
+    /// Delays everything that is sent over `transport` by `delay`.
     pub fn new(transport: T, delay: Duration) -> Self {
         Self { transport, delay }
     }
 }
 
-/// The near end of a delayed connection.
+/// This end of a delayed connection.
 #[derive(Debug)]
 pub struct DelayedStream {
     near: DuplexStream,
     host: Option<IpAddr>,
 }
 
-/// The accepting end of a delayed network.
+/// The accepting end of a [`DelayedTransport`].
 #[derive(Debug)]
 pub struct DelayedListener<L> {
     listener: L,
@@ -102,41 +103,41 @@ where
     }
 }
 
-/// Puts a delay into the way out of a connection.
+/// Delays the outgoing direction of a connection.
 fn delayed<S>(stream: S, host: Option<IpAddr>, delay: Duration) -> DelayedStream
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
-    let (near, far) = tokio::io::duplex(PIECE_BYTES);
+    let (near, far) = tokio::io::duplex(MAX_CHUNK_BYTES);
     let (mut from_near, to_near) = tokio::io::split(far);
     let (from_peer, to_peer) = tokio::io::split(stream);
-    let (pieces, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(MAX_PIECES);
+    let (chunks, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(MAX_CHUNKS_IN_FLIGHT);
     tokio::spawn(async move {
-        let mut buffer = vec![0; PIECE_BYTES];
+        let mut buffer = vec![0; MAX_CHUNK_BYTES];
         while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
-            if pieces.send((Instant::now() + delay, buffer[..count].to_vec())).await.is_err() {
+            if chunks.send((Instant::now() + delay, buffer[..count].to_vec())).await.is_err() {
                 return;
             }
         }
     });
     let (arrived, now_due) = mpsc::channel(1);
     tokio::spawn(async move {
-        while let Some((at, piece)) = due.recv().await {
+        while let Some((at, chunk)) = due.recv().await {
             sleep_until(at).await;
-            if arrived.send(piece).await.is_err() {
+            if arrived.send(chunk).await.is_err() {
                 return;
             }
         }
     });
-    tokio::spawn(write_pieces(now_due, to_peer));
+    tokio::spawn(write_chunks(now_due, to_peer));
     tokio::spawn(copy_from_peer(from_peer, to_near));
     DelayedStream { near, host }
 }
 
-/// Writes pieces as they come, and an end after the last.
-pub(super) async fn write_pieces(mut due: mpsc::Receiver<Vec<u8>>, mut to_peer: impl AsyncWrite + Unpin) {
-    while let Some(piece) = due.recv().await {
-        let written = match to_peer.write_all(&piece).await {
+/// Writes chunks to the peer as they arrive, and shuts the connection down after the last one.
+pub(super) async fn write_chunks(mut due: mpsc::Receiver<Vec<u8>>, mut to_peer: impl AsyncWrite + Unpin) {
+    while let Some(chunk) = due.recv().await {
+        let written = match to_peer.write_all(&chunk).await {
             Ok(()) => to_peer.flush().await,
             broken => broken,
         };
@@ -147,7 +148,7 @@ pub(super) async fn write_pieces(mut due: mpsc::Receiver<Vec<u8>>, mut to_peer: 
     let _ = to_peer.shutdown().await;
 }
 
-/// Hands on what the peer sends. However that way ends, this end reads an end.
+/// Forwards the bytes that the peer sends, without delay. This end reads the end of the stream even after an error.
 pub(super) async fn copy_from_peer(
     mut from_peer: impl AsyncRead + Unpin,
     mut to_near: impl AsyncWrite + Unpin,
@@ -190,7 +191,7 @@ mod tests {
     use crate::wire::MemoryTransport;
     use crate::wire::{Frame, Message};
 
-    /// Under a paused clock: the delay is exact.
+    /// The clock is paused, so that the delay is exact.
     #[tokio::test(start_paused = true)]
     async fn delayed_frames_arrive_later_and_whole() {
         let delay = Duration::from_millis(5);
@@ -203,13 +204,13 @@ mod tests {
         for nonce in 0..3 {
             frame(nonce).write(&mut near).await.unwrap();
         }
-        assert!(begin.elapsed() < delay, "a writer does not wait for the way");
+        assert!(begin.elapsed() < delay, "a writer does not wait for the delay");
         for nonce in 0..3 {
             assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), Some(frame(nonce)));
         }
         // Tokio's clock has steps of a millisecond.
         assert!((delay..delay * 2).contains(&begin.elapsed()), "{:?}", begin.elapsed());
         drop(near);
-        assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), None, "an end stays an end");
+        assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), None, "the end of the stream arrives");
     }
 }

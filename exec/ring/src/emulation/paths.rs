@@ -1,16 +1,18 @@
 //! A transport that emulates the links of other devices on one machine.
 //!
-//! Connections deliver what this end writes as late as a given [`EmulatedPath`] would: a message waits until the medium
-//! is free, occupies it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be drawn
-//! for each. The medium is the connection's own (a wire) or shared (Wi-Fi): all paths that name the same file keep in
-//! it until when the medium is occupied, first come, first served. Each end delays what it sends.
+//! Messages that this end sends arrive as late as on a given [`EmulatedPath`]. A message waits until the medium is
+//! free, occupies it for the overhead plus its transmission time at the bandwidth, and arrives after a delay, which
+//! may be random. The medium belongs to one connection (a cable) or is shared (Wi-Fi). All paths of a shared medium
+//! name the same file, which contains the time at which the medium is free again; messages are served in order of
+//! arrival. Each end delays only what it sends.
 //!
-//! What one write hands over is one message, if it is at most [`PIECE_BYTES`] long; otherwise it is several.
+//! The bytes of one write are one message, or several if they are longer than [`MAX_MESSAGE_BYTES`].
 //!
-//! A thread for each direction sleeps until the nanosecond, because the runtime's timer has steps of a millisecond.
-//! What that thread and the connection below add is not subtracted: measure it ([`crate::probe`]) and count it in.
+//! Each outgoing direction has a thread that sleeps with a precision of nanoseconds, because the timer of the runtime
+//! has a precision of a millisecond. The overhead of this thread and of the underlying connection is not subtracted
+//! from the delay; it can be measured with [`crate::probe`].
 //!
-//! Not here: loss, and connections that open slowly, which TCP turns into more delay.
+//! Not here: packet loss and slow connection setup, which TCP turns into more delay.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -32,45 +34,46 @@ use super::delayed::{self, DelayedStream};
 use crate::wire::{Listener, Transport};
 use hearth_runtime::clock::machine_nanos;
 
-/// The most that goes over a medium as one message.
-/// source: assumed, above the activations of any usual batch
-const PIECE_BYTES: usize = 1 << 20;
-/// The number of messages in flight in one direction at which the writer blocks.
+/// Maximum size of a message, in bytes.
+/// source: assumed, more than the activations of any usual batch
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
+/// Maximum number of messages in flight in one direction before the writer blocks.
 /// source: assumed
-const MAX_PIECES: usize = 256;
+const MAX_MESSAGES_IN_FLIGHT: usize = 256;
 
-/// The longest time for which waiting messages can occupy a medium, in nanoseconds: an hour.
+/// Maximum time for which waiting messages can occupy a medium, in nanoseconds: an hour.
 /// source: assumed
-const MAX_HOLD: u64 = 3_600_000_000_000;
+const MAX_OCCUPIED: u64 = 3_600_000_000_000;
 
 /// The emulated path from this device to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedPath {
-    /// The time from sending the last byte to its arrival, including overhead; the median if it is random.
+    /// The time from the transmission of the last byte to its arrival, including the overhead; the median if it is
+    /// random.
     pub latency: Seconds,
-    /// The standard deviation of the delay's logarithm; 0 if it is always the same.
+    /// The standard deviation of the logarithm of the latency; 0 for a constant latency.
     #[serde(default)]
     pub sigma: f64,
-    /// The overhead of a message on the medium, without its bytes.
+    /// The time that a message occupies the medium in addition to its transmission time.
     #[serde(default)]
     pub overhead: Seconds,
-    /// The bandwidth limit; none if absent.
+    /// The bandwidth of the medium; unlimited if absent.
     #[serde(default)]
     pub bandwidth: Option<BytesPerSecond>,
-    /// The file that stands for a medium that others use too.
+    /// The file of a shared medium; absent if the medium is not shared.
     #[serde(default)]
     pub medium: Option<PathBuf>,
-    /// The seed of its delays.
+    /// The seed of random delays.
     #[serde(default)]
     pub seed: u64,
-    /// The number of its random stream.
-    #[serde(default)]
-    pub stream: u64,
+    /// The number of the path's stream of random numbers, which makes its delays independent of other paths.
+    #[serde(default, rename = "stream")]
+    pub rng_stream: u64,
 }
 
 impl EmulatedPath {
-    /// A wire on which bytes pass as fast as they do.
+    /// Creates a path with a constant latency, without a bandwidth limit.
     pub fn of(latency: Seconds) -> Self {
         Self {
             latency,
@@ -79,14 +82,14 @@ impl EmulatedPath {
             bandwidth: None,
             medium: None,
             seed: 0,
-            stream: 0,
+            rng_stream: 0,
         }
     }
 
-    /// Nanoseconds on the medium.
-    fn hold(&self, bytes: usize) -> u64 {
-        let sending = self.bandwidth.map_or(0.0, |rate| bytes as f64 / rate.0.max(1.0));
-        nanos(self.overhead.0 + sending)
+    /// Returns the nanoseconds for which a message occupies the medium.
+    fn occupied_nanos(&self, bytes: usize) -> u64 {
+        let transmission = self.bandwidth.map_or(0.0, |rate| bytes as f64 / rate.0.max(1.0));
+        nanos(self.overhead.0 + transmission)
     }
 }
 
@@ -94,7 +97,7 @@ fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
 
-/// The path to a peer by its address; to a peer that has connected, if there is no address.
+/// Returns the path to the peer at an address, or without an address the path to a peer that has connected.
 pub type EmulatedPaths = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
 
 /// A transport over emulated paths.
@@ -102,22 +105,22 @@ pub type EmulatedPaths = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + 
 pub struct EmulatedTransport<T> {
     transport: T,
     paths: EmulatedPaths,
-    /// Connections so far, each with delays of its own.
-    count: Arc<AtomicU64>,
+    /// The number of connections so far. Each connection has its own random delays.
+    connection_count: Arc<AtomicU64>,
 }
 
 impl<T> EmulatedTransport<T> {
-    /// Delays everything written to a peer by the path to it.
+    /// Delays everything that is sent to a peer as on the path to that peer.
     pub fn new(transport: T, paths: EmulatedPaths) -> Self {
-        Self { transport, paths, count: Arc::default() }
+        Self { transport, paths, connection_count: Arc::default() }
     }
 }
 
-/// The accepting end of an emulated network.
+/// The accepting end of an [`EmulatedTransport`].
 pub struct EmulatedListener<L> {
     listener: L,
     paths: EmulatedPaths,
-    count: Arc<AtomicU64>,
+    connection_count: Arc<AtomicU64>,
 }
 
 impl<T: Transport> Transport for EmulatedTransport<T> {
@@ -128,12 +131,13 @@ impl<T: Transport> Transport for EmulatedTransport<T> {
         let path = (self.paths)(Some(address))?;
         let stream = self.transport.connect(address).await?;
         let host = self.transport.local_ip(&stream);
-        emulated(stream, host, Pacer::new(path, &self.count)?)
+        emulated(stream, host, Pacer::new(path, &self.connection_count)?)
     }
 
     async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
         let listener = self.transport.bind(address).await?;
-        Ok(EmulatedListener { listener, paths: self.paths.clone(), count: self.count.clone() })
+        let (paths, connection_count) = (self.paths.clone(), self.connection_count.clone());
+        Ok(EmulatedListener { listener, paths, connection_count })
     }
 
     fn is_encrypted(&self) -> bool {
@@ -154,7 +158,7 @@ where
 
     async fn accept(&mut self) -> io::Result<DelayedStream> {
         let stream = self.listener.accept().await?;
-        emulated(stream, None, Pacer::new((self.paths)(None)?, &self.count)?)
+        emulated(stream, None, Pacer::new((self.paths)(None)?, &self.connection_count)?)
     }
 
     fn address(&self) -> String {
@@ -162,42 +166,45 @@ where
     }
 }
 
-/// Says when each message arrives.
+/// Computes the arrival time of each message of a connection.
 #[derive(Debug)]
 struct Pacer {
     path: EmulatedPath,
     medium: Option<File>,
     random: ChaCha8Rng,
-    /// The time at which the medium is free.
-    free: u64,
-    /// The time at which the last message arrived.
-    last: u64,
+    /// The time at which the medium is free again, in nanoseconds.
+    free_at: u64,
+    /// The arrival time of the last message, in nanoseconds.
+    last_arrival: u64,
 }
 
 impl Pacer {
-    fn new(path: EmulatedPath, count: &AtomicU64) -> io::Result<Self> {
+    fn new(path: EmulatedPath, connection_count: &AtomicU64) -> io::Result<Self> {
         let mut random = ChaCha8Rng::seed_from_u64(path.seed);
-        // Sixteen bits of connections of each path.
-        random.set_stream((path.stream << 16) | (count.fetch_add(1, Ordering::Relaxed) & 0xffff));
+        // The low 16 bits number the connections of a path.
+        let connection = connection_count.fetch_add(1, Ordering::Relaxed) & 0xffff;
+        random.set_stream((path.rng_stream << 16) | connection);
         let open = |path| File::options().read(true).write(true).open(path);
         let medium = path.medium.as_ref().map(open).transpose()?;
-        Ok(Self { path, medium, random, free: 0, last: 0 })
+        Ok(Self { path, medium, random, free_at: 0, last_arrival: 0 })
     }
 
-    /// Returns the arrival time of a message sent at `handed`. The message waits for a shared medium.
-    fn arrival(&mut self, handed: u64, bytes: usize) -> io::Result<u64> {
-        let hold = self.path.hold(bytes);
-        self.free = match &self.medium {
-            None => self.free.max(handed) + hold,
-            Some(medium) => occupy(medium, handed, hold)?,
+    /// Returns the arrival time of a message that is sent at `now`. The message waits until the medium is free. Times
+    /// are in nanoseconds.
+    fn arrival(&mut self, now: u64, bytes: usize) -> io::Result<u64> {
+        let occupied = self.path.occupied_nanos(bytes);
+        self.free_at = match &self.medium {
+            None => self.free_at.max(now) + occupied,
+            Some(medium) => occupy(medium, now, occupied)?,
         };
-        let sent = self.free;
+        let sent = self.free_at;
         let after = (self.delay() - self.path.overhead.0).max(0.0);
-        // Messages of one connection arrive in their order.
-        self.last = self.last.max(sent + nanos(after));
-        Ok(self.last)
+        // Messages of one connection arrive in order.
+        self.last_arrival = self.last_arrival.max(sent + nanos(after));
+        Ok(self.last_arrival)
     }
 
+    /// Returns the latency of the next message, in seconds.
     fn delay(&mut self) -> f64 {
         let median = self.path.latency.0;
         if self.path.sigma <= 0.0 {
@@ -208,26 +215,26 @@ impl Pacer {
     }
 }
 
-/// Occupies a shared medium from `from`, or from when it is free, for `hold` nanoseconds. Returns when it is free
-/// again.
+/// Occupies a shared medium for `duration` nanoseconds, as soon as it is free but not before `from`. Returns the time
+/// at which it is free again.
 ///
-/// The lock is held for a write only: a process that is stopped while its message is on the medium blocks no other.
-/// A medium that claims to be occupied for longer than [`MAX_HOLD`] is some other file.
-fn occupy(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
+/// The file is locked only while its content is updated, so that a suspended process does not block the medium for
+/// others. A file that says that the medium is occupied for longer than [`MAX_OCCUPIED`] is not the file of a medium.
+fn occupy(mut medium: &File, from: u64, duration: u64) -> io::Result<u64> {
     medium.lock()?;
     let mut free = Vec::new();
     medium.rewind()?;
     medium.read_to_end(&mut free)?;
     let free = match <[u8; 8]>::try_from(free.as_slice()) {
         Ok(free) => u64::from_le_bytes(free),
-        // Nobody has written before the first.
+        // The file of a new medium is empty.
         Err(_) if free.is_empty() => 0,
         Err(_) => return Err(invalid_medium()),
     };
-    if free > from.saturating_add(MAX_HOLD) {
+    if free > from.saturating_add(MAX_OCCUPIED) {
         return Err(invalid_medium());
     }
-    let until = free.max(from).saturating_add(hold);
+    let until = free.max(from).saturating_add(duration);
     medium.rewind()?;
     medium.write_all(&until.to_le_bytes())?;
     medium.unlock()?;
@@ -237,11 +244,11 @@ fn occupy(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
 fn invalid_medium() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "the medium's file does not hold the time at which the medium is free",
+        "the file of the medium does not contain the time at which the medium is free",
     )
 }
 
-/// A draw of the standard normal distribution (Box and Muller, 1958).
+/// Draws from the standard normal distribution (Box and Muller, 1958).
 fn normal(random: &mut ChaCha8Rng) -> f64 {
     let mut uniform = || (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     let (radius, angle) = (1.0 - uniform(), uniform());
@@ -255,7 +262,7 @@ fn sleep_until(at: u64) {
     }
 }
 
-/// Lets this thread sleep to the microsecond; else the kernel may wake it 50 us late.
+/// Lets this thread sleep with a precision of a microsecond; by default the kernel may wake it 50 us late.
 fn set_timer_slack() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call takes numbers and changes how this thread's timers are rounded.
@@ -264,36 +271,36 @@ fn set_timer_slack() {
     }
 }
 
-/// Puts a pacer into the outgoing direction of a connection.
+/// Delays the outgoing direction of a connection with a pacer.
 fn emulated<S>(stream: S, host: Option<IpAddr>, mut pacer: Pacer) -> io::Result<DelayedStream>
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
-    let (near, far) = tokio::io::duplex(PIECE_BYTES);
+    let (near, far) = tokio::io::duplex(MAX_MESSAGE_BYTES);
     let (mut from_near, to_near) = tokio::io::split(far);
     let (from_peer, to_peer) = tokio::io::split(stream);
-    let (pieces, mut waiting) = mpsc::channel::<(u64, Vec<u8>)>(MAX_PIECES);
-    let (arrived, due) = mpsc::channel::<Vec<u8>>(MAX_PIECES);
+    let (messages, mut waiting) = mpsc::channel::<(u64, Vec<u8>)>(MAX_MESSAGES_IN_FLIGHT);
+    let (arrived, due) = mpsc::channel::<Vec<u8>>(MAX_MESSAGES_IN_FLIGHT);
     tokio::spawn(async move {
-        let mut buffer = vec![0; PIECE_BYTES];
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
-            // A medium that is gone ends the connection.
+            // An error of the medium's file ends the connection.
             let Ok(at) = pacer.arrival(machine_nanos(), count) else { return };
-            if pieces.send((at, buffer[..count].to_vec())).await.is_err() {
+            if messages.send((at, buffer[..count].to_vec())).await.is_err() {
                 return;
             }
         }
     });
     std::thread::Builder::new().name("link".into()).spawn(move || {
         set_timer_slack();
-        while let Some((at, piece)) = waiting.blocking_recv() {
+        while let Some((at, message)) = waiting.blocking_recv() {
             sleep_until(at);
-            if arrived.blocking_send(piece).is_err() {
+            if arrived.blocking_send(message).is_err() {
                 return;
             }
         }
     })?;
-    tokio::spawn(delayed::write_pieces(due, to_peer));
+    tokio::spawn(delayed::write_chunks(due, to_peer));
     tokio::spawn(delayed::copy_from_peer(from_peer, to_near));
     Ok(DelayedStream::new(near, host))
 }
@@ -327,7 +334,7 @@ mod tests {
         assert_eq!(slow.arrival(0, 1000).unwrap(), 6_000_000);
         assert_eq!(slow.arrival(500_000, 2000).unwrap(), 8_000_000);
         assert_eq!(slow.arrival(50_000_000, 1000).unwrap(), 56_000_000);
-        // An overhead is part of the latency, and keeps the medium.
+        // The overhead is part of the latency, and occupies the medium.
         let mut wifi = pacer(EmulatedPath { overhead: Seconds(0.002), ..EmulatedPath::of(Seconds(0.005)) });
         assert_eq!((wifi.arrival(0, 9).unwrap(), wifi.arrival(0, 9).unwrap()), (5_000_000, 7_000_000));
     }
@@ -342,14 +349,14 @@ mod tests {
         let (first, again) = (draw(&path), draw(&path));
         assert_eq!(first, again);
         assert_ne!(first, draw(&EmulatedPath { seed: 8, ..path.clone() }));
-        assert_ne!(first, draw(&EmulatedPath { stream: 1, ..path.clone() }));
+        assert_ne!(first, draw(&EmulatedPath { rng_stream: 1, ..path.clone() }));
         let mut sorted = first;
         sorted.sort_by(f64::total_cmp);
         // The median of 2001 draws is within 5 % of the distribution's.
         assert!((sorted[1000] / 0.002 - 1.0).abs() < 0.05, "{}", sorted[1000]);
         // 84.1 % are below the median times e^sigma.
         assert!((sorted[1683] / (0.002 * 0.5_f64.exp()) - 1.0).abs() < 0.1, "{}", sorted[1683]);
-        // However they are drawn, messages do not overtake.
+        // Messages arrive in order, whatever delays are drawn.
         let mut pacer = pacer(path);
         let arrivals: Vec<u64> = (0..100).map(|at| pacer.arrival(at * 1000, 10).unwrap()).collect();
         assert!(arrivals.is_sorted());
@@ -373,7 +380,7 @@ mod tests {
         // 1.5 MB at 100 MB/s and 20 ms.
         assert!(machine_nanos() - begin >= 35_000_000, "{}", machine_nanos() - begin);
         drop(near);
-        assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), None, "an end stays an end");
+        assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), None, "the end of the stream arrives");
     }
 
     #[test]
@@ -396,7 +403,7 @@ mod tests {
         let mut ends: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap() - begin).collect();
         ends.sort_unstable();
         assert_eq!(ends, [10_000_000, 20_000_000, 30_000_000]);
-        // The next waits for the one before to be off the medium, not for its arrival; and later it is free.
+        // A message waits until the medium is free, not until the previous message has arrived.
         let mut far = pacer(EmulatedPath { latency: Seconds(0.05), ..path.clone() });
         let mut after = |at: u64| far.arrival(begin + at * 1_000_000, 5).unwrap() - begin;
         let arrivals = [after(100), after(100), after(200)];
@@ -406,7 +413,7 @@ mod tests {
             assert_eq!(pacer(path.clone()).arrival(begin, 5).is_ok(), other.is_empty(), "{other}");
         }
         std::fs::remove_file(&file).unwrap();
-        assert!(Pacer::new(path, &AtomicU64::new(0)).is_err(), "a medium must be there");
+        assert!(Pacer::new(path, &AtomicU64::new(0)).is_err(), "the file of a medium must exist");
     }
 
     #[tokio::test]

@@ -1,25 +1,25 @@
-//! The thread that a stage computes on.
+//! Where a stage computes: on a separate thread, or inline in its task.
 //!
-//! A computation takes milliseconds to seconds, in which heartbeats must continue, so it has a thread of its own. A
-//! single-threaded runtime under a simulated clock computes inline, so that events have one order.
+//! A computation takes milliseconds to seconds, during which heartbeats must continue, so it has a separate thread. A
+//! single-threaded runtime with a simulated clock computes inline, so that the order of events is deterministic.
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::error::{RingError, protocol_error};
 
-/// The thread that a stage computes on.
+/// Where a stage computes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ComputeMode {
     /// On a separate thread.
     #[default]
     OwnThread,
-    /// In the task that serves them; nothing else happens in the runtime meanwhile.
+    /// In the task itself, which blocks its thread of the runtime meanwhile.
     Inline,
 }
 
 impl ComputeMode {
-    /// Runs a task that computes.
+    /// Starts a computing task.
     pub fn spawn<F>(self, task: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
@@ -34,7 +34,7 @@ impl ComputeMode {
         }
     }
 
-    /// Runs a task that computes to its end.
+    /// Runs a computing task and waits for its result.
     pub async fn run<F>(self, task: F) -> Result<F::Output, RingError>
     where
         F: Future + Send + 'static,

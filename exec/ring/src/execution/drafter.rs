@@ -1,10 +1,11 @@
 //! The draft model on the head, for speculative decoding.
 //!
-//! The head holds the draft model whole: all its layers with a cache for each sequence, and both of its ends. It reads
-//! the tokens of a sequence that it has not seen, and proposes the likeliest next ones. The large model decides which
-//! of them stand ([`super::sampling`]), so a bad draft costs time and changes no text.
+//! The head has the whole draft model: all layers with a KV cache for each sequence, the embedding and the output
+//! layer. The draft model reads the new tokens of a sequence, and proposes the most likely next tokens. The target
+//! model decides which of them are accepted ([`super::sampling`]), so a bad draft costs time but does not change the
+//! text.
 //!
-//! Not here: when it drafts (`hearth_core::schedule`), and how many tokens (`hearth_core::schedule::Generation`).
+//! Not here: when tokens are drafted (`hearth_core::schedule`), and how many (`hearth_core::schedule::Generation`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use hearth_runtime::pool::Pool;
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::stage::Stage;
 
-/// What of a model's metadata makes token numbers mean what they do.
+/// The metadata keys of a model file that define the meaning of token IDs.
 const VOCABULARY_KEYS: [&str; 4] =
     ["tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
 
@@ -36,16 +37,18 @@ pub struct Drafter {
     stage: Stage,
     head: Head,
     layers: Range<u32>,
-    /// Bytes of weights that one pass over it touches.
+    /// Bytes of weights that one pass uses.
     pub weight_bytes: u64,
-    /// The tokens of each sequence whose keys and values are cached.
-    read: Vec<Vec<u32>>,
+    /// The tokens in the KV cache of each sequence.
+    cached: Vec<Vec<u32>>,
+    /// The cost since the last [`Drafter::take_cost`].
     cost: ComputeCost,
+    /// The number of passes since the last [`Drafter::take_cost`].
     passes: u32,
 }
 
 impl Drafter {
-    /// This model as the draft of a plan's head, computed by `pool`.
+    /// Creates the drafter for the head of a plan, computed by `pool`.
     pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<Pool>) -> Result<Self, RingError> {
         let layers = draft.profile.shape.layers.0;
         let whole = Plan { rounds: 1, devices: vec![plan.devices[0].clone()], ..plan.clone() };
@@ -65,27 +68,27 @@ impl Drafter {
             weight_bytes: parts.iter().map(|part| weights.part_bytes(part)).sum(),
             head: Head::new(weights, cpu),
             layers,
-            read: vec![Vec::new(); cache.sequences as usize],
+            cached: vec![Vec::new(); cache.sequences as usize],
             cost: ComputeCost::default(),
             passes: 0,
         })
     }
 
-    /// Forgets all sequences.
-    pub fn forget(&mut self) {
+    /// Clears the KV cache of all sequences.
+    pub fn clear(&mut self) {
         self.stage.truncate(0);
-        self.read.iter_mut().for_each(Vec::clear);
+        self.cached.iter_mut().for_each(Vec::clear);
     }
 
     /// Computes those tokens of a sequence that are not in the cache yet; `tokens` begins at position 0.
-    pub fn read(&mut self, sequence: u32, tokens: &[u32]) -> Result<(), RingError> {
-        self.read_up_to(sequence, tokens, tokens.len()).map(drop)
+    pub fn prefill(&mut self, sequence: u32, tokens: &[u32]) -> Result<(), RingError> {
+        self.extend_cache(sequence, tokens, tokens.len()).map(drop)
     }
 
-    /// The `count` tokens that it expects after these, all of the sequence so far and at least one.
+    /// Drafts the `count` most likely next tokens. `tokens` has all tokens of the sequence so far, at least one.
     pub fn draft(&mut self, sequence: u32, tokens: &[u32], count: u32) -> Result<Vec<u32>, RingError> {
         let mut drafts = Vec::new();
-        let mut hidden = self.read_up_to(sequence, tokens, tokens.len().saturating_sub(1))?;
+        let mut hidden = self.extend_cache(sequence, tokens, tokens.len().saturating_sub(1))?;
         loop {
             let logits = self.head.logits_of_last(&hidden)?;
             self.cost += self.head.last_cost();
@@ -97,17 +100,23 @@ impl Drafter {
         }
     }
 
-    /// Takes the cost since the last call, and how often the weights were read.
+    /// Returns the cost and the number of passes since the last call.
     pub fn take_cost(&mut self) -> (ComputeCost, u32) {
         (std::mem::take(&mut self.cost), std::mem::take(&mut self.passes))
     }
 
-    /// Reads on from where the cache and `tokens` part, from position `most` at the latest. The last hidden rows.
-    fn read_up_to(&mut self, sequence: u32, tokens: &[u32], most: usize) -> Result<Vec<f32>, RingError> {
-        let read = self.read.get_mut(sequence as usize);
-        let read = read.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
-        let same = read.iter().zip(tokens).take_while(|(one, other)| one == other).count().min(most);
-        read.truncate(same);
+    /// Keeps the common prefix of the cache and `tokens`, at most `max_kept` tokens, and computes the following
+    /// tokens. Returns the hidden states of the last pass, `[tokens, embedding]`.
+    fn extend_cache(
+        &mut self,
+        sequence: u32,
+        tokens: &[u32],
+        max_kept: usize,
+    ) -> Result<Vec<f32>, RingError> {
+        let cached = self.cached.get_mut(sequence as usize);
+        let cached = cached.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
+        let same = cached.iter().zip(tokens).take_while(|(one, other)| one == other).count().min(max_kept);
+        cached.truncate(same);
         self.stage.roll_back(sequence, same as u32);
         let mut hidden = Vec::new();
         for batch in tokens[same..].chunks(MAX_PASS_TOKENS as usize) {
@@ -117,26 +126,27 @@ impl Drafter {
     }
 
     fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>, RingError> {
-        let read = self.read.get_mut(sequence as usize);
-        let read = read.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
-        let positions: Vec<u32> = (read.len() as u32..).take(tokens.len()).collect();
+        let cached = self.cached.get_mut(sequence as usize);
+        let cached = cached.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
+        let positions: Vec<u32> = (cached.len() as u32..).take(tokens.len()).collect();
         let mut hidden = self.head.embed(tokens)?;
-        self.cost += self.stage.forward_of(sequence, self.layers.clone(), &mut hidden, &positions)?;
+        self.cost += self.stage.forward_sequence(sequence, self.layers.clone(), &mut hidden, &positions)?;
         self.passes += 1;
-        read.extend_from_slice(tokens);
+        cached.extend_from_slice(tokens);
         Ok(hidden)
     }
 }
 
-/// A plan's head drafts with this model, on its CPU.
-pub fn with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan, RingError> {
-    same_vocabulary(model, draft)?;
+/// Adds a draft model, computed on the head's CPU, to a plan. Fails if its vocabulary is not that of the target
+/// model.
+pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan, RingError> {
+    check_vocabulary(model, draft)?;
     plan.draft = Some(PlannedDraft { model: PlannedModel::of(&draft.profile), processor: Processor::Cpu });
     Ok(plan)
 }
 
-/// Whether a head with this draft, or none, can do what the plan says.
-pub fn check(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<(), RingError> {
+/// Checks that the head has the draft model of the plan, if the plan has one.
+pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<(), RingError> {
     let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
     let (planned, draft) = match (&plan.draft, draft) {
         (None, _) => return Ok(()),
@@ -148,32 +158,32 @@ pub fn check(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Res
     };
     if planned.processor == Processor::Gpu {
         let head = &plan.devices[0].name;
-        let what = format!("the plan drafts on the GPU of `{head}`, and this build drafts on CPUs only");
+        let what = format!("the plan drafts on the GPU of `{head}`, but this build drafts only on CPUs");
         return refuse(what, "plan with `processor: cpu` in `workload.speculation`");
     }
     if planned.model.shape_digest != draft.profile.shape_digest() {
         let what = format!(
-            "the plan drafts with `{}`, and `{}` is another model",
+            "the plan drafts with `{}`, but `{}` is another model",
             planned.model.name, draft.profile.name
         );
-        return refuse(what, "give --draft-model the plan's, or plan again");
+        return refuse(what, "give the draft model of the plan with --draft-model, or plan again");
     }
-    same_vocabulary(model, draft)
+    check_vocabulary(model, draft)
 }
 
-/// Token numbers of a draft must be the large model's.
-fn same_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<(), RingError> {
+/// Checks that token IDs have the same meaning in the target model and the draft model.
+fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<(), RingError> {
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
     let tokens = [model, draft].map(|model| model.weights.shape().vocabulary);
     let other = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key));
     let reason = match other {
-        _ if tokens[0] != tokens[1] => format!("{} tokens, and the model has {}", tokens[1], tokens[0]),
-        Some(key) => format!("another `{key}` in its file"),
+        _ if tokens[0] != tokens[1] => format!("{} tokens instead of {}", tokens[1], tokens[0]),
+        Some(key) => format!("another value of `{key}` in its file"),
         None => return Ok(()),
     };
     let (draft, model) = (&draft.profile.name, &model.profile.name);
     Err(RingError::plan_with_hint(
         format!("`{draft}` cannot draft for `{model}`: it has {reason}"),
-        "give a draft of the same family, with the same tokenizer",
+        "give a draft model of the same family, with the same tokenizer",
     ))
 }

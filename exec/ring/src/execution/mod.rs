@@ -1,4 +1,4 @@
-//! Execution on every device of a ring, head and workers: runs its layers in the order of the schedule.
+//! Execution on the head and the workers: computes a device's layers in the order of the schedule.
 
 mod compute_mode;
 mod drafter;
@@ -8,7 +8,7 @@ mod runner;
 mod sampling;
 
 pub use compute_mode::ComputeMode;
-pub use drafter::{check as check_draft, with_draft};
+pub use drafter::{check_draft, plan_with_draft};
 pub use model::{LocalModel, check_digests, check_executable, facts};
 pub use recorder::TraceLines;
 pub use runner::{Outbox, PassOutput, StageRunner};

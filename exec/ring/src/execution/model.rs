@@ -1,4 +1,4 @@
-//! The model of this device: its weights, the stage that a plan gives it, and the checks of a plan against both.
+//! The model of this device: its weights, the stage of a plan, and the checks whether a plan fits the device.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,7 +15,7 @@ use hearth_schema::scenario::KvFormat;
 
 use crate::error::RingError;
 use crate::wire::{WorkerFacts, activations};
-use hearth_runtime::accelerator::{AcceleratedPlace, Accelerator, Progress};
+use hearth_runtime::accelerator::{Accelerator, AcceleratorOptions, Progress};
 use hearth_runtime::backend::CacheOptions;
 use hearth_runtime::cache::CacheFormat;
 use hearth_runtime::cpu::Cpu;
@@ -30,11 +30,11 @@ use hearth_runtime::weights::Weights;
 /// A model file on this device.
 #[derive(Debug)]
 pub struct LocalModel {
-    /// Its mapped weights.
+    /// The memory-mapped weights.
     pub weights: Arc<Weights>,
-    /// Its shape, sizes and digests.
+    /// The shape, the sizes and the digests of the model.
     pub profile: ModelProfile,
-    /// What computes the layers that a plan puts on this device's GPU.
+    /// Creates the backend for layers on this device's GPU, if there is one.
     pub accelerator: Option<Accelerator>,
 }
 
@@ -48,18 +48,18 @@ impl LocalModel {
         Ok(LocalModel { weights, profile, accelerator: None })
     }
 
-    /// The same with what computes layers on a GPU.
+    /// Sets the accelerator.
     #[must_use]
     pub fn with_accelerator(self, accelerator: Option<Accelerator>) -> LocalModel {
         LocalModel { accelerator, ..self }
     }
 
-    /// The largest activations a pass can have, in bytes.
+    /// Returns the maximum size of the activations of a pass, in bytes.
     pub fn max_activation_bytes(&self) -> usize {
         MAX_PASS_TOKENS as usize * self.weights.shape().embedding as usize * size_of::<f32>()
     }
 
-    /// The facts that a worker with this model sends to a head.
+    /// Returns the facts that a worker with this model sends to a head.
     pub fn facts(&self) -> WorkerFacts {
         WorkerFacts {
             model_digest: self.profile.digest.clone(),
@@ -68,18 +68,18 @@ impl LocalModel {
         }
     }
 
-    /// Whether a plan was made for this model, and for execution.
+    /// Checks that a plan can be executed, and that it was made for this model.
     pub fn check(&self, plan: &Plan) -> Result<(), RingError> {
         check_executable(plan)?;
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 
-    /// Whether the key-value cache of a place fits into memory; nothing of it could be reclaimed.
+    /// Checks that the KV cache of a device fits into its available memory, because the system cannot reclaim it.
     pub(super) fn check_memory(&self, plan: &Plan, place: usize) -> Result<(), RingError> {
         let layers: u32 = plan.windows(place).iter().map(|window| window.len() as u32).sum();
         let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
         let (windows, embedding) = (gpu_windows(plan, place).len(), self.profile.shape.embedding);
-        let kept = AcceleratedPlace::kept_bytes(windows, cache_options(plan), embedding);
+        let kept = AcceleratorOptions::saved_row_bytes(windows, cache_options(plan), embedding);
         let available = measure::memory::available();
         if cache.0.saturating_add(kept) <= available.0 {
             return Ok(());
@@ -88,7 +88,7 @@ impl LocalModel {
         let several = if plan.sequences > 1 { format!(", {} times", plan.sequences) } else { String::new() };
         let beside = match kept {
             0 => String::new(),
-            kept => format!(", and {} more for what goes to its GPU,", Bytes(kept)),
+            kept => format!(", and copies of GPU inputs take {},", Bytes(kept)),
         };
         let what = format!(
             "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, which \
@@ -98,8 +98,8 @@ impl LocalModel {
         Err(RingError::plan_with_hint(what, "plan with a smaller `context`"))
     }
 
-    /// The layers of a place in the ring, with their cache, and on the head the model's ends.
-    /// The computation waits for their weights at `barrier`.
+    /// Creates the stage of a device: its layers with their KV cache, and on the head also the embedding and the
+    /// output layer. The computation waits at `barrier` until the weights are in memory.
     pub(super) fn stage(
         &self,
         plan: &Plan,
@@ -109,7 +109,7 @@ impl LocalModel {
         gpu_options: GpuOptions<'_>,
     ) -> Result<(Stage, Option<Head>), RingError> {
         if place == 0 && !self.weights.is_whole() {
-            return Err(RingError::plan("a head needs the whole model, and this one was fetched in part"));
+            return Err(RingError::plan("a head needs the whole model, but only some layers were fetched"));
         }
         self.check_memory(plan, place)?;
         let cpu = Cpu::new(pool.clone()).with_barrier(barrier);
@@ -127,12 +127,11 @@ impl LocalModel {
             let owned = plan.windows(place);
             let (weights, name) = (self.weights.clone(), &plan.devices[place].name);
             let accelerator = self.accelerator.as_ref().ok_or_else(|| {
-                let what = format!(
-                    "the plan puts layers of `{name}` on a GPU, and this device computes on its processors only"
-                );
+                let what =
+                    format!("the plan has GPU layers on `{name}`, but this device computes only on its CPU");
                 RingError::plan_with_hint(what, "plan with `gpu_layers: 0`")
             })?;
-            let part = AcceleratedPlace {
+            let part = AcceleratorOptions {
                 weights,
                 owned: owned.clone(),
                 accelerated,
@@ -154,24 +153,24 @@ impl LocalModel {
     }
 }
 
-/// How the layers of a GPU are taken up.
+/// Options for loading layers onto a GPU.
 #[derive(Clone, Copy)]
 pub(super) struct GpuOptions<'a> {
-    /// Whether a failed GPU falls back to the CPU: a run continues with it.
+    /// Whether the CPU computes the GPU layers if the GPU cannot be opened, so that a running session continues.
     pub(super) fallback_to_cpu: bool,
-    /// Receives how far the upload has come.
+    /// Receives the progress of the upload.
     pub(super) progress: &'a Progress,
 }
 
-/// The layers of a place that are on its GPU, window by window.
+/// Returns the GPU layers of a device, one range per window.
 fn gpu_windows(plan: &Plan, place: usize) -> Vec<Range<u32>> {
     let windows = (0..plan.rounds).map(|round| plan.gpu_window(place, round));
     windows.filter(|window| !window.is_empty()).collect()
 }
 
-/// The threads that a device computes with; 0 for all cores.
+/// Creates the thread pool of a device; 0 threads use all cores.
 pub(super) fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
-    // Several workers may share this machine; pinned, their threads would all share one processor.
+    // Not pinned: several workers on this machine would pin their threads to the same processors.
     let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
     if threads > 0 {
         // More threads than processors only wait for each other.
@@ -180,7 +179,7 @@ pub(super) fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
     Ok(Arc::new(Pool::new(options).map_err(|source| ExecError::Threads { source })?))
 }
 
-/// The caches that a plan asks for.
+/// Returns the options of the KV cache in a plan.
 pub(super) fn cache_options(plan: &Plan) -> CacheOptions {
     let format = match plan.kv_cache {
         KvFormat::F16 => CacheFormat::F16,
@@ -189,7 +188,7 @@ pub(super) fn cache_options(plan: &Plan) -> CacheOptions {
     CacheOptions { context: plan.context, format, sequences: plan.sequences }
 }
 
-/// The facts that a worker without a model sends to a head.
+/// Returns the facts that a worker without a model file sends to a head.
 pub fn facts() -> WorkerFacts {
     WorkerFacts {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -199,13 +198,13 @@ pub fn facts() -> WorkerFacts {
     }
 }
 
-/// Whether a plan is for execution.
+/// Checks that a plan can be executed, and not only simulated.
 pub fn check_executable(plan: &Plan) -> Result<(), RingError> {
     plan.only_simulated().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
 }
 
-/// Whether a model with these digests is the plan's: the same file, or where the plan was made without
-/// one, the same shape.
+/// Checks that a model with these digests is the model of the plan: the same file, or the same shape if the plan was
+/// made without a file. `name` is the device in the error.
 pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<(), RingError> {
     let (expected, found) = match &plan.model.digest {
         Some(expected) => (expected.as_str(), digest),

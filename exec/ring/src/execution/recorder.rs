@@ -1,9 +1,8 @@
 //! The recorder of a device's trace.
 //!
-//! Times are nanoseconds on this process's own clock; the head shifts other devices' records by the offset of their
-//! clocks.
+//! Times are nanoseconds on this process's own clock. The head adds the clock offset of each device to its records.
 //!
-//! Not here: how a computing step's time is divided ([`hearth_runtime::clock`]).
+//! Not here: the division of a step's time into CPU time and waiting ([`hearth_runtime::clock`]).
 
 use std::ops::Range;
 
@@ -17,18 +16,18 @@ use hearth_schema::trace::Resource;
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::read_counter::ReadCounter;
-pub use hearth_runtime::residency::At;
+pub use hearth_runtime::residency::StepId;
 
 /// The lines of one device's trace.
 #[derive(Debug, Clone, Default)]
 pub struct TraceLines {
-    /// Steps.
+    /// Executed steps.
     pub records: Vec<Record>,
-    /// Counters.
+    /// Sampled values of counters.
     pub readings: Vec<Reading>,
 }
 
-/// Collects one device's lines.
+/// Collects the trace lines of one device.
 #[derive(Debug)]
 pub struct Recorder {
     device: u16,
@@ -50,24 +49,24 @@ impl Recorder {
         self.read_before = self.counter.bytes();
     }
 
-    /// The device has another place in the ring from now on.
+    /// Sets the device's place in the ring for the following lines.
     pub fn set_device(&mut self, device: u16) {
         self.device = device;
     }
 
-    /// The lines so far, taken out.
+    /// Takes the lines so far.
     pub fn take(&mut self) -> TraceLines {
         std::mem::take(&mut self.lines)
     }
 
-    /// A step that occupied a resource from `start` to `end`.
+    /// Records a step from `start` to `end`, in nanoseconds. Returns the record, to which details can be added.
     #[allow(clippy::missing_panics_doc)] // the list is not empty after a push
-    pub fn span(&mut self, at: At, kind: Kind, start: u64, end: u64) -> &mut Record {
+    pub fn span(&mut self, at: StepId, kind: Kind, start: u64, end: u64) -> &mut Record {
         let resource = match kind {
             Kind::Send => Resource::Tx,
             Kind::Receive => Resource::Rx,
             Kind::Prefetch => Resource::DiskPrefetch,
-            // The last three only a simulated SoC has.
+            // Only a simulated SoC has the last three.
             Kind::Embed
             | Kind::Compute
             | Kind::Output
@@ -99,30 +98,31 @@ impl Recorder {
         self.lines.readings.push(Reading { device: self.device, counter, pass, at, value });
     }
 
-    /// Bytes this process has read from disk since the trace began.
+    /// Returns the bytes that this process has read from disk since the trace began.
     pub fn bytes_read(&self) -> u64 {
         self.counter.bytes().saturating_sub(self.read_before)
     }
 }
 
-/// Layers as a record has them.
+/// Converts a range of layers to the form of a record, `[first, end]`.
 pub fn layers(range: &Range<u32>) -> [u32; 2] {
     [range.start, range.end]
 }
 
-/// A computing step's cost, with the bytes that were read while it ran.
+/// Creates the cost of a computing step: CPU and queue time in nanoseconds, the bytes of weights that it used, and
+/// the bytes that were read from disk meanwhile.
 pub fn cost(cpu: u64, queue: u64, touched: u64, faulted: u64) -> Cost {
     let faulted = faulted.min(touched);
     Cost { cpu, queue, copy: 0, resident: touched - faulted, faulted }
 }
 
-/// Bytes by which this process presses on memory: those of its control group that cannot be reclaimed, or
-/// outside of any limit the fall of the machine's available memory since its model was opened.
+/// Returns the unreclaimable bytes of this process's control group, or without a memory limit the decrease of the
+/// machine's available memory since the model was opened.
 pub fn unreclaimable() -> u64 {
-    MemoryWatch::shared().pressing()
+    MemoryWatch::shared().pressure_bytes()
 }
 
-/// Bytes of files that this process's control group had to read again; 0 where that is not known.
+/// Returns the refaulted bytes of files in this process's control group; 0 if this is unknown.
 pub fn refaults() -> u64 {
     MemoryWatch::shared().refaults().unwrap_or(0)
 }

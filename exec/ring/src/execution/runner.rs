@@ -1,14 +1,13 @@
-//! The stage runner: carries out the steps of the schedule on one device.
+//! The stage runner: executes the steps of the schedule on one device.
 //!
-//! It interprets `hearth_core::schedule` on one thread: it computes, puts activations into the outbox and starts
-//! prefetches, in the order of the schedule and with no choice of its own. What it does is recorded as the device's
-//! trace.
+//! It executes the steps of `hearth_core::schedule` on one thread: it computes, puts activations into the outbox and
+//! starts prefetches, in the order of the schedule and without decisions of its own. The steps are recorded in the
+//! device's trace.
 //!
-//! A runner lives through the epochs of a session: a new request makes it forget the sequences
-//! ([`StageRunner::reset`]), and a new plan also gives it other layers ([`StageRunner::reconfigure`]). Activations of
-//! an earlier epoch are dropped.
+//! A runner is used in all epochs of a session: a new request clears its sequences ([`StageRunner::reset`]), and a
+//! new plan also changes its layers ([`StageRunner::reconfigure`]). Activations of an earlier epoch are dropped.
 //!
-//! Not here: where messages come from and go to ([`crate::worker`], [`crate::coordinator`]).
+//! Not here: the transport of messages ([`crate::worker`], [`crate::coordinator`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +29,7 @@ use tokio::sync::mpsc;
 
 use super::drafter::Drafter;
 use super::model::{GpuOptions, LocalModel, pool};
-use super::recorder::{self, At, Recorder, TraceLines};
+use super::recorder::{self, Recorder, StepId, TraceLines};
 use super::sampling::{SampleFn, Samplers};
 use crate::error::{RingError, protocol_error};
 use crate::wire::{Frame, Message, ReceivedActivations, activations};
@@ -45,62 +44,62 @@ use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_by
 use hearth_runtime::stage::Stage;
 use hearth_runtime::weights::Weights;
 
-/// A pass that has completed the ring.
+/// A completed pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassOutput {
     pub pass: Pass,
-    /// The tokens it gave: none if no output was wanted, else the drafts that stood, and one.
+    /// The accepted drafts and one more token; empty if the pass has no output.
     pub tokens: Vec<u32>,
 }
 
-/// A sender for each of the places that a device sends to.
+/// Senders of frames to the devices that a device sends to, by their place in the ring.
 pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
 
-/// A device of the ring.
+/// Executes the schedule of one device of the ring.
 pub struct StageRunner {
     schedule: Schedule,
     stage: Stage,
-    /// The ends of the model; on the head only.
+    /// The embedding and the output layer; on the head only.
     head: Option<Head>,
     weights: Arc<Weights>,
     outbox: Outbox,
-    /// The epoch whose passes it takes.
+    /// The epoch whose passes are accepted.
     epoch: u32,
-    /// Lines of the request's earlier epochs.
+    /// Trace lines of the earlier epochs of the request.
     past: Vec<(u32, TraceLines)>,
     residency: WeightResidency,
     recorder: Recorder,
-    /// Chooses tokens, on the head.
+    /// The samplers of the sequences; on the head only.
     samplers: Option<Samplers>,
-    /// Makes drafts, on a head that has a draft model.
+    /// The draft model; only on a head with speculative decoding.
     drafter: Option<Drafter>,
-    /// The drafts of each pass in flight, on the head.
+    /// The drafted tokens of each pass in flight, by pass index; on the head only.
     drafts: BTreeMap<u32, Vec<u32>>,
-    /// Activations of the current pass, [tokens, embedding].
+    /// Activations of the current pass, `[tokens, embedding]`.
     hidden: Vec<f32>,
-    /// Since when this device has had nothing to do.
+    /// The time at which the device became idle, in nanoseconds.
     idle_since: u64,
-    /// The pass that was here last.
+    /// Index of the last pass on this device.
     last_pass: u32,
-    /// The time at which its memory is sampled again.
+    /// The time of the next memory sample, in nanoseconds.
     next_memory_sample: u64,
-    /// Tokens of the largest pass so far.
+    /// Number of tokens of the largest pass so far.
     largest_pass: u32,
     pool: Arc<Pool>,
-    /// Bytes that had been read ahead when the trace began.
+    /// Bytes read ahead before the trace began.
     ahead_before: u64,
-    /// Bytes that its control group had read again by then.
+    /// Bytes refaulted in the control group before the trace began.
     refaults_before: u64,
 }
 
-const MISSING: &str = "a pass of tokens that are not there";
+const MISSING: &str = "a pass with tokens that are not known";
 
-/// Sampling its memory takes a device at most one part in this many of its time.
-const MEMORY_SAMPLE_SHARE: u64 = 100;
+/// The pause after a memory sample, in durations of the sample. So the samples take at most 1 % of the time.
+const MEMORY_SAMPLE_PAUSE: u64 = 100;
 
 impl StageRunner {
-    /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers, and `progress`
-    /// receives how far the upload to its GPU has come.
+    /// Creates a runner and loads its layers. `outbox` has a sender for each receiver of the schedule. `progress`
+    /// receives the progress of the upload to the GPU.
     pub fn new(
         plan: &Arc<Plan>,
         place: usize,
@@ -150,7 +149,7 @@ impl StageRunner {
         })
     }
 
-    /// Drafts with this model where its plan says so. Head only.
+    /// Sets the draft model, if the plan has one. On the head only.
     pub fn with_draft(mut self, draft: Option<&LocalModel>) -> Result<Self, RingError> {
         let plan = self.schedule.plan();
         self.drafter = match draft.filter(|_| plan.draft.is_some()) {
@@ -160,8 +159,8 @@ impl StageRunner {
         Ok(self)
     }
 
-    /// Takes up a plan for the passes from `first_pass` on, in another epoch. The trace so far is kept, and with the
-    /// plan of before so are the weights in memory.
+    /// Changes to a plan for the passes from `first_pass` on, in another epoch. The trace so far is kept. If the plan
+    /// is the same, the weights stay in memory.
     pub fn reconfigure(
         mut self,
         plan: &Arc<Plan>,
@@ -173,7 +172,7 @@ impl StageRunner {
     ) -> Result<StageRunner, RingError> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
-            // Before the first pass of a request: passes given up in the request before are none of this one's.
+            // Before the first pass of a request: abandoned passes of the previous request do not count.
             self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
         }
         self.schedule.react(&Event::Replanned { plan: plan.clone(), first_pass })?;
@@ -203,7 +202,7 @@ impl StageRunner {
             ..
         } = self;
         let gpu_options = GpuOptions { fallback_to_cpu: true, progress };
-        // Two parts at once may be more than there is memory for.
+        // The old and the new stage together may not fit into memory.
         drop((stage, head, residency));
         let (refaults_before, fresh) = (
             self.refaults_before,
@@ -212,14 +211,14 @@ impl StageRunner {
         Ok(StageRunner { schedule, past, recorder, samplers, drafter, refaults_before, ..fresh })
     }
 
-    /// Refuses passes before this one: they were given up with an earlier plan.
+    /// Sets the first pass. Earlier passes belong to an earlier plan and are refused.
     pub fn set_first_pass(&mut self, first_pass: u32) -> Result<(), RingError> {
         let plan = self.schedule.plan().clone();
         self.schedule.react(&Event::Replanned { plan, first_pass })?;
         Ok(())
     }
 
-    /// Forgets all sequences and the trace of earlier epochs; on the head, takes what chooses tokens.
+    /// Begins an epoch for a new request: clears all sequences and the trace, and sets the samplers (on the head).
     pub fn reset(&mut self, epoch: u32, samplers: Option<Samplers>) {
         (self.epoch, self.past) = (epoch, Vec::new());
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
@@ -231,17 +230,17 @@ impl StageRunner {
         self.samplers = samplers;
         self.drafts.clear();
         if let Some(drafter) = &mut self.drafter {
-            drafter.forget();
+            drafter.clear();
         }
         self.idle_since = wall_nanos();
     }
 
-    /// Gives a sequence another sampler, on the head.
+    /// Sets the sampler of a sequence, on the head.
     pub fn set_sampler(&mut self, sequence: u32, sampler: SampleFn) {
         self.samplers.get_or_insert_with(|| Samplers::new(Vec::new(), Vec::new())).set(sequence, sampler);
     }
 
-    /// The trace since the last reset, epoch by epoch.
+    /// Takes the trace lines since the last reset, by epoch.
     pub fn take_trace(&mut self) -> Vec<(u32, TraceLines)> {
         let lines = self.take_lines();
         let mut all = std::mem::take(&mut self.past);
@@ -251,7 +250,7 @@ impl StageRunner {
 
     fn take_lines(&mut self) -> TraceLines {
         for span in self.residency.take_spans() {
-            let at = At { pass: span.origin.pass, round: span.origin.round };
+            let at = StepId { pass: span.origin.pass, round: span.origin.round };
             let record = self.recorder.span(at, Kind::Prefetch, span.start, span.end);
             record.bytes = span.bytes;
             record.layers = span.origin.layers;
@@ -260,8 +259,8 @@ impl StageRunner {
         self.recorder.take()
     }
 
-    /// Samples its memory: what cannot be reclaimed, what was read again, and which weights are resident, where the
-    /// system reports it.
+    /// Samples the memory of this process: unreclaimable bytes, refaulted bytes, and the resident weights if the
+    /// system reports them.
     fn sample_memory(&mut self, pass: u32) {
         let start = wall_nanos();
         let refaults = recorder::refaults().saturating_sub(self.refaults_before);
@@ -273,11 +272,11 @@ impl StageRunner {
             self.recorder.counter(pass, Counter::Resident, resident);
         }
         let end = wall_nanos();
-        self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_SHARE;
+        self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;
     }
 
-    /// Lets a pass of a sequence enter the ring, of which these are all tokens so far. Head only. Returns the pass if
-    /// it is complete without having left.
+    /// Starts a pass, on the head. `so_far` has all tokens of its sequence so far. Returns the pass if the head alone
+    /// completes it.
     pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>, RingError> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
         self.reserve_buffers(pass);
@@ -286,34 +285,38 @@ impl StageRunner {
 
     /// Processes received activations. Returns the pass if it is complete. Ignores activations of an earlier epoch.
     pub fn receive(&mut self, arrival: &ReceivedActivations) -> Result<Option<PassOutput>, RingError> {
-        let ReceivedActivations { from, epoch, pass, round, activations: ref bytes, in_half, at } = *arrival;
+        let ReceivedActivations { from, epoch, pass, round, activations: ref bytes, is_f16, at } = *arrival;
         if epoch < self.epoch {
             return Ok(None);
         }
         if epoch > self.epoch {
-            let what = format!("activations of epoch {epoch}, and this device is in {}", self.epoch);
+            let what = format!("activations of epoch {epoch}, but this device is in epoch {}", self.epoch);
             return Err(protocol_error(&format!("device {from}"), &what));
         }
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
         let wrong = |what: String| RingError::Protocol { name: self.name().into(), what };
-        if in_half && !self.sends_f16() {
-            return Err(wrong("activations in f16, and the plan says f32".into()));
+        if is_f16 && !self.sends_f16() {
+            return Err(wrong("activations in f16, but the plan has f32".into()));
         }
         let count = pass.tokens as usize * self.embedding();
-        let Some(hidden) = activations::decode(bytes, in_half, count) else {
-            let format = if in_half { "f16" } else { "f32" };
-            return Err(wrong(format!("{} bytes of activations for {count} {format}", bytes.len())));
+        let Some(hidden) = activations::decode(bytes, is_f16, count) else {
+            let format = if is_f16 { "f16" } else { "f32" };
+            return Err(wrong(format!(
+                "{} bytes of activations for {count} values in {format}",
+                bytes.len()
+            )));
         };
         self.reserve_buffers(pass);
         self.hidden = hidden;
         let since = self.idle_since.min(at);
-        let record = self.recorder.span(At { pass: pass.index, round }, Kind::Receive, since, at);
+        let record = self.recorder.span(StepId { pass: pass.index, round }, Kind::Receive, since, at);
         record.bytes = bytes.len() as u64;
         record.peer = Some(from);
         self.perform(pass, steps, &[])
     }
 
-    /// A pass that is larger than any before takes memory for its buffers, which the weights must not fill.
+    /// Reserves memory for the buffers of a pass that is larger than all earlier ones, so that weights do not fill
+    /// it.
     fn reserve_buffers(&mut self, pass: Pass) {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
@@ -331,7 +334,7 @@ impl StageRunner {
         self.weights.shape().embedding as usize
     }
 
-    /// Whether activations travel in f16.
+    /// Whether activations are sent as f16.
     fn sends_f16(&self) -> bool {
         self.schedule.plan().activations == ActivationFormat::F16
     }
@@ -355,18 +358,19 @@ impl StageRunner {
                 Step::Compute { pass, round, layers, processor } => {
                     let positions: Vec<u32> =
                         (pass.first_position..pass.first_position + pass.tokens).collect();
-                    let at = At { pass: pass.index, round };
+                    let at = StepId { pass: pass.index, round };
                     if processor == Processor::Cpu {
                         self.residency.begin(&ModelPart::Layers(layers.clone()), at);
                     }
                     let ((), measured) = self.measure(|runner| {
                         let (stage, hidden) = (&mut runner.stage, &mut runner.hidden);
-                        let cost = stage.forward_of(pass.sequence, layers.clone(), hidden, &positions)?;
+                        let cost =
+                            stage.forward_sequence(pass.sequence, layers.clone(), hidden, &positions)?;
                         Ok(((), cost))
                     })?;
                     let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
-                    let processor = self.carried_out_by(processor);
-                    let record = self.computed(at, Kind::Compute, measured, touched);
+                    let processor = self.executed_by(processor);
+                    let record = self.record_step(at, Kind::Compute, measured, touched);
                     record.layers = Some(recorder::layers(&layers));
                     set_processor(record, processor);
                 }
@@ -375,7 +379,7 @@ impl StageRunner {
                 }
                 Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
                 Step::Prefetch { part, pass, round } => {
-                    self.residency.prefetch(part, At { pass: pass.index, round });
+                    self.residency.prefetch(part, StepId { pass: pass.index, round });
                 }
                 Step::Release { part, .. } => self.residency.release(part),
             }
@@ -385,7 +389,7 @@ impl StageRunner {
         Ok(is_out.then_some(PassOutput { pass, tokens }))
     }
 
-    /// The draft model reads a batch of a prompt, or proposes the last tokens of a pass.
+    /// Runs the draft model: it reads a batch of a prompt, or drafts the last tokens of a pass.
     fn draft(&mut self, pass: Pass, so_far: &[u32]) -> Result<(), RingError> {
         let end = pass.first_position as usize + (pass.tokens - pass.drafted) as usize;
         let so_far = so_far.get(..end).ok_or_else(|| protocol_error("the head", MISSING))?;
@@ -393,7 +397,7 @@ impl StageRunner {
             let drafter = runner.drafter.as_mut();
             let drafter = drafter.ok_or_else(|| RingError::plan("this head has no draft model"))?;
             if pass.drafted == 0 {
-                drafter.read(pass.sequence, so_far)?;
+                drafter.prefill(pass.sequence, so_far)?;
             } else {
                 let drafts = drafter.draft(pass.sequence, so_far, pass.drafted)?;
                 runner.drafts.insert(pass.index, drafts);
@@ -402,7 +406,8 @@ impl StageRunner {
             Ok((passes, cost))
         })?;
         let bytes = self.drafter.as_ref().map_or(0, |drafter| drafter.weight_bytes);
-        self.computed(At { pass: pass.index, round: 0 }, Kind::Draft, measured, bytes * u64::from(passes));
+        let step = StepId { pass: pass.index, round: 0 };
+        self.record_step(step, Kind::Draft, measured, bytes * u64::from(passes));
         Ok(())
     }
 
@@ -420,17 +425,17 @@ impl StageRunner {
             }
             Ok(((), cost_of(watch.lap())))
         })?;
-        self.residency.embedded(&self.weights, tokens);
+        self.residency.release_embedding_rows(&self.weights, tokens);
         let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
         let rows = table / u64::from(self.weights.shape().vocabulary).max(1) * u64::from(pass.tokens);
-        // A missing row is read with what lies around it.
+        // A missing row is read together with neighbouring bytes.
         let touched = rows.max(measured.faulted);
-        self.computed(At { pass: pass.index, round: 0 }, Kind::Embed, measured, touched);
+        self.record_step(StepId { pass: pass.index, round: 0 }, Kind::Embed, measured, touched);
         Ok(())
     }
 
     fn output(&mut self, pass: Pass, processor: Processor) -> Result<Vec<u32>, RingError> {
-        let at = At { pass: pass.index, round: self.schedule.plan().rounds };
+        let at = StepId { pass: pass.index, round: self.schedule.plan().rounds };
         if processor == Processor::Cpu {
             self.residency.begin(&ModelPart::Output, at);
         }
@@ -446,21 +451,21 @@ impl StageRunner {
             cost += cost_of(watch.lap());
             Ok((tokens, cost))
         })?;
-        let tokens = tokens.ok_or_else(|| protocol_error("the head", "nobody samples for this sequence"))?;
+        let tokens = tokens.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
         let touched = self.weights.part_bytes(&ModelPart::Output);
-        let processor = self.carried_out_by(processor);
-        set_processor(self.computed(at, Kind::Output, measured, touched), processor);
+        let processor = self.executed_by(processor);
+        set_processor(self.record_step(at, Kind::Output, measured, touched), processor);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
             self.recorder.counter(pass.index, Counter::Accepted, accepted);
         }
-        self.count(pass.index);
+        self.record_counters(pass.index);
         Ok(tokens)
     }
 
-    /// Returns the processor that carried out a step planned for `planned`: not a lost GPU, not even for the step in
-    /// which it was lost.
-    fn carried_out_by(&self, planned: Processor) -> Processor {
+    /// Returns the processor that executed a step planned for `planned`: the CPU if the GPU is lost, also for the
+    /// step in which it was lost.
+    fn executed_by(&self, planned: Processor) -> Processor {
         if self.stage.has_gpu() { planned } else { Processor::Cpu }
     }
 
@@ -469,7 +474,7 @@ impl StageRunner {
         if processor == Processor::Gpu
             && let Some((logits, cost)) = self.stage.logits(hidden)
         {
-            return Ok((self.head()?.finite(logits)?, cost));
+            return Ok((self.head()?.check_finite(logits)?, cost));
         }
         let head = self.head()?;
         let logits = head.logits(hidden)?;
@@ -477,10 +482,13 @@ impl StageRunner {
     }
 
     fn head(&mut self) -> Result<&mut Head, RingError> {
-        self.head.as_mut().ok_or_else(|| RingError::plan("only the head embeds and outputs"))
+        self.head
+            .as_mut()
+            .ok_or_else(|| RingError::plan("only the head has the embedding and the output layer"))
     }
 
-    /// Does a computing step. The counters are read around it, not in it: reading them takes time too.
+    /// Runs and measures a computing step. The counters are read outside the measured time, because that takes time
+    /// too.
     fn measure<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(T, ComputeCost), RingError>,
@@ -493,12 +501,13 @@ impl StageRunner {
         Ok((value, Measured { start, end, cost, faulted }))
     }
 
-    /// Bytes read from disk so far, less those that the helper read ahead.
+    /// Returns the bytes read from disk so far, without those that were read ahead.
     fn demand_read(&self) -> u64 {
         self.recorder.bytes_read().saturating_sub(self.residency.bytes_read() - self.ahead_before)
     }
 
-    fn computed(&mut self, at: At, kind: Kind, measured: Measured, touched: u64) -> &mut Record {
+    /// Records a computing step that uses `touched` bytes of weights.
+    fn record_step(&mut self, at: StepId, kind: Kind, measured: Measured, touched: u64) -> &mut Record {
         let Measured { start, end, cost, faulted } = measured;
         let record = self.recorder.span(at, kind, start, end);
         record.bytes = touched;
@@ -508,25 +517,26 @@ impl StageRunner {
 
     fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<(), RingError> {
         let start = wall_nanos();
-        let (payload, in_half) = activations::encode(&self.hidden, self.sends_f16());
+        let (payload, is_f16) = activations::encode(&self.hidden, self.sends_f16());
         let length = payload.len() as u64;
-        let message = Message::activations(self.epoch, pass, next_round, in_half);
+        let message = Message::activations(self.epoch, pass, next_round, is_f16);
         let frame = Frame { message, payload };
         let Some(link) = self.outbox.get(&to) else {
-            return Err(protocol_error(self.name(), "its plan sends where it has no connection to"));
+            return Err(protocol_error(self.name(), "its plan needs a connection that it does not have"));
         };
         // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
-        let record = self.recorder.span(At { pass: pass.index, round }, Kind::Send, start, wall_nanos());
+        let record = self.recorder.span(StepId { pass: pass.index, round }, Kind::Send, start, wall_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);
         if self.schedule.device() != 0 {
-            self.count(pass.index);
+            self.record_counters(pass.index);
         }
         Ok(())
     }
 
-    fn count(&mut self, pass: u32) {
+    /// Records the bytes read so far, and from time to time the memory.
+    fn record_counters(&mut self, pass: u32) {
         self.last_pass = pass;
         let read = self.recorder.bytes_read();
         self.recorder.counter(pass, Counter::BytesRead, read);
@@ -536,7 +546,7 @@ impl StageRunner {
     }
 }
 
-/// A step on a GPU occupies that, and its time is not divided further.
+/// Sets the resource of a step on a GPU. The time of such a step is not divided further.
 fn set_processor(record: &mut Record, processor: Processor) {
     if processor == Processor::Gpu {
         record.resource = Resource::Gpu;
@@ -544,17 +554,17 @@ fn set_processor(record: &mut Record, processor: Processor) {
     }
 }
 
-/// When a step ran, and what it cost.
+/// The times of a step in nanoseconds, and its cost.
 #[derive(Clone, Copy)]
 struct Measured {
     start: u64,
     end: u64,
     cost: ComputeCost,
-    /// Bytes that it waited for.
+    /// Bytes from disk that the step waited for.
     faulted: u64,
 }
 
-/// The cost of a slice of this thread alone.
+/// Converts the measured time of this thread to a cost.
 fn cost_of(slice: TimeSlice) -> ComputeCost {
     let TimeSlice { wall, cpu, queue } = slice;
     ComputeCost { wall_ns: wall, cpu_ns: cpu, queue_ns: queue, all_cpu_ns: cpu }

@@ -1,16 +1,16 @@
-//! Sampling: the tokens that a pass gives.
+//! Sampling: chooses the tokens of a pass, and accepts or rejects drafts.
 //!
-//! Each sequence has a sampler of its own, which is called once for each of its tokens and in their order, as if there
-//! were no drafts: for the token after the last accepted one, and, while a draft is that very token, for the one after
-//! the draft. So drafts change neither greedy text nor sampled text: a sampler sees the logits it would have seen
-//! alone, and draws as often. (Leviathan et al., 2023, accept more drafts of a sampler, and keep its distribution
-//! only.)
+//! Each sequence has its own sampler, which is called once per token and in order, as if there were no drafts: for
+//! the token after the last accepted one, and, as long as the draft is equal to the sampled token, for the token
+//! after the draft. So drafts change neither greedy nor sampled text: a sampler receives the same logits as without
+//! drafts, and draws the same number of random values. (The method of Leviathan et al., 2023, accepts more drafts,
+//! but preserves only the distribution of the text.)
 //!
 //! Not here: the logits ([`hearth_runtime::head`]).
 
 use std::collections::BTreeMap;
 
-/// What turns logits into a token, on the head.
+/// Samples a token from logits.
 pub type SampleFn = Box<dyn FnMut(&[f32]) -> u32 + Send>;
 
 /// The samplers of a request, or of a server's active requests.
@@ -25,14 +25,13 @@ impl Samplers {
         Self { samplers: (0..).zip(samplers).collect(), stop_tokens }
     }
 
-    /// Gives a sequence a sampler, in place of the one before.
+    /// Sets the sampler of a sequence, in place of the previous one.
     pub fn set(&mut self, sequence: u32, sampler: SampleFn) {
         self.samplers.insert(sequence, sampler);
     }
 
-    /// Returns the generated tokens, at least one: the accepted drafts, and one more. `logits` are those after the
-    /// token before the drafts and after each of these, `[drafts + 1, vocabulary]`. Returns `None` for an unknown
-    /// sequence.
+    /// Returns the generated tokens: the accepted drafts, and one more token. `logits` has the logits after the token
+    /// before the drafts and after each draft, `[drafts + 1, vocabulary]`. Returns `None` for an unknown sequence.
     pub fn sample(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
         let Self { samplers, stop_tokens } = self;
         let sample = samplers.get_mut(&sequence)?;
@@ -54,34 +53,34 @@ mod tests {
     use super::*;
     use hearth_runtime::sampler::greedy;
 
-    /// Rows in which these tokens are the likeliest.
-    fn rows(likeliest: &[usize]) -> Vec<f32> {
+    /// Returns rows of logits, in each of which one of these tokens has the largest value.
+    fn rows(largest: &[usize]) -> Vec<f32> {
         let row = |&best: &usize| (0..8).map(move |token| if token == best { 1.0 } else { 0.0 });
-        likeliest.iter().flat_map(row).collect()
+        largest.iter().flat_map(row).collect()
     }
 
     #[test]
     fn drafts_are_accepted_up_to_the_first_wrong_one() {
         let mut samplers = Samplers::new(vec![Box::new(greedy)], vec![5]);
-        let mut tokens = |likeliest: &[usize], drafts: &[u32]| samplers.sample(0, &rows(likeliest), drafts);
+        let mut tokens = |largest: &[usize], drafts: &[u32]| samplers.sample(0, &rows(largest), drafts);
         assert_eq!(tokens(&[3], &[]), Some(vec![3]));
-        assert_eq!(tokens(&[3, 4, 6], &[3, 4]), Some(vec![3, 4, 6]), "all stand");
+        assert_eq!(tokens(&[3, 4, 6], &[3, 4]), Some(vec![3, 4, 6]), "all drafts are accepted");
         assert_eq!(tokens(&[3, 4, 6], &[3, 7]), Some(vec![3, 4]), "4 corrects 7");
-        assert_eq!(tokens(&[3, 4, 6], &[7, 4]), Some(vec![3]), "what follows a rejected draft is nothing");
+        assert_eq!(tokens(&[3, 4, 6], &[7, 4]), Some(vec![3]), "drafts after a rejected one are ignored");
         assert_eq!(tokens(&[3, 5, 6], &[3, 5]), Some(vec![3, 5]), "the text ends with 5");
         assert_eq!(samplers.sample(1, &rows(&[3]), &[]), None);
     }
 
     #[test]
     fn sampler_is_called_once_a_token() {
-        let asked = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
-        let counter = asked.clone();
+        let calls = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let counter = calls.clone();
         let sample = move |row: &[f32]| {
             counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             greedy(row)
         };
         let mut samplers = Samplers::new(vec![Box::new(sample)], vec![]);
         let out = samplers.sample(0, &rows(&[1, 2, 3, 4]), &[1, 2, 7]).unwrap();
-        assert_eq!((out, asked.load(std::sync::atomic::Ordering::Relaxed)), (vec![1, 2, 3], 3));
+        assert_eq!((out, calls.load(std::sync::atomic::Ordering::Relaxed)), (vec![1, 2, 3], 3));
     }
 }

@@ -1,15 +1,16 @@
 //! Encrypted transports: connections that only holders of the key can read and write.
 //!
-//! [`EncryptedTransport`] wraps a transport: every connection begins with a handshake ([`super::noise`]) and then carries
-//! messages of at most 65535 bytes, each two big-endian bytes of length and a ChaCha20-Poly1305 ciphertext under keys that only
-//! this connection has. Message numbers are the nonces, so a message altered, repeated, left out or moved does not verify; the
-//! connection then fails for good. Frames run over it as over any stream.
+//! [`EncryptedTransport`] wraps another transport. Every connection begins with a handshake ([`super::noise`]) and
+//! then carries messages. A message has a length of two big-endian bytes and a ChaCha20-Poly1305 ciphertext of at
+//! most 65535 bytes, under keys that only this connection has. The nonces are message numbers, so a message that was
+//! altered, repeated, omitted or reordered fails authentication, and the connection then fails permanently. Frames
+//! are sent over an encrypted connection as over any stream.
 //!
-//! The handshake happens at the first read or write, in the task that serves the connection, so a slow peer delays no
-//! other.
+//! The handshake takes place at the first read or write, in the task that serves the connection, so a slow peer
+//! delays no other peer.
 //!
-//! Not here: protection against a third party that closes a connection, or counts and times its bytes. An orderly end
-//! is the protocol's `Goodbye`, not the end of the stream.
+//! Not here: protection against a third party that closes a connection, or analyses the number and the timing of its
+//! bytes. A session ends with the message `Goodbye`, not with the end of the stream.
 
 use std::io;
 use std::net::IpAddr;
@@ -25,14 +26,14 @@ use super::noise::{Side, handshake};
 use crate::error::EncryptionError;
 use crate::wire::{Listener, Transport};
 
-/// Bytes of a message's length.
-const LENGTH: usize = 2;
-/// The longest ciphertext of a message.
-const MAX_CIPHERTEXT: usize = 65535;
-/// What authentication adds to a message.
-const TAG: usize = 16;
+/// Size of a message's length field, in bytes.
+const LENGTH_BYTES: usize = 2;
+/// Maximum size of a message's ciphertext, in bytes.
+const MAX_CIPHERTEXT_BYTES: usize = 65535;
+/// Size of a message's authentication tag, in bytes.
+const TAG_BYTES: usize = 16;
 
-/// A network whose connections are authenticated and encrypted under a key.
+/// A transport whose connections are authenticated and encrypted with a key.
 #[derive(Debug, Clone)]
 pub struct EncryptedTransport<T> {
     transport: T,
@@ -40,7 +41,7 @@ pub struct EncryptedTransport<T> {
 }
 
 impl<T> EncryptedTransport<T> {
-    /// Encrypts a transport's connections.
+    /// Encrypts the connections of `transport` with `key`.
     pub fn new(transport: T, key: Key) -> Self {
         Self { transport, key }
     }
@@ -92,11 +93,11 @@ where
     }
 }
 
-/// A connection that only holders of the key can use.
+/// A connection that only devices with the key can use.
 pub struct EncryptedStream<S> {
     state: State<S>,
-    /// Both halves' tasks, while either may drive the handshake.
-    halves: Arc<Halves>,
+    /// The tasks of both halves, either of which may drive the handshake.
+    halves: Arc<HalfWakers>,
     local: Option<IpAddr>,
     incoming: Incoming,
     outgoing: Outgoing,
@@ -110,39 +111,39 @@ enum State<S> {
     Failed(EncryptionError),
 }
 
-/// Received bytes.
+/// Received bytes that have not been read yet.
 #[derive(Default)]
 struct Incoming {
-    /// One message at most, and what came with it.
+    /// A buffer for one message and bytes of the following messages.
     ciphertext: Vec<u8>,
-    /// The bytes of `ciphertext` received so far.
-    held: std::ops::Range<usize>,
-    /// A message's content.
+    /// The range of `ciphertext` that has been received but not decrypted.
+    encrypted: std::ops::Range<usize>,
+    /// The decrypted content of a message.
     plain: Vec<u8>,
-    /// How much of it was taken.
-    taken: usize,
+    /// Number of bytes of `plain` that have been read.
+    read: usize,
 }
 
-/// Encrypted bytes that the link has not taken yet.
+/// Encrypted bytes that have not been written to the link yet.
 #[derive(Default)]
 struct Outgoing {
     ciphertext: Vec<u8>,
     written: usize,
 }
 
-/// The wakers of a reading and a writing task. A link remembers only the task that polled it last, but the
-/// handshake, which reads and writes, can be driven by either.
+/// The wakers of the reading and the writing task. A link wakes only the task that polled it last, but either task
+/// may drive the handshake, which reads and writes; so both are woken.
 #[derive(Default)]
-struct Halves(Mutex<[Option<Waker>; 2]>);
+struct HalfWakers(Mutex<[Option<Waker>; 2]>);
 
-impl Wake for Halves {
+impl Wake for HalfWakers {
     fn wake(self: Arc<Self>) {
         let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
-/// Which half of a connection asks.
+/// The half of a connection that polls.
 #[derive(Clone, Copy)]
 enum Half {
     Reading,
@@ -163,9 +164,9 @@ where
         }
     }
 
-    /// Completes the handshake.
+    /// Drives the handshake until it is complete.
     fn poll_open(&mut self, context: &Context<'_>, half: Half) -> Poll<io::Result<()>> {
-        let State::Handshaking(handshake) = &mut self.state else { return Poll::Ready(self.usable()) };
+        let State::Handshaking(handshake) = &mut self.state else { return Poll::Ready(self.check_usable()) };
         self.halves.0.lock().unwrap_or_else(PoisonError::into_inner)[half as usize] =
             Some(context.waker().clone());
         let both = Waker::from(self.halves.clone());
@@ -174,10 +175,10 @@ where
             Err(error) => State::Failed(error),
         };
         both.wake();
-        Poll::Ready(self.usable())
+        Poll::Ready(self.check_usable())
     }
 
-    fn usable(&self) -> io::Result<()> {
+    fn check_usable(&self) -> io::Result<()> {
         match &self.state {
             State::Failed(error) => Err(error.clone().into()),
             State::Open { .. } | State::Handshaking(_) => Ok(()),
@@ -202,66 +203,69 @@ where
         let this = &mut *self;
         ready!(this.poll_open(context, Half::Reading))?;
         loop {
-            if buffer.remaining() == 0 || this.incoming.give(buffer) {
+            if buffer.remaining() == 0 || this.incoming.copy_plain(buffer) {
                 return Poll::Ready(Ok(()));
             }
-            let State::Open { link, cipher } = &mut this.state else { return Poll::Ready(this.usable()) };
-            match this.incoming.open(cipher) {
+            let State::Open { link, cipher } = &mut this.state else {
+                return Poll::Ready(this.check_usable());
+            };
+            match this.incoming.decrypt_next(cipher) {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => return this.fail(error),
             }
             if ready!(this.incoming.poll_fill(link, context))? == 0 {
-                let whole = this.incoming.held.is_empty();
-                return Poll::Ready(if whole { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) });
+                let whole = this.incoming.encrypted.is_empty();
+                let end = if whole { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+                return Poll::Ready(end);
             }
         }
     }
 }
 
 impl Incoming {
-    /// Hands content over, if there is any.
-    fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
-        let rest = &self.plain[self.taken..];
+    /// Copies decrypted bytes to `buffer`. Returns whether there were any.
+    fn copy_plain(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        let rest = &self.plain[self.read..];
         let count = rest.len().min(buffer.remaining());
         buffer.put_slice(&rest[..count]);
-        self.taken += count;
+        self.read += count;
         count > 0
     }
 
-    /// Decrypts the next message if it has arrived completely.
-    fn open(&mut self, cipher: &mut TransportState) -> Result<bool, EncryptionError> {
-        let held = &self.ciphertext[self.held.clone()];
-        let Some((length, rest)) = held.split_first_chunk::<LENGTH>() else { return Ok(false) };
+    /// Decrypts the next message if it has arrived completely. Returns whether it has.
+    fn decrypt_next(&mut self, cipher: &mut TransportState) -> Result<bool, EncryptionError> {
+        let encrypted = &self.ciphertext[self.encrypted.clone()];
+        let Some((length, rest)) = encrypted.split_first_chunk::<LENGTH_BYTES>() else { return Ok(false) };
         let length = usize::from(u16::from_be_bytes(*length));
-        if length <= TAG {
+        if length <= TAG_BYTES {
             return Err(EncryptionError::Damaged);
         }
         let Some(ciphertext) = rest.get(..length) else { return Ok(false) };
         self.plain.resize(length, 0);
         let count = cipher.read_message(ciphertext, &mut self.plain).map_err(|_| EncryptionError::Damaged)?;
         self.plain.truncate(count);
-        self.taken = 0;
-        self.held.start += LENGTH + length;
+        self.read = 0;
+        self.encrypted.start += LENGTH_BYTES + length;
         Ok(true)
     }
 
-    /// Reads from the link into the room that is left; 0 bytes are its end.
+    /// Reads from the link into the free part of the buffer. Returns the number of bytes; 0 is the end of the stream.
     fn poll_fill(
         &mut self,
         link: &mut (impl AsyncRead + Unpin),
         context: &mut Context<'_>,
     ) -> Poll<io::Result<usize>> {
-        self.ciphertext.resize(LENGTH + MAX_CIPHERTEXT, 0);
-        if self.held.start > 0 {
-            self.ciphertext.copy_within(self.held.clone(), 0);
-            self.held = 0..self.held.len();
+        self.ciphertext.resize(LENGTH_BYTES + MAX_CIPHERTEXT_BYTES, 0);
+        if self.encrypted.start > 0 {
+            self.ciphertext.copy_within(self.encrypted.clone(), 0);
+            self.encrypted = 0..self.encrypted.len();
         }
-        // A whole message would have been opened: there is room.
-        let mut room = ReadBuf::new(&mut self.ciphertext[self.held.end..]);
-        ready!(Pin::new(link).poll_read(context, &mut room))?;
-        let count = room.filled().len();
-        self.held.end += count;
+        // The buffer has free space, because a complete message would have been decrypted.
+        let mut free = ReadBuf::new(&mut self.ciphertext[self.encrypted.end..]);
+        ready!(Pin::new(link).poll_read(context, &mut free))?;
+        let count = free.filled().len();
+        self.encrypted.end += count;
         Poll::Ready(Ok(count))
     }
 }
@@ -279,14 +283,14 @@ where
         ready!(this.poll_open(context, Half::Writing))?;
         let State::Open { link, cipher } = &mut this.state else { return Poll::Ready(Ok(0)) };
         ready!(this.outgoing.poll_drain(link, context))?;
-        let count = bytes.len().min(MAX_CIPHERTEXT - TAG);
+        let count = bytes.len().min(MAX_CIPHERTEXT_BYTES - TAG_BYTES);
         if count == 0 {
             return Poll::Ready(Ok(0));
         }
         if let Err(error) = this.outgoing.encrypt(cipher, &bytes[..count]) {
             return this.fail(error);
         }
-        // The bytes are taken; what the link does not take now goes with the next write or flush.
+        // The bytes are accepted. Those that the link does not accept now are sent with the next write or flush.
         match this.outgoing.poll_drain(link, context) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(count)),
@@ -295,8 +299,8 @@ where
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        // Nothing is taken before the handshake is done, so there is nothing to flush.
-        let State::Open { link, .. } = &mut this.state else { return Poll::Ready(this.usable()) };
+        // No bytes are accepted before the handshake is complete, so there is nothing to flush.
+        let State::Open { link, .. } = &mut this.state else { return Poll::Ready(this.check_usable()) };
         ready!(this.outgoing.poll_drain(link, context))?;
         Pin::new(link).poll_flush(context)
     }
@@ -309,8 +313,9 @@ where
                 Pin::new(link).poll_shutdown(context)
             }
             State::Handshaking(_) => {
-                // The handshake owns the link: both go.
-                this.state = State::Failed(EncryptionError::Key { seen: "this end hung up first" });
+                // The handshake owns the link: both are dropped.
+                let seen = "this end closed the connection first";
+                this.state = State::Failed(EncryptionError::Key { seen });
                 Poll::Ready(Ok(()))
             }
             State::Failed(_) => Poll::Ready(Ok(())),
@@ -319,17 +324,17 @@ where
 }
 
 impl Outgoing {
-    /// Encrypts one message. The previous one has been sent.
+    /// Encrypts one message. The previous one must have been written completely.
     fn encrypt(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), EncryptionError> {
-        let length = (bytes.len() + TAG) as u16;
+        let length = (bytes.len() + TAG_BYTES) as u16;
         self.written = 0;
-        self.ciphertext.resize(LENGTH + usize::from(length), 0);
-        self.ciphertext[..LENGTH].copy_from_slice(&length.to_be_bytes());
-        cipher.write_message(bytes, &mut self.ciphertext[LENGTH..])?;
+        self.ciphertext.resize(LENGTH_BYTES + usize::from(length), 0);
+        self.ciphertext[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
+        cipher.write_message(bytes, &mut self.ciphertext[LENGTH_BYTES..])?;
         Ok(())
     }
 
-    /// Writes to the link until nothing is left.
+    /// Writes all encrypted bytes to the link.
     fn poll_drain(
         &mut self,
         link: &mut (impl AsyncWrite + Unpin),

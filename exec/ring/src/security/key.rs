@@ -8,11 +8,11 @@
 //! (umask 077; head -c32 /dev/urandom | od -An -tx1 | tr -d ' \n' > ring.key)
 //! ```
 //!
-//! A passphrase can be guessed offline by anybody who recorded one connection, and one hash makes each guess cheap; use
-//! one only if it cannot be guessed. All devices are equal: a holder of the key can pretend to be any device, so a lost
-//! device means a new key.
+//! Anybody who has recorded a connection can guess a passphrase offline, and each guess costs only one hash. So use a
+//! passphrase only if it cannot be guessed. A device with the key can pretend to be any other device, so replace the
+//! key when a device is lost.
 //!
-//! Not here: what the key does to a connection ([`super::encrypted`]).
+//! Not here: the encryption of connections ([`super::encrypted`]).
 
 use std::fmt;
 use std::fs::File;
@@ -21,21 +21,21 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// The environment variable that holds the text of a key.
+/// The environment variable that contains the text of a key.
 pub const KEY_VARIABLE: &str = "HEARTH_KEY";
 
-/// The shortest passphrase, in bytes.
-const MIN_PASSPHRASE: usize = 16;
-/// The longest text of a key, in bytes.
-const MAX_TEXT: u64 = 4096;
-/// Precedes a passphrase in its hash.
+/// Minimum length of a passphrase, in bytes.
+const MIN_PASSPHRASE_LEN: usize = 16;
+/// Maximum length of the text of a key, in bytes.
+const MAX_TEXT_LEN: u64 = 4096;
+/// The prefix of a passphrase in its hash, which no other use of the passphrase has.
 const DOMAIN: &[u8] = b"hearth ring key, version 1\0";
 
 /// The secret that the devices of a ring share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; 32]);
 
-/// Why there is no key.
+/// An error of reading a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("cannot read the key file: {reason}")]
@@ -49,7 +49,7 @@ pub enum KeyError {
 }
 
 impl KeyError {
-    /// The file or the variable.
+    /// Returns the path of the file or the name of the environment variable.
     pub fn place(&self) -> String {
         match self {
             KeyError::Unreadable { path, .. } | KeyError::Exposed { path, .. } => path.display().to_string(),
@@ -57,20 +57,20 @@ impl KeyError {
         }
     }
 
-    /// How to fix it.
+    /// Returns a hint for a fix.
     pub fn hint(&self) -> String {
         match self {
             KeyError::Unreadable { .. } => "check the path and its permissions".into(),
             KeyError::Exposed { path, .. } => format!("run `chmod 600 {}`", path.display()),
             KeyError::Invalid { .. } => format!(
-                "give 64 hexadecimal digits, best random ones, or a passphrase of at least {MIN_PASSPHRASE} bytes"
+                "use 64 random hexadecimal digits, or a passphrase of at least {MIN_PASSPHRASE_LEN} bytes"
             ),
         }
     }
 }
 
 impl Key {
-    /// The key of a file if one is given, else of [`KEY_VARIABLE`] if that is set.
+    /// Reads the key from a file if one is given, otherwise from [`KEY_VARIABLE`] if that is set.
     pub fn from_file_or_env(file: Option<&Path>) -> Result<Option<Key>, KeyError> {
         if let Some(path) = file {
             return Key::read(path).map(Some);
@@ -83,56 +83,57 @@ impl Key {
         }
     }
 
-    /// Reads the key from a file, which only its owner may be able to read.
+    /// Reads the key from a file. Fails if other users have permission to read or change the file.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
         let unreadable =
             |error: std::io::Error| KeyError::Unreadable { path: path.into(), reason: error.to_string() };
         let file = File::open(path).map_err(unreadable)?;
         check_private(path, &file)?;
         let mut text = Vec::new();
-        file.take(MAX_TEXT + 1).read_to_end(&mut text).map_err(unreadable)?;
+        file.take(MAX_TEXT_LEN + 1).read_to_end(&mut text).map_err(unreadable)?;
         let invalid = |what: String| KeyError::Invalid { place: path.display().to_string(), what };
         let text = String::from_utf8(text).map_err(|_| invalid("is not UTF-8".into()))?;
         Key::parse(&text).map_err(invalid)
     }
 
-    /// The key that a text stands for, without the white space around it; or what is wrong with it.
+    /// Parses the text of a key, and ignores surrounding white space. The error is a predicate such as "is too long"
+    /// and does not contain the text.
     pub fn parse(text: &str) -> Result<Key, String> {
         let text = text.trim();
-        if text.len() as u64 > MAX_TEXT {
-            return Err(format!("is longer than {MAX_TEXT} bytes"));
+        if text.len() as u64 > MAX_TEXT_LEN {
+            return Err(format!("is longer than {MAX_TEXT_LEN} bytes"));
         }
-        if let Some(bytes) = hexadecimal(text) {
+        if let Some(bytes) = parse_hexadecimal(text) {
             return Ok(Key(bytes));
         }
-        if text.len() < MIN_PASSPHRASE {
+        if text.len() < MIN_PASSPHRASE_LEN {
             return Err(format!("is only {} bytes long", text.len()));
         }
         Ok(Key(Sha256::new().chain_update(DOMAIN).chain_update(text).finalize().into()))
     }
 
-    /// The secret itself.
+    /// Returns the secret bytes.
     pub(super) fn secret(&self) -> &[u8; 32] {
         &self.0
     }
 }
 
-/// Never prints the secret.
+/// Hides the secret.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(secret)")
     }
 }
 
-/// 32 bytes as 64 digits.
-fn hexadecimal(text: &str) -> Option<[u8; 32]> {
+/// Parses 64 hexadecimal digits.
+fn parse_hexadecimal(text: &str) -> Option<[u8; 32]> {
     let digits: Vec<u8> =
         text.chars().map(|digit| digit.to_digit(16).map(|value| value as u8)).collect::<Option<_>>()?;
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
     (digits.len() == 64).then(|| bytes.try_into().ok()).flatten()
 }
 
-/// Checks the opened file, so that it cannot be swapped between the check and the reading.
+/// Checks that only the owner has access. It checks the open file, which cannot be replaced before it is read.
 #[cfg(unix)]
 fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     use std::os::unix::fs::PermissionsExt;
@@ -143,7 +144,7 @@ fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     if of_others == 0 { Ok(()) } else { Err(KeyError::Exposed { path: path.into(), mode }) }
 }
 
-/// Elsewhere than on Unix a file's mode says nothing.
+/// Accepts every file: only Unix has file modes.
 #[cfg(not(unix))]
 fn check_private(_: &Path, _: &File) -> Result<(), KeyError> {
     Ok(())

@@ -1,16 +1,16 @@
 //! The handshake of an encrypted connection: both ends prove that they have the key.
 //!
-//! Noise `NNpsk0`: each end sends a fresh Curve25519 point, and every flight is authenticated under the key. Two
-//! flights of 56 bytes, nothing else, whatever a peer sends:
+//! The protocol is Noise `NNpsk0`: each end sends one message with an ephemeral Curve25519 public key, and the shared
+//! key authenticates both messages. Each message has 56 bytes:
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 8 | [`ENCRYPTED_PREFIX`], which no plain frame can begin with |
-//! | 32 | the point |
-//! | 16 | the tag |
+//! | 8 | [`ENCRYPTED_PREFIX`], which no unencrypted frame begins with |
+//! | 32 | the public key |
+//! | 16 | the authentication tag |
 //!
-//! A recorded first flight is answered when it is replayed, and that is all: the answer's point is new, so a replay
-//! does not give the session's keys.
+//! If an attacker replays a recorded first message, the accepting end replies to it. But the reply has a new public
+//! key, so the attacker cannot compute the keys of the session.
 
 use std::time::Duration;
 
@@ -22,14 +22,17 @@ use super::key::Key;
 use crate::error::EncryptionError;
 use crate::wire::ENCRYPTED_PREFIX;
 
-/// Pattern, curve, cipher and hash.
+/// The Noise pattern, curve, cipher and hash.
 const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// A point and a tag.
-const FLIGHT: usize = 32 + 16;
-/// The time limit of the whole handshake; shorter than a worker's wait for a hello, so that this error comes first.
+/// Length of a Noise message, in bytes: a public key and a tag.
+const NOISE_MESSAGE_LEN: usize = 32 + 16;
+/// Length of a handshake message, in bytes: the prefix and a Noise message.
+pub const HANDSHAKE_MESSAGE_LEN: usize = ENCRYPTED_PREFIX.len() + NOISE_MESSAGE_LEN;
+/// The time limit of the whole handshake. It is shorter than the time limit of a hello, so that this error is
+/// reported.
 const DEADLINE: Duration = Duration::from_secs(4);
-/// The time to wait for the first frame of a peer without encryption, so that closing does not cut off the error sent
-/// to it.
+/// The time to wait for the first frame of an unencrypted peer, because closing the connection earlier could discard
+/// the refusal that was sent to it.
 const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
 
 /// The role of an end in the handshake; the connecting end sends first.
@@ -41,7 +44,8 @@ pub enum Side {
     Accepting,
 }
 
-/// Performs the handshake, which only holders of the key can complete.
+/// Performs the handshake, which only devices with the key can complete. Returns the link and the state of its
+/// cipher.
 pub async fn handshake<S>(
     mut link: S,
     key: Key,
@@ -51,7 +55,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let cipher = timeout(DEADLINE, exchange(&mut link, &key, side)).await;
-    let cipher = cipher.map_err(|_| EncryptionError::Key { seen: "it says nothing" })??;
+    let cipher = cipher.map_err(|_| EncryptionError::Key { seen: "it does not respond" })??;
     Ok((link, Box::new(cipher)))
 }
 
@@ -77,42 +81,43 @@ where
     Ok(state.into_transport_mode()?)
 }
 
-/// A connection that ends here was most likely ended by a peer that cannot verify what it got.
-fn hung_up(_: std::io::Error) -> EncryptionError {
-    EncryptionError::Key { seen: "it hung up" }
+/// Creates the error for a connection that ends during the handshake: most likely, the peer could not authenticate
+/// the message that it received.
+fn closed(_: std::io::Error) -> EncryptionError {
+    EncryptionError::Key { seen: "it closed the connection" }
 }
 
 async fn send(
     link: &mut (impl AsyncWrite + Unpin),
     state: &mut HandshakeState,
 ) -> Result<(), EncryptionError> {
-    let mut flight = [0; ENCRYPTED_PREFIX.len() + FLIGHT];
-    flight[..ENCRYPTED_PREFIX.len()].copy_from_slice(&ENCRYPTED_PREFIX);
-    let written = state.write_message(&[], &mut flight[ENCRYPTED_PREFIX.len()..])?;
-    assert_eq!(written, FLIGHT, "the pattern has a point and a tag in each flight");
-    link.write_all(&flight).await.map_err(hung_up)?;
-    link.flush().await.map_err(hung_up)
+    let mut message = [0; HANDSHAKE_MESSAGE_LEN];
+    message[..ENCRYPTED_PREFIX.len()].copy_from_slice(&ENCRYPTED_PREFIX);
+    let written = state.write_message(&[], &mut message[ENCRYPTED_PREFIX.len()..])?;
+    assert_eq!(written, NOISE_MESSAGE_LEN, "a message of the pattern has a public key and a tag");
+    link.write_all(&message).await.map_err(closed)?;
+    link.flush().await.map_err(closed)
 }
 
 async fn receive<S>(link: &mut S, state: &mut HandshakeState) -> Result<(), EncryptionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut first = [0; ENCRYPTED_PREFIX.len()];
-    link.read_exact(&mut first).await.map_err(hung_up)?;
-    if first != ENCRYPTED_PREFIX {
+    let mut prefix = [0; ENCRYPTED_PREFIX.len()];
+    link.read_exact(&mut prefix).await.map_err(closed)?;
+    if prefix != ENCRYPTED_PREFIX {
         refuse_plain_peer(link).await;
         return Err(EncryptionError::Key { seen: "it does not encrypt" });
     }
-    let (mut flight, mut empty) = ([0; FLIGHT], [0; FLIGHT]);
-    link.read_exact(&mut flight).await.map_err(hung_up)?;
+    let (mut message, mut empty) = ([0; NOISE_MESSAGE_LEN], [0; NOISE_MESSAGE_LEN]);
+    link.read_exact(&mut message).await.map_err(closed)?;
     state
-        .read_message(&flight, &mut empty)
+        .read_message(&message, &mut empty)
         .map_err(|_| EncryptionError::Key { seen: "its handshake is encrypted with another key" })?;
     Ok(())
 }
 
-/// Lets a plain peer know why it is refused: it takes [`ENCRYPTED_PREFIX`] for the start of a frame.
+/// Tells an unencrypted peer why it is refused: the peer reads [`ENCRYPTED_PREFIX`] as the start of a frame.
 async fn refuse_plain_peer<S>(link: &mut S)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -120,7 +125,7 @@ where
     let refusal = async {
         link.write_all(&ENCRYPTED_PREFIX).await?;
         link.flush().await?;
-        // Closing over unread bytes resets the connection, and the peer might then see only that.
+        // Closing a connection with unread bytes resets it, and the peer might then not receive the prefix.
         link.read(&mut [0; 4096]).await
     };
     let _ = timeout(REFUSAL_DEADLINE, refusal).await;

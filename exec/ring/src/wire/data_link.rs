@@ -1,13 +1,13 @@
 //! Data links: connections that carry activations from one device to the next.
 //!
-//! The sender opens a connection for one epoch. The receiver accepts those that name its session and the epoch prepared
-//! last ([`OpenEpoch`]), so that nothing of an earlier ring can come in by a new connection; what an old connection
-//! still carries has its epoch in every frame.
+//! The sender opens a connection for one epoch. The receiver accepts only connections for its session and its latest
+//! prepared epoch ([`OpenEpoch`]), so that a new connection cannot deliver activations of an earlier ring. Every
+//! frame contains its epoch, so that late frames of an old connection are recognised.
 //!
-//! A connection that ends is reported at both ends, and from there to the head. It does not end a session: a broken
-//! connection does not tell which devices are still there.
+//! Both ends report the end of a connection to the head. The session continues, because a broken connection does not
+//! show which device is lost.
 //!
-//! Not here: what a device does with activations ([`crate::execution`]), and what the head makes of a broken link
+//! Not here: the computation with activations ([`crate::execution`]), and the head's reaction to a broken link
 //! ([`crate::coordinator`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,62 +27,62 @@ use hearth_runtime::clock::wall_nanos;
 
 /// The grace period before a neighbour's closed connection counts as broken: usually the epoch has ended, which the
 /// head is about to announce, or the device was lost, which the head detects itself. source: assumed
-const HANG_UP_GRACE: Duration = Duration::from_secs(1);
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// Activations that have arrived.
+/// Received activations of a pass.
 #[derive(Debug)]
 pub struct ReceivedActivations {
-    /// The sender's place in the ring, as it said when it connected.
+    /// The sender's place in the ring, from its hello.
     pub from: u16,
-    /// The epoch they were made in.
+    /// The epoch in which they were computed.
     pub epoch: u32,
-    /// Whose.
+    /// The pass that they belong to.
     pub pass: Pass,
     /// The round that the receiver computes next.
     pub round: u32,
-    /// `[tokens, embedding]`, little-endian.
+    /// Little-endian values, `[tokens, embedding]`.
     pub activations: Vec<u8>,
-    /// Whether they are f16 instead of f32.
-    pub in_half: bool,
-    /// The time at which the last byte was there, on this process's clock.
+    /// Whether the values are f16 instead of f32.
+    pub is_f16: bool,
+    /// The time at which the last byte arrived, in nanoseconds on this process's clock.
     pub at: u64,
 }
 
-/// Reports that the connection with another device is broken.
+/// The report of a broken connection to another device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenLink {
-    /// The epoch it was opened for.
+    /// The epoch for which the connection was opened.
     pub epoch: u32,
-    /// The other device's place.
+    /// The other device's place in the ring.
     pub peer: u16,
     pub reason: String,
 }
 
-/// What data connections bring.
+/// An event of a data connection.
 #[derive(Debug)]
 pub enum DataEvent {
     Activations(ReceivedActivations),
-    /// No more of them.
+    /// The connection has ended.
     LinkBroken(BrokenLink),
 }
 
-/// Receives what data connections bring. Returns false if its receiver is gone.
+/// Receives the events of data connections. Returns false if it accepts no more events.
 pub type DataSink = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
 
 /// The session and epoch whose activations a device accepts.
 #[derive(Clone)]
 pub struct OpenEpoch {
     pub session: u64,
-    /// The epoch that was prepared last.
+    /// The latest prepared epoch.
     pub epoch: u32,
-    /// The receiver of incoming messages.
+    /// Receives the events of accepted connections.
     pub sink: DataSink,
 }
 
-/// A device's open_epoch, closed while there is none.
+/// The open epoch of a device, shared between its tasks; `None` before an epoch is prepared.
 pub type SharedOpenEpoch = Arc<Mutex<Option<OpenEpoch>>>;
 
-/// Takes activations from a neighbour that has connected and said so, until the connection ends.
+/// Accepts a data connection if it is for the open epoch, and receives activations until the connection ends.
 pub async fn accept_activations<S>(
     mut stream: S,
     open_epoch: &SharedOpenEpoch,
@@ -115,18 +115,18 @@ pub async fn receive_activations<S>(
         match Frame::read(&mut stream, max_payload).await {
             Ok(Some(Frame { message, payload })) => {
                 let at = wall_nanos();
-                let Some((epoch, pass, round, in_half)) = message.pass() else {
-                    break "it sent something else than activations".into();
+                let Some((epoch, pass, round, is_f16)) = message.pass() else {
+                    break "it sent a message other than activations".into();
                 };
                 let arrival =
-                    ReceivedActivations { from, epoch, pass, round, activations: payload, in_half, at };
+                    ReceivedActivations { from, epoch, pass, round, activations: payload, is_f16, at };
                 if !sink(DataEvent::Activations(arrival)) {
                     return;
                 }
             }
             Ok(None) => {
-                tokio::time::sleep(HANG_UP_GRACE).await;
-                break "it hung up".into();
+                tokio::time::sleep(CLOSE_GRACE).await;
+                break "it closed the connection".into();
             }
             Err(error) => break error.to_string(),
         }
@@ -139,15 +139,15 @@ pub struct DataConnector<'a, T> {
     pub transport: &'a T,
     pub session: u64,
     pub epoch: u32,
-    /// This device's place.
+    /// This device's place in the ring.
     pub place: u16,
     /// Receives broken links.
     pub sink: &'a DataSink,
 }
 
 impl<T: Transport> DataConnector<'_, T> {
-    /// Connects to the device at a place of the ring. Data sent into the channel is written to the connection, which
-    /// closes with the channel.
+    /// Connects to the device at place `to` of the ring. Frames sent to the returned channel are written to the
+    /// connection, which is closed when the channel is closed.
     pub async fn connect(
         &self,
         to: u16,
@@ -163,7 +163,7 @@ impl<T: Transport> DataConnector<'_, T> {
                 let reason = match timeout(WRITE_DEADLINE, frame.write(&mut stream)).await {
                     Ok(Ok(())) => continue,
                     Ok(Err(error)) => error.to_string(),
-                    Err(_) => "it takes nothing any more".into(),
+                    Err(_) => "it does not read any more".into(),
                 };
                 sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: to, reason }));
                 return;

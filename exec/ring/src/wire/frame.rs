@@ -1,9 +1,9 @@
-//! Frames: how messages and their payloads are laid out on a connection with an untrusted peer.
+//! Frames: the binary format of messages and their payloads on a connection with an untrusted peer.
 //!
-//! A frame is two little-endian `u32` lengths, a bincode header of the first length and a raw payload of the second:
-//! tensors and documents travel beside the header, never inside. Both lengths are checked against limits before
-//! anything is allocated, the header is decoded with a byte limit (bincode without one allocates what a ten-byte
-//! message asks for), and every byte of it must be used.
+//! A frame consists of two little-endian `u32` lengths, a header of the first length (a [`Message`] in bincode) and a
+//! payload of the second length. Tensors and documents are sent as payload, never in the header. Both lengths are
+//! checked against limits before anything is allocated. The header is decoded with a byte limit, because bincode
+//! would otherwise allocate any length that a message announces. Every byte of the header must be used.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -13,25 +13,24 @@ use crate::error::WireError;
 #[cfg(target_endian = "big")]
 compile_error!("activations travel as little-endian numbers; a big-endian host needs a conversion here");
 
-/// The first bytes of an encrypted connection. As the length of a header it is far beyond the limit,
-/// so no plain frame begins like this.
+/// The first bytes of an encrypted connection. Read as the length of a header, they exceed the limit, so no
+/// unencrypted frame begins with them.
 pub const ENCRYPTED_PREFIX: [u8; 8] = *b"hearth\0\x01";
 
-/// The longest header, in bytes: names, addresses and digests.
+/// Maximum length of a header in bytes. It contains names, addresses and digests.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// The longest payload before a connection is known to carry activations: a plan or a trace chunk.
+/// Maximum length in bytes of a payload other than activations: a plan, or part of a trace.
 pub const MAX_DOCUMENT_PAYLOAD: usize = 4 << 20;
 
-/// Bytes of the two lengths.
+/// Size of the two lengths, in bytes.
 const PREFIX_BYTES: usize = 8;
 
-/// A header and its payload.
+/// A message and its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// Its kind.
     pub message: Message,
-    /// Raw bytes that follow the message.
+    /// The raw bytes that follow the message.
     pub payload: Vec<u8>,
 }
 
@@ -41,8 +40,8 @@ impl From<Message> for Frame {
     }
 }
 
-/// The two lengths of a frame, within their limits.
-fn lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
+/// Parses the lengths of the header and the payload, and checks them against their limits.
+fn parse_lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
     if prefix == ENCRYPTED_PREFIX {
         return Err(WireError::Encrypted);
     }
@@ -57,7 +56,7 @@ fn lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usi
     Ok((header, payload))
 }
 
-fn header(bytes: &[u8]) -> Result<Message, WireError> {
+fn decode_header(bytes: &[u8]) -> Result<Message, WireError> {
     let config = bincode::config::standard().with_limit::<MAX_HEADER_BYTES>();
     let (message, used) =
         bincode::decode_from_slice(bytes, config).map_err(|error| WireError::Header(error.to_string()))?;
@@ -69,7 +68,7 @@ fn header(bytes: &[u8]) -> Result<Message, WireError> {
 }
 
 impl Frame {
-    /// The frame's bytes.
+    /// Encodes the frame.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         let header = bincode::encode_to_vec(&self.message, bincode::config::standard())
             .map_err(|error| WireError::Header(error.to_string()))?;
@@ -87,19 +86,19 @@ impl Frame {
         Ok(bytes)
     }
 
-    /// A frame at the front of `bytes` and how many it takes; `None` if more are needed.
+    /// Decodes a frame at the start of `bytes`. Returns the frame and its length, or `None` if more bytes are needed.
     pub fn decode(bytes: &[u8], max_payload: usize) -> Result<Option<(Frame, usize)>, WireError> {
         let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
-        let (head, payload) = lengths(*prefix, max_payload)?;
+        let (head, payload) = parse_lengths(*prefix, max_payload)?;
         let end = PREFIX_BYTES + head + payload;
         if bytes.len() < end {
             return Ok(None);
         }
-        let message = header(&bytes[PREFIX_BYTES..PREFIX_BYTES + head])?;
+        let message = decode_header(&bytes[PREFIX_BYTES..PREFIX_BYTES + head])?;
         Ok(Some((Frame { message, payload: bytes[PREFIX_BYTES + head..end].to_vec() }, end)))
     }
 
-    /// Reads one frame; `None` if the stream ends before it begins.
+    /// Reads one frame. Returns `None` if the stream ends before the frame begins.
     pub async fn read(
         stream: &mut (impl AsyncRead + Unpin),
         max_payload: usize,
@@ -110,10 +109,10 @@ impl Frame {
             return Ok(None);
         }
         read_rest(stream, &mut prefix[first..]).await?;
-        let (head, payload) = lengths(prefix, max_payload)?;
+        let (head, payload) = parse_lengths(prefix, max_payload)?;
         let mut bytes = vec![0; head];
         read_rest(stream, &mut bytes).await?;
-        let message = header(&bytes)?;
+        let message = decode_header(&bytes)?;
         let mut bytes = vec![0; payload];
         read_rest(stream, &mut bytes).await?;
         Ok(Some(Frame { message, payload: bytes }))
@@ -129,7 +128,7 @@ impl Frame {
 async fn read_rest(stream: &mut (impl AsyncRead + Unpin), bytes: &mut [u8]) -> Result<(), WireError> {
     match stream.read_exact(bytes).await {
         Ok(_) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(WireError::Cut),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(WireError::Truncated),
         Err(error) => Err(error.into()),
     }
 }

@@ -1,7 +1,8 @@
 //! The start of a connection: hello and welcome, and the deadline of every wait for another device.
 //!
-//! The end that connects sends a hello with its purpose; the other end welcomes it, or refuses with a reason and hangs
-//! up. It is the same for control connections, activations, probes and layers.
+//! The connecting end sends a hello with its purpose. The other end replies with a welcome, or with a refusal that
+//! has a reason, and then closes the connection. All purposes (control, activations, probes, layers) have the same
+//! handshake.
 //!
 //! Not here: who may connect ([`crate::security`]), and what follows the welcome.
 
@@ -18,14 +19,14 @@ use crate::error::{RingError, protocol_error};
 
 /// The time limit for connecting to a device and receiving its welcome. source: assumed, three tries of TCP's first
 /// packet (1 s, 2 s and 4 s apart, RFC 6298)
-pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
+pub const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// The time limit between accepting a connection and its first frame. source: assumed
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The time limit for sending a frame.
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Waits with a deadline.
+/// Waits for `wait` with a deadline. `what` names the operation in the error.
 pub async fn with_deadline<T>(
     limit: Duration,
     what: &str,
@@ -34,7 +35,7 @@ pub async fn with_deadline<T>(
     timeout(limit, wait).await.map_err(|_| RingError::Deadline {
         what: what.into(),
         seconds: limit.as_secs_f64(),
-        hint: "see whether the other end still runs and the network is up",
+        hint: "check that the other device still runs and that the network is up",
     })
 }
 
@@ -46,7 +47,7 @@ pub async fn open_connection<T: Transport>(
     session: u64,
     purpose: Purpose,
 ) -> Result<(T::Stream, WorkerFacts), RingError> {
-    let calling = async {
+    let connecting = async {
         let mut stream = transport.connect(address).await.map_err(|error| RingError::Unreachable {
             name: name.into(),
             address: address.into(),
@@ -60,14 +61,18 @@ pub async fn open_connection<T: Transport>(
             Some(Frame { message: Message::Refuse { reason }, .. }) => {
                 Err(RingError::Refused { name: name.into(), reason })
             }
-            None => Err(RingError::Disconnected { name: name.into(), reason: "it hung up".into() }),
-            Some(_) => Err(protocol_error(name, "its first frame is no welcome")),
+            None => {
+                let reason = "it closed the connection".into();
+                Err(RingError::Disconnected { name: name.into(), reason })
+            }
+            Some(_) => Err(protocol_error(name, "its first frame is not a welcome")),
         }
     };
-    with_deadline(CALL_DEADLINE, &format!("reaching `{name}`"), calling).await?
+    with_deadline(CONNECT_DEADLINE, &format!("connecting to `{name}`"), connecting).await?
 }
 
-/// Reads the session and the purpose of a connection. A peer of another version is refused.
+/// Reads the hello of a connection. Returns the session and the purpose. Refuses a peer with another protocol
+/// version.
 pub async fn read_hello<S>(stream: &mut S) -> Result<(u64, Purpose), RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -75,16 +80,18 @@ where
     let hello = with_deadline(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
     let hello = hello.map_err(|error| RingError::handshake("a peer", &error))?;
     let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
-        return Err(protocol_error("a connection", "its first frame is no hello"));
+        return Err(protocol_error("a peer", "its first frame is not a hello"));
     };
     if magic == MAGIC && protocol == PROTOCOL {
         return Ok((session, purpose));
     }
-    let reason = format!("this end speaks protocol {PROTOCOL} of hearth, not {protocol}; use one version");
+    let reason = format!(
+        "this device has protocol version {PROTOCOL}, not {protocol}; use the same version of hearth everywhere"
+    );
     Err(refuse(stream, reason).await)
 }
 
-/// Accepts a connection.
+/// Accepts a connection by sending a welcome.
 pub async fn send_welcome<S: AsyncWrite + Unpin>(
     stream: &mut S,
     facts: WorkerFacts,
@@ -93,10 +100,10 @@ pub async fn send_welcome<S: AsyncWrite + Unpin>(
     Ok(with_deadline(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
 }
 
-/// Refuses a connection. Returns the error of this end.
+/// Refuses a connection by sending the reason. Returns the error for this end.
 pub async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, reason: String) -> RingError {
     let frame = Frame::from(Message::Refuse { reason: reason.clone() });
-    // Whoever has gone already does not need the reason.
+    // A peer that has disconnected does not need the reason.
     let _ = with_deadline(WRITE_DEADLINE, "refusing a connection", frame.write(stream)).await;
     RingError::Refused { name: "this device".into(), reason }
 }

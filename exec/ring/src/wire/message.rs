@@ -1,20 +1,20 @@
-//! The messages of the ring protocol: what a frame's header can say.
+//! The messages of the ring protocol, which are the headers of frames.
 //!
-//! Not here: what a device does with a message ([`crate::worker`], [`crate::coordinator`]).
+//! Not here: the handling of messages ([`crate::worker`], [`crate::coordinator`]).
 
 use bincode::{Decode, Encode};
 use hearth_schema::pass::Pass;
 
-/// First field of every handshake.
+/// The first field of every hello.
 pub const MAGIC: u32 = 0x4854_5248;
 
-/// Version of the protocol; both ends must have the same.
+/// The version of the protocol. Both ends must have the same version.
 pub const PROTOCOL: u16 = 5;
 
 /// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub enum Purpose {
-    /// The head's orders to a worker.
+    /// Commands of the head to a worker.
     Control,
     /// Activations from a neighbour in the ring.
     Data {
@@ -29,12 +29,12 @@ pub enum Purpose {
     Fetch,
 }
 
-/// A file of a model.
+/// The lengths of a model file and of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
-pub struct FileOutline {
-    /// Its bytes.
-    pub length: u64,
-    /// The bytes before the first tensor.
+pub struct FileLengths {
+    /// Bytes of the whole file.
+    pub file: u64,
+    /// Bytes before the first tensor.
     pub header: u64,
 }
 
@@ -43,160 +43,163 @@ pub struct FileOutline {
 pub struct WorkerFacts {
     /// Version of the program.
     pub version: String,
-    /// Digest of its model file.
+    /// Digest of the model file; empty without one.
     pub model_digest: String,
-    /// Digest of its model's shape and formats.
+    /// Digest of the model's shape and weight formats; empty without a model file.
     pub shape_digest: String,
-    /// Memory it has in total, in bytes.
+    /// Total memory of the device, in bytes.
     pub memory_total: u64,
-    /// System and kernel.
+    /// Operating system and release of its kernel.
     pub kernel: String,
 }
 
-/// Whose place is where.
+/// The address of a device in the ring.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct PeerAddress {
-    /// Place in the ring.
+    /// The device's place in the ring.
     pub place: u16,
-    /// The address at which it receives activations.
+    /// The address at which the device receives activations.
     pub address: String,
 }
 
-/// A header.
+/// A message, which is the header of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub enum Message {
-    /// First frame of the end that connects.
+    /// The first frame of the connecting end.
     Hello {
         magic: u32,
         protocol: u16,
-        /// Names the head's session; data connections must repeat it.
+        /// The number of the head's session. Data connections must have the same number.
         session: u64,
         purpose: Purpose,
     },
-    /// First frame of the end that accepts.
+    /// The first frame of the accepting end.
     Welcome(WorkerFacts),
-    /// Instead of [`Message::Welcome`], or of any answer: why not. The connection ends.
+    /// Sent instead of a [`Message::Welcome`] or of any other reply. The connection then ends.
     Refuse {
-        /// What, where and how to mend it.
+        /// What is wrong and how to fix it.
         reason: String,
     },
-    /// A new epoch: stop the current one, and accept activations of the new one.
+    /// Tells the worker to stop the current epoch, and to accept activations of the new one.
     Prepare {
-        /// Greater than every one before.
+        /// The new epoch; greater than all earlier ones.
         epoch: u32,
     },
-    /// The worker takes connections of that epoch, and of no other.
+    /// The worker accepts only connections of this epoch.
     Prepared { epoch: u32 },
-    /// The plan of the epoch that was prepared, as payload, and this worker's place in it.
+    /// Configures the prepared epoch. The payload is the plan.
     Configure {
         epoch: u32,
         /// The worker's place in the ring.
         place: u16,
-        /// Earlier passes were given up with an earlier plan.
+        /// Index of the first pass of this epoch; earlier passes belong to earlier plans.
         first_pass: u32,
-        /// Where workers without the model fetch layers.
+        /// The address at which the head accepts activations, and serves layers to workers without a model file.
         head: String,
-        /// Where it sends activations to.
+        /// The devices that the worker sends activations to.
         receivers: Vec<PeerAddress>,
     },
-    /// The worker holds its layers and its neighbours, and nothing of passes before the epoch.
+    /// The worker has loaded its layers, connected to its neighbours, and discarded all passes before the epoch.
     Ready { epoch: u32 },
     /// The worker is fetching layers before it can be ready.
     Fetching {
-        /// Bytes present so far.
+        /// Bytes fetched so far.
         done: u64,
         /// Bytes to fetch.
         total: u64,
     },
-    /// The worker is putting layers on its GPU before it can be ready.
+    /// The worker is uploading layers to its GPU before it can be ready.
     Uploading {
-        /// Bytes present so far.
+        /// Bytes uploaded so far.
         done: u64,
-        /// Bytes in total.
+        /// Bytes to upload.
         total: u64,
     },
-    /// A new request over the same ring: forget keys and values, start a new trace.
+    /// Begins a new request on the same ring: the worker clears its KV cache and starts a new trace.
     Reset {
-        /// The request's epoch.
+        /// The epoch of the request.
         epoch: u32,
     },
     /// The worker can no longer exchange activations with another device.
     LinkBroken {
-        /// Since which epoch.
+        /// The epoch for which the connection was opened.
         epoch: u32,
+        /// The other device's place in the ring.
         peer: u16,
         reason: String,
     },
-    /// Activations of a pass as payload, `[tokens, embedding]`.
+    /// Activations of a pass. The payload is `[tokens, embedding]`.
     Activations {
-        /// The epoch they were made in; late ones of an earlier one are dropped.
+        /// The epoch in which they were computed. Activations of an earlier epoch are dropped.
         epoch: u32,
-        /// Pass index.
+        /// Index of the pass.
         pass: u32,
-        /// Position of its first token.
+        /// Position of the first token of the pass.
         first_position: u32,
-        /// Tokens in the batch.
+        /// Number of tokens of the pass.
         tokens: u32,
         /// Whether a token will be sampled.
         output: bool,
-        /// Whose tokens, of the sequences under way.
+        /// The sequence that the tokens belong to.
         sequence: u32,
-        /// How many of the tokens, the last ones, are drafts.
+        /// Number of drafted tokens, which are the last ones of the pass.
         drafted: u32,
-        /// The round to take up.
+        /// The round that the receiver computes next.
         round: u32,
-        /// Whether they are f16 instead of f32.
-        in_half: bool,
+        /// Whether the values are f16 instead of f32.
+        is_f16: bool,
     },
-    /// Asks for the trace since the last reset.
+    /// Requests the trace since the last reset.
     Collect,
-    /// Trace lines as payload.
+    /// Trace lines, as payload.
     Report {
         /// The epoch in which the lines were written.
         epoch: u32,
-        /// Whether more follow.
+        /// Whether more reports follow.
         more: bool,
     },
-    /// Asks for an answer and the time.
+    /// Requests a pong with the time.
     Ping {
-        /// Repeated in the answer.
+        /// Repeated in the pong.
         nonce: u64,
     },
-    /// The answer to a ping.
+    /// The reply to a ping.
     Pong {
         /// The nonce of the ping.
         nonce: u64,
-        /// Nanoseconds on the clock of the side that answers.
+        /// Nanoseconds on the clock of the replying device.
         clock: u64,
     },
-    /// Asks for the files of the model.
-    Outline,
-    /// The files of the model.
+    /// Requests the lengths of the model files.
+    ListFiles,
+    /// The lengths of the model files.
     Files {
         /// The files, in the order of the parts.
-        files: Vec<FileOutline>,
+        files: Vec<FileLengths>,
     },
-    /// Asks for a chunk of a file.
-    Want {
+    /// Requests a chunk of a model file.
+    GetChunk {
+        /// Index of the file.
         file: u16,
-        /// Which chunk, from 0.
+        /// Index of the chunk in the file.
         chunk: u64,
     },
-    /// A chunk, as payload.
+    /// A chunk of a model file, as payload.
     Chunk {
+        /// Index of the file.
         file: u16,
-        /// Which chunk, from 0.
+        /// Index of the chunk in the file.
         chunk: u64,
-        /// Its SHA-256.
+        /// SHA-256 of the chunk.
         hash: [u8; 32],
     },
-    /// The sender ends the session in order.
+    /// The sender ends the session.
     Goodbye,
 }
 
 impl Message {
-    /// The header of a pass's activations, which are f16 if `in_half`.
-    pub fn activations(epoch: u32, pass: Pass, round: u32, in_half: bool) -> Message {
+    /// Creates the message for the activations of a pass, which are f16 if `is_f16`.
+    pub fn activations(epoch: u32, pass: Pass, round: u32, is_f16: bool) -> Message {
         let Pass { index, first_position, tokens, output, sequence, drafted } = pass;
         Message::Activations {
             epoch,
@@ -207,11 +210,11 @@ impl Message {
             sequence,
             drafted,
             round,
-            in_half,
+            is_f16,
         }
     }
 
-    /// Returns the epoch, the pass, the round and whether values are f16 if activations follow this message.
+    /// Returns the epoch, the pass, the round and whether values are f16, if this is a message with activations.
     pub fn pass(&self) -> Option<(u32, Pass, u32, bool)> {
         let Message::Activations {
             epoch,
@@ -222,11 +225,11 @@ impl Message {
             sequence,
             drafted,
             round,
-            in_half,
+            is_f16,
         } = *self
         else {
             return None;
         };
-        Some((epoch, Pass { index, first_position, tokens, output, sequence, drafted }, round, in_half))
+        Some((epoch, Pass { index, first_position, tokens, output, sequence, drafted }, round, is_f16))
     }
 }

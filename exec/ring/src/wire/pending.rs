@@ -1,11 +1,11 @@
 //! Pending connections: a bounded number of connections that have not sent their first frame.
 //!
-//! Anybody can connect to a port, and holds a connection and a task until the deadline of the first frame. When there
-//! are too many, the oldest is closed, so that an honest device, which sends its hello at once, gets through between
-//! those that only hold connections open.
+//! Anybody can connect to a port, and each connection occupies a task until the deadline of its first frame. When
+//! there are too many, the oldest one is closed. So an honest device, which sends its hello immediately, can still
+//! connect while other peers hold connections open.
 //!
-//! Not here: who has the key ([`crate::security`]). Peers that connect faster than an honest device can send its hello
-//! still keep it out.
+//! Not here: the check of the key ([`crate::security`]). Peers that connect faster than an honest device can send its
+//! hello can still block it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 
-/// Far fewer than a process may have open.
+/// Maximum number of pending connections, far below the limit of open files.
 /// source: assumed, more than a home has devices
 const MAX_PENDING: usize = 64;
 
@@ -21,18 +21,18 @@ const MAX_PENDING: usize = 64;
 #[derive(Default)]
 pub struct PendingConnections(VecDeque<(Arc<AtomicBool>, AbortHandle)>);
 
-/// The mark of one pending connection.
+/// The state of one pending connection.
 pub struct PendingConnection(Arc<AtomicBool>);
 
 impl PendingConnection {
-    /// Its first frame has come: it is not pending any more.
-    pub fn identified(&self) {
+    /// Records that the first frame has arrived, so that the connection is not pending any more.
+    pub fn mark_identified(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 impl PendingConnections {
-    /// Serves a connection in a task of its own, and closes the oldest pending one if there are too many.
+    /// Serves a connection in a new task, and closes the oldest pending connection if there are too many.
     pub fn spawn<F>(&mut self, serve: impl FnOnce(PendingConnection) -> F)
     where
         F: Future<Output = ()> + Send + 'static,

@@ -1,9 +1,9 @@
 //! Transports: TCP between processes, or pipes in memory between tasks of one process.
 //!
-//! The ring is generic over a [`Transport`]. All carry ordered bytes and deliver whole frames or an error, so that a
-//! test of the ring and a real ring run the same code.
+//! The ring is generic over a [`Transport`], so that tests and real rings run the same code. Every transport delivers
+//! bytes in order; a reader receives whole frames or an error.
 //!
-//! Not here: deadlines and messages ([`super::handshake`]); who may connect ([`crate::security`]).
+//! Not here: deadlines and messages ([`super::handshake`]), and access control ([`crate::security`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,40 +16,38 @@ use tokio::sync::mpsc;
 
 use crate::error::RingError;
 
-/// Something that connects and listens.
+/// A network on which a device connects to others and listens for connections.
 pub trait Transport: Clone + Send + Sync + 'static {
-    /// A connection: ordered bytes in both directions.
+    /// A connection, which delivers bytes in order in both directions.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    /// What accepts connections.
     type Listener: Listener<Stream = Self::Stream>;
 
     /// Connects to an address.
     fn connect(&self, address: &str) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-    /// Listens at an address; port 0 takes a free one.
+    /// Listens at an address. Port 0 selects a free port.
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
 
-    /// Whether only holders of a key can read and write on its connections.
+    /// Whether only devices with the key can read and write on the connections.
     fn is_encrypted(&self) -> bool {
         false
     }
 
-    /// This end's host of a connection, where connections have hosts.
+    /// Returns this device's own IP address on a connection, if the transport has IP addresses.
     fn local_ip(&self, _stream: &Self::Stream) -> Option<IpAddr> {
         None
     }
 }
 
-/// Something that accepts connections.
+/// Accepts connections at an address.
 pub trait Listener: Send + 'static {
-    /// A connection.
     type Stream;
-    /// The next connection.
+    /// Waits for the next connection.
     fn accept(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-    /// The address others reach it at.
+    /// Returns the address at which others can connect.
     fn address(&self) -> String;
 }
 
-/// TCP, without Nagle's delay: a token's activations are one small write.
+/// TCP with `TCP_NODELAY`, because the activations of a token are one small write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TcpTransport;
 
@@ -86,10 +84,10 @@ impl Listener for TcpListener {
     }
 }
 
-/// Bytes in flight in one direction of a pipe before the writer waits.
+/// Capacity of each direction of a pipe, in bytes.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Pipes between tasks of one process. Addresses are any names.
+/// Pipes between the tasks of one process. An address is any name.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryTransport {
     listeners: Arc<Mutex<BTreeMap<String, mpsc::UnboundedSender<DuplexStream>>>>,
@@ -138,7 +136,7 @@ impl Listener for MemoryListener {
     }
 }
 
-/// Binds an address. One that other machines can reach needs an encrypted transport.
+/// Listens at an address. Fails if other machines can reach the address and the transport is not encrypted.
 pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener, RingError> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());

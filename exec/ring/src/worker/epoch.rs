@@ -1,10 +1,10 @@
-//! A worker's part in one epoch of a session.
+//! The work of a worker in one epoch of a session.
 //!
-//! It lasts from the plan until the head has the worker prepare for another epoch: it waits for the runner of the
-//! previous epoch, connects to those it sends to, takes up its layers, reports that it is ready, and computes what
-//! arrives. When the next epoch is prepared it stops after the current step and hands its runner on.
+//! It begins when the plan arrives: the worker waits for the runner of the previous epoch, connects to the devices
+//! that it sends activations to, loads its layers, reports that it is ready, and computes the activations that
+//! arrive. When the head prepares the next epoch, the worker stops after the current step and passes the runner on.
 //!
-//! Not here: the head's orders ([`super::session`]).
+//! Not here: the head's commands ([`super::session`]).
 
 use std::sync::Arc;
 
@@ -31,32 +31,32 @@ pub enum RunnerEvent {
     Reset {
         epoch: u32,
     },
-    /// The trace is wanted.
+    /// The head requests the trace.
     CollectTrace,
 }
 
 /// A report of an epoch to the head.
 #[derive(Debug)]
 pub enum EpochReport {
-    /// Ready for the passes of this epoch.
+    /// The worker is ready for the passes of this epoch.
     Ready(u32),
-    /// The trace, epoch by epoch.
+    /// The trace lines of each epoch.
     Trace(Vec<(u32, TraceLines)>),
-    /// A connection broke.
+    /// A data connection broke.
     LinkBroken(BrokenLink),
-    /// Bytes fetched, and bytes to fetch.
+    /// The progress of fetching layers: bytes fetched so far, and bytes to fetch.
     Fetched(u64, u64),
-    /// Bytes on the GPU, and bytes in total.
+    /// The progress of the upload to the GPU: bytes uploaded so far, and bytes to upload.
     Uploaded(u64, u64),
     /// The worker cannot continue.
     Failed(RingError),
 }
 
-/// A worker's part in one ring.
+/// The state of a worker in one epoch.
 pub struct WorkerEpoch<T> {
     pub(super) transport: T,
     pub(super) source: ModelSource,
-    /// Where the head gives layers.
+    /// The address at which the head serves layers.
     pub(super) head: String,
     pub(super) threads: usize,
     pub(super) accelerator: Option<Accelerator>,
@@ -68,7 +68,7 @@ pub struct WorkerEpoch<T> {
     pub(super) receivers: Vec<PeerAddress>,
     pub(super) events: mpsc::UnboundedReceiver<RunnerEvent>,
     pub(super) sink: DataSink,
-    /// The epoch that was prepared last.
+    /// The latest prepared epoch.
     pub(super) prepared: watch::Receiver<u32>,
     pub(super) reports: mpsc::UnboundedSender<EpochReport>,
 }
@@ -82,14 +82,14 @@ pub enum PreviousRunner {
 }
 
 impl<T: Transport> WorkerEpoch<T> {
-    /// Serves until another epoch is prepared or the session ends. Returns its runner.
+    /// Computes until another epoch is prepared or the session ends. Returns the runner, for the next epoch.
     pub async fn serve(mut self, previous: PreviousRunner) -> Option<StageRunner> {
         let previous = match previous {
             PreviousRunner::None => None,
             PreviousRunner::Idle(runner) => Some(*runner),
             PreviousRunner::Running(serving) => serving.await.ok().flatten(),
         };
-        let Some(model) = self.model().await else { return previous };
+        let Some(model) = self.load_model().await else { return previous };
         let model = match model {
             Ok(model) => model,
             Err(error) => {
@@ -119,20 +119,21 @@ impl<T: Transport> WorkerEpoch<T> {
                 event = self.events.recv() => event,
             };
             let Some(event) = event else { return Some(runner) };
-            if let Err(error) = self.take(&mut runner, event) {
+            if let Err(error) = self.handle(&mut runner, event) {
                 let _ = self.reports.send(EpochReport::Failed(error));
                 return None;
             }
         }
     }
 
-    /// The model, or of it what this place needs. None if another epoch is prepared meanwhile.
-    async fn model(&mut self) -> Option<Result<Arc<LocalModel>, RingError>> {
+    /// Returns the model; a worker without a model file fetches its layers. Returns `None` if another epoch is
+    /// prepared meanwhile.
+    async fn load_model(&mut self) -> Option<Result<Arc<LocalModel>, RingError>> {
         let folder = match &self.source {
             ModelSource::File(model) => return Some(Ok(model.clone())),
             ModelSource::Fetch(folder) => folder,
         };
-        let fetch = LayerFetcher {
+        let fetcher = LayerFetcher {
             transport: &self.transport,
             head: &self.head,
             session: self.session,
@@ -146,11 +147,11 @@ impl<T: Transport> WorkerEpoch<T> {
         tokio::select! {
             biased;
             () = superseded(&mut self.prepared, self.epoch) => None,
-            fetched = fetch.model(progress) => Some(fetched.map(Arc::new)),
+            fetched = fetcher.fetch(progress) => Some(fetched.map(Arc::new)),
         }
     }
 
-    /// Tells the head how far the GPU's layers have come.
+    /// Returns the callback that reports the progress of the GPU upload to the head.
     fn progress(&self) -> Progress {
         let reports = self.reports.clone();
         Progress::new(move |done, total| drop(reports.send(EpochReport::Uploaded(done, total))))
@@ -164,7 +165,7 @@ impl<T: Transport> WorkerEpoch<T> {
         Ok(runner)
     }
 
-    fn take(&self, runner: &mut StageRunner, event: RunnerEvent) -> Result<(), RingError> {
+    fn handle(&self, runner: &mut StageRunner, event: RunnerEvent) -> Result<(), RingError> {
         match event {
             RunnerEvent::Activations(arrival) => {
                 runner.receive(&arrival)?;
@@ -180,18 +181,18 @@ impl<T: Transport> WorkerEpoch<T> {
         Ok(())
     }
 
-    /// Connects to those it sends to. None if another epoch is prepared meanwhile, or one cannot be reached, which
-    /// the head is told.
+    /// Connects to the devices that this worker sends activations to. Returns `None` if another epoch is prepared
+    /// meanwhile, or after a failure, which is reported to the head.
     async fn connect_neighbours(&mut self) -> Option<Outbox> {
         let mut outbox = Outbox::new();
         for to in Schedule::new(self.plan.clone(), usize::from(self.place)).receivers() {
             let address = self.receivers.iter().find(|peer| usize::from(peer.place) == to);
             let Some(address) = address else {
-                let what = "its plan needs a neighbour that it gives no address of";
+                let what = "it did not send the address of a neighbour in its plan";
                 let _ = self.reports.send(EpochReport::Failed(protocol_error("the head", what)));
                 return None;
             };
-            let sending = DataConnector {
+            let connector = DataConnector {
                 transport: &self.transport,
                 session: self.session,
                 epoch: self.epoch,
@@ -201,13 +202,13 @@ impl<T: Transport> WorkerEpoch<T> {
             let connected = tokio::select! {
                 biased;
                 () = superseded(&mut self.prepared, self.epoch) => return None,
-                connected = sending.connect(to as u16, &self.plan.devices[to].name, &address.address) => connected,
+                connected = connector.connect(to as u16, &self.plan.devices[to].name, &address.address) => connected,
             };
             match connected {
                 Ok(link) => drop(outbox.insert(to, link)),
                 Err(error) => {
-                    let cut = BrokenLink { epoch: self.epoch, peer: to as u16, reason: error.to_string() };
-                    let _ = self.reports.send(EpochReport::LinkBroken(cut));
+                    let broken = BrokenLink { epoch: self.epoch, peer: to as u16, reason: error.to_string() };
+                    let _ = self.reports.send(EpochReport::LinkBroken(broken));
                     return None;
                 }
             }
@@ -216,8 +217,8 @@ impl<T: Transport> WorkerEpoch<T> {
     }
 }
 
-/// Waits until another epoch than this is prepared, or the session has ended.
+/// Waits until another epoch is prepared or the session has ended.
 async fn superseded(prepared: &mut watch::Receiver<u32>, epoch: u32) {
-    // An error says that nobody can prepare anything any more.
+    // An error means that the session has ended.
     let _ = prepared.wait_for(|&newest| newest != epoch).await;
 }

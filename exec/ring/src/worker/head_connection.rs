@@ -1,6 +1,6 @@
 //! The worker's end of the head's control connection.
 //!
-//! A task reads its frames, so that no frame is lost when a wait is given up for another event. Every wait and every
+//! A separate task reads the frames, so that no frame is lost when another event cancels a wait. Every wait and every
 //! write has a deadline.
 
 use std::time::Duration;
@@ -14,15 +14,15 @@ use crate::error::RingError;
 use crate::wire::WRITE_DEADLINE;
 use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, WireError};
 
-/// The time without a message of the head, which sends a ping every half second, after which it counts as lost.
+/// The head counts as lost if no message arrives for this time. It sends a ping every half second.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The worker's end of its head's control connection.
+/// The worker's end of the head's control connection.
 pub struct HeadConnection<S> {
     frames: mpsc::Receiver<Result<Frame, WireError>>,
     writer: WriteHalf<S>,
     reader: JoinHandle<()>,
-    report_rx: Instant,
+    last_frame: Instant,
 }
 
 impl<S> HeadConnection<S>
@@ -46,26 +46,27 @@ where
                 }
             }
         });
-        Self { frames, writer, reader, report_rx: Instant::now() }
+        Self { frames, writer, reader, last_frame: Instant::now() }
     }
 
-    /// The next frame. May be given up at any moment.
+    /// Returns the next frame. Cancel safe.
     pub async fn next(&mut self) -> Result<Frame, RingError> {
-        let gone = |reason: &str| RingError::Disconnected { name: "the head".into(), reason: reason.into() };
-        let frame = timeout_at(self.report_rx + SILENCE_DEADLINE, self.frames.recv()).await;
-        let frame = frame.map_err(|_| gone("it fell silent"))?.ok_or_else(|| gone("it hung up"))??;
-        self.report_rx = Instant::now();
+        let lost = |reason: &str| RingError::Disconnected { name: "the head".into(), reason: reason.into() };
+        let frame = timeout_at(self.last_frame + SILENCE_DEADLINE, self.frames.recv()).await;
+        let frame = frame.map_err(|_| lost("it does not respond"))?;
+        let frame = frame.ok_or_else(|| lost("it closed the connection"))??;
+        self.last_frame = Instant::now();
         Ok(frame)
     }
 
-    /// Sends a frame. Given up half way it would leave half a frame behind.
+    /// Sends a frame. Not cancel safe: a cancelled call may leave an incomplete frame.
     pub async fn send(&mut self, frame: impl Into<Frame>) -> Result<(), RingError> {
         let frame = frame.into();
         match timeout(WRITE_DEADLINE, frame.write(&mut self.writer)).await {
             Ok(written) => Ok(written?),
             Err(_) => Err(RingError::Disconnected {
                 name: "the head".into(),
-                reason: "it takes nothing any more".into(),
+                reason: "it does not read any more".into(),
             }),
         }
     }

@@ -1,13 +1,14 @@
-//! The worker: serves one head after another with its layers.
+//! The worker: computes layers for one head at a time.
 //!
-//! It listens, and each connection first states its purpose. A head's control connection opens a session: the worker
-//! tells what model it has and follows the head's orders ([`session`]). It prepares for an epoch, from which it accepts
-//! activations of that epoch only; it takes the plan and its place in it, and from then on computes ([`epoch`]). The
-//! ring may be reconfigured in mid-session. The session ends when the head says goodbye, falls silent or disappears;
-//! the worker then waits for the next.
+//! The first frame of each connection states its purpose. The control connection of a head opens a session: the
+//! worker describes its model and executes the head's commands ([`session`]). When it has prepared an epoch, it
+//! accepts only activations of that epoch. When it has received the plan and its place in the ring, it computes
+//! ([`epoch`]). The ring may be reconfigured during a session. The session ends when the head says goodbye, does not
+//! respond or disconnects; the worker then waits for the next head.
 //!
-//! One session at a time: two heads would share its memory without knowing. Every wait has a deadline, and connections
-//! that have not stated their purpose are bounded ([`crate::wire::PendingConnections`]).
+//! A worker has one session at a time, because two heads would both use its memory without knowing it. Every wait has
+//! a deadline, and the number of connections that have not stated their purpose is bounded
+//! ([`crate::wire::PendingConnections`]).
 
 mod epoch;
 mod head_connection;

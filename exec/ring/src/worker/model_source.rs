@@ -1,13 +1,13 @@
 //! The source of a worker's layers: a model file, or the head.
 //!
-//! A worker without a file fetches over a connection of its own: first the lengths of the model's files and of their
-//! headers, then the chunks of the headers, and when these have given the place of each tensor, the chunks of its
-//! layers and of the small tensors that belong to none. Each chunk comes with its hash. A few are requested ahead, so
-//! that the link does not idle. What was fetched stays in a folder that the user names and is not fetched again, by a
-//! later session or after a broken connection.
+//! A worker without a model file fetches its layers over a separate connection to the head. It requests the lengths
+//! of the model's files and of their headers, then the chunks of the headers, which have the offset of each tensor,
+//! and then the chunks of its layers and of the small tensors outside the layers. Each chunk is sent with its hash.
+//! Some chunks are requested ahead, so that the link is never idle. Fetched chunks are stored in a folder that the
+//! user chooses, and are not fetched again in a later session or after a broken connection.
 //!
-//! The head is trusted as the model is: a holder of the key could send other weights. The hash finds damage, on the way
-//! where there is no key, and on the disk afterwards.
+//! The head is trusted: a device with the key could send wrong weights. The hash detects damage during transmission
+//! without a key, and on the disk.
 //!
 //! Not here: the folder's files ([`hearth_runtime::fetched`]).
 
@@ -26,7 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::error::{RingError, protocol_error};
 use crate::execution::{LocalModel, check_executable, facts};
 use crate::wire::{
-    FileOutline, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts, open_connection,
+    FileLengths, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts, open_connection,
     with_deadline,
 };
 use hearth_runtime::accelerator::Accelerator;
@@ -37,25 +37,25 @@ use hearth_runtime::weights::Weights;
 /// The time limit for one chunk to arrive over a slow link from a slow disk. source: assumed, 1 MiB at half a megabit
 /// per second
 const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
-/// Chunks requested ahead.
+/// Number of chunks that are requested ahead.
 /// source: assumed, 4 MiB fill a gigabit link of 30 ms
-const AHEAD: usize = 4;
-/// More files than a model is split into.
+const CHUNKS_AHEAD: usize = 4;
+/// Maximum number of files of a model.
 const MAX_FILES: usize = 1024;
-/// A header is a table and a vocabulary.
+/// Maximum size of a header, which contains the tensor table and the vocabulary.
 const MAX_HEADER_BYTES: u64 = 1 << 30;
-/// Keeps sums of lengths far from overflow.
+/// Maximum size of a file, so that sums of sizes cannot overflow.
 const MAX_FILE_BYTES: u64 = 1 << 50;
 
-/// The largest activations taken before the model is known: a batch of the widest model, twice over.
+/// Maximum size in bytes of the activations of a pass, before the model is known: twice a batch of the widest model.
 const MAX_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * size_of::<f32>();
 
-/// Where a worker's layers come from.
+/// The source of a worker's layers.
 #[derive(Debug, Clone)]
 pub enum ModelSource {
-    /// A file that is here.
+    /// A local model file.
     File(Arc<LocalModel>),
-    /// The head; what has come is kept in this folder.
+    /// The head. Fetched layers are stored in this folder.
     Fetch(PathBuf),
 }
 
@@ -67,7 +67,7 @@ impl ModelSource {
         }
     }
 
-    /// The largest activations a pass can have, in bytes.
+    /// Returns the maximum size of the activations of a pass, in bytes.
     pub(super) fn max_activation_bytes(&self) -> usize {
         match self {
             ModelSource::File(model) => model.max_activation_bytes(),
@@ -83,58 +83,59 @@ impl ModelSource {
     }
 }
 
-/// Fetches the layers of one place.
+/// Fetches the layers of one worker from the head.
 pub struct LayerFetcher<'a, T> {
     pub transport: &'a T,
     /// The head's address.
     pub head: &'a str,
     pub session: u64,
     pub plan: &'a Plan,
-    /// The worker's place in it.
+    /// The worker's place in the ring.
     pub place: usize,
-    /// Where fetched files are kept, one folder a model.
+    /// The folder for fetched files, with a subfolder for each model.
     pub folder: &'a Path,
-    /// What computes layers on a GPU.
+    /// Creates the GPU backend, on a worker with a GPU.
     pub accelerator: Option<&'a Accelerator>,
 }
 
 impl<T: Transport> LayerFetcher<'_, T> {
-    /// Fetches what is missing. `progress` receives the bytes that are there, and the bytes to fetch.
-    pub async fn model(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
+    /// Fetches the missing chunks and opens the model. `progress` receives the bytes fetched so far, and the bytes to
+    /// fetch.
+    pub async fn fetch(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
         let (mut stream, _) =
             open_connection(self.transport, "the head", self.head, self.session, Purpose::Fetch).await?;
-        let outlines = outline(&mut stream).await?;
-        let paths = self.paths(outlines.len())?;
+        let lengths = list_files(&mut stream).await?;
+        let paths = self.file_paths(lengths.len())?;
         let cannot = |path: &Path| {
             let path = path.display().to_string();
             move |error: std::io::Error| RingError::FetchFolder { path, reason: error.to_string() }
         };
         let mut files = Vec::new();
-        for (outline, path) in outlines.iter().zip(&paths) {
-            files.push(FetchedFile::open(path, outline.length).map_err(cannot(path))?);
+        for (lengths, path) in lengths.iter().zip(&paths) {
+            files.push(FetchedFile::open(path, lengths.file).map_err(cannot(path))?);
         }
-        let header = |outline: &FileOutline| std::iter::once(0..outline.header).collect();
-        let headers: Vec<Vec<Range<u64>>> = outlines.iter().map(header).collect();
-        let missing = missing(&mut files, &headers).map_err(cannot(self.folder))?;
-        self.chunks(&mut stream, &mut files, missing, &progress).await?;
+        let header = |lengths: &FileLengths| std::iter::once(0..lengths.header).collect();
+        let headers: Vec<Vec<Range<u64>>> = lengths.iter().map(header).collect();
+        let missing = missing_chunks(&mut files, &headers).map_err(cannot(self.folder))?;
+        self.fetch_chunks(&mut stream, &mut files, missing, &progress).await?;
         let model = GgufModel::open(&paths[0]).map_err(ExecError::from)?;
         let profile = ModelProfile::from_gguf(&model).map_err(ExecError::from)?;
         if profile.shape_digest() != self.plan.model.shape_digest {
-            return Err(protocol_error("the head", "it gives another model than its plan is for"));
+            return Err(protocol_error("the head", "it serves another model than that of its plan"));
         }
         let missing =
-            missing_of_layers(&mut files, &model, self.plan, self.place).map_err(cannot(self.folder))?;
-        self.chunks(&mut stream, &mut files, missing, &progress).await?;
+            missing_layer_chunks(&mut files, &model, self.plan, self.place).map_err(cannot(self.folder))?;
+        self.fetch_chunks(&mut stream, &mut files, missing, &progress).await?;
         let own = self.plan.windows(self.place).into_iter().flatten().collect();
         let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
         Ok(LocalModel { weights, profile, accelerator: self.accelerator.cloned() })
     }
 
-    /// The files of the plan's model, in a folder named by its digest.
-    fn paths(&self, count: usize) -> Result<Vec<PathBuf>, RingError> {
+    /// Returns the paths of the model's files. Creates their folder, which is named after the digest of the model.
+    fn file_paths(&self, count: usize) -> Result<Vec<PathBuf>, RingError> {
         let model = &self.plan.model;
         let digest = model.digest.as_ref().unwrap_or(&model.shape_digest);
-        // It comes from another device: nothing but letters and digits may become a path.
+        // The digest comes from another device, so only letters and digits may become part of a path.
         let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
         let folder = self.folder.join(if name.is_empty() { "model" } else { &name });
         std::fs::create_dir_all(&folder).map_err(|error| RingError::FetchFolder {
@@ -147,8 +148,8 @@ impl<T: Transport> LayerFetcher<'_, T> {
         })
     }
 
-    /// Fetches chunks, with a few requested ahead.
-    async fn chunks<S>(
+    /// Fetches the missing chunks, each with the index of its file. Some chunks are requested ahead.
+    async fn fetch_chunks<S>(
         &self,
         stream: &mut S,
         files: &mut [FetchedFile],
@@ -159,25 +160,25 @@ impl<T: Transport> LayerFetcher<'_, T> {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let total = missing.len() as u64;
-        let (mut wanted, mut asked, mut done) = (missing.into_iter(), VecDeque::new(), 0);
+        let (mut missing, mut requested, mut done) = (missing.into_iter(), VecDeque::new(), 0);
         loop {
-            while asked.len() < AHEAD
-                && let Some((file, chunk)) = wanted.next()
+            while requested.len() < CHUNKS_AHEAD
+                && let Some((file, chunk)) = missing.next()
             {
-                let want = Frame::from(Message::Want { file, chunk });
-                with_deadline(WRITE_DEADLINE, "asking for layers", want.write(stream)).await??;
-                asked.push_back((file, chunk));
+                let request = Frame::from(Message::GetChunk { file, chunk });
+                with_deadline(WRITE_DEADLINE, "requesting layers", request.write(stream)).await??;
+                requested.push_back((file, chunk));
             }
-            let Some(expected) = asked.pop_front() else { return Ok(()) };
+            let Some(expected) = requested.pop_front() else { return Ok(()) };
             let frame =
                 with_deadline(CHUNK_DEADLINE, "a chunk of the model", Frame::read(stream, CHUNK as usize))
                     .await??;
             let Some(Frame { message: Message::Chunk { file, chunk, hash }, payload }) = frame else {
-                return Err(protocol_error("the head", "it does not give the layers that were asked for"));
+                return Err(protocol_error("the head", "it does not send the requested layers"));
             };
             let target = files.get_mut(usize::from(file)).filter(|_| (file, chunk) == expected);
             let Some(target) = target else {
-                return Err(protocol_error("the head", "it gives layers that were not asked for"));
+                return Err(protocol_error("the head", "it sends layers that were not requested"));
             };
             let written = target.write(chunk, &payload, hash).map_err(|error| RingError::FetchFolder {
                 path: self.folder.display().to_string(),
@@ -186,7 +187,7 @@ impl<T: Transport> LayerFetcher<'_, T> {
             if !written {
                 return Err(protocol_error(
                     "the head",
-                    &format!("chunk {chunk} of file {file} is not what its hash says"),
+                    &format!("chunk {chunk} of file {file} does not match its hash"),
                 ));
             }
             done += 1;
@@ -195,26 +196,28 @@ impl<T: Transport> LayerFetcher<'_, T> {
     }
 }
 
-async fn outline<S>(stream: &mut S) -> Result<Vec<FileOutline>, RingError>
+/// Requests the lengths of the model's files, and checks them against limits.
+async fn list_files<S>(stream: &mut S) -> Result<Vec<FileLengths>, RingError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let asked = Frame::from(Message::Outline);
-    with_deadline(WRITE_DEADLINE, "asking for the model's outline", asked.write(stream)).await??;
-    let frame = with_deadline(CHUNK_DEADLINE, "the model's outline", Frame::read(stream, 0)).await??;
+    let request = Frame::from(Message::ListFiles);
+    with_deadline(WRITE_DEADLINE, "requesting the list of model files", request.write(stream)).await??;
+    let frame = with_deadline(CHUNK_DEADLINE, "the list of model files", Frame::read(stream, 0)).await??;
     let Some(Frame { message: Message::Files { files }, .. }) = frame else {
-        return Err(protocol_error("the head", "it does not give its model's outline"));
+        return Err(protocol_error("the head", "it does not send the list of its model files"));
     };
-    let is_sound = |file: &FileOutline| {
-        file.header <= file.length.min(MAX_HEADER_BYTES) && (1..=MAX_FILE_BYTES).contains(&file.length)
+    let is_valid = |lengths: &FileLengths| {
+        lengths.header <= lengths.file.min(MAX_HEADER_BYTES) && (1..=MAX_FILE_BYTES).contains(&lengths.file)
     };
-    if files.is_empty() || files.len() > MAX_FILES || !files.iter().all(is_sound) {
-        return Err(protocol_error("the head", "its model's outline is that of no model"));
+    if files.is_empty() || files.len() > MAX_FILES || !files.iter().all(is_valid) {
+        return Err(protocol_error("the head", "the list of its model files is invalid"));
     }
     Ok(files)
 }
 
-fn missing(files: &mut [FetchedFile], ranges: &[Vec<Range<u64>>]) -> std::io::Result<Vec<(u16, u64)>> {
+/// Returns the missing chunks of byte ranges of each file, each with the index of its file.
+fn missing_chunks(files: &mut [FetchedFile], ranges: &[Vec<Range<u64>>]) -> std::io::Result<Vec<(u16, u64)>> {
     let mut missing = Vec::new();
     for (index, (file, ranges)) in files.iter_mut().zip(ranges).enumerate() {
         missing.extend(file.missing(ranges)?.into_iter().map(|chunk| (index as u16, chunk)));
@@ -222,8 +225,9 @@ fn missing(files: &mut [FetchedFile], ranges: &[Vec<Range<u64>>]) -> std::io::Re
     Ok(missing)
 }
 
-/// What a place needs: its layers, and what belongs to no layer but the ends of the model.
-fn missing_of_layers(
+/// Returns the missing chunks of a worker's tensors: its layers, and the tensors outside the layers except the
+/// embedding and the output matrix.
+fn missing_layer_chunks(
     files: &mut [FetchedFile],
     model: &GgufModel,
     plan: &Plan,
@@ -243,5 +247,5 @@ fn missing_of_layers(
             ranges.push(tensor.offset..tensor.offset.saturating_add(tensor.bytes.0));
         }
     }
-    missing(files, &ranges)
+    missing_chunks(files, &ranges)
 }

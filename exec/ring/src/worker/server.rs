@@ -1,4 +1,4 @@
-//! The worker's listener: dispatches connections, and lets one session at a time have the worker.
+//! The worker's listener: dispatches connections by their purpose, and allows one session at a time.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,13 +18,14 @@ use crate::wire::{
 
 /// The time limit for the previous session to end: its threads stop and its memory is freed.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
-/// The interval at which this is checked.
+/// The interval at which the end of the previous session is checked.
 const ACQUIRE_RETRY: Duration = Duration::from_millis(5);
-/// The pause after a connection that could not be accepted.
+/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The number of consecutive failures after which the listener counts as broken: half a minute.
 const MAX_ACCEPT_FAILURES: u32 = 300;
-/// A worker: a model, and at most one session.
+
+/// A worker, which computes layers in at most one session at a time.
 #[derive(Clone)]
 pub struct Worker<T: Transport> {
     transport: T,
@@ -41,12 +42,12 @@ impl<T: Transport> Worker<T> {
         Self::with(transport, ModelSource::File(model), WorkerOptions { threads, ..WorkerOptions::default() })
     }
 
-    /// A worker with a model, or one that fetches its layers.
+    /// Creates a worker whose layers come from `source`.
     pub fn with(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
         Self { transport, source, options, busy: Arc::default(), open_epoch: Arc::default() }
     }
 
-    /// Serves connections until the listener fails. `report` gets a line for each session's end.
+    /// Serves connections until the listener fails. `report` receives the result of each connection.
     pub async fn serve(
         &self,
         mut listener: T::Listener,
@@ -58,7 +59,7 @@ impl<T: Transport> Worker<T> {
             let stream = match listener.accept().await {
                 Ok(stream) => stream,
                 Err(error) if failures < MAX_ACCEPT_FAILURES => {
-                    // A peer that gave up, or too many open files for a moment.
+                    // The peer gave up, or too many files were open for a moment.
                     failures += 1;
                     report(Err(RingError::CannotListen {
                         address: listener.address(),
@@ -74,36 +75,44 @@ impl<T: Transport> Worker<T> {
             };
             failures = 0;
             let (worker, report) = (self.clone(), report.clone());
-            pending.spawn(move |mark| async move { report(worker.connection(stream, mark).await) });
+            let serve =
+                move |connection| async move { report(worker.serve_connection(stream, connection).await) };
+            pending.spawn(serve);
         }
     }
 
-    async fn connection(&self, mut stream: T::Stream, mark: PendingConnection) -> Result<(), RingError> {
+    async fn serve_connection(
+        &self,
+        mut stream: T::Stream,
+        connection: PendingConnection,
+    ) -> Result<(), RingError> {
         let (session, purpose) = read_hello(&mut stream).await?;
-        mark.identified();
+        connection.mark_identified();
         match purpose {
-            Purpose::Control => self.control(stream, session).await,
+            Purpose::Control => self.serve_session(stream, session).await,
             Purpose::Data { from, epoch } => {
                 let limit = self.source.max_activation_bytes();
                 accept_activations(stream, &self.open_epoch, session, (from, epoch), limit).await
             }
             Purpose::Probe => answer_probes(stream).await,
-            Purpose::Fetch => Err(refuse(&mut stream, "only a head gives layers".into()).await),
+            Purpose::Fetch => {
+                Err(refuse(&mut stream, "this is a worker, and only a head serves layers".into()).await)
+            }
         }
     }
 
-    async fn control(&self, mut stream: T::Stream, id: u64) -> Result<(), RingError> {
-        // A head that has just said goodbye may be followed at once by the next.
+    async fn serve_session(&self, mut stream: T::Stream, id: u64) -> Result<(), RingError> {
+        // The next head may connect before the previous session has ended.
         let acquiring = async {
             while !self.try_acquire() {
                 tokio::time::sleep(ACQUIRE_RETRY).await;
             }
         };
         if timeout(ACQUIRE_DEADLINE, acquiring).await.is_err() {
-            let reason = "this worker is in another head's session; wait or stop that one".into();
+            let reason = "another head uses this worker; wait until it is done, or stop it".into();
             return Err(refuse(&mut stream, reason).await);
         }
-        // However the session ends, a panic included, the worker is free again.
+        // Frees the worker however the session ends, even by a panic.
         let _guard = SessionGuard { busy: self.busy.clone(), open_epoch: self.open_epoch.clone() };
         let (transport, source, options) =
             (self.transport.clone(), self.source.clone(), self.options.clone());
@@ -112,14 +121,14 @@ impl<T: Transport> Worker<T> {
             .await
     }
 
-    /// Takes the one session, if it is free.
+    /// Marks the worker as busy. Returns false if it already is.
     fn try_acquire(&self) -> bool {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         !std::mem::replace(&mut *busy, true)
     }
 }
 
-/// A worker's one session; free again when this is dropped.
+/// Marks the worker as free when dropped.
 struct SessionGuard {
     busy: Arc<Mutex<bool>>,
     open_epoch: SharedOpenEpoch,

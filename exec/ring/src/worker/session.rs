@@ -1,4 +1,4 @@
-//! A head's session with a worker: follows the head's orders until it says goodbye.
+//! A head's session with a worker: executes the head's commands until it says goodbye.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -15,21 +15,22 @@ use super::head_connection::HeadConnection;
 use super::model_source::ModelSource;
 use crate::error::{RingError, protocol_error};
 use crate::execution::{ComputeMode, StageRunner, TraceLines};
-use crate::wire::{DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, SharedOpenEpoch, Transport};
+use crate::wire::{
+    BrokenLink, DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, SharedOpenEpoch, Transport,
+};
 use hearth_runtime::accelerator::Accelerator;
 use hearth_runtime::clock::wall_nanos;
 
-/// The time limit for the runner to finish its step when a session ends: a layer's worth of disk reads.
+/// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 
 /// Options of a worker.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerOptions {
-    /// Threads it computes with; 0 for all cores.
+    /// Number of compute threads; 0 uses all cores.
     pub threads: usize,
-    /// The thread that it computes on.
     pub compute_mode: ComputeMode,
-    /// Creates the GPU backend for a fetched model; a model file has its own.
+    /// Creates the GPU backend for fetched layers; a local model file has its own accelerator.
     pub accelerator: Option<Accelerator>,
 }
 
@@ -41,11 +42,11 @@ pub(super) struct Session<T: Transport> {
     open_epoch: SharedOpenEpoch,
     id: u64,
     head: HeadConnection<T::Stream>,
-    /// The epoch that was prepared last.
+    /// The latest prepared epoch.
     prepared: watch::Sender<u32>,
     /// Sends events to the runner of that epoch.
     inbox: mpsc::UnboundedSender<RunnerEvent>,
-    /// Its other end, until the plan is there.
+    /// The receiver of `inbox`, until the plan arrives.
     events: Option<mpsc::UnboundedReceiver<RunnerEvent>>,
     previous: PreviousRunner,
     reports: mpsc::UnboundedSender<EpochReport>,
@@ -53,7 +54,7 @@ pub(super) struct Session<T: Transport> {
 }
 
 impl<T: Transport> Session<T> {
-    /// A session whose hello has been read; no epoch is prepared.
+    /// Creates a session after its hello has been read. No epoch is prepared.
     pub(super) fn new(
         id: u64,
         head: HeadConnection<T::Stream>,
@@ -83,7 +84,7 @@ impl<T: Transport> Session<T> {
     pub(super) async fn serve(mut self) -> Result<(), RingError> {
         let ended = self.run().await;
         if let Err(error) = &ended {
-            // The head may be the reason why the session ends; then nobody reads this.
+            // If the session ends because the head is lost, nobody reads this.
             let _ = self.head.send(Message::Refuse { reason: error.to_string() }).await;
         }
         let Session { previous, prepared, inbox, .. } = self;
@@ -94,7 +95,7 @@ impl<T: Transport> Session<T> {
         ended
     }
 
-    /// Follows the head's orders until it says goodbye.
+    /// Executes the head's commands until it says goodbye.
     async fn run(&mut self) -> Result<(), RingError> {
         self.head.send(Message::Welcome(self.source.facts())).await?;
         loop {
@@ -105,7 +106,7 @@ impl<T: Transport> Session<T> {
                         self.forward(report).await?;
                     }
                 }
-                ended = ended(&mut self.previous) => {
+                ended = runner_ended(&mut self.previous) => {
                     // A runner that stopped with an error has reported it; one that panicked has not.
                     let runner = ended.map_err(|_| {
                         protocol_error("this worker's stage", "it stopped; see the worker's output")
@@ -113,7 +114,7 @@ impl<T: Transport> Session<T> {
                     self.previous = runner.map_or(PreviousRunner::None, |runner| PreviousRunner::Idle(Box::new(runner)));
                 }
                 frame = self.head.next() => {
-                    if !self.follow(frame?).await? {
+                    if !self.execute(frame?).await? {
                         return Ok(());
                     }
                 }
@@ -121,19 +122,19 @@ impl<T: Transport> Session<T> {
         }
     }
 
-    /// Carries an order out. False if it was the last.
-    async fn follow(&mut self, frame: Frame) -> Result<bool, RingError> {
+    /// Executes a command of the head. Returns false if it was the last one.
+    async fn execute(&mut self, frame: Frame) -> Result<bool, RingError> {
         match frame.message {
             Message::Goodbye => return Ok(false),
             Message::Ping { nonce } => self.head.send(Message::Pong { nonce, clock: wall_nanos() }).await?,
             Message::Prepare { epoch } => self.prepare(epoch).await?,
             Message::Configure { epoch, place, first_pass, head, receivers } => {
-                let plan = self.plan(&frame.payload, place)?;
+                let plan = self.parse_plan(&frame.payload, place)?;
                 self.configure(epoch, plan, (place, first_pass), head, receivers)?;
             }
             Message::Reset { epoch } => drop(self.inbox.send(RunnerEvent::Reset { epoch })),
             Message::Collect => drop(self.inbox.send(RunnerEvent::CollectTrace)),
-            other => return Err(protocol_error("the head", &format!("{other:?} is no order"))),
+            other => return Err(protocol_error("the head", &format!("unexpected message {other:?}"))),
         }
         Ok(true)
     }
@@ -142,12 +143,10 @@ impl<T: Transport> Session<T> {
     async fn forward(&mut self, report: EpochReport) -> Result<(), RingError> {
         match report {
             EpochReport::Ready(epoch) => self.head.send(Message::Ready { epoch }).await,
-            EpochReport::Trace(all) => self.report(all).await,
-            EpochReport::LinkBroken(cut) if cut.epoch != *self.prepared.borrow() => Ok(()),
-            EpochReport::LinkBroken(cut) => {
-                self.head
-                    .send(Message::LinkBroken { epoch: cut.epoch, peer: cut.peer, reason: cut.reason })
-                    .await
+            EpochReport::Trace(all) => self.send_trace(all).await,
+            EpochReport::LinkBroken(broken) if broken.epoch != *self.prepared.borrow() => Ok(()),
+            EpochReport::LinkBroken(BrokenLink { epoch, peer, reason }) => {
+                self.head.send(Message::LinkBroken { epoch, peer, reason }).await
             }
             EpochReport::Fetched(done, total) => self.head.send(Message::Fetching { done, total }).await,
             EpochReport::Uploaded(done, total) => self.head.send(Message::Uploading { done, total }).await,
@@ -158,7 +157,8 @@ impl<T: Transport> Session<T> {
     /// Stops the current epoch and accepts connections for the next one.
     async fn prepare(&mut self, epoch: u32) -> Result<(), RingError> {
         if epoch <= *self.prepared.borrow() {
-            return Err(protocol_error("the head", &format!("it prepares for epoch {epoch} again")));
+            let what = format!("epoch {epoch} is not greater than the prepared epoch");
+            return Err(protocol_error("the head", &what));
         }
         let (inbox, events) = mpsc::unbounded_channel();
         let sink = sink(inbox.clone(), self.reports.clone());
@@ -169,7 +169,7 @@ impl<T: Transport> Session<T> {
         self.head.send(Message::Prepared { epoch }).await
     }
 
-    /// Takes up a plan. Later errors are reported by the epoch.
+    /// Starts the prepared epoch with its plan. The epoch reports later errors.
     fn configure(
         &mut self,
         epoch: u32,
@@ -179,7 +179,7 @@ impl<T: Transport> Session<T> {
         receivers: Vec<PeerAddress>,
     ) -> Result<(), RingError> {
         if epoch != *self.prepared.borrow() {
-            return Err(protocol_error("the head", "it configures another epoch than it prepared"));
+            return Err(protocol_error("the head", "it configures an epoch that it did not prepare"));
         }
         let Some(events) = self.events.take() else {
             return Err(protocol_error("the head", "it configures an epoch twice"));
@@ -207,19 +207,19 @@ impl<T: Transport> Session<T> {
         Ok(())
     }
 
-    fn plan(&self, payload: &[u8], place: u16) -> Result<Arc<Plan>, RingError> {
+    fn parse_plan(&self, payload: &[u8], place: u16) -> Result<Arc<Plan>, RingError> {
         let text =
             std::str::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
         let plan =
             Plan::from_yaml(text).map_err(|error| RingError::plan(format!("the head's plan: {error}")))?;
         if place == 0 || usize::from(place) >= plan.devices.len() {
-            return Err(protocol_error("the head", "it names a place that its plan does not have"));
+            return Err(protocol_error("the head", "this worker's place is not in its plan"));
         }
         self.source.check(&plan)?;
         Ok(Arc::new(plan))
     }
 
-    async fn report(&mut self, all: Vec<(u32, TraceLines)>) -> Result<(), RingError> {
+    async fn send_trace(&mut self, all: Vec<(u32, TraceLines)>) -> Result<(), RingError> {
         let last = all.len().saturating_sub(1);
         for (index, (epoch, lines)) in all.iter().enumerate() {
             write_report(&mut self.head, *epoch, lines, index < last).await?;
@@ -228,24 +228,24 @@ impl<T: Transport> Session<T> {
     }
 }
 
-/// A sink that gives activations to the runner, and broken links to the session.
+/// Creates a sink that forwards activations to the runner, and broken links to the session.
 fn sink(inbox: mpsc::UnboundedSender<RunnerEvent>, reports: mpsc::UnboundedSender<EpochReport>) -> DataSink {
     Arc::new(move |event| match event {
         DataEvent::Activations(arrival) => inbox.send(RunnerEvent::Activations(arrival)).is_ok(),
-        DataEvent::LinkBroken(cut) => reports.send(EpochReport::LinkBroken(cut)).is_ok(),
+        DataEvent::LinkBroken(broken) => reports.send(EpochReport::LinkBroken(broken)).is_ok(),
     })
 }
 
 /// Waits for the runner of the current epoch to stop.
-async fn ended(previous: &mut PreviousRunner) -> Result<Option<StageRunner>, JoinError> {
+async fn runner_ended(previous: &mut PreviousRunner) -> Result<Option<StageRunner>, JoinError> {
     match previous {
         PreviousRunner::Running(serving) => serving.await,
         PreviousRunner::None | PreviousRunner::Idle(_) => std::future::pending().await,
     }
 }
 
-/// Records of a report frame; a record takes about 200 bytes.
-const REPORT_LINES: usize = 10_000;
+/// Maximum number of records, and of readings, in a report frame. A record takes about 200 bytes.
+const MAX_REPORT_LINES: usize = 10_000;
 
 async fn write_report<S>(
     head: &mut HeadConnection<S>,
@@ -256,8 +256,8 @@ async fn write_report<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let mut records = lines.records.chunks(REPORT_LINES);
-    let mut readings = lines.readings.chunks(REPORT_LINES);
+    let mut records = lines.records.chunks(MAX_REPORT_LINES);
+    let mut readings = lines.readings.chunks(MAX_REPORT_LINES);
     let mut next = || {
         let chunk = (records.next().unwrap_or_default(), readings.next().unwrap_or_default());
         (!chunk.0.is_empty() || !chunk.1.is_empty()).then_some(chunk)

@@ -1,6 +1,6 @@
-//! What the tests of a ring share: the trained models, plans by hand, workers, and requests.
+//! Fixtures of the ring's tests: the trained models, plans, workers and token listeners.
 //!
-//! Devices are tasks of this process, joined by pipes; they run the code that processes run.
+//! Devices are tasks of this process, connected by pipes. They run the same code as separate processes.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
 pub const Q4: &str = "psalm-7m-q4_k.gguf";
 pub const F16: &str = "psalm-7m-f16.gguf";
-/// Of the trained model.
+/// Number of layers of the trained model.
 pub const LAYERS: u32 = 8;
 
 pub fn data(name: &str) -> PathBuf {
@@ -26,7 +26,7 @@ pub fn open(name: &str) -> Arc<LocalModel> {
     Arc::new(LocalModel::open(&data(name)).expect("the trained models are part of the repository"))
 }
 
-/// The prompts of the golden texts, of different lengths, and all of them together.
+/// Returns the prompts of the golden texts, which have different lengths, and their concatenation.
 pub fn prompts() -> Vec<Vec<u32>> {
     let golden = std::fs::read(data("golden.json")).expect("part of the repository");
     let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
@@ -43,17 +43,17 @@ pub fn key() -> Key {
     Key::parse("a phrase for a test").expect("long enough")
 }
 
-/// The address of the worker at a place of a ring.
+/// Returns the address of the worker at a place in the ring.
 pub fn address(place: usize) -> String {
     format!("localhost:{}", 9000 + place)
 }
 
-/// Populates the next window ahead of its turn.
+/// Reads the weights of the next window ahead.
 pub const AHEAD: ResidencyOptions = ResidencyOptions::of(Residency::Windowed);
-/// Faults in what it touches.
+/// Reads weights by page faults only.
 pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
 
-/// A plan of these windows, with the workers at [`address`].
+/// Creates a plan with these windows, whose workers have the addresses of [`address`].
 pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     let Layers(layers) = model.profile.shape.layers;
     let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
@@ -85,13 +85,13 @@ pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     }
 }
 
-/// The same plan with one residency for all devices.
+/// Sets the residency of all devices of a plan.
 pub fn with_residency(mut plan: Plan, residency: ResidencyOptions) -> Plan {
     plan.devices.iter_mut().for_each(|device| device.residency = residency);
     plan
 }
 
-/// Starts workers for the places from 1 on.
+/// Starts `count` workers, at the places from 1 on.
 pub async fn start_workers(transport: &impl Transport, model: &Arc<LocalModel>, count: usize) {
     for place in 1..=count {
         let listener = bind(transport, &address(place)).await.expect("a free name");
@@ -100,7 +100,7 @@ pub async fn start_workers(transport: &impl Transport, model: &Arc<LocalModel>, 
     }
 }
 
-/// A transport within this process, with workers of a model.
+/// Creates a transport within this process, and starts workers with a model on it.
 pub async fn workers(model: &Arc<LocalModel>, count: usize) -> MemoryTransport {
     let transport = MemoryTransport::default();
     start_workers(&transport, model, count).await;
@@ -111,16 +111,16 @@ pub fn one_thread() -> RingOptions {
     RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), ..RingOptions::default() }
 }
 
-/// A ring whose head computes on one thread.
+/// Connects a ring whose head computes on one thread.
 pub async fn connect<T: Transport>(transport: &T, plan: Plan, model: &Arc<LocalModel>) -> Ring<T> {
     Ring::connect(transport, plan, model.clone(), one_thread()).await.expect("a ring")
 }
 
-/// Tokens by sequence, as a listener sees them.
-pub type SeenTokens = Arc<Mutex<Vec<Vec<u32>>>>;
+/// The tokens that a listener has received, by sequence.
+pub type ReceivedTokens = Arc<Mutex<Vec<Vec<u32>>>>;
 
-/// The tokens that a listener sees, and the listener.
-pub fn listener(sequences: usize) -> (SeenTokens, impl FnMut(u32, u32) + Send + 'static) {
+/// Creates a listener for tokens. Returns the tokens that it receives, and the listener.
+pub fn listener(sequences: usize) -> (ReceivedTokens, impl FnMut(u32, u32) + Send + 'static) {
     let seen = Arc::new(Mutex::new(vec![Vec::new(); sequences]));
     let own = seen.clone();
     (seen, move |sequence, token| own.lock().expect("no panic")[sequence as usize].push(token))

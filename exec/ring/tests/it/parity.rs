@@ -1,7 +1,7 @@
-//! Parity: a ring gives the tokens and the logits of one process, bit for bit.
+//! Parity: a ring gives the same tokens and logits as one process, bit for bit.
 //!
-//! Every feasible ring of 2, 3 and 4 devices over the trained 8-layer model: all windows that fit into the
-//! layers, so every number of rounds, windows that differ and partial last rounds among them.
+//! Every feasible ring of 2, 3 and 4 devices is tested with the trained 8-layer model: all windows whose sum is at
+//! most the number of layers. This includes all numbers of rounds, unequal windows and partial last rounds.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use hearth_ring::{
     EncryptedTransport, FailedRequest, Generated, GenerationRequest, Key, LocalModel, MemoryTransport,
     ModelSource, OnFetch, Ring, RingError, RingOptions, Transport, Worker, WorkerOptions, bind,
 };
-use hearth_runtime::{AcceleratedPlace, Accelerator, CpuLayers};
+use hearth_runtime::{Accelerator, AcceleratorOptions, CpuLayers};
 use hearth_schema::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::ActivationFormat;
@@ -25,7 +25,7 @@ use crate::fixture::{
     start_workers, with_residency, workers,
 };
 
-/// Enough to show that caches are right; all 64 golden tokens with `HEARTH_RING_TOKENS=64`.
+/// Number of generated tokens, enough to test the caches. `HEARTH_RING_TOKENS=64` generates all 64 golden tokens.
 const GENERATE: u32 = 12;
 
 fn generated() -> u32 {
@@ -36,14 +36,14 @@ fn prompt() -> Vec<u32> {
     prompts().swap_remove(0)
 }
 
-/// Keeps so many bytes and streams the others through the smallest buffer.
+/// Keeps `kept` bytes in memory and streams the other weights through the smallest buffer.
 fn managed(kept: u64) -> ResidencyOptions {
     let (kept, stream_buffer) = (Some(Bytes(kept)), Some(Bytes(512 << 10)));
     ResidencyOptions { kept, stream_buffer, ..ResidencyOptions::of(Residency::Managed) }
 }
 
-/// Populates, and gives up behind the computation.
-fn given_up() -> ResidencyOptions {
+/// Reads the next window ahead, and releases weights after their use.
+fn released() -> ResidencyOptions {
     ResidencyOptions { release: true, ..AHEAD }
 }
 
@@ -52,24 +52,24 @@ fn largest(logits: &[f32]) -> u32 {
     best.expect("a vocabulary") as u32
 }
 
-/// Greedy tokens, the bits of every step's logits, and the trace.
+/// Generates greedy tokens. Returns the result, and the bits of the logits of each token.
 async fn generate<T: Transport>(
     ring: &mut Ring<T>,
     prompt: &[u32],
 ) -> Result<(Generated, Vec<Vec<u32>>), FailedRequest> {
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let logits = seen.clone();
+    let recorded = Arc::new(Mutex::new(Vec::new()));
+    let logits = recorded.clone();
     let sample = move |row: &[f32]| {
         logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
         largest(row)
     };
     let request = GenerationRequest::single(prompt.to_vec(), generated(), Box::new(sample));
     let generated = ring.generate(request, |_, _| {}).await?;
-    let bits = std::mem::take(&mut *seen.lock().unwrap());
+    let bits = std::mem::take(&mut *recorded.lock().unwrap());
     Ok((generated, bits))
 }
 
-/// What a ring of this plan gives for the prompt, which is then closed.
+/// Connects a ring, generates tokens for a prompt, and closes the ring. Returns the result of [`generate`].
 async fn tokens_of<T: Transport>(
     transport: &T,
     plan: Plan,
@@ -82,14 +82,14 @@ async fn tokens_of<T: Transport>(
     result
 }
 
-/// What one process gives.
+/// Returns the tokens of one process, and the bits of their logits.
 async fn alone(model: &Arc<LocalModel>, activations: ActivationFormat) -> (Vec<u32>, Vec<Vec<u32>>) {
     let plan = Plan { activations, ..plan(model, &[LAYERS]) };
     let (generated, bits) = tokens_of(&MemoryTransport::default(), plan, model, &prompt()).await;
     (generated.tokens().to_vec(), bits)
 }
 
-/// All windows of `devices` devices that each get a layer in the first round.
+/// Returns all possible windows of `devices` devices, each with at least one layer in the first round.
 fn feasible(devices: usize) -> Vec<Vec<u32>> {
     let mut all: Vec<Vec<u32>> = vec![vec![]];
     for _ in 0..devices {
@@ -114,7 +114,7 @@ async fn every_feasible_ring_gives_the_logits_of_one_process_with_f16_activation
     every_ring_is_one_process(Q4, ActivationFormat::F16).await;
 }
 
-/// Bytes that all devices sent.
+/// Returns the bytes that all devices sent.
 fn sent(generated: &Generated) -> u64 {
     let sends = generated.trace.records.iter().filter(|record| record.kind == Kind::Send);
     sends.map(|record| record.bytes).sum()
@@ -122,7 +122,8 @@ fn sent(generated: &Generated) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f16_activations_take_half_the_bytes() {
-    // Weights in f16: quantised ones round activations to eight bits besides, which hides what f16 costs.
+    // Weights in f16: with quantised weights, activations are also rounded to eight bits, which hides the effect of
+    // f16.
     let model = open(F16);
     let transport = workers(&model, 2).await;
     let mut results = Vec::new();
@@ -136,7 +137,7 @@ async fn f16_activations_take_half_the_bytes() {
     };
     assert_eq!(*wide, 2 * half);
     assert!(wide_bits != half_bits, "rounding changes logits");
-    // The trained model is sure of what it says: none of its choices is a near tie.
+    // The trained model has no near ties between tokens, so rounding does not change them.
     assert_eq!(wide_tokens, half_tokens);
     let close = |(one, other): (&u32, &u32)| {
         let (one, other) = (f32::from_bits(*one), f32::from_bits(*other));
@@ -155,10 +156,10 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
     let (single, bits) = alone(&model, activations).await;
     let (mut rings, mut partial, mut unequal) = (0usize, 0, 0);
     for windows in (2..=4).flat_map(feasible) {
-        // No policy may change a bit. Those that give up weights read them again from disk, which takes time.
+        // No policy may change a bit. Policies that release weights are slow, so they are tested less often.
         let residency = match rings % 8 {
             2 => managed(1 << 20),
-            6 => given_up(),
+            6 => released(),
             even if even % 2 == 0 => AHEAD,
             _ => FAULTS,
         };
@@ -179,26 +180,26 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_of_a_long_prompt_stream_past_each_other() {
-    // Two batches are in the ring at once, so windows are needed in another order than they were announced in.
+    // Two batches are in flight, so windows are used in another order than they were announced.
     let (model, prompt) = (open(Q4), prompt().into_iter().cycle().take(700).collect::<Vec<_>>());
     let transport = workers(&model, 1).await;
-    let mut seen = Vec::new();
+    let mut logits = Vec::new();
     for residency in [FAULTS, managed(1 << 20)] {
         let long = Plan { context: 1024, ..with_residency(plan(&model, &[2, 2]), residency) };
-        seen.push(tokens_of(&transport, long, &model, &prompt).await.1);
+        logits.push(tokens_of(&transport, long, &model, &prompt).await.1);
     }
-    assert!(seen[0] == seen[1], "logits differ");
+    assert!(logits[0] == logits[1], "logits differ");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weights_that_are_not_kept_are_read_again_for_every_token() {
-    // A copy of its own: what other tests read of the file would be in memory.
+    // A separate copy of the file, because other tests read the original into memory.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let copy = folder.path().join("model.gguf");
     std::fs::copy(data(F16), &copy).expect("a copy");
     std::fs::File::open(&copy).and_then(|file| file.sync_all()).expect("written");
     let (model, prompt) = (Arc::new(LocalModel::open(&copy).expect("a model")), prompt());
-    // Writing leaves folios of many pages in memory, which can only be given up as a whole.
+    // Writing leaves folios of many pages in memory, which can only be evicted as a whole.
     let (mapping, file) = (model.weights.mappings().next().expect("a file"), &model.weights.files()[0]);
     hearth_runtime::pages::evict(mapping, file, 0);
     let whole: u64 = model.weights.part_bytes(&ModelPart::Layers(0..LAYERS))
@@ -219,7 +220,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
             );
             return;
         }
-        // The first pass finds all of it in memory or nothing, and pages that two matrices share stay.
+        // The first pass may find all weights in memory or none, and pages that two matrices share stay in memory.
         let (least, most) = ((passes - 1) * expected * 9 / 10, passes * expected * 21 / 20 + whole);
         assert!(
             (least..=most).contains(&read),
@@ -228,7 +229,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     }
 }
 
-/// Whether pages that are given up are really gone.
+/// Whether evicted pages leave memory, which they do not in a memory file system.
 fn is_on_disk(model: &LocalModel) -> bool {
     let Some(extent) = model.weights.layer_extents(0).into_iter().next() else { return false };
     let Some((bytes, file)) = model.weights.bytes(extent).zip(model.weights.file(extent)) else {
@@ -323,7 +324,7 @@ async fn public_address_without_a_key_is_refused() {
     assert!(matches!(bind(&transport, "localhost:7").await, Err(RingError::CannotListen { .. })));
 }
 
-/// Starts workers without a model for the places from 1 on, each with a folder for what it fetches.
+/// Starts workers without a model file, at the places from 1 on, each with a folder for fetched layers.
 async fn start_fetching_workers(transport: &MemoryTransport, folders: &[tempfile::TempDir]) {
     for (place, folder) in (1..).zip(folders) {
         let listener = bind(transport, &address(place)).await.unwrap();
@@ -333,7 +334,7 @@ async fn start_fetching_workers(transport: &MemoryTransport, folders: &[tempfile
     }
 }
 
-/// The files of this name in a folder's folders.
+/// Finds the files with this name in the subfolders of a folder.
 fn found(folder: &tempfile::TempDir, name: &str) -> Vec<PathBuf> {
     let folders = std::fs::read_dir(folder.path()).unwrap();
     folders.map(|entry| entry.unwrap().path().join(name)).filter(|path| path.exists()).collect()
@@ -362,7 +363,7 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
         assert!(generated.tokens() == single && other == bits, "session {session}");
         fetched.push(*bytes.lock().unwrap());
         if session == 1 {
-            // Somebody damages a byte of what was fetched: the last that is not zero.
+            // Damage the last fetched byte that is not zero.
             let file = &found(&folders[0], "model.gguf")[0];
             let mut bytes = std::fs::read(file).unwrap();
             let last = bytes.iter().rposition(|&byte| byte != 0).unwrap();
@@ -372,8 +373,8 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
     }
     let whole = std::fs::metadata(data(F16)).unwrap().len();
     assert!(fetched[0] > 0 && fetched[0] < whole, "{fetched:?} bytes of twice {whole}");
-    assert_eq!(fetched[1..], [0, 1 << 20], "what is there is not fetched again, and what is damaged is");
-    // What is there of the file is no model.
+    assert_eq!(fetched[1..], [0, 1 << 20], "only the damaged chunk is fetched again");
+    // The incomplete file cannot be opened as a model.
     let refused = LocalModel::open(&found(&folders[0], "model.gguf")[0]).expect_err("layers are missing");
     assert!(refused.to_string().contains("only some layers"), "{refused}");
 }
@@ -388,16 +389,17 @@ async fn layers_of_another_plan_are_fetched_too() {
     let worker = Worker::new(transport.clone(), model.clone(), 1);
     tokio::spawn(async move { worker.serve(listener, |_| {}).await });
     let (single, bits) = alone(&model, ActivationFormat::F32).await;
-    // First a ring in which the one without the model has layer 2, then one in which it has 4 to 8.
+    // The worker without a model file first has layer 2, and then layers 4 to 7.
     for windows in [vec![2, 1, 5], vec![4, 4]] {
         let (generated, other) = tokens_of(&transport, plan(&model, &windows), &model, &prompt()).await;
         assert!(generated.tokens() == single && other == bits, "windows {windows:?}");
     }
 }
 
-/// What puts layers somewhere in eight steps of so long, and computes them on processors all the same.
+/// Creates an accelerator whose upload takes eight steps of duration `step`. It computes on the CPU. `reports` says
+/// whether it reports progress.
 fn slow_upload(step: Duration, reports: bool) -> Accelerator {
-    Accelerator::new(move |place: AcceleratedPlace| {
+    Accelerator::new(move |place: AcceleratorOptions| {
         for done in 0..8 {
             std::thread::sleep(step);
             if reports {
@@ -412,7 +414,7 @@ fn slow_upload(step: Duration, reports: bool) -> Accelerator {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upload_progress_extends_the_ready_deadline() {
     let (model, prompt) = (open(Q4), prompt());
-    // Together far more than the deadline, and each step far less.
+    // The upload takes far longer than the deadline, but each step takes far less.
     let (step, ready_deadline) = (Duration::from_millis(500), Duration::from_secs(2));
     for reports in [true, false] {
         let accelerated = LocalModel::open(&data(Q4)).unwrap();
@@ -423,7 +425,7 @@ async fn upload_progress_extends_the_ready_deadline() {
         let options = RingOptions { ready_deadline, ..one_thread() };
         match Ring::connect(&transport, plan, model.clone(), options).await {
             Ok(mut ring) => {
-                assert!(reports, "a worker that says nothing is waited for");
+                assert!(reports, "a worker without progress must not be waited for");
                 let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
                 assert_eq!(generated.tokens().len(), self::generated() as usize);
                 ring.close().await;

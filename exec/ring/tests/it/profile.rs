@@ -1,22 +1,23 @@
 //! Profiling gives a valid device document on any machine.
 //!
-//! With milliseconds of effort: the numbers are of the right kind, not of the right size.
+//! The measurements take only milliseconds, so values are checked to be plausible but not accurate.
 
 use std::time::Duration;
 
 use hearth_profiles::measure::Effort;
 use hearth_profiles::{Device, Document, Format};
-use hearth_ring::probe::{LOOPBACK, ProbeEffort, links};
+use hearth_ring::probe::{LOOPBACK, ProbeEffort, measure_links};
 use hearth_runtime::profile::{ProfileError, ProfileOptions, with_effort};
 use hearth_runtime::synth::{SynthOptions, synthesise};
 
-const PROBE: ProbeEffort = ProbeEffort { short: 2, long: 1, limit: Duration::from_millis(50) };
+const PROBE: ProbeEffort =
+    ProbeEffort { short_exchanges: 2, long_exchanges: 1, time_limit: Duration::from_millis(50) };
 
 fn measured(options: &ProfileOptions, peers: &[String]) -> Result<Device, ProfileError> {
-    with_effort(options, Effort::token(), || Ok(links(peers, None, PROBE)?), &mut |_| ())
+    with_effort(options, Effort::minimal(), || Ok(measure_links(peers, None, PROBE)?), &mut |_| ())
 }
 
-/// Every number of a document, with its place and its source.
+/// Collects every number of a document, with its path in the document and its source.
 fn numbers(value: &serde_yaml::Value, place: &str, found: &mut Vec<(String, String, String)>) {
     match value {
         serde_yaml::Value::Sequence(items) => {

@@ -1,4 +1,4 @@
-//! The law of every transport, checked for each of them.
+//! The contract of transports, checked for each implementation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use hearth_ring::{
     TcpTransport, Transport,
 };
 
-/// The law of every network: frames arrive whole and in order, and a cut is an error.
-async fn obeys_the_law(transport: impl Transport, address: &str) {
+/// Checks the contract of a transport: frames arrive whole and in order, and a truncated frame is an error.
+async fn check_transport_contract(transport: impl Transport, address: &str) {
     let mut listener = transport.bind(address).await.unwrap();
     let mut near = transport.connect(&listener.address()).await.unwrap();
     let mut far = listener.accept().await.unwrap();
@@ -32,22 +32,23 @@ async fn obeys_the_law(transport: impl Transport, address: &str) {
     for frame in &frames {
         assert_eq!(Frame::read(&mut far, 1 << 10).await.unwrap().as_ref(), Some(frame));
     }
-    assert!(matches!(Frame::read(&mut far, 1 << 10).await, Err(WireError::Cut)));
+    assert!(matches!(Frame::read(&mut far, 1 << 10).await, Err(WireError::Truncated)));
     writer.await.unwrap();
-    assert!(transport.connect("127.0.0.1:1").await.is_err(), "nobody listens there");
+    assert!(transport.connect("127.0.0.1:1").await.is_err(), "there is no listener");
 }
 
 #[tokio::test]
 async fn transports_deliver_whole_frames_in_order() {
     let key = Key::parse("a phrase for a test").unwrap();
-    obeys_the_law(TcpTransport, "127.0.0.1:0").await;
-    obeys_the_law(MemoryTransport::default(), "a:0").await;
-    obeys_the_law(EncryptedTransport::new(TcpTransport, key.clone()), "127.0.0.1:0").await;
-    obeys_the_law(EncryptedTransport::new(MemoryTransport::default(), key), "a:0").await;
-    obeys_the_law(DelayedTransport::new(MemoryTransport::default(), Duration::from_millis(1)), "a:0").await;
+    check_transport_contract(TcpTransport, "127.0.0.1:0").await;
+    check_transport_contract(MemoryTransport::default(), "a:0").await;
+    check_transport_contract(EncryptedTransport::new(TcpTransport, key.clone()), "127.0.0.1:0").await;
+    check_transport_contract(EncryptedTransport::new(MemoryTransport::default(), key), "a:0").await;
+    let delayed = DelayedTransport::new(MemoryTransport::default(), Duration::from_millis(1));
+    check_transport_contract(delayed, "a:0").await;
     let path = EmulatedPath::of(Seconds(1e-4));
-    obeys_the_law(EmulatedTransport::new(TcpTransport, Arc::new(move |_| Ok(path.clone()))), "127.0.0.1:0")
-        .await;
+    let emulated = EmulatedTransport::new(TcpTransport, Arc::new(move |_| Ok(path.clone())));
+    check_transport_contract(emulated, "127.0.0.1:0").await;
 }
 
 #[tokio::test]

@@ -1,34 +1,38 @@
-//! The runtime's kernels as the measuring code of `hearth_profiles` calls them.
+//! The runtime's kernels behind the interface of the measurements in `hearth_profiles`.
 //!
-//! [`CpuKernels`] runs the products, attention and cache writes of [`crate::cpu`] on weights that it is given:
-//! the same pool, chunks and instructions as a run has.
+//! [`CpuKernels`] runs the matmuls, attention and cache writes of [`crate::cpu`] on given weights, with the same
+//! threads, chunks and instructions as in a run.
 
 use hearth_profiles::measure::{Kernels, memory};
 use hearth_profiles::{Bytes, Flops, Format};
 
 use crate::cache::{CacheFormat, CacheShape, LayerCache};
-use crate::cpu::{Cpu, Product};
+use crate::cpu::{Cpu, Matmul};
 use crate::rows::SharedRows;
-use hearth_kernels::product::Matrix;
+use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, KernelFormat, attention};
 
-/// Query heads, key and value heads, numbers of each, positions in use: a model of 8B in mid-conversation.
+/// Number of query heads, as in an 8B model.
 const HEADS: usize = 32;
+/// Number of key and value heads, as in an 8B model.
 const KV_HEADS: usize = 8;
+/// Head dimension, as in an 8B model.
 const LENGTH: usize = 128;
+/// Number of cached positions, as in the middle of a conversation.
 const POSITIONS: usize = 512;
 
-/// Layers whose caches take turns, so that none is in a near cache when its turn comes.
-const LAYERS: u64 = 16;
+/// Maximum number of KV caches. They are used in rotation, so that none is in the processor's cache when it is used.
+const MAX_CACHES: u64 = 16;
 
-/// The executor's kernels over weights from anywhere.
+/// The runtime's kernels for weights in any buffer.
 #[derive(Debug)]
 pub struct CpuKernels {
     cpu: Cpu,
     input: Activations, // [tokens, columns]
     out: Vec<f32>,      // [repeats, tokens, rows]
     caches: Vec<LayerCache>,
-    turn: usize,
+    /// The index of the cache in use.
+    current: usize,
     query: Vec<f32>,  // [HEADS, LENGTH]
     scores: Vec<f32>, // [threads, POSITIONS]
     mixed: Vec<f32>,  // [HEADS, LENGTH]
@@ -42,14 +46,14 @@ impl CpuKernels {
             input: Activations::default(),
             out: Vec::new(),
             caches: Vec::new(),
-            turn: 0,
+            current: 0,
             query: vec![0.1; HEADS * LENGTH],
             scores,
             mixed: vec![0.0; HEADS * LENGTH],
         }
     }
 
-    /// Caches full of ordinary numbers, made when they are first needed; few where memory is short.
+    /// Returns the index of the next cache. The first call creates and fills the caches, fewer if memory is short.
     fn next_cache(&mut self) -> usize {
         if self.caches.is_empty() {
             let shape = CacheShape {
@@ -60,11 +64,11 @@ impl CpuKernels {
                 format: CacheFormat::F16,
             };
             let bytes = (2 * 2 * KV_HEADS * POSITIONS * LENGTH) as u64;
-            let count = (memory::available().0 / 8 / bytes).clamp(1, LAYERS);
+            let count = (memory::available().0 / 8 / bytes).clamp(1, MAX_CACHES);
             self.caches = (0..count).map(|_| filled(shape)).collect();
         }
-        self.turn = (self.turn + 1) % self.caches.len();
-        self.turn
+        self.current = (self.current + 1) % self.caches.len();
+        self.current
     }
 }
 
@@ -92,10 +96,10 @@ impl Kernels for CpuKernels {
     }
 
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize) {
-        let format = KernelFormat::of(format).expect("only formats that were offered are asked for");
+        let format = KernelFormat::of(format).expect("the format must be one of `formats`");
         let rows = weights.len() / format.row_bytes(columns).expect("rows are whole blocks");
         if (self.input.tokens(), self.input.length()) != (tokens, columns) || tokens > 1 {
-            // A batch is rounded again each time, as in a run; a single vector costs almost nothing.
+            // A batch is rounded in every call, as in a run; rounding a single vector costs almost nothing.
             self.input.resize(tokens, columns);
             let values = self.input.rows_mut().iter_mut().enumerate();
             values.for_each(|(at, value)| *value = (at % 7) as f32 - 3.0);
@@ -103,18 +107,18 @@ impl Kernels for CpuKernels {
         self.out.resize(repeats * tokens * rows, 0.0);
         let matrix = Matrix { format, length: columns, rows, bytes: weights };
         let outputs = self.out.chunks_exact_mut(tokens * rows);
-        let mut products: Vec<Product<'_>> = outputs.map(|out| Product { matrix, out }).collect();
-        self.cpu.multiply(&mut self.input, &mut products);
+        let mut matmuls: Vec<Matmul<'_>> = outputs.map(|out| Matmul { matrix, out }).collect();
+        self.cpu.multiply(&mut self.input, &mut matmuls);
     }
 
     fn attend(&mut self) -> Flops {
-        let turn = self.next_cache();
-        let cache = &self.caches[turn];
+        let index = self.next_cache();
+        let cache = &self.caches[index];
         let out = SharedRows::new(&mut self.mixed, LENGTH);
         let scores = SharedRows::new(&mut self.scores, POSITIONS);
         let (query, instructions) = (&self.query, self.cpu.instructions);
         self.cpu.pool.for_each(HEADS, 1, |participant, heads| {
-            // SAFETY: each participant has a row of its own.
+            // SAFETY: each participant has its own row.
             let scores = unsafe { scores.row(participant) };
             for head in heads {
                 let group = head / (HEADS / KV_HEADS);
@@ -138,8 +142,8 @@ impl Kernels for CpuKernels {
     }
 
     fn write_cache(&mut self, tokens: usize) -> Bytes {
-        let turn = self.next_cache();
-        let cache = &mut self.caches[turn];
+        let index = self.next_cache();
+        let cache = &mut self.caches[index];
         for position in 0..tokens {
             for head in 0..KV_HEADS {
                 let row = &self.query[head * LENGTH..][..LENGTH];

@@ -1,8 +1,8 @@
-//! Profiles this machine: measures what it can do with this runtime.
+//! Profiles this machine: measures its speed with the kernels of this runtime.
 //!
-//! [`profile`] gives the measuring code of `hearth_profiles::measure` the executor's kernels and pool, adds
-//! what only the executor can tell (the fixed cost of a layer, a token and a hop, its buffers), and puts a
-//! `device/1` document together. Only micro-workloads: nothing of a later run is run here.
+//! [`profile`] runs the measurements of `hearth_profiles::measure` with the kernels and threads of this runtime, adds
+//! what depends on the runtime (the fixed costs of a layer, a token and a hop, and the size of buffers), and returns
+//! a `device/1` document. It runs microbenchmarks only, not the model.
 //!
 //! ```no_run
 //! use hearth_profiles::Document;
@@ -42,18 +42,18 @@ use crate::error::ExecError;
 use crate::pool::{Pool, PoolOptions};
 use crate::synth::SynthError;
 
-/// Options of a measurement.
+/// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProfileOptions {
     pub name: String,
-    /// The model that is to run here: its formats are measured, and the disk that holds it. Without one, every
-    /// format and the disk of the current folder are.
+    /// The model that will run on this machine: only its formats are measured, and the disk on which it is stored.
+    /// Without a model, all formats and the disk of the current folder are measured.
     pub model: Option<PathBuf>,
-    /// Threads that compute; 0 takes every core.
+    /// Number of compute threads; 0 for all cores.
     pub threads: usize,
-    /// Whether to measure for about fifteen seconds with a model instead of a minute or more.
+    /// Whether to measure for about 15 s (with a model) instead of a minute or more.
     pub quick: bool,
-    /// Tokens of the largest pass, for which buffers are counted; 0 for 64.
+    /// Maximum number of tokens in a pass, which determines the size of buffers; 0 for 64.
     pub pass_tokens: u32,
 }
 
@@ -72,22 +72,23 @@ pub enum ProfileError {
     Link(LinkError),
     #[error("cannot create `{path}`: {source}; set TMPDIR to a folder that can be written", path = .path.display())]
     Folder { path: PathBuf, source: io::Error },
-    #[error("what was measured makes no valid device: {0}")]
+    #[error("the measurements give no valid device profile: {0}")]
     Document(#[from] DocumentError),
 }
 
 /// An error of measuring a link.
 pub type LinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The links of a machine, that to itself first, and what a hop costs.
+/// The measured links of a machine, the loopback link first.
 #[derive(Debug)]
 pub struct Links {
-    /// The time from one compute thread to another over the loopback link, in seconds.
+    /// Time from one compute thread to another over the loopback link, in seconds.
     pub hop: Samples,
     pub peers: Vec<PeerLink>,
 }
 
-/// Measures this machine. `links` measures its links, and `progress` receives each step before it begins.
+/// Measures this machine. `links` measures its links; `progress` is called with the name of each step before it
+/// begins.
 pub fn profile(
     options: &ProfileOptions,
     links: impl FnOnce() -> Result<Links, LinkError>,
@@ -97,7 +98,7 @@ pub fn profile(
     with_effort(options, effort, links, &mut progress)
 }
 
-/// The same as [`profile`] with the given effort.
+/// Measures this machine with the given effort, see [`profile`].
 pub fn with_effort(
     options: &ProfileOptions,
     effort: Effort,
@@ -106,7 +107,7 @@ pub fn with_effort(
 ) -> Result<Device, ProfileError> {
     let model = options.model.as_ref().map(GgufModel::open).transpose()?;
     let model = model.as_ref().map(ModelProfile::from_gguf).transpose()?;
-    // Before anything is allocated.
+    // Memory is measured before anything is allocated.
     let memory = measure::memory::memory();
 
     let mut pool = PoolOptions::default();
@@ -166,7 +167,7 @@ pub fn with_effort(
 }
 
 impl Links {
-    /// The overhead of a hop beyond the link: waking a compute thread, framing. Links are measured without it.
+    /// Returns the overhead of a hop beyond the latency of the link: waking a compute thread, and framing.
     fn window_overhead(&self) -> Sourced<Seconds> {
         let link = self.peers[0].latency.value.0;
         self.hop.sourced(
@@ -176,7 +177,7 @@ impl Links {
     }
 }
 
-/// The formats of a model's matrices.
+/// Returns the formats of a model's matrices.
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let groups = model.layers.iter().chain([&model.input, &model.output]);
     let mut formats: Vec<Format> =
@@ -186,15 +187,15 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
     formats
 }
 
-/// Tokens of a pass for which buffers are counted by default. A longer prompt needs more while it is read.
+/// Default for the maximum number of tokens in a pass, which determines the size of buffers. Longer passes need more.
 const PASS_TOKENS: u32 = 64;
 
-/// Memory that a device in a ring uses beyond an idle program, without cache, buffers and page tables: stacks and
-/// sockets.
+/// Memory for stacks and sockets that a device in a ring uses in addition to an idle program, its KV cache, buffers
+/// and page tables.
 /// source: measured in the lab, 0.0 to 0.6 MB over 17 workers of nine scenarios of one round
 const PROCESS: Bytes = Bytes(300 << 10);
 
-/// Memory of a run without weights and cache.
+/// Returns the memory of a run other than weights and KV cache.
 fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> Sourced<Bytes> {
     let tokens = if tokens == 0 { PASS_TOKENS } else { tokens.min(MAX_PASS_TOKENS) };
     let (name, shape) = model.map_or_else(
@@ -232,7 +233,7 @@ fn about(cpu: &Cpu) -> String {
     about
 }
 
-/// Returns the name of the system and the release of its kernel.
+/// Returns the name of the operating system and the release of its kernel.
 pub fn kernel() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     format!("{} {}", std::env::consts::OS, release.trim()).trim().to_string()

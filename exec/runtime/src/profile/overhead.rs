@@ -1,8 +1,8 @@
-//! The fixed cost of a layer beside its arithmetic, and of a token beside its layers.
+//! Measures the fixed cost of a layer in addition to its matmuls, and of a token in addition to its layers.
 //!
-//! A model so small that its weights stay in cache is synthesised and run for real. What a layer takes beyond
-//! its products at the rate of cached weights is waking threads, norms, rotations and small buffers; what the
-//! head takes beyond its product is the embedding's row, the norm and choosing the token.
+//! It synthesises and runs a model whose weights fit in the processor's cache. The time of a layer less its matmuls,
+//! at the rate of cached weights, is the cost of waking threads, norms, rotary embedding and small buffers. The time
+//! of the head less its matmul is the cost of the embedding lookup, the norm and sampling.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,20 +23,22 @@ use crate::stage::Stage;
 use crate::synth::{SynthOptions, synthesise};
 use crate::weights::Weights;
 
-/// The number of positions after which the small model's sequence restarts, so that attention costs almost nothing.
+/// Number of positions after which the sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
 
-/// No cost is given as less: a clock and a branch take this long.
+/// Minimum reported cost: a clock reading and a branch take this long.
 const MIN_COST: Seconds = Seconds(1e-7);
 
-/// Fixed costs.
+/// The fixed costs of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Overheads {
+    /// Per layer.
     pub(super) layer: Sourced<Seconds>,
+    /// Per token.
     pub(super) token: Sourced<Seconds>,
 }
 
-/// Options of the small model: a layer has 0.8 M weights in 440 KiB.
+/// Returns the options of the small model; a layer has 0.8 M weights in 440 KiB.
 fn small_model() -> SynthOptions {
     let shape = ModelShape {
         architecture: Architecture::Llama,
@@ -54,37 +56,37 @@ fn small_model() -> SynthOptions {
     SynthOptions::new("overhead", shape, Quant::Pure(Format::Q4K))
 }
 
-/// A folder that goes away with what is in it.
-struct Folder(PathBuf);
+/// A temporary folder, which is deleted on drop.
+struct TempFolder(PathBuf);
 
-impl Folder {
-    fn new() -> Result<Folder, ProfileError> {
+impl TempFolder {
+    fn new() -> Result<TempFolder, ProfileError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("hearth-profile-{}-{number}", std::process::id()));
         let failed = |source| ProfileError::Folder { path: path.clone(), source };
         fs::create_dir_all(&path).map_err(failed)?;
-        Ok(Folder(path))
+        Ok(TempFolder(path))
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
-        // What is left is a few MiB in the system's folder for such things.
+        // If this fails, a few MiB remain in the system's temporary folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Measures the fixed costs on these threads. `rates` are those of the same kernels.
+/// Measures the fixed costs with the threads of `cpu`. `rates` are the measured rates of the same kernels.
 pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Result<Overheads, ProfileError> {
-    let folder = Folder::new()?;
+    let folder = TempFolder::new()?;
     let path = folder.0.join("overhead.gguf");
     let options = small_model();
     synthesise(&options, &path, &mut |_, _| ())?;
     let weights = Arc::new(Weights::open(&path)?);
     let shape = &options.shape;
-    // Without a rate for its format nothing is taken off, and the cost is an upper bound.
-    let rate = hearth_profiles::device::nearest(&rates.matvec, Format::Q4K);
+    // Without a rate for the format nothing is subtracted, and the cost is an upper bound.
+    let rate = hearth_profiles::device::nearest_rate(&rates.matvec, Format::Q4K);
     let arithmetic = |weights: u64| rate.map_or(0.0, |rate| 2.0 * weights as f64 / rate.0);
     let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let key_value = shape.key_width() + shape.value_width();

@@ -1,8 +1,8 @@
-//! The machine's pace: a quick measurement of its present speed.
+//! Pace: a quick measurement of the current speed of the machine.
 //!
-//! A machine that others use too, a virtual one above all, computes faster and slower from minute to minute. The pace
-//! is what decoding does mostly, a product of weights that stream from memory with one vector, on all threads and for a
-//! moment: two of them say whether what was measured in between, or before, still holds.
+//! The speed of a shared machine, above all of a virtual one, changes from minute to minute. The pace is the rate of
+//! the main work of decoding, a matrix-vector product with weights streamed from memory, on all threads. Measured
+//! twice, it shows whether other measurements before or in between are still valid.
 
 use std::sync::Arc;
 
@@ -14,22 +14,23 @@ use crate::cpu::Cpu;
 use crate::error::ExecError;
 use crate::pool::{Pool, PoolOptions};
 
-/// The format of most weights that are run at home.
+/// The weight format of the measurement: the one that most home users run.
 const FORMAT: Format = Format::Q4K;
 
-/// Half a second: less is one slice of a neighbour's, and more is a part of the run.
+/// Half a second of measurement: a shorter one could fall into a single time slice of another virtual machine, and a
+/// longer one would take a relevant part of the run.
 const EFFORT: Effort = Effort {
     samples: 15,
     rounds: 1,
     sample: Seconds(0.03),
     disk_sample: Seconds(0.0),
     limit: Seconds(2.0),
-    // Several times the last cache of a desktop or of a virtual machine's share of a server.
+    // Several times the last-level cache of a desktop, or of the part of a server's cache for a virtual machine.
     buffer: Bytes::mib(256),
     file: Bytes::ZERO,
 };
 
-/// Measures the current multiplication rate of the machine with all its threads; the median over half a second.
+/// Returns the current rate of matrix-vector products on all threads, the median over half a second.
 pub fn pace() -> Result<FlopsPerSecond, ProfileError> {
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));

@@ -1,7 +1,7 @@
-//! Residency barrier: makes a computation wait until the weights that it is about to use are in memory.
+//! Residency barrier: blocks a computation until the weights that it is about to use are in memory.
 //!
-//! Under managed residency a computation does not fault: it waits at the barrier before it uses weights, and reports
-//! when it has used them. Under all other policies the barrier is open.
+//! With managed residency, a computation waits at the barrier before it uses weights, instead of taking page faults,
+//! and reports when it has used them. With all other policies the barrier is open.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ pub struct ResidencyBarrier {
 }
 
 impl ResidencyBarrier {
-    /// A barrier that lets everything pass.
+    /// Creates an open barrier, at which nothing waits.
     pub fn open() -> Self {
         Self::default()
     }
 
-    /// Whether everything passes.
+    /// Whether the barrier is open.
     pub fn is_open(&self) -> bool {
         self.shared.is_none()
     }
@@ -28,17 +28,17 @@ impl ResidencyBarrier {
         Self { shared: Some(shared) }
     }
 
-    /// Returns how many of these mapped bytes, from the front, can be used now; possibly none.
+    /// Returns how many of these mapped bytes, from the front, are in memory now; possibly none.
     pub fn ready(&self, bytes: &[u8]) -> usize {
         self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready(bytes))
     }
 
-    /// Waits until `min` of these mapped bytes, from the front, can be used. Returns how many can.
+    /// Waits until at least `min` of these mapped bytes, from the front, are in memory. Returns how many are.
     pub fn wait(&self, bytes: &[u8], min: usize) -> usize {
         self.shared.as_ref().map_or(bytes.len(), |shared| shared.wait(bytes, min))
     }
 
-    /// Reports that these mapped bytes, and all weights of their part before them, have been used.
+    /// Reports that these mapped bytes, and all weights before them in their part, have been used.
     pub fn used(&self, bytes: &[u8]) {
         if let Some(shared) = &self.shared {
             shared.used(bytes);

@@ -1,9 +1,10 @@
 //! Helper thread of managed residency: carries out the steps of [`ManagedResidency`] on the mapped file.
 //!
-//! `MADV_WILLNEED` starts a read, and `MADV_POPULATE_READ` waits for it. Reads are exact, because the mapping is
-//! advised of random access. A piece is evicted by unmapping it and dropping its pages from the page cache.
+//! `MADV_WILLNEED` starts a read, and `MADV_POPULATE_READ` waits for it. The mapping has the advice for random
+//! access, so that only the requested pages are read. A piece is evicted by unmapping it and dropping its pages from
+//! the page cache.
 //!
-//! Not here: what the computation sees of it ([`super::managed`]), and which step comes next
+//! Not here: the interface to the computation ([`super::managed`]), and the choice of the next step
 //! ([`hearth_core::residency`]).
 //!
 //! [`ManagedResidency`]: hearth_core::residency::ManagedResidency
@@ -19,14 +20,14 @@ use crate::memory::MemoryReading;
 use crate::pages::{advise_normal, advise_random, populate, resident, will_need};
 use crate::read_counter::ReadCounter;
 
-/// The state that only the helper thread has.
+/// The state of the helper thread.
 pub(super) struct Helper<'a, Memory> {
     shared: &'a Shared,
     memory: Memory,
-    /// Bytes that had been read again when memory was last measured.
+    /// The total of refaulted bytes at the last measurement of memory.
     refaulted: Option<u64>,
     counter: ReadCounter,
-    /// Whether the system tells what is in memory. Otherwise every piece is read.
+    /// Whether the system reports which pages are in memory. Otherwise every piece is read.
     is_residency_known: bool,
     /// Whether memory has been measured before.
     measured: bool,
@@ -48,7 +49,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
                     state.end_span();
                     state = self.shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                // It was in memory, or has been populated.
+                // The piece was in memory, or has been populated.
                 Step::Confirm(piece, _) => {
                     state.residency.react(Event::Confirmed(piece, true));
                     self.shared.arrival.notify_all();
@@ -78,15 +79,15 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     fn read(&mut self, piece: PieceId, origin: ReadOrigin) {
         let bytes = self.shared.weights.bytes(self.shared.piece(piece).extent);
         let absent = |bytes: &[u8]| self.is_residency_known.then(|| bytes.len() as u64 - resident(bytes));
-        let Some((bytes, absent)) = bytes.map(|bytes| (bytes, absent(bytes))).filter(|it| it.1 != Some(0))
-        else {
+        let region = bytes.map(|bytes| (bytes, absent(bytes)));
+        let Some((bytes, absent)) = region.filter(|(_, absent)| *absent != Some(0)) else {
             self.shared.lock().residency.react(Event::Read(piece, ReadOutcome::InMemory));
             return;
         };
         let (start, before) = (wall_nanos(), self.counter.bytes());
         will_need(bytes);
         let read = self.counter.bytes();
-        // Present pages are passed over, so what is read is what was missing.
+        // The kernel skips pages that are present, so the bytes read are those that were missing.
         let missing = absent.unwrap_or(read.saturating_sub(before));
         let mut state = self.shared.lock();
         state.residency.react(Event::Read(piece, ReadOutcome::Started(missing)));
@@ -121,12 +122,12 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
                 self.shared.weights.bytes(extent).map(will_need);
             }
         }
-        // What was evicted between the helper's check and the use of a piece comes back by faults, and only the system
-        // counts it.
+        // Pages that are evicted between the helper's check and the use of a piece are read again by page faults,
+        // which only the system counts.
         let evicted = refaulted.zip(self.refaulted).map_or(0, |(now, before)| now.saturating_sub(before));
         self.refaulted = refaulted;
         let mut state = self.shared.lock();
-        // After the first measurement the kernel has allocated what it needs for the share.
+        // After the first measurement, the kernel has already allocated its memory for the share.
         let allocated = if first { 0 } else { kernel_bytes(state.residency.share_bytes()) };
         let reserved = state.reserved;
         let page_cache = page_cache.map(|bytes| (bytes + allocated).saturating_sub(reserved));

@@ -1,8 +1,8 @@
-//! Managed stream: the managed share of a device, shared by the computation and the helper thread.
+//! Managed stream: the weights of a device with managed residency, used by the computation and the helper thread.
 //!
-//! The helper thread (`super::helper`) reads pieces ahead of the computation; the computation waits for them at a
-//! [`ResidencyBarrier`]. If no piece arrives for 20 s, or the thread has ended, the barrier opens, and the computation
-//! faults in what is missing: slower, and never wrong.
+//! The helper thread (`super::helper`) reads pieces ahead of the computation, which waits for them at a
+//! [`ResidencyBarrier`]. If no piece arrives for 20 s, or the thread has ended, the barrier opens, and the
+//! computation reads missing pages by page faults. This is slower, but gives the same results.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -15,16 +15,16 @@ use hearth_schema::Plan;
 use super::barrier::ResidencyBarrier;
 use super::helper::Helper;
 use super::pieces::{Piece, Pieces};
-use super::{At, ReadSpan, layers_of};
+use super::{ReadSpan, StepId, layers_of};
 use crate::memory::MemoryReading;
 use crate::pages::processors;
 use crate::weights::Weights;
 
-/// The longest time for which a computation waits without any piece arriving. A slow disk reads a piece in a fraction
-/// of it.
+/// Maximum time for which a computation waits without the arrival of a piece. Even a slow disk reads a piece in a
+/// fraction of this time.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// The managed share of a device. The helper thread ends when this is dropped.
+/// The managed weights of a device. The helper thread ends when this is dropped.
 pub struct ManagedStream {
     pub(super) shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -37,46 +37,50 @@ pub struct Shared {
     pub(super) pieces: Pieces,
     max_wait: Duration,
     state: Mutex<State>,
-    /// Signals that the helper may have something to do.
+    /// Notified when the helper may have something to do.
     pub(super) work: Condvar,
+    /// Notified when a piece has arrived.
     pub(super) arrival: Condvar,
 }
 
-/// Guarded by a lock that is never held over a system call.
+/// The state guarded by a lock, which is never held during a system call.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) residency: ManagedResidency,
-    /// The bytes that the computation has waited for.
+    /// Bytes for which the computation has waited.
     awaited: u64,
+    /// Bytes that the helper has read.
     pub(super) read: u64,
+    /// The completed spans of reading.
     spans: Vec<ReadSpan>,
-    /// The span that continues.
+    /// The current span of reading.
     pub(super) span: Option<ReadSpan>,
-    /// Memory that the run is about to use.
+    /// Bytes of memory that the run is about to use.
     pub(super) reserved: u64,
+    /// Whether the stream has been dropped or the helper has ended.
     pub(super) ended: bool,
 }
 
 impl ManagedStream {
-    /// Starts the helper thread of the device at a place of the plan.
+    /// Starts the helper thread of the device with this index in the plan.
     pub fn start(
         weights: Arc<Weights>,
         plan: &Plan,
-        place: usize,
+        device: usize,
         memory: impl Fn() -> MemoryReading + Send + 'static,
     ) -> Self {
-        Self::with_max_wait(weights, plan, place, memory, MAX_WAIT)
+        Self::with_max_wait(weights, plan, device, memory, MAX_WAIT)
     }
 
     pub(super) fn with_max_wait(
         weights: Arc<Weights>,
         plan: &Plan,
-        place: usize,
+        device: usize,
         memory: impl Fn() -> MemoryReading + Send + 'static,
         max_wait: Duration,
     ) -> Self {
-        let options = plan.devices[place].residency;
-        let pieces = Pieces::new(&weights, plan, place);
+        let options = plan.devices[device].residency;
+        let pieces = Pieces::new(&weights, plan, device);
         let bytes: Vec<u64> = pieces.list.iter().map(|piece| piece.pages).collect();
         let state = State {
             residency: ManagedResidency::new(&pieces.visits, &bytes, options, processors()),
@@ -94,26 +98,26 @@ impl ManagedStream {
         Self { shared, thread: Some(thread) }
     }
 
-    /// The barrier at which the computation waits.
+    /// Returns the barrier at which the computation waits.
     pub fn barrier(&self) -> ResidencyBarrier {
         ResidencyBarrier::new(self.shared.clone())
     }
 
-    /// Shrinks the kept set before the run uses this much memory.
+    /// Shrinks the kept set before the run uses `bytes` of memory.
     pub fn reserve(&self, bytes: u64) {
         self.shared.lock().reserved = bytes;
         self.shared.react(Event::MemoryChanged);
     }
 
-    /// Requests a part, to be read after those requested before.
-    pub fn request(&self, part: &ModelPart, at: At) {
+    /// Requests that a part is read, after those that were requested before.
+    pub fn request(&self, part: &ModelPart, at: StepId) {
         if let Some(request) = self.shared.part_request(part, at) {
             self.shared.react(Event::Requested(request));
         }
     }
 
     /// Begins the computation of a part.
-    pub fn begin(&self, part: &ModelPart, at: At) {
+    pub fn begin(&self, part: &ModelPart, at: StepId) {
         if let Some(request) = self.shared.part_request(part, at) {
             self.shared.react(Event::PassBegun(at.pass));
             self.shared.react(Event::PartBegun(request));
@@ -129,7 +133,7 @@ impl ManagedStream {
         }
     }
 
-    /// Drops outstanding requests and the records of the previous request. Kept pieces stay in memory.
+    /// Cancels outstanding requests and deletes the spans of the previous generation. Kept pieces stay in memory.
     pub fn reset(&self) {
         self.shared.react(Event::Reset);
         let mut state = self.shared.lock();
@@ -148,12 +152,12 @@ impl ManagedStream {
         std::mem::take(&mut state.spans)
     }
 
-    /// Bytes that the helper has read so far.
+    /// Returns the total bytes that the helper has read.
     pub fn bytes_read(&self) -> u64 {
         self.shared.lock().read
     }
 
-    /// Bytes that the computation found missing and waited for, since the last call.
+    /// Returns the bytes that were missing when the computation needed them, since the last call.
     pub fn take_awaited(&self) -> u64 {
         std::mem::take(&mut self.shared.lock().awaited)
     }
@@ -168,7 +172,7 @@ impl Drop for ManagedStream {
     }
 }
 
-/// Opens the barrier when the helper ends, in whatever way.
+/// Opens the barrier when the helper ends, also by a panic.
 struct EndGuard(Arc<Shared>);
 
 impl Drop for EndGuard {
@@ -178,7 +182,7 @@ impl Drop for EndGuard {
 }
 
 impl State {
-    /// The helper rests, or reads for another part.
+    /// Completes the current span, because the helper is idle or reads another part.
     pub(super) fn end_span(&mut self) {
         self.spans.extend(self.span.take().filter(|span| span.bytes > 0));
     }
@@ -186,7 +190,7 @@ impl State {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // A helper that panicked has left nothing half done that would make weights wrong.
+        // A panic of the helper cannot leave the weights in an invalid state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -208,29 +212,30 @@ impl Shared {
         &self.pieces.list[piece as usize]
     }
 
+    /// Returns the index of a part in the share.
     fn index(&self, part: &ModelPart) -> Option<usize> {
         self.pieces.parts.iter().position(|(own, _)| own == part)
     }
 
-    /// Returns `None` for a part that is not in the device's share.
-    fn part_request(&self, part: &ModelPart, at: At) -> Option<PartRequest> {
+    /// Returns the request for a part, or `None` if the part is not in the device's share.
+    fn part_request(&self, part: &ModelPart, at: StepId) -> Option<PartRequest> {
         let pieces = self.pieces.parts[self.index(part)?].1.clone();
         let origin = ReadOrigin { pass: at.pass, round: at.round, layers: layers_of(part) };
         Some(PartRequest { pieces, origin })
     }
 
-    /// Returns how many of these bytes, from the front, can be used now.
+    /// Returns how many of these bytes, from the front, are in memory now.
     pub(super) fn ready(&self, bytes: &[u8]) -> usize {
         self.ready_in(&self.lock(), bytes).0
     }
 
-    /// The same, with the piece that is missing next.
+    /// Returns how many of these bytes, from the front, are in memory now, and the first missing piece.
     fn ready_in(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());
         let ready_until = state.residency.ready_until().unwrap_or(0);
         while at < end && !state.ended {
-            // What is no piece needs no wait.
+            // Bytes outside of pieces are always in memory.
             let Some(piece) = self.pieces.at(at) else { break };
             if piece >= ready_until {
                 return (at - begin, Some(piece));
@@ -240,7 +245,7 @@ impl Shared {
         (bytes.len(), None)
     }
 
-    /// Waits until `min` of these bytes, from the front, can be used. Returns how many can.
+    /// Waits until at least `min` of these bytes, from the front, are in memory. Returns how many are.
     pub(super) fn wait(&self, bytes: &[u8], min: usize) -> usize {
         let mut state = self.lock();
         let mut awaited = None;
@@ -262,7 +267,7 @@ impl Shared {
         }
     }
 
-    /// The computation has used these bytes: pieces that end in them are not needed again.
+    /// Reports that the computation has used these bytes. Pieces that end in them are not needed again in this visit.
     pub(super) fn used(&self, bytes: &[u8]) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());

@@ -1,8 +1,8 @@
-//! Weight residency: reads a device's weights ahead of their use, beside the computation.
+//! Weight residency: reads the weights of a device ahead of their use, in parallel with the computation.
 //!
-//! [`WeightResidency`] carries out one of the plan's policies: [`read_ahead`] advises or populates the next window and
-//! leaves eviction to the system; [`managed`] keeps a set of pieces and streams the others. The computation waits at a
-//! [`ResidencyBarrier`].
+//! [`WeightResidency`] implements the policies of a plan: [`read_ahead`] advises or populates the next window and
+//! leaves eviction to the system; [`managed`] keeps a set of pieces in memory and streams the others. The computation
+//! waits at a [`ResidencyBarrier`].
 //!
 //! Not here: when a part is requested and released ([`hearth_core::schedule`]), and which piece of a managed share is
 //! read and evicted next ([`hearth_core::residency`]).
@@ -30,19 +30,19 @@ pub use barrier::ResidencyBarrier;
 use managed::ManagedStream;
 use read_ahead::ReadAhead;
 
-/// The policy by which a device's weights are read ahead of their use and evicted after it.
+/// The policy by which the weights of a device are read ahead of their use and evicted after it.
 pub enum WeightResidency {
     /// Weights are read when they are touched.
     OnDemand,
-    /// The operating system decides what stays in memory.
+    /// Weights are read ahead; the operating system decides which of them stay in memory.
     System(ReadAhead),
     /// This process keeps a set of pieces and streams the rest.
     Managed(ManagedStream),
 }
 
-/// The step being recorded: its pass and round.
+/// The pass and round of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct At {
+pub struct StepId {
     pub pass: u32,
     pub round: u32,
 }
@@ -52,9 +52,9 @@ pub struct At {
 pub struct ReadSpan {
     /// The pass and round of the request, and the layers of the part.
     pub origin: ReadOrigin,
-    /// The time at which the first piece was requested, in nanoseconds of the wall clock.
+    /// The time at which the first piece was requested, in nanoseconds of [`crate::clock::wall_nanos`].
     pub start: u64,
-    /// The time at which the last one arrived.
+    /// The time at which the last piece arrived, on the same clock.
     pub end: u64,
     /// Bytes that were not in memory when they were requested.
     pub bytes: u64,
@@ -66,7 +66,7 @@ impl ReadSpan {
     }
 }
 
-/// The layers of a part, for a trace.
+/// Returns the first layer and the end of a part for a trace, or `None` for the output head.
 fn layers_of(part: &ModelPart) -> Option<[u32; 2]> {
     match part {
         ModelPart::Layers(layers) => Some([layers.start, layers.end]),
@@ -75,36 +75,37 @@ fn layers_of(part: &ModelPart) -> Option<[u32; 2]> {
 }
 
 impl WeightResidency {
-    /// Starts the policy of the device at a place of the plan. `memory` measures the page cache that this process may
-    /// hold, and what of it was evicted all the same.
+    /// Starts the policy of the device with this index in the plan. `memory` measures the available page cache and
+    /// the refaults of this process.
     pub fn start(
         weights: &Arc<Weights>,
         plan: &Plan,
-        place: usize,
+        device: usize,
         memory: impl Fn() -> MemoryReading + Send + 'static,
     ) -> Self {
-        let options = plan.devices[place].residency;
-        if let Some(table) = weights.embedding_alone().and_then(|table| weights.bytes(table)) {
+        let options = plan.devices[device].residency;
+        if let Some(table) = weights.untied_embedding().and_then(|table| weights.bytes(table)) {
             pages::advise_random(table);
         }
         match options.policy {
-            // Other systems neither tell what is in memory nor read on request.
+            // Other systems neither report which pages are in memory nor read pages on request.
             Residency::Managed if cfg!(not(any(target_os = "android", target_os = "linux"))) => {
                 WeightResidency::OnDemand
             }
             Residency::Managed => {
-                WeightResidency::Managed(ManagedStream::start(weights.clone(), plan, place, memory))
+                WeightResidency::Managed(ManagedStream::start(weights.clone(), plan, device, memory))
             }
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
                 WeightResidency::System(ReadAhead::start(weights.clone(), options))
             }
-            // `only_simulated` plans come no further than their refusal.
+            // Plans with policies that are only simulated are refused earlier.
             Residency::Os | Residency::Windowed | Residency::Pinned | Residency::Sliding => {
                 WeightResidency::OnDemand
             }
         }
     }
 
+    /// Returns the barrier at which the computation waits.
     pub fn barrier(&self) -> ResidencyBarrier {
         match self {
             WeightResidency::OnDemand | WeightResidency::System(_) => ResidencyBarrier::open(),
@@ -113,7 +114,7 @@ impl WeightResidency {
     }
 
     /// Reads a part ahead if the policy allows it.
-    pub fn prefetch(&self, part: ModelPart, at: At) {
+    pub fn prefetch(&self, part: ModelPart, at: StepId) {
         match self {
             WeightResidency::OnDemand => {}
             WeightResidency::System(reader) => reader.request(part, at),
@@ -121,7 +122,7 @@ impl WeightResidency {
         }
     }
 
-    /// Reserves memory that the run is about to use.
+    /// Reserves `bytes` of memory that the run is about to use.
     pub fn reserve(&self, bytes: u64) {
         if let WeightResidency::Managed(stream) = self {
             stream.reserve(bytes);
@@ -129,7 +130,7 @@ impl WeightResidency {
     }
 
     /// Begins the computation of a part.
-    pub fn begin(&self, part: &ModelPart, at: At) {
+    pub fn begin(&self, part: &ModelPart, at: StepId) {
         if let WeightResidency::Managed(stream) = self {
             stream.begin(part, at);
         }
@@ -144,8 +145,9 @@ impl WeightResidency {
         }
     }
 
-    /// Evicts the pages of embedding rows that were looked up, which belong to no piece, on a managed device.
-    pub fn embedded(&self, weights: &Weights, tokens: &[u32]) {
+    /// Evicts the pages of the embedding rows of `tokens` after the lookup, under managed residency. These pages do
+    /// not belong to a piece.
+    pub fn release_embedding_rows(&self, weights: &Weights, tokens: &[u32]) {
         if let WeightResidency::Managed(_) = self {
             let page = page_bytes() as u64;
             for Extent { part, offset, length } in weights.embedding_rows(tokens) {
@@ -155,7 +157,7 @@ impl WeightResidency {
         }
     }
 
-    /// Cancels the reads of the request before.
+    /// Cancels the reads of the previous generation.
     pub fn reset(&self) {
         match self {
             WeightResidency::OnDemand => {}
@@ -173,7 +175,7 @@ impl WeightResidency {
         }
     }
 
-    /// Bytes that have been read ahead so far.
+    /// Returns the total bytes that have been read ahead.
     pub fn bytes_read(&self) -> u64 {
         match self {
             WeightResidency::OnDemand => 0,
@@ -182,7 +184,7 @@ impl WeightResidency {
         }
     }
 
-    /// Bytes that the computation has waited for since the last call.
+    /// Returns the bytes for which the computation has waited, since the last call.
     pub fn take_awaited(&self) -> u64 {
         match self {
             WeightResidency::OnDemand | WeightResidency::System(_) => 0,
@@ -197,12 +199,12 @@ fn evict(weights: &Weights, extent: Extent) {
     }
 }
 
-/// Whether the system tells what of a model's files is in memory.
+/// Whether the system reports which pages of a model's files are in memory.
 pub fn is_residency_known(weights: &Weights) -> bool {
     weights.files().iter().all(pages::is_residency_reported)
 }
 
-/// Bytes of a part's weights that are in memory, in whole pages.
+/// Returns the bytes of a part's weights that are in memory, in whole pages.
 pub fn resident_bytes(weights: &Weights, part: &ModelPart) -> u64 {
     weights
         .part_extents(part)

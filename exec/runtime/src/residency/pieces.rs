@@ -1,9 +1,9 @@
-//! Pieces of a managed share: cuts the matrices of a device into what is read, awaited and evicted as one.
+//! Pieces of a managed share: divides the matrices of a device into units that are read, awaited and evicted.
 //!
-//! A piece is a run of one matrix, cut where pages begin, in the order in which the computation uses it:
-//! tensor by tensor, rows upward. Two tensors may share a page; it comes with whichever is read first, and is not
-//! evicted with either. The norms, some KiB a layer,
-//! are no pieces: they are always kept.
+//! A piece is a contiguous part of one matrix, cut at page boundaries. Pieces are in the order in which the
+//! computation uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the first
+//! of them, and not evicted with either. Norms and biases, some KiB a layer, do not belong to pieces: they are always
+//! kept in memory.
 
 use std::ops::Range;
 
@@ -15,38 +15,39 @@ use hearth_schema::Plan;
 use crate::pages::page_bytes;
 use crate::weights::{Extent, Weights};
 
-/// A run of one matrix.
+/// A contiguous part of one matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Where in the file.
+    /// The bytes in the file.
     pub extent: Extent,
-    /// Where in this process.
+    /// The addresses in this process.
     pub addresses: Range<usize>,
-    /// Bytes of the pages that it touches.
+    /// Total bytes of the pages that the piece touches.
     pub pages: u64,
 }
 
+/// All pieces of a device.
 #[derive(Debug)]
 pub struct Pieces {
-    /// In the order of use.
+    /// The pieces in the order of use.
     pub list: Vec<Piece>,
-    /// The parts of the share, with their pieces.
+    /// The parts of the share, with the range of their pieces.
     pub parts: Vec<(ModelPart, Range<PieceId>)>,
-    /// The pieces that are always kept.
+    /// The norms and biases, which are always kept in memory.
     pub fixed: Vec<Extent>,
-    /// The pieces of each visit: those that are used without a pause.
+    /// The pieces of each visit, which the device uses without waiting for other devices.
     pub visits: Vec<Vec<PieceId>>,
-    /// Indices of `list`, by address.
+    /// Indices of `list`, sorted by address.
     by_address: Vec<PieceId>,
 }
 
 impl Pieces {
-    /// The pieces of the device at a place of the plan.
-    pub fn new(weights: &Weights, plan: &Plan, place: usize) -> Self {
-        let size = plan.devices[place].residency.piece().0 as usize;
+    /// Creates the pieces of the device with this index in the plan.
+    pub fn new(weights: &Weights, plan: &Plan, device: usize) -> Self {
+        let size = plan.devices[device].residency.piece().0 as usize;
         let (mut pieces, mut parts, mut fixed) = (Vec::new(), Vec::new(), Vec::new());
         let mut visited = Vec::new();
-        for visit in visits(plan, place) {
+        for visit in visits(plan, device) {
             let first = pieces.len();
             for part in visit {
                 let start = pieces.len();
@@ -63,7 +64,7 @@ impl Pieces {
         Self { list: pieces, parts, fixed, visits: visited, by_address }
     }
 
-    /// The piece at an address.
+    /// Returns the piece that contains an address.
     pub fn at(&self, address: usize) -> Option<PieceId> {
         let addresses = |piece: PieceId| &self.list[piece as usize].addresses;
         let after = self.by_address.partition_point(|&piece| addresses(piece).start <= address);
@@ -72,7 +73,7 @@ impl Pieces {
     }
 }
 
-/// Cuts a matrix into pieces of about `size` bytes; a small rest goes to the last one.
+/// Cuts a matrix into pieces of about `size` bytes; a small remainder is added to the last piece.
 fn cut(weights: &Weights, extent: Extent, size: usize, pieces: &mut Vec<Piece>) {
     let Some(bytes) = weights.bytes(extent) else { return };
     let page = page_bytes();

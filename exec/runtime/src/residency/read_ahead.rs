@@ -1,16 +1,17 @@
-//! Read-ahead: a helper thread that reads the next window while the device computes, and leaves eviction to the system.
+//! Read-ahead: a helper thread that reads the next window while the device computes, and leaves eviction to the
+//! system.
 //!
-//! It takes requests in order, and goes through a part in pieces. It rests on facts measured on
-//! Linux 6.x: one `madvise(WILLNEED)` reads at most about one read-ahead window, not the range asked for, so a
-//! piece is advised in small calls; `MADV_POPULATE_READ` reads in earnest and returns when the pages are there.
+//! The thread processes requests in order, and each part in small pieces. As measured on Linux 6.x, one
+//! `madvise(WILLNEED)` reads at most about one read-ahead window instead of the requested range, so a piece is
+//! advised in small calls. `MADV_POPULATE_READ` reads the whole range and returns when the pages are in memory.
 //!
-//! - `os`: advises, and leaves the rest to the system (prima.cpp paper, Section 3.1);
+//! - `os`: advises (prima.cpp paper, Section 3.1);
 //! - `windowed`: populates.
 //!
-//! Both cover as much of a window, from its front, as the plan's budget says. If the plan says so, the thread also
-//! evicts windows that have been computed. Elsewhere than Linux nothing is read ahead.
+//! Both read a window from its front up to the budget of the plan. If the plan requires it, the thread also evicts
+//! windows after their computation. On systems other than Linux nothing is read ahead.
 //!
-//! Not here: managed residency, which knows what to keep ([`super::managed`]).
+//! Not here: managed residency, which keeps a fixed set of pieces ([`super::managed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -26,19 +27,20 @@ use crate::clock::wall_nanos;
 use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
-use super::{At, ReadSpan, is_residency_known, layers_of};
-use crate::pages::{populate, resident, will_need, will_need_at_once};
+use super::{ReadSpan, StepId, is_residency_known, layers_of};
+use crate::pages::{populate, resident, will_need, will_need_in_one_call};
 
-/// Bytes that are checked and populated at once: long enough to stream, short enough to stop soon.
+/// Bytes that are checked and populated at once: large enough for sequential reading, small enough for quick
+/// cancellation.
 const PIECE_BYTES: usize = 2 << 20;
 
-/// Time between two checks whether what was advised has arrived.
+/// Time between two checks whether the advised pages have arrived.
 const POLL: Duration = Duration::from_millis(2);
-/// The number of checks after which a page that has not arrived counts as evicted, or dropped by the kernel.
+/// Maximum number of checks; after them a missing page counts as evicted or as not read by the kernel.
 const MAX_POLLS: usize = 500;
 
 enum Task {
-    Read(At),
+    Read(StepId),
     Evict,
 }
 
@@ -48,17 +50,20 @@ struct Request {
     generation: u64,
 }
 
-/// State shared by the helper and its device.
+/// State shared by the helper thread and its owner.
 #[derive(Debug, Default)]
 struct Shared {
     spans: Mutex<Vec<ReadSpan>>,
-    /// Requests of an earlier generation are not begun, and given up between two pieces.
+    /// The generation of valid requests. Requests of earlier generations are cancelled, at the latest after one
+    /// piece.
     generation: AtomicU64,
+    /// Number of requests in the queue.
     waiting: AtomicU64,
+    /// Total bytes read.
     read: AtomicU64,
 }
 
-/// The helper thread. It ends when this is dropped.
+/// The handle of the helper thread, which ends when this is dropped.
 pub struct ReadAhead {
     requests: Option<mpsc::Sender<Request>>,
     shared: Arc<Shared>,
@@ -66,6 +71,7 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
+    /// Starts the helper thread.
     pub fn start(weights: Arc<Weights>, options: ResidencyOptions) -> Self {
         let (requests, inbox) = mpsc::channel::<Request>();
         let shared = Arc::new(Shared::default());
@@ -89,12 +95,12 @@ impl ReadAhead {
         Self { requests: Some(requests), shared, thread: Some(thread) }
     }
 
-    /// Reads a part. Returns at once.
-    pub fn request(&self, part: ModelPart, at: At) {
+    /// Requests that a part is read. Returns immediately.
+    pub fn request(&self, part: ModelPart, at: StepId) {
         self.send(part, Task::Read(at));
     }
 
-    /// Evicts a part, after what was requested before. Returns at once.
+    /// Requests that a part is evicted, after earlier requests. Returns immediately.
     pub fn release(&self, part: ModelPart) {
         self.send(part, Task::Evict);
     }
@@ -103,12 +109,12 @@ impl ReadAhead {
         if let Some(requests) = &self.requests {
             self.shared.waiting.fetch_add(1, Ordering::Relaxed);
             let generation = self.shared.generation.load(Ordering::Relaxed);
-            // The thread only ends when this is dropped, so the request always finds it.
+            // The thread ends only when this is dropped, so sending cannot fail.
             let _ = requests.send(Request { part, task, generation });
         }
     }
 
-    /// Cancels what was requested and drops the records.
+    /// Cancels all requests and deletes the recorded spans.
     pub fn reset(&self) {
         self.shared.generation.fetch_add(1, Ordering::Relaxed);
         self.take_spans();
@@ -119,7 +125,7 @@ impl ReadAhead {
         self.shared.spans.lock().map(|mut spans| std::mem::take(&mut *spans)).unwrap_or_default()
     }
 
-    /// Bytes that the helper has read so far.
+    /// Returns the total bytes that the helper has read.
     pub fn bytes_read(&self) -> u64 {
         self.shared.read.load(Ordering::Relaxed)
     }
@@ -154,7 +160,7 @@ impl Helper {
         }
     }
 
-    fn read_ahead(&mut self, request: &Request, at: At) {
+    fn read_ahead(&mut self, request: &Request, at: StepId) {
         let weights = self.weights.clone();
         let budget = self.options.prefetch_budget.map_or(u64::MAX, |budget| budget.0);
         let origin = ReadOrigin { pass: at.pass, round: at.round, layers: layers_of(&request.part) };
@@ -170,8 +176,8 @@ impl Helper {
                     return;
                 }
                 let missing = piece.len() as u64 - resident(piece);
-                // To advise of what is there changes nothing and takes the processor from whichever process computes: three devices
-                // of a lab with all weights in memory took 38 ms a token and 32 without. Populating marks pages as used.
+                // Advising pages that are in memory has no effect and costs CPU time: three devices of a lab with all
+                // weights in memory took 38 ms a token with it and 32 ms without. Populating marks pages as used.
                 if missing == 0
                     && self.is_residency_known
                     && self.options.policy == Residency::Os
@@ -180,10 +186,10 @@ impl Helper {
                     continue;
                 }
                 let start = wall_nanos();
-                let asked = match self.options.policy {
+                let requested = match self.options.policy {
                     Residency::Os if self.options.one_call => {
                         let before = self.counter.bytes();
-                        will_need_at_once(piece);
+                        will_need_in_one_call(piece);
                         self.counter.bytes() - before
                     }
                     Residency::Os => will_need(piece),
@@ -194,14 +200,14 @@ impl Helper {
                     continue;
                 }
                 let span = span.get_or_insert_with(|| ReadSpan::starting(origin, start));
-                span.bytes += missing.min(asked);
+                span.bytes += missing.min(requested);
                 span.end = wall_nanos();
                 last = Some(piece);
             }
         }
         let Some(mut span) = span.filter(|span| span.bytes > 0) else { return };
         if let (Residency::Os, Some(piece)) = (self.options.policy, last) {
-            self.settle(request, piece);
+            self.wait_for_arrival(request, piece);
             span.end = wall_nanos();
         }
         if let Ok(mut spans) = self.shared.spans.lock() {
@@ -209,8 +215,8 @@ impl Helper {
         }
     }
 
-    /// Waits until the last piece that was advised has arrived, as long as nothing else is to be done.
-    fn settle(&self, request: &Request, piece: &[u8]) {
+    /// Waits until the last advised piece has arrived, unless another request is waiting.
+    fn wait_for_arrival(&self, request: &Request, piece: &[u8]) {
         for _ in 0..MAX_POLLS {
             let stale = self.shared.generation.load(Ordering::Relaxed) != request.generation;
             if stale

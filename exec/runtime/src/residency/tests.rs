@@ -1,4 +1,5 @@
-//! Tests of the managed stream: every piece arrives, the buffer bounds hold, and the computation never blocks for ever.
+//! Tests of the managed stream: every piece arrives, the buffer stays within its limit, and the computation never
+//! hangs.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,11 +11,11 @@ use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
 use super::managed::{MAX_WAIT, ManagedStream};
-use super::{At, ResidencyBarrier, resident_bytes};
+use super::{ResidencyBarrier, StepId, resident_bytes};
 use crate::memory::MemoryReading;
 use crate::weights::Weights;
 
-const AT: At = At { pass: 0, round: 0 };
+const AT: StepId = StepId { pass: 0, round: 0 };
 const BUFFER: u64 = 512 << 10;
 
 fn weights() -> Arc<Weights> {
@@ -22,7 +23,7 @@ fn weights() -> Arc<Weights> {
     Arc::new(Weights::open(file).expect("the trained model is part of the repository"))
 }
 
-/// One device that takes `window` of the eight layers at a time.
+/// Returns a plan with one device that computes `window` of the eight layers per round and keeps `kept` bytes.
 fn plan(window: u32, kept: u64) -> Plan {
     let kept = Bytes(kept);
     let text = format!(
@@ -39,9 +40,9 @@ fn layers(range: std::ops::Range<u32>) -> ModelPart {
     ModelPart::Layers(range)
 }
 
-/// Uses a part as a computation does; 512 bytes are a row. Returns the most bytes seen in the buffer.
+/// Uses a part as a computation does, with rows of 512 bytes. Returns the maximum number of bytes seen in the buffer.
 fn compute_at(
-    at: At,
+    at: StepId,
     stream: &ManagedStream,
     barrier: &ResidencyBarrier,
     weights: &Weights,
@@ -54,7 +55,7 @@ fn compute_at(
         let mut at = 0;
         while at < bytes.len() {
             let ready = barrier.wait(&bytes[at..], 512);
-            assert!(ready >= 512.min(bytes.len() - at), "a barrier lets at least a row pass");
+            assert!(ready >= 512.min(bytes.len() - at), "a barrier returns at least a row");
             barrier.used(&bytes[at..at + ready]);
             at += ready;
             buffered = buffered.max(stream.shared.lock().residency.buffered_bytes());
@@ -69,7 +70,7 @@ fn compute(stream: &ManagedStream, barrier: &ResidencyBarrier, weights: &Weights
     assert!(buffered <= BUFFER, "the buffer is never larger than planned");
 }
 
-/// Waits until the helper has done what it can.
+/// Waits until the helper is idle.
 fn settle(stream: &ManagedStream) {
     for _ in 0..2000 {
         let state = stream.shared.lock();
@@ -79,16 +80,16 @@ fn settle(stream: &ManagedStream) {
         drop(state);
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("something stays in the buffer: {:?}", stream.shared.lock());
+    panic!("the buffer does not become empty: {:?}", stream.shared.lock());
 }
 
 #[test]
-fn parts_come_in_whatever_order_they_are_begun() {
+fn parts_arrive_in_any_order_of_use() {
     let weights = weights();
     let plan = plan(2, 1 << 20);
     let stream = ManagedStream::start(weights.clone(), &plan, 0, MemoryReading::default);
     let barrier = stream.barrier();
-    // Begun without a request, requested and then not begun, requested twice, and begun again.
+    // Parts are begun without a request, requested but not begun, requested twice, and begun twice.
     compute(&stream, &barrier, &weights, &layers(2..4));
     stream.request(&layers(4..6), AT);
     compute(&stream, &barrier, &weights, &layers(6..8));
@@ -102,14 +103,14 @@ fn parts_come_in_whatever_order_they_are_begun() {
     compute(&stream, &barrier, &weights, &layers(4..6));
     stream.reset();
     settle(&stream);
-    // A part that is not this device's is ignored.
+    // A part that does not belong to this device is ignored.
     stream.request(&layers(1..3), AT);
     stream.begin(&layers(1..3), AT);
     stream.finish(&layers(1..3));
 }
 
 #[test]
-fn a_request_may_end_in_the_middle_of_a_part() {
+fn a_reset_in_the_middle_of_a_part_is_harmless() {
     let weights = weights();
     let stream = ManagedStream::start(weights.clone(), &plan(2, 0), 0, MemoryReading::default);
     let barrier = stream.barrier();
@@ -129,13 +130,13 @@ fn a_request_may_end_in_the_middle_of_a_part() {
 #[test]
 fn computation_continues_when_the_helper_hangs_or_ends() {
     let weights = weights();
-    let (go_on, stuck) = mpsc::channel::<()>();
+    let (resume_tx, resume_rx) = mpsc::channel::<()>();
     let hangs = Arc::new(AtomicBool::new(true));
-    let still = hangs.clone();
-    let stuck = std::sync::Mutex::new(stuck);
+    let helper_hangs = hangs.clone();
+    let resume_rx = std::sync::Mutex::new(resume_rx);
     let memory = move || {
-        if still.load(Ordering::SeqCst) {
-            let _ = stuck.lock().unwrap().recv_timeout(MAX_WAIT);
+        if helper_hangs.load(Ordering::SeqCst) {
+            let _ = resume_rx.lock().unwrap().recv_timeout(MAX_WAIT);
         }
         MemoryReading::default()
     };
@@ -148,12 +149,12 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
     assert_eq!(
         barrier.wait(bytes, 512),
         bytes.len(),
-        "after the longest wait the computation goes on by itself"
+        "after the maximum wait the computation continues without the helper"
     );
     barrier.used(bytes);
     hangs.store(false, Ordering::SeqCst);
-    go_on.send(()).expect("the helper waits for it");
-    // The helper does not read what was used without it, and catches up.
+    resume_tx.send(()).expect("the helper waits for this message");
+    // The helper skips the pieces that were used without it.
     for part in [layers(0..2), layers(2..4), layers(4..6)] {
         compute(&stream, &barrier, &weights, &part);
     }
@@ -163,23 +164,24 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
 }
 
 #[test]
-fn the_kept_set_makes_way_and_comes_back() {
+fn the_kept_set_follows_the_available_memory() {
     let weights = weights();
     let whole: u64 = weights.part_bytes(&layers(0..8)) + weights.part_bytes(&ModelPart::Output);
-    let (room, again) = (Arc::new(AtomicU64::new(64 << 20)), Arc::new(AtomicU64::new(0)));
-    let seen = (room.clone(), again.clone());
+    let (page_cache, refaulted) = (Arc::new(AtomicU64::new(64 << 20)), Arc::new(AtomicU64::new(0)));
+    let measured = (page_cache.clone(), refaulted.clone());
     let memory = move || {
-        let told = |number: &AtomicU64| Some(number.load(Ordering::SeqCst));
-        MemoryReading { page_cache: told(&seen.0), refaulted: told(&seen.1) }
+        let value = |bytes: &AtomicU64| Some(bytes.load(Ordering::SeqCst));
+        MemoryReading { page_cache: value(&measured.0), refaulted: value(&measured.1) }
     };
     let stream = ManagedStream::start(weights.clone(), &plan(8, 64 << 20), 0, memory);
     let barrier = stream.barrier();
     let mut pass = 0;
     let mut token = |count: u32| {
         for _ in 0..count {
-            // What was kept and is not any more may be used once more before it goes, buffer or not.
+            // Pieces that leave the kept set may be used once more before they are evicted, so the buffer limit is
+            // not checked here.
             for part in [ModelPart::Output, layers(0..8)] {
-                compute_at(At { pass, round: 0 }, &stream, &barrier, &weights, &part);
+                compute_at(StepId { pass, round: 0 }, &stream, &barrier, &weights, &part);
             }
             pass += 1;
             settle(&stream);
@@ -187,19 +189,22 @@ fn the_kept_set_makes_way_and_comes_back() {
         resident_bytes(&weights, &layers(0..8)) + resident_bytes(&weights, &ModelPart::Output)
     };
     assert!(token(2) > whole * 9 / 10, "all fits");
-    room.store(whole / 2, Ordering::SeqCst);
-    let squeezed = token(3);
-    room.store(64 << 20, Ordering::SeqCst);
-    let back = token(12);
-    // The system promises room and takes a quarter all the same.
-    again.store(whole / 4, Ordering::SeqCst);
-    let misled = token(3);
-    if squeezed > whole * 9 / 10 {
-        eprintln!("SKIPPED the_kept_set_makes_way_and_comes_back: the model is in a memory file system");
+    page_cache.store(whole / 2, Ordering::SeqCst);
+    let shrunk = token(3);
+    page_cache.store(64 << 20, Ordering::SeqCst);
+    let grown = token(12);
+    // The system reports enough available memory, but evicts a quarter of the weights.
+    refaulted.store(whole / 4, Ordering::SeqCst);
+    let after_refaults = token(3);
+    if shrunk > whole * 9 / 10 {
+        eprintln!("SKIPPED the_kept_set_follows_the_available_memory: the model is in a memory file system");
         return;
     }
-    // Pages that two matrices share stay.
-    assert!(squeezed < whole * 6 / 10, "{squeezed} of {whole} bytes");
-    assert!(back > whole * 9 / 10, "{back} of {whole} bytes");
-    assert!(misled > whole * 6 / 10 && misled < whole * 8 / 10, "{misled} of {whole} bytes");
+    // Pages that two matrices share are not evicted.
+    assert!(shrunk < whole * 6 / 10, "{shrunk} of {whole} bytes");
+    assert!(grown > whole * 9 / 10, "{grown} of {whole} bytes");
+    assert!(
+        after_refaults > whole * 6 / 10 && after_refaults < whole * 8 / 10,
+        "{after_refaults} of {whole} bytes"
+    );
 }

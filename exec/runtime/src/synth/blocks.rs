@@ -1,32 +1,34 @@
 //! Random blocks of every format with a given distribution of weights.
 //!
-//! A chunk is filled with random bytes at once; then the few fields of each block that may not be arbitrary (scales,
-//! minima, factors) are made from the random bits that lie there. Weights have mean zero and standard deviation
-//! `deviation`, so that activations stay of order one whatever the width. Scales stay in the normal range of f16
-//! (6.1e-5 and above). Layouts are those of ggml-common.h.
+//! A chunk is filled with random bytes. Then the fields of each block that must not be arbitrary (scales, minima,
+//! factors) are computed from their random bits. Quantised weights have mean zero and standard deviation `deviation`,
+//! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above). Layouts are
+//! those of ggml-common.h.
 //!
-//! F32, F16 and BF16 weights are sums of four uniform 16-bit numbers, close to a normal distribution and, unlike one
-//! computed with logarithms, the same bits on every machine.
+//! F32, F16 and BF16 weights are sums of four uniform 16-bit numbers. Their distribution is close to a normal one,
+//! and unlike a distribution computed with logarithms, it has the same bits on every machine.
 
 use half::{bf16, f16};
 use hearth_profiles::Format;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-/// The least scale: just above the smallest normal f16.
+/// Minimum scale, just above the smallest normal f16.
 const MIN_SCALE: f32 = 6.2e-5;
 
 /// Standard deviation of the sum of four uniform numbers from 0 to 65535.
 const FOUR_UNIFORM_DEVIATION: f32 = 37_837.227;
 
-/// The distribution of a tensor's weights.
+/// The distribution of the weights of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Distribution {
     pub mean: f32,
+    /// The standard deviation.
     pub deviation: f32,
 }
 
-/// Fills `out` (a whole number of blocks) with weights; `scratch` is reused between calls.
+/// Fills `out`, a whole number of blocks, with random weights. `scratch` is a buffer that can be reused between
+/// calls.
 pub(super) fn fill(
     format: Format,
     distribution: Distribution,
@@ -36,19 +38,20 @@ pub(super) fn fill(
 ) {
     let deviation = distribution.deviation;
     match format {
-        Format::F32 => numbers::<4>(distribution, rng, out, scratch, f32::to_le_bytes),
+        Format::F32 => floats::<4>(distribution, rng, out, scratch, f32::to_le_bytes),
         Format::F16 => {
-            numbers::<2>(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes());
+            floats::<2>(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes());
         }
         Format::Bf16 => {
-            numbers::<2>(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes());
+            floats::<2>(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes());
         }
-        // `[d: f16][two 4-bit q a byte; 16]`, weight `d (q - 8)`, q uniform with the mean 7.5 (standard deviation 4.61,
-        // with the mean of q - 8 4.64), so that d has a random sign.
+        // `[d: f16][two 4-bit q a byte; 16]`, weight `d (q - 8)`. q is uniform with mean 7.5 and standard deviation
+        // 4.61. The root mean square of q - 8 is 4.64, and its mean is not zero, so that d needs a random sign.
         Format::Q4_0 => quants::<18>(rng, out, |block| signed_scale(block, 0, deviation / 4.64)),
         // `[d: f16][m: f16][two 4-bit q a byte; 16]`, weight `d q + m`.
         Format::Q4_1 => quants::<20>(rng, out, |block| scale_and_minimum(block, deviation / 4.61, 7.5)),
-        // `[d: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d (q - 16)` (standard deviation with its mean 9.25).
+        // `[d: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d (q - 16)`; the root mean square of q - 16 is
+        // 9.25.
         Format::Q5_0 => quants::<22>(rng, out, |block| signed_scale(block, 0, deviation / 9.25)),
         // `[d: f16][m: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d q + m`.
         Format::Q5_1 => quants::<24>(rng, out, |block| scale_and_minimum(block, deviation / 9.23, 15.5)),
@@ -60,8 +63,9 @@ pub(super) fn fill(
         Format::Q4K => quants::<144>(rng, out, |block| {
             scales_and_minima(block, deviation / (33.0 * 4.61), 7.5, |bits| 16 + (bits & 31));
         }),
-        // `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][fifth bits: 32][two 4-bit q a byte; 128]`, as Q4_K.
-        // Scales from 8 to 23, root mean square 16.2; smaller than those of Q4_K, so that d stays a normal number.
+        // `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][fifth bits: 32][two 4-bit q a byte; 128]`, as
+        // Q4_K. Scales from 8 to 23, root mean square 16.2. They are smaller than those of Q4_K, so that d is a
+        // normal number.
         Format::Q5K => quants::<176>(rng, out, |block| {
             scales_and_minima(block, deviation / (16.2 * 9.23), 15.5, |bits| 8 + (bits & 15));
         }),
@@ -73,8 +77,8 @@ pub(super) fn fill(
     }
 }
 
-/// Numbers of N bytes each, from eight random bytes each.
-fn numbers<const N: usize>(
+/// Fills `out` with weights of N bytes, each computed from eight random bytes.
+fn floats<const N: usize>(
     distribution: Distribution,
     rng: &mut ChaCha8Rng,
     out: &mut [u8],
@@ -88,18 +92,19 @@ fn numbers<const N: usize>(
     }
 }
 
-/// Random blocks of N bytes, each finished by `finish`.
+/// Fills `out` with random blocks of N bytes; `finish` then sets the fields of each block that must not be arbitrary.
 fn quants<const N: usize>(rng: &mut ChaCha8Rng, out: &mut [u8], finish: impl Fn(&mut [u8; N])) {
     rng.fill_bytes(out);
     out.as_chunks_mut::<N>().0.iter_mut().for_each(finish);
 }
 
+/// Returns a weight of nearly normal distribution from eight random bytes.
 fn normal(bits: [u8; 8], distribution: Distribution) -> f32 {
     let sum: u32 = bits.as_chunks::<2>().0.iter().map(|&pair| u32::from(u16::from_le_bytes(pair))).sum();
     distribution.mean + (sum as f32 - 131_070.0) * (distribution.deviation / FOUR_UNIFORM_DEVIATION)
 }
 
-/// A factor from `min` to `max` made from 15 random bits.
+/// Returns a uniform number from `min` to `max` from 15 random bits.
 fn between(bits: u16, min: f32, max: f32) -> f32 {
     min + f32::from(bits & 0x7fff) * ((max - min) / 32_768.0)
 }
@@ -112,32 +117,33 @@ fn put_f16(block: &mut [u8], at: usize, value: f32) {
     block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 
-/// `[d: f16][q: i8; 32]`, q uniform from -127 to 127 (standard deviation 73.3).
+/// Finishes a `Q8_0` block: `[d: f16][q: i8; 32]`, weight `d q` with q uniform from -127 to 127 (standard deviation
+/// 73.3).
 fn q8_0(block: &mut [u8; 34], deviation: f32) {
     let scale = deviation / 73.3 * between(bits16(block, 0), 0.8, 1.25);
     put_f16(block, 0, scale);
     for quant in &mut block[2..] {
-        // -128 is not used by quantisers.
+        // Quantisers do not use -128.
         *quant = if *quant == 0x80 { 0 } else { *quant };
     }
 }
 
-/// A scale of random sign, for formats whose integers do not have the mean zero.
+/// Sets a scale of random sign, for formats in which the mean of the integers is not zero.
 fn signed_scale(block: &mut [u8], at: usize, scale: f32) {
     let bits = bits16(block, at);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     put_f16(block, at, sign * scale * between(bits, 0.8, 1.25));
 }
 
-/// A scale, and a minimum with which weights have the mean zero if q has the mean `mean`.
+/// Sets a scale and a minimum, such that the mean of the weights is zero if the mean of q is `mean`.
 fn scale_and_minimum(block: &mut [u8], scale: f32, mean: f32) {
     let scale = scale * between(bits16(block, 0), 0.8, 1.25);
     put_f16(block, 0, scale);
     put_f16(block, 2, -mean * scale);
 }
 
-/// `[d: f16][upper bits of eight scales: 2][lower bits: 4][two 4-bit q a byte; 128]`, weight `d (scale - 32) value[q]`,
-/// scale - 32 one of -4..-1 and 1..4 (root mean square 2.74).
+/// Finishes an `IQ4_XS` block: `[d: f16][upper bits of eight scales: 2][lower bits: 4][two 4-bit q a byte; 128]`,
+/// weight `d (scale - 32) value[q]`. scale - 32 is one of -4..-1 and 1..4 (root mean square 2.74).
 fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     let mut high = 0u16;
     for at in 0..8 {
@@ -153,21 +159,23 @@ fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     put_f16(block, 0, scale);
 }
 
-/// `[d: f16][rows of the codebook: 32][scales, signs and upper bits of rows: 16]`, weight `d scale (g +- 1/8)`, scale
-/// odd from 1 to 15 (root mean square 9.22), g from the codebook (with the eighth 0.781).
+/// Finishes an `IQ1_S` block: `[d: f16][codebook indices: 32][scales, signs and upper bits of indices: 16]`, weight
+/// `d scale (g +- 1/8)`. The scale is odd, from 1 to 15 (root mean square 9.22), and g is from the codebook (root
+/// mean square of g +- 1/8: 0.781).
 fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
 }
 
-/// A K-quant's scale of scales.
+/// Returns a random f16 factor of the integer scales of a K-quant block.
 fn k_scale(bits: u16, scale: f32) -> f32 {
     scale.max(MIN_SCALE) * between(bits, 1.0, 1.2)
 }
 
-/// `[scales and minima of four bits: 16][four 2-bit q a byte; 64][d: f16][dmin: f16]`, weight `d scale q - dmin
-/// minimum`. Scales from 8 to 15 (root mean square 11.7), the minimum the same, q of standard deviation 1.12.
+/// Finishes a `Q2_K` block: `[4-bit scales and minima: 16][four 2-bit q a byte; 64][d: f16][dmin: f16]`, weight
+/// `d scale q - dmin minimum`. Scales are from 8 to 15 (root mean square 11.7) and minima equal to them; the standard
+/// deviation of q is 1.12.
 fn q2_k(block: &mut [u8; 84], deviation: f32) {
     for packed in &mut block[..16] {
         let scale = 8 + (*packed & 7);
@@ -178,8 +186,9 @@ fn q2_k(block: &mut [u8; 84], deviation: f32) {
     put_f16(block, 82, 1.5 * scale);
 }
 
-/// `[third bits: 32][four 2-bit q a byte; 64][sixteen 6-bit scales: 12][d: f16]`, weight `d (scale - 32) (q - 4)`,
-/// scale - 32 of random sign from 4 to 11 (root mean square 7.84), q - 4 of 2.35.
+/// Finishes a `Q3_K` block: `[third bits: 32][four 2-bit q a byte; 64][sixteen 6-bit scales: 12][d: f16]`, weight `d
+/// (scale - 32) (q - 4)`. scale - 32 has a random sign and a magnitude from 4 to 11 (root mean square 7.84); the root
+/// mean square of q - 4 is 2.35.
 fn q3_k(block: &mut [u8; 110], deviation: f32) {
     let random: [u8; 8] = std::array::from_fn(|at| block[96 + at]);
     block[96..108].fill(0);
@@ -194,7 +203,8 @@ fn q3_k(block: &mut [u8; 110], deviation: f32) {
     put_f16(block, 108, scale);
 }
 
-/// Scales made of random bytes, and minima with which weights have the mean zero: minimum = scale, dmin = `mean` d.
+/// Sets the scales of a `Q4_K` or `Q5_K` block from random bytes, and minima with which the mean of the weights is
+/// zero: minimum = scale and dmin = `mean` d, where `mean` is the mean of q.
 fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(u8) -> u8) {
     let scale = k_scale(bits16(block, 0), scale);
     put_f16(block, 0, scale);
@@ -203,7 +213,7 @@ fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(
     put_scales(block, scales);
 }
 
-/// Scales, minima (the same), and the low bits of the last four of both.
+/// Packs eight 6-bit scales and eight equal minima into 12 bytes.
 fn put_scales(block: &mut [u8], scales: [u8; 8]) {
     for at in 0..4 {
         let (low, high) = (scales[at], scales[at + 4]);
@@ -214,7 +224,8 @@ fn put_scales(block: &mut [u8], scales: [u8; 8]) {
     }
 }
 
-/// `[ql: 128][qh: 64][scales: i8; 16][d: f16]`, weight `d scale (q - 32)`, scales of random sign from 4 to 12.
+/// Finishes a `Q6_K` block: `[ql: 128][qh: 64][scales: i8; 16][d: f16]`, weight `d scale (q - 32)`. Scales have a
+/// random sign and a magnitude from 4 to 12.
 fn q6_k(block: &mut [u8; 210], deviation: f32) {
     for scale in &mut block[192..208] {
         let magnitude = (4 + ((u16::from(*scale & 0x7f) * 9) >> 7)) as i8;
@@ -249,7 +260,7 @@ mod tests {
         f16::from_bits(bits16(block, at)).to_f32()
     }
 
-    /// Weights of a chunk, as the executor decodes them.
+    /// Returns the weights of a chunk, as the kernels dequantise them.
     fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
         let format = KernelFormat::of(format).unwrap();
         let mut weights = vec![0.0; bytes.len() / format.row_bytes(256).unwrap() * 256];
@@ -258,9 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn weights_have_mean_zero_and_the_spread_asked_for() {
+    fn weights_have_mean_zero_and_the_requested_deviation() {
         for &format in Format::ALL {
-            // Factors of blocks of 256 lie from 1.0 to 1.2, so their spread is up to 12 % wider.
+            // The factors of blocks of 256 are from 1.0 to 1.2, so their standard deviation is up to 12 % larger.
             let widest = if format.block_len() == 256 { 1.15 } else { 1.06 };
             let deviation = 1.0 / 4096f32.sqrt();
             let weights = decoded(format, &filled(format, deviation, 1 << 18));
@@ -271,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_are_normal_numbers_however_small_the_spread() {
+    fn scales_are_normal_numbers_for_small_deviations() {
         let large = Format::ALL.iter().filter(|format| format.block_len() == 256);
         for (&format, at) in large.zip([80, 108, 0, 0, 208, 0, 0]) {
             let block = filled(format, 1e-9, 256);

@@ -1,7 +1,7 @@
-//! The check that a disk has room for a file.
+//! Checks that a disk has enough free space for a file.
 //!
-//! It runs before the first byte is written: a 40 GB model that fails at 39 GB costs minutes and fills the disk in the
-//! meantime. It uses `statvfs` on Unix; on other systems the write itself fails.
+//! The check runs before the first byte is written, because otherwise a model of 40 GB could fail after minutes, when
+//! the disk is full. It uses `statvfs` on Unix; on other systems the write itself fails.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use hearth_profiles::Bytes;
 
 use super::SynthError;
 
-/// Left free for others.
+/// Free space that is left for other programs.
 const MARGIN: Bytes = Bytes::mib(64);
 
-/// Refuses a file of `need` bytes where the disk of `path` has less.
+/// Fails if the disk of `path` has less free space than `need` and [`MARGIN`].
 pub(super) fn check(path: &Path, need: Bytes) -> Result<(), SynthError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let available = available(folder).map_err(|source| SynthError::Io {
@@ -28,7 +28,7 @@ pub(super) fn check(path: &Path, need: Bytes) -> Result<(), SynthError> {
     }
 }
 
-/// What an ordinary user may still write; `None` where the system is not asked.
+/// Returns the free space for unprivileged users, or `None` on systems other than Unix.
 #[cfg(unix)]
 fn available(folder: &Path) -> std::io::Result<Option<Bytes>> {
     use std::ffi::CString;
@@ -36,14 +36,14 @@ fn available(folder: &Path) -> std::io::Result<Option<Bytes>> {
 
     let name = CString::new(folder.as_os_str().as_bytes())?;
     let mut answer = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `name` ends in a zero byte and lives across the call; `answer` has room for the structure.
+    // SAFETY: `name` ends with a zero byte and is valid during the call; `answer` has the size of the structure.
     let failed = unsafe { libc::statvfs(name.as_ptr(), answer.as_mut_ptr()) } != 0;
     if failed {
         return Err(std::io::Error::last_os_error());
     }
     // SAFETY: the call succeeded, so it filled the structure.
     let answer = unsafe { answer.assume_init() };
-    // The fields' types differ between systems.
+    // The types of the fields differ between systems.
     #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
     let bytes = (answer.f_bavail as u64).saturating_mul(answer.f_frsize as u64);
     Ok(Some(Bytes(bytes)))

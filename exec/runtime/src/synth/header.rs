@@ -1,7 +1,7 @@
 //! The keys, tensors and weight distributions of a synthetic model.
 //!
-//! Keys and tensor order are those of llama.cpp's converters; the tensors of a shape come from
-//! `profiles::model::layout`, so that a synthetic file and a `model/1` document of one shape agree.
+//! Keys and the order of tensors are those of llama.cpp's converters. The tensors of a shape come from
+//! `profiles::model::layout`, so that a synthetic file and a `model/1` document of the same shape agree.
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
@@ -10,10 +10,10 @@ use hearth_profiles::model::{Architecture, TensorKind, TensorSpec, layout};
 use super::blocks::Distribution;
 use super::{GAIN_RANGE, SynthError, SynthOptions};
 
-/// Everything that is decided before the first weight is made.
+/// The layout of a synthetic file and the distributions of its tensors.
 pub(super) struct SynthPlan {
     pub layout: FileLayout,
-    /// One for each of the layout's tensors.
+    /// One distribution for each tensor of the layout.
     pub distributions: Vec<Distribution>,
 }
 
@@ -56,8 +56,8 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     Ok(SynthPlan { layout: writer.finish(), distributions })
 }
 
-/// Factors of rotary frequencies: positive, and not all one, so that they show.
-/// source: assumed; Llama 3.1 has them from 1 to 8
+/// The distribution of factors of rotary frequencies: positive, and not all one, so that they have an effect.
+/// source: assumed; those of Llama 3.1 are from 1 to 8
 const ROPE_FACTORS: Distribution = Distribution { mean: 2.0, deviation: 0.3 };
 
 fn distribution(tensor: &TensorSpec, gain: f32) -> Distribution {
@@ -90,7 +90,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     add("rope.freq_base", Value::F32(options.rope_base));
     add("vocab_size", Value::U32(shape.vocabulary));
     if shape.architecture == Architecture::Gemma2 {
-        // The values of the published models, whose window is half of their context.
+        // These are the values of the published models; their window is half of their context.
         add("attn_logit_softcapping", Value::F32(50.0));
         add("final_logit_softcapping", Value::F32(30.0));
         add("attention.sliding_window", Value::U32((shape.context_length / 2).max(1)));

@@ -1,12 +1,13 @@
 //! Synthetic models: valid GGUF files of any shape with random weights.
 //!
-//! A plan for a large model can be rehearsed without its download. llama.cpp opens the files, which are in any format,
-//! pure or mixed as in `q4_k_m`. Their text makes no sense, but they are read, computed and kept in memory as the real
-//! model is. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that
-//! activations stay of order one through all layers; norms are near one; the embedding has a deviation of one half.
+//! With them a plan for a large model can be tested without downloading it. All formats are supported, also mixes
+//! such as `q4_k_m`, and llama.cpp opens the files. Their output makes no sense, but they use disk, processor and
+//! memory like the real model. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that
+//! activations stay of order one through all layers; norm weights are near one; the embedding has the standard
+//! deviation 0.5.
 //!
-//! Every chunk of every tensor has its own random stream, from (seed, tensor name, chunk): the same options give the
-//! same bytes whatever the number of threads, and a tensor does not depend on the tensors around it.
+//! Every chunk of every tensor has its own random stream, given by (seed, tensor name, chunk). Therefore the same
+//! options give the same bytes for any number of threads, and a tensor does not depend on the other tensors.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,22 +44,27 @@ pub struct SynthOptions {
     pub name: String,
     pub shape: ModelShape,
     pub quant: Quant,
-    /// The seed of all weights.
+    /// The seed of the random weights.
     pub seed: u64,
-    /// Widens the weights; 1 keeps activations of order one.
+    /// The factor of the standard deviation of the weights; 1 keeps activations of order one.
     pub gain: f32,
     pub tokenizer: TokenizerKind,
+    /// The base of the rotary frequencies.
     pub rope_base: f32,
-    /// Whether to add `rope_freqs.weight`, factors of about two, as Llama 3.1 has it. Llama only.
+    /// Whether to add the tensor `rope_freqs.weight`, as in Llama 3.1, with factors of about two. Only for llama.
     pub rope_frequencies: bool,
+    /// Number of threads that write the file.
     pub threads: usize,
 }
 
+/// A summary of a synthesised model file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Synthesised {
     pub path: PathBuf,
     pub file_bytes: Bytes,
+    /// Number of weights.
     pub parameters: u64,
+    /// Number of tensors.
     pub tensors: usize,
 }
 
@@ -71,18 +77,18 @@ pub enum SynthError {
     Block(#[from] BlockError),
     #[error(transparent)]
     Header(#[from] HeaderError),
-    #[error("a vocabulary of {found} tokens cannot be synthesised: at least {min}, at most about 900000")]
+    #[error("a vocabulary of {found} tokens cannot be synthesised: use {min} to about 900000")]
     Vocabulary { found: u32, min: u32 },
-    #[error("a key length of {found} cannot be rotated in pairs: use an even one")]
+    #[error("a key length of {found} cannot be rotated in pairs: use an even number")]
     KeyLength { found: u32 },
-    #[error("a gain of {found} gives weights that overflow or vanish: use one from {min} to {max}")]
+    #[error("a gain of {found} gives weights that overflow or underflow: use a gain from {min} to {max}")]
     Gain { found: f32, min: f32, max: f32 },
-    #[error("a {architecture} model always ties its head to the embedding: set `tied_embeddings`")]
+    #[error("{architecture} models always have tied embeddings: set `tied_embeddings`")]
     Untied { architecture: String },
-    #[error("a {architecture} model has no factors of rotary frequencies: leave them out, or use llama")]
+    #[error("{architecture} models have no factors of rotary frequencies: leave them out, or use llama")]
     RopeFactors { architecture: String },
     #[error(
-        "`{path}` needs {need} and its disk has {available} left: free some space or write elsewhere",
+        "`{path}` needs {need}, but its disk has only {available} free: free some space or use another disk",
         path = .path.display()
     )]
     Space { path: PathBuf, need: Bytes, available: Bytes },
@@ -90,17 +96,17 @@ pub enum SynthError {
     Io { verb: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// Gains that keep weights and their blocks' scales within f16.
+/// The valid gains, with which weights and the scales of blocks are in the range of f16.
 /// source: assumed; 1 keeps activations of order one
 const GAIN_RANGE: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
 
-/// Short names of shipped models that are large.
+/// Short names of shipped models.
 const ALIASES: &[(&str, &str)] = &[("8b", "llama-8b"), ("70b", "llama-70b")];
 
 impl SynthOptions {
-    /// A model of this shape, seed 1, as its architecture's defaults have it.
+    /// Returns options with seed 1 and the defaults of the architecture.
     pub fn new(name: &str, shape: ModelShape, quant: Quant) -> SynthOptions {
-        // Llama 3 raised the base with the width; small models keep the classic one.
+        // Llama 3 increased the base with the width; small models keep the original one.
         let rope_base = if shape.embedding >= 2048 { 500_000.0 } else { 10_000.0 };
         SynthOptions {
             name: name.to_owned(),
@@ -115,24 +121,24 @@ impl SynthOptions {
         }
     }
 
-    /// `tiny`, `120m`, `1b`, `3b`, `8b`, `70b`, or any shipped model's name, with that model's quantisation. A plan
-    /// made for the shipped model fits the file.
+    /// Returns options for a shipped model by its name or short name (`tiny`, `120m`, `1b`, `3b`, `8b`, `70b`, ..),
+    /// with its quantisation. A plan for the shipped model is valid for the file.
     pub fn preset(name: &str) -> Result<SynthOptions, UnknownName> {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
         let document = shipped_document(alias.map_or(name, |(_, full)| full))?;
         Ok(SynthOptions::from_document(&document))
     }
 
-    /// A model as the document describes it.
+    /// Returns options for the model of a document.
     pub fn from_document(document: &ModelDocument) -> SynthOptions {
-        // A document that was parsed has a readable quantisation.
+        // The quantisation of a parsed document is valid.
         let quant = document.quant.parse().unwrap_or(Quant::Q4KM);
         SynthOptions::new(&document.name, document.shape(), quant)
     }
 }
 
-/// Writes the model to `path`, calling `progress` with the bytes of tensors written and their total. The file
-/// appears under its name when it is complete; memory stays constant whatever its size.
+/// Writes a model to `path`. `progress` receives the written bytes of tensors and their total. The file has a
+/// temporary name until it is complete. The memory use does not depend on the size of the model.
 pub fn synthesise(
     options: &SynthOptions,
     path: &Path,

@@ -1,8 +1,9 @@
 //! Tokenizers of synthetic models.
 //!
-//! Two kinds, both able to encode every byte string: Llama's `SentencePiece` (`<unk>`, `<s>`, `</s>`, 256 byte tokens,
-//! ASCII, letter n-grams) and GPT-2's byte-level BPE (256 bytes, letter n-grams with their merges, `<|bos|>` and
-//! `<|eos|>` at the end). N-grams of the letters, by their frequency in English, fill the vocabulary to any size.
+//! There are two kinds, which can both encode all byte strings: Llama's `SentencePiece` (`<unk>`, `<s>`, `</s>`, 256
+//! byte tokens, ASCII, letter n-grams) and GPT-2's byte-level BPE (256 bytes, letter n-grams with their merges,
+//! `<|bos|>` and `<|eos|>` at the end). N-grams of letters, in the order of letter frequency in English, fill a
+//! vocabulary of any size.
 
 use std::collections::BTreeSet;
 
@@ -12,30 +13,32 @@ use hearth_profiles::model::Architecture;
 use super::SynthError;
 use crate::tokenizer::visible;
 
+/// The kind of a synthetic tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenizerKind {
     /// Llama's `SentencePiece`.
     #[default]
     Spm,
-    /// GPT-2's byte-level BPE, with the splitting of Qwen 2 for Qwen models and of Llama 3 for others.
+    /// GPT-2's byte-level BPE, with the pre-tokenizer of Qwen 2 for Qwen models and that of Llama 3 for others.
     Bpe,
 }
 
-/// The fewest tokens either kind can do with.
+/// Minimum size of a vocabulary, for both kinds.
 const MIN_VOCABULARY: u32 = 400;
 
+/// The letters in the order of their frequency in English.
 const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
-/// The character that `SentencePiece` writes for a space.
+/// The character that represents a space in `SentencePiece`.
 const SPACE: char = '\u{2581}';
 
-// `tokenizer.ggml.token_type`.
+// Values of `tokenizer.ggml.token_type`.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const BYTE: i32 = 6;
 
 impl TokenizerKind {
-    /// The kind that models of this architecture have; Llama 1 and 2 for llama.
+    /// Returns the kind of published models of this architecture; for llama, that of Llama 1 and 2.
     pub fn of(architecture: Architecture) -> TokenizerKind {
         match architecture {
             Architecture::Qwen2 | Architecture::Qwen3 => TokenizerKind::Bpe,
@@ -43,7 +46,7 @@ impl TokenizerKind {
         }
     }
 
-    /// The keys of a tokenizer with a vocabulary of this size.
+    /// Returns the metadata of a tokenizer with `vocabulary` tokens.
     pub(super) fn keys(
         self,
         vocabulary: u32,
@@ -60,7 +63,7 @@ impl TokenizerKind {
     }
 }
 
-/// All strings of 2, then 3, then 4 letters, in order of the letters' frequency.
+/// Returns all strings of two, then three, then four letters, in the order of [`LETTERS`].
 fn ngrams() -> impl Iterator<Item = String> {
     let letters: Vec<char> = LETTERS.chars().collect();
     (2..=4u32).flat_map(move |length| {
@@ -68,13 +71,13 @@ fn ngrams() -> impl Iterator<Item = String> {
         (0..letters.len().pow(length)).map(move |number| {
             (0..length)
                 .rev()
-                .map(|place| letters[number / letters.len().pow(place) % letters.len()])
+                .map(|digit| letters[number / letters.len().pow(digit) % letters.len()])
                 .collect()
         })
     })
 }
 
-/// `None` if the n-grams do not suffice.
+/// Returns the metadata of a `SentencePiece` tokenizer, or `None` if there are too few n-grams.
 fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
     let mut tokens = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     let mut types = vec![UNKNOWN, CONTROL, CONTROL];
@@ -100,7 +103,7 @@ fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
         return None;
     }
     types.resize(vocabulary, NORMAL);
-    // Earlier tokens are merged first.
+    // Scores decrease with the id, so that earlier tokens are merged first.
     let scores = (0..vocabulary).map(|at| -(at.saturating_sub(special) as f32)).map(|score| score + 0.0);
     Some(vec![
         ("tokenizer.ggml.model", Value::Str("llama".into())),
@@ -116,7 +119,7 @@ fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
     ])
 }
 
-/// `None` if the n-grams do not suffice.
+/// Returns the metadata of a byte-level BPE tokenizer, or `None` if there are too few n-grams.
 fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static str, Value)>> {
     let mut tokens: Vec<String> = (0..=255).map(|byte| visible(byte).to_string()).collect();
     let space = tokens[32].clone();
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vocabulary_has_the_size_asked_for_and_no_token_twice() {
+    fn a_vocabulary_has_the_requested_size_and_no_duplicates() {
         for tokenizer in [TokenizerKind::Spm, TokenizerKind::Bpe] {
             for size in [400, 4096, 128_256] {
                 let list = tokens(tokenizer, size);

@@ -1,9 +1,9 @@
-//! Writes a model of any size in constant memory.
+//! Writes a model of any size with constant memory.
 //!
-//! Threads take chunks of a fixed number of weights in file order, fill a buffer of their own and write it at its
-//! place through a file handle of their own. A chunk's random stream is `ChaCha8` with a key from (seed, tensor name)
-//! and the chunk's number as stream number, so that bytes depend neither on the thread nor on the order. The file has
-//! a temporary name until it is complete, and is removed if anything fails.
+//! Threads take chunks of a fixed number of weights in file order. Each thread fills a buffer and writes it at the
+//! offset of the chunk, with its own file handle. The random stream of a chunk is `ChaCha8` with a key from (seed,
+//! tensor name) and the index of the chunk as stream number, so that the bytes depend neither on the thread nor on
+//! the order. The file has a temporary name until it is complete, and is removed if an error occurs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -20,18 +20,22 @@ use super::blocks::{self, Distribution};
 use super::header::SynthPlan;
 use super::{SynthError, SynthOptions};
 
-/// Weights of a chunk: whole blocks of every format. Part of what the bytes depend on: never change it.
+/// Number of weights in a chunk, a whole number of blocks in every format. The bytes of a model depend on it, so it
+/// must not be changed.
 const CHUNK_WEIGHTS: u64 = 1 << 20;
 
+/// A part of a tensor that is written at once.
 #[derive(Debug, Clone, Copy)]
 struct Chunk {
+    /// The index of the tensor.
     tensor: usize,
+    /// The index of the chunk in the tensor.
     number: u64,
     offset: u64,
     bytes: u64,
 }
 
-/// Removes the partial file unless it was renamed.
+/// The unfinished file, which is removed on drop unless `finished` is set.
 struct PartialFile {
     path: PathBuf,
     finished: bool,
@@ -58,19 +62,20 @@ pub(super) fn write(
     };
     let mut file = File::create(&partial.path).map_err(failed("create"))?;
     file.write_all(&plan.layout.header).map_err(failed("write"))?;
-    // Padding between tensors is what is never written: zeros.
+    // Padding between tensors is never written, so that it reads as zeros.
     file.set_len(plan.layout.file_bytes).map_err(failed("enlarge"))?;
     drop(file);
     write_weights(options, plan, &partial.path, progress).map_err(failed("write"))?;
     fs::rename(&partial.path, path).map_err(|source| {
         let path = path.to_owned();
-        SynthError::Io { verb: "give the finished file the name", path, source }
+        SynthError::Io { verb: "rename the finished file to", path, source }
     })?;
     partial.finished = true;
     Ok(())
 }
 
-/// The temporary path at which this process writes a model until it is complete: beside `path`, under a unique name.
+/// Returns the temporary path of a model until it is complete: in the same folder, with a name that contains the
+/// process id.
 pub fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.partial", std::process::id()));
@@ -95,7 +100,7 @@ fn write_weights(
                     sender.send(Ok(bytes)).is_ok()
                 });
                 if let Err(error) = end {
-                    // Nothing left to do for the others.
+                    // The other threads stop too.
                     next.store(chunks.len(), Ordering::Relaxed);
                     let _ = sender.send(Err(error));
                 }
@@ -128,7 +133,7 @@ fn chunks(plan: &SynthPlan) -> Vec<Chunk> {
     chunks
 }
 
-/// One thread's part: chunk after chunk until none is left or `written` returns false.
+/// Writes chunks on one thread until none is left or `written` returns false.
 fn write_chunks(
     seed: u64,
     plan: &SynthPlan,
@@ -144,7 +149,7 @@ fn write_chunks(
         let Some(chunk) = chunks.get(at) else { return Ok(()) };
         let tensor = &plan.layout.tensors[chunk.tensor];
         buffer.resize(chunk.bytes as usize, 0);
-        let source = Source {
+        let source = TensorSource {
             seed,
             name: &tensor.name,
             format: tensor.format,
@@ -160,14 +165,15 @@ fn write_chunks(
 }
 
 /// The inputs that determine the bytes of a tensor.
-struct Source<'a> {
+struct TensorSource<'a> {
     seed: u64,
     name: &'a str,
     format: Format,
     distribution: Distribution,
 }
 
-impl Source<'_> {
+impl TensorSource<'_> {
+    /// Fills `buffer` with a chunk of the tensor.
     fn fill(&self, chunk: u64, buffer: &mut [u8], scratch: &mut Vec<u8>) {
         let mut rng = ChaCha8Rng::from_seed(key(self.seed, self.name));
         rng.set_stream(chunk);
@@ -175,15 +181,16 @@ impl Source<'_> {
     }
 }
 
-/// Seed, then three FNV-1a hashes of the name from different starts: names never share a key by accident.
+/// Returns the key of a tensor's random streams: the seed, and three FNV-1a hashes of the name with different start
+/// values, so that two names do not have the same key by accident.
 fn key(seed: u64, name: &str) -> [u8; 32] {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
-    for (lane, place) in key[8..].as_chunks_mut::<8>().0.iter_mut().enumerate() {
+    for (lane, out) in key[8..].as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let start = 0xcbf2_9ce4_8422_2325 ^ lane as u64;
         let hash =
             name.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        *place = hash.to_le_bytes();
+        *out = hash.to_le_bytes();
     }
     key
 }
@@ -193,10 +200,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_and_names_have_streams_of_their_own() {
+    fn chunks_and_names_have_different_streams() {
         let make = |name, seed, chunk| {
             let distribution = Distribution { mean: 0.0, deviation: 0.01 };
-            let source = Source { seed, name, format: Format::Q8_0, distribution };
+            let source = TensorSource { seed, name, format: Format::Q8_0, distribution };
             let mut buffer = vec![0; 34 * 4];
             source.fill(chunk, &mut buffer, &mut Vec::new());
             buffer
@@ -209,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unfinished_file_lies_beside_the_finished_one() {
+    fn the_unfinished_file_is_in_the_same_folder() {
         let path = partial_path(Path::new("folder/model.gguf"));
         assert_eq!(path.parent(), Some(Path::new("folder")));
         assert!(path.to_string_lossy().ends_with(".partial"));

@@ -1,8 +1,8 @@
 //! Byte-level BPE.
 //!
-//! Regular expressions cut the text into words ([`super::pre_tokenizer`]), every byte of a word becomes a visible
-//! character (GPT-2's table), and pairs are merged in the order of the merge list. The `tokenizers` crate does the
-//! cutting and merging.
+//! Regular expressions split the text into words ([`super::pre_tokenizer`]), each byte of a word is mapped to a
+//! visible character (GPT-2's table), and pairs are merged in the order of the merge list. The `tokenizers` crate
+//! splits and merges.
 
 use std::collections::BTreeSet;
 
@@ -18,6 +18,7 @@ use super::pre_tokenizer::WordSplitter;
 use super::{CONVERT, invalid};
 use crate::error::ExecError;
 
+/// A byte-level BPE tokenizer.
 #[derive(Debug)]
 pub(super) struct ByteLevelBpe {
     words: WordSplitter,
@@ -36,7 +37,7 @@ impl ByteLevelBpe {
         let pairs = metadata.get_str_array("tokenizer.ggml.merges")?;
         let pairs = pairs.ok_or_else(|| invalid("key `tokenizer.ggml.merges` is missing", CONVERT))?;
         let pair = |line: &String| {
-            let bad = || invalid(format!("merge `{line}` is not two tokens"), CONVERT);
+            let bad = || invalid(format!("merge `{line}` does not have two tokens"), CONVERT);
             // A token may itself begin with a space, so the separator is not at the first byte.
             let at = line.char_indices().skip(1).find(|&(_, c)| c == ' ').ok_or_else(bad)?.0;
             Ok((line[..at].to_owned(), line[at + 1..].to_owned()))
@@ -47,7 +48,7 @@ impl ByteLevelBpe {
             let visible = visible(byte).to_string();
             if !short.contains(visible.as_str()) {
                 let what =
-                    format!("no token for byte {byte:#04x} (`{visible}`): some texts could not be written");
+                    format!("no token for byte {byte:#04x} (`{visible}`): some texts cannot be encoded");
                 return Err(invalid(what, CONVERT));
             }
         }
@@ -66,13 +67,13 @@ impl ByteLevelBpe {
         Ok(ByteLevelBpe { words, splits, to_visible: ByteLevel::new(false, false, false), merges })
     }
 
-    /// Whether texts begin with a token if the file does not say.
+    /// Whether texts begin with BOS if the file does not define it.
     pub(super) fn adds_bos_by_default(&self) -> bool {
-        self.words.begins
+        self.words.adds_bos
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ExecError> {
-        let failed = |error| invalid(format!("the text cannot be cut into tokens: {error}"), "shorten it");
+        let failed = |error| invalid(format!("the text cannot be split into tokens: {error}"), "shorten it");
         let mut words = PreTokenizedString::from(text);
         for split in &self.splits {
             split.pre_tokenize(&mut words).map_err(failed)?;
@@ -85,8 +86,8 @@ impl ByteLevelBpe {
     }
 }
 
-/// GPT-2's visible character for a byte: printable Latin-1 characters stand for themselves, the others are
-/// counted up from U+0100.
+/// Returns GPT-2's visible character for a byte: the byte itself as a printable Latin-1 character, and for the other
+/// bytes a character from U+0100 on.
 pub(crate) fn visible(byte: u8) -> char {
     let itself = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     if itself(byte) {
@@ -96,24 +97,24 @@ pub(crate) fn visible(byte: u8) -> char {
     char::from_u32(256 + before as u32).expect("far below the surrogates")
 }
 
-/// The bytes that a token stands for. A character that is in no byte's place writes itself.
+/// Returns the bytes of a token with this text. A character that is not in GPT-2's table is encoded as UTF-8.
 pub(super) fn token_bytes(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {
         match c as u32 {
             33..=126 | 161..=172 | 174..=255 => bytes.push(c as u8),
-            place @ 256..=323 => bytes.push(hidden_byte(place - 256)),
+            code @ 256..=323 => bytes.push(hidden_byte(code - 256)),
             _ => bytes.extend(c.to_string().as_bytes()),
         }
     }
     bytes
 }
 
-/// The byte of that number among those that do not stand for themselves.
-fn hidden_byte(place: u32) -> u8 {
-    match place {
-        0..=32 => place as u8,
-        33..=66 => (place - 33 + 127) as u8,
+/// Returns the byte with this index among the bytes that are not mapped to themselves.
+fn hidden_byte(index: u32) -> u8 {
+    match index {
+        0..=32 => index as u8,
+        33..=66 => (index - 33 + 127) as u8,
         _ => 173,
     }
 }
@@ -127,7 +128,7 @@ mod tests {
         for byte in 0..=255u8 {
             assert_eq!(token_bytes(&visible(byte).to_string()), [byte], "byte {byte}");
         }
-        // The well-known ones.
+        // The well-known characters for space, line feed and soft hyphen.
         assert_eq!((visible(b' '), visible(b'\n'), visible(0xad)), ('Ġ', 'Ċ', 'Ń'));
     }
 }

@@ -1,12 +1,12 @@
 //! The tokenizer: text to tokens, and tokens to text.
 //!
-//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, `byte_level_bpe`) and
-//! `SentencePiece` (`llama`, `sentence_piece`). Control tokens in the text are recognised only where the caller says
-//! that it wrote them, so that a user's text cannot end a turn. Tokens that the model's makers call user-defined are
-//! found in any text, before it is cut.
+//! It is built from the metadata of the model file. There are two kinds: byte-level BPE (`gpt2` in files,
+//! `byte_level_bpe`) and `SentencePiece` (`llama` in files, `sentence_piece`). Control tokens in a text are
+//! recognised only if the caller requests it, so that the text of a user cannot end a turn. Tokens with the type
+//! user-defined are recognised in any text, before it is split.
 //!
-//! Decoding gives bytes; [`TextStream`] holds back what is not yet valid UTF-8, so that a character spread
-//! over several tokens appears whole.
+//! Decoding gives bytes. [`TextStream`] buffers bytes that are not yet valid UTF-8, so that a character of several
+//! tokens is returned as a whole.
 //!
 //! Not here: chat templates ([`crate::chat`]).
 
@@ -23,14 +23,16 @@ use crate::error::ExecError;
 pub(crate) use byte_level_bpe::visible;
 use special::{Fragment, SpecialTokens};
 
+/// The tokenizer of a model.
 #[derive(Debug)]
 pub struct Tokenizer {
     kind: Kind,
     tokens: Vec<Token>,
-    /// Tokens that are recognised as a whole.
+    /// Tokens that are recognised by their text, before tokenization.
     special: SpecialTokens,
     bos: Option<u32>,
     eos: Option<u32>,
+    /// Tokens that end a turn or a text.
     ends: BTreeSet<u32>,
     add_bos: bool,
     add_eos: bool,
@@ -42,18 +44,19 @@ enum Kind {
     SentencePiece(Box<sentence_piece::SentencePiece>),
 }
 
-/// The text that a token stands for.
+/// The text of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Token {
     bytes: Vec<u8>,
-    /// Whether it stands for no text: beginning, end, turns.
+    /// Whether this is a control token, such as the start or end of a turn, which is not output.
     control: bool,
 }
 
-/// Stands in text of a user where a control token could begin; a noncharacter, so that no text needs it.
+/// The character inserted in the text of a user where a control token could begin. It is a Unicode noncharacter, so
+/// that no text needs it.
 const GUARD: char = '\u{fdd0}';
 
-/// Control tokens that end a turn or a text in the families that are supported; not every file says so.
+/// Control tokens that end a turn or a text in the supported model families. Not all files mark them as such.
 const END_TEXTS: &[&str] = &[
     "<|eot_id|>",
     "<|eom_id|>",
@@ -65,7 +68,7 @@ const END_TEXTS: &[&str] = &[
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// Control tokens that begin a turn or a text, or name who speaks, in these families.
+/// Control tokens that begin a turn or a text, or name a role, in the supported model families.
 const START_TEXTS: &[&str] = &[
     "<s>",
     "<bos>",
@@ -84,7 +87,7 @@ const START_TEXTS: &[&str] = &[
     "<\u{ff5c}Assistant\u{ff5c}>",
 ];
 
-/// `tokenizer.ggml.token_type`.
+/// Values of `tokenizer.ggml.token_type`.
 mod token_type {
     pub(super) const NORMAL: i32 = 1;
     pub(super) const UNKNOWN: i32 = 2;
@@ -100,7 +103,7 @@ fn invalid(what: impl Into<String>, hint: &'static str) -> ExecError {
 const CONVERT: &str = "convert the model again with a current converter";
 
 impl Tokenizer {
-    /// Reads the metadata of a model.
+    /// Reads the tokenizer from the metadata of a model.
     pub fn new(metadata: &Metadata) -> Result<Tokenizer, ExecError> {
         let model = metadata.get_str("tokenizer.ggml.model")?;
         let model = model.ok_or_else(|| invalid("key `tokenizer.ggml.model` is missing", CONVERT))?;
@@ -108,13 +111,13 @@ impl Tokenizer {
         let texts = texts.ok_or_else(|| invalid("key `tokenizer.ggml.tokens` is missing", CONVERT))?;
         let types = metadata.get_i32_array("tokenizer.ggml.token_type")?;
         if types.is_some_and(|types| types.len() != texts.len()) {
-            return Err(invalid("`tokenizer.ggml.token_type` is not as long as the token list", CONVERT));
+            return Err(invalid("`tokenizer.ggml.token_type` and the token list differ in length", CONVERT));
         }
         let id = |name: &str| id(metadata, name, texts.len());
         let bos = id("bos")?;
         let ends = ["eos", "eot", "eom"].into_iter().map(id).collect::<Result<Vec<_>, _>>()?;
         let named: BTreeSet<usize> = ends.iter().flatten().chain(&bos).map(|&id| id as usize).collect();
-        // Some files call their turns user-defined; a user who writes one must not end the turn.
+        // Some files declare their turn tokens as user-defined. A user who writes one must not end the turn.
         let kind_of = |at: usize| {
             let found = types.map_or(token_type::NORMAL, |types| types[at]);
             let control = named.contains(&at) || is_turn(&texts[at], found);
@@ -134,7 +137,7 @@ impl Tokenizer {
             ),
             other => {
                 let hint = "use a model whose tokenizer is gpt2 (BPE) or llama (SentencePiece)";
-                return Err(invalid(format!("tokenizer model `{other}` is not known"), hint));
+                return Err(invalid(format!("tokenizer model `{other}` is not supported"), hint));
             }
         };
         let token = |(at, text): (usize, &String)| {
@@ -155,7 +158,7 @@ impl Tokenizer {
         let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
         if add_bos && bos.is_none() {
             return Err(invalid(
-                "a text begins with a token, but `tokenizer.ggml.bos_token_id` is missing",
+                "texts must begin with a BOS token, but `tokenizer.ggml.bos_token_id` is missing",
                 CONVERT,
             ));
         }
@@ -171,28 +174,33 @@ impl Tokenizer {
         })
     }
 
+    /// Returns the number of tokens in the vocabulary.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
+    /// Whether the vocabulary is empty.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
+    /// Returns the token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
+    /// Returns the token that ends a text.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
+    /// Whether a token ends a turn or a text.
     pub fn is_end(&self, token: u32) -> bool {
         self.ends.contains(&token)
     }
 
-    /// The tokens of a text from its beginning. With `parse_special`, special tokens written out in it are
-    /// recognised; without, they are text.
+    /// Encodes a complete text, with BOS and EOS if the model adds them. With `parse_special`, the texts of special
+    /// tokens are recognised as these tokens; otherwise they are ordinary text.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
         let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
         self.encode_into(text, parse_special, true, &mut ids)?;
@@ -200,7 +208,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The tokens of a text that continues another, with no token before or after.
+    /// Encodes a text that continues another one, without BOS and EOS.
     pub fn encode_continuation(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
         let mut ids = Vec::new();
         self.encode_into(text, parse_special, false, &mut ids)?;
@@ -218,7 +226,7 @@ impl Tokenizer {
         self.encode_fragments(fragments, begins, ids)
     }
 
-    /// The tokens of a text that a chat template wrote, in which text of users is guarded ([`Self::guard`]).
+    /// Encodes the output of a chat template, in which the text of users is guarded ([`Self::guard`]).
     pub(crate) fn encode_template(&self, text: &str) -> Result<Vec<u32>, ExecError> {
         let bare = |text: &str| text.replace(GUARD, "");
         let fragments = self.special.partition(text, |special| !special.anywhere);
@@ -242,9 +250,10 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// `text` so that no control token is recognised in it, whatever a template puts around it: a guard stands behind
-    /// every character with which a control token begins, and before a text that could complete one. Texts that the
-    /// template names (`known`) stay as they are, so that it finds them, unless a control token begins there.
+    /// Returns `text` with guard characters, so that no control token is recognised in it, whatever a template writes
+    /// before and after it: a guard after every character with which a control token begins, and one before the text
+    /// if it could complete a control token. The texts `known`, for which the template searches, get no guards,
+    /// unless a control token begins there.
     pub(crate) fn guard(&self, text: &str, known: &[String]) -> String {
         let text = text.replace(GUARD, "");
         let trimmed = text.trim_start();
@@ -256,9 +265,9 @@ impl Tokenizer {
             }
             guarded.push(c);
             let rest = &text[at..];
-            let searched = |known: &String| rest.starts_with(known.as_str());
+            let is_known = |known: &String| rest.starts_with(known.as_str());
             if self.special.begins_control(c)
-                && (self.special.control_begins(rest) || !known.iter().any(searched))
+                && (self.special.control_begins(rest) || !known.iter().any(is_known))
             {
                 guarded.push(GUARD);
             }
@@ -266,22 +275,23 @@ impl Tokenizer {
         guarded
     }
 
-    /// The parts of `text` from each character with which a control token begins, but not where what stands there
-    /// could become one.
+    /// Returns the suffixes of `text` that start at a character with which a control token begins, except those that
+    /// start with a control token or could become one.
     pub(crate) fn unguarded_parts(&self, text: &str) -> Vec<String> {
         let begins = text.char_indices().filter(|&(_, c)| self.special.begins_control(c));
         let parts = begins.map(|(at, _)| &text[at..]);
-        let harmless = |part: &&str| !self.special.control_begins(part) && !self.special.begins_with(part);
-        parts.filter(harmless).map(str::to_owned).collect()
+        let is_safe = |part: &&str| !self.special.control_begins(part) && !self.special.begins_with(part);
+        parts.filter(is_safe).map(str::to_owned).collect()
     }
 
-    /// Whether `text` has a control token in it, or could end a turn inside one: `end` in `<|end|>`.
+    /// Whether `text`, as a role, contains a control token, or is part of one that ends a turn, such as `end` in
+    /// `<|end|>`.
     pub(crate) fn is_dangerous_role(&self, text: &str) -> bool {
         let text = text.trim();
         self.special.has_control(text) || END_TEXTS.iter().any(|end| !text.is_empty() && end.contains(text))
     }
 
-    /// Returns a token's text in the file.
+    /// Returns the text of a token in the vocabulary.
     pub(crate) fn text_of(&self, id: u32) -> String {
         self.special.text_of(id).map_or_else(|| self.decode(&[id]), str::to_owned)
     }
@@ -312,12 +322,12 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Returns the bytes that a token writes; control tokens and unknown ids write nothing.
+    /// Returns the bytes of a token's text; empty for control tokens and unknown ids.
     pub fn bytes_of(&self, token: u32) -> &[u8] {
         self.tokens.get(token as usize).filter(|token| !token.control).map_or(&[], |token| &token.bytes)
     }
 
-    /// The text of tokens from its beginning. Bytes that are not UTF-8 become U+FFFD.
+    /// Decodes the tokens of a complete text. Invalid UTF-8 is replaced by U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.bytes_of(token)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
@@ -330,11 +340,12 @@ impl Tokenizer {
     }
 }
 
-/// Whether a token of this text and type ends or begins a turn.
-fn is_turn(text: &str, found: i32) -> bool {
-    END_TEXTS.contains(&text) || (found != token_type::NORMAL && START_TEXTS.contains(&text))
+/// Whether a token with this text and `token_type` begins or ends a turn.
+fn is_turn(text: &str, kind: i32) -> bool {
+    END_TEXTS.contains(&text) || (kind != token_type::NORMAL && START_TEXTS.contains(&text))
 }
 
+/// Reads the id of a special token of a vocabulary with `count` tokens.
 fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, ExecError> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     let Some(id) = metadata.get_u32(&key)? else { return Ok(None) };
@@ -344,42 +355,43 @@ fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, Exec
     Ok(Some(id))
 }
 
-/// Text as it is generated.
+/// Converts generated tokens to text, one token at a time.
 #[derive(Debug, Default)]
 pub struct TextStream {
-    held: Vec<u8>,
+    /// Bytes that are not yet valid UTF-8.
+    pending: Vec<u8>,
 }
 
 impl TextStream {
-    /// Takes a token and returns the text that is now certain.
+    /// Adds a token and returns the text that is complete.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
-        self.held.extend_from_slice(tokenizer.bytes_of(token));
+        self.pending.extend_from_slice(tokenizer.bytes_of(token));
         let mut text = String::new();
         loop {
-            match std::str::from_utf8(&self.held) {
+            match std::str::from_utf8(&self.pending) {
                 Ok(valid) => {
                     text.push_str(valid);
-                    self.held.clear();
+                    self.pending.clear();
                     return text;
                 }
                 Err(error) => {
                     let valid = error.valid_up_to();
-                    text.push_str(&String::from_utf8_lossy(&self.held[..valid]));
+                    text.push_str(&String::from_utf8_lossy(&self.pending[..valid]));
                     // `None`: more bytes may complete the character.
                     let Some(wrong) = error.error_len() else {
-                        self.held.drain(..valid);
+                        self.pending.drain(..valid);
                         return text;
                     };
                     text.push(char::REPLACEMENT_CHARACTER);
-                    self.held.drain(..valid + wrong);
+                    self.pending.drain(..valid + wrong);
                 }
             }
         }
     }
 
-    /// Returns the rest: an incomplete character.
+    /// Ends the text and returns U+FFFD for an incomplete character, if there is one.
     pub fn finish(self) -> String {
-        String::from_utf8_lossy(&self.held).into_owned()
+        String::from_utf8_lossy(&self.pending).into_owned()
     }
 }
 

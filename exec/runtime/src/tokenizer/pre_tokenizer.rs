@@ -1,42 +1,45 @@
-//! Pre-tokenizers: the regular expressions that cut a text into words before BPE merges within them.
+//! Pre-tokenizers: the regular expressions that split a text into words, before BPE merges within these words.
 //!
-//! Regular expressions cut the text one after another, each the pieces that those before it left; what matches is a
-//! word, and so is what lies between. `tokenizer.ggml.pre` names them. One that is not known is an error, because a
-//! wrong one gives plausible but wrong tokens. The expressions are those that each family publishes with its tokenizer
-//! (`tokenizer.json`), in the form in which llama.cpp applies them; `scripts/peers/llama_cpp_tokens.py` compares.
+//! A pre-tokenizer has a list of regular expressions. Each one splits the words of the previous ones: a match is a
+//! word, and so is the text between two matches. `tokenizer.ggml.pre` names the pre-tokenizer. An unknown name is an
+//! error, because a wrong pre-tokenizer gives plausible but wrong tokens. The expressions are those that each model
+//! family publishes with its tokenizer (`tokenizer.json`), in the form in which llama.cpp applies them;
+//! `scripts/peers/llama_cpp_tokens.py` compares the results.
 //!
-//! Deviation: under the pre-tokenizers of DeepSeek LLM and Coder a text with U+2003 (a wide space) is cut otherwise
-//! than by llama.cpp, which looks for Chinese characters in a text whose spaces it has replaced. Here it is cut as by
-//! the published tokenizers.
+//! Deviation: with the pre-tokenizers of DeepSeek LLM and Coder, a text with U+2003 (em space) is split differently
+//! than by llama.cpp, which searches for Chinese characters in a text whose spaces it has replaced. Here it is split
+//! like by the published tokenizers.
 //!
 //! Not here: merging. That is [`super::byte_level_bpe`].
 
-/// GPT-2's, by Radford et al. 2019; what is left at the end of a text is a word too.
+/// GPT-2 (Radford et al. 2019); the text after the last match is a word too.
 const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
-/// Llama 3: digits in threes.
+/// Llama 3: digits are split into groups of up to three.
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Qwen 2 and later: each digit is split off.
+/// Qwen 2 and later: each digit is a word.
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Chinese, Japanese and Korean, as DeepSeek has them.
+/// Chinese, Japanese and Korean characters, as DeepSeek defines them.
 const DEEPSEEK_CJK: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+";
-/// DeepSeek LLM: letters of cased scripts.
+/// DeepSeek LLM: letters of scripts with upper and lower case.
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{b5}À-ÖØ-öø-ƺƼ-ƿ\x{1c4}-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-\x{3f5}Ϸ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1f7d}ᾀ-ᾴᾶ-ᾼ\x{1fbe}ῂ-ῄῆ-ῌῐ-\x{1fd3}ῖ-\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼ\x{2102}\x{2107}\x{210a}-\x{2113}\x{2115}\x{2119}-\x{211d}\x{2124}\x{2126}\x{2128}\x{212a}-\x{212d}\x{212f}-\x{2134}\x{2139}\x{213c}-\x{213f}\x{2145}-\x{2149}ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ\x{fb00}-\x{fb06}\x{fb13}-\x{fb17}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
+/// A pre-tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WordSplitter {
+    /// The regular expressions, in the order of application.
     pub(super) patterns: &'static [&'static str],
-    /// Whether a word that is a token is taken whole, without merges.
+    /// Whether a word that is a token is encoded as this token, without merges.
     pub(super) merges_skipped: bool,
-    /// Whether texts begin with BOS if the file does not say.
-    pub(super) begins: bool,
+    /// Whether texts begin with BOS if the file does not define it.
+    pub(super) adds_bos: bool,
 }
 
-/// Names in files, with the splitter of each.
+/// The supported pre-tokenizers with their names in files.
 const FAMILIES: &[(&[&str], WordSplitter)] = &[
     (&["gpt-2"], plain(&[GPT_2])),
     (
         &["llama-bpe", "llama3", "llama-v3"],
-        WordSplitter { patterns: &[LLAMA_3], merges_skipped: true, begins: true },
+        WordSplitter { patterns: &[LLAMA_3], merges_skipped: true, adds_bos: true },
     ),
     (&["qwen2", "deepseek-r1-qwen"], plain(&[QWEN_2])),
     (
@@ -64,15 +67,16 @@ const FAMILIES: &[(&[&str], WordSplitter)] = &[
 ];
 
 const fn plain(patterns: &'static [&'static str]) -> WordSplitter {
-    WordSplitter { patterns, merges_skipped: false, begins: false }
+    WordSplitter { patterns, merges_skipped: false, adds_bos: false }
 }
 
 impl WordSplitter {
-    /// Returns the splitter with the name in the file.
+    /// Returns the pre-tokenizer with this name in files.
     pub(super) fn named(name: &str) -> Option<WordSplitter> {
         FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, words)| words)
     }
 
+    /// Returns all supported names, separated by commas.
     pub(super) fn names() -> String {
         FAMILIES.iter().flat_map(|(names, _)| *names).copied().collect::<Vec<_>>().join(", ")
     }

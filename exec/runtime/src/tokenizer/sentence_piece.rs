@@ -1,12 +1,13 @@
 //! `SentencePiece` in its BPE mode.
 //!
-//! Spaces become `▁`, the text is cut into characters, and again and again the neighbours whose join is the
-//! piece with the highest score are joined (the leftmost of equals), until no join is a piece. What is no
-//! piece is written as byte tokens. Source: Kudo and Richardson 2018, BPE mode; a text at its beginning, or
-//! after a special token, gets a space in front where the model was trained so.
+//! Spaces are replaced by `▁`, and the text is split into characters. Then the two adjacent symbols whose
+//! concatenation is the piece with the highest score are merged (the leftmost pair if scores are equal), until no
+//! concatenation is a piece. A symbol that is not a piece is encoded as byte tokens. Source: Kudo and Richardson
+//! 2018, BPE mode. If the model was trained so, a space is added before a text at its beginning and after special
+//! tokens.
 //!
-//! Deviation: llama.cpp also joins pieces to a control token where their joins are pieces; here none is, so that text
-//! of a user cannot end a turn.
+//! Deviation: llama.cpp also merges symbols to control tokens. Here control tokens are never the result of a merge,
+//! so that the text of a user cannot end a turn.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -18,6 +19,7 @@ use crate::error::ExecError;
 
 const SPACE: char = '\u{2581}';
 
+/// A `SentencePiece` tokenizer.
 #[derive(Debug)]
 pub(super) struct SentencePiece {
     ids: BTreeMap<String, u32>,
@@ -27,33 +29,33 @@ pub(super) struct SentencePiece {
     add_space: bool,
 }
 
-/// Two neighbours whose join is a piece.
-struct Join {
+/// A candidate for a merge: two adjacent symbols whose concatenation is a piece.
+struct Merge {
     score: f32,
     left: usize,
     right: usize,
-    /// Bytes of both when it was found; it is stale if they have changed.
+    /// The length of both symbols in bytes; the candidate is outdated if it has changed.
     length: usize,
 }
 
-impl PartialEq for Join {
-    fn eq(&self, other: &Join) -> bool {
+impl PartialEq for Merge {
+    fn eq(&self, other: &Merge) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl Eq for Join {}
-impl PartialOrd for Join {
-    fn partial_cmp(&self, other: &Join) -> Option<Ordering> {
+impl Eq for Merge {}
+impl PartialOrd for Merge {
+    fn partial_cmp(&self, other: &Merge) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Join {
-    fn cmp(&self, other: &Join) -> Ordering {
+impl Ord for Merge {
+    fn cmp(&self, other: &Merge) -> Ordering {
         self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
     }
 }
 
-/// A run of the text; joined into its left neighbour it has length zero.
+/// A part of the text, with links to the adjacent symbols. After a merge with its left neighbour its length is zero.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: usize,
@@ -63,7 +65,8 @@ struct Symbol {
 }
 
 impl SentencePiece {
-    /// Encoding only returns tokens for which `is_piece` holds: merges must not produce a control token.
+    /// Reads the tokenizer from the metadata of a model. Only tokens for which `is_piece` returns true are results of
+    /// [`Self::encode`], so that merges do not produce control tokens.
     pub(super) fn new(
         metadata: &Metadata,
         texts: &[String],
@@ -72,7 +75,7 @@ impl SentencePiece {
         let scores = metadata.get_f32_array("tokenizer.ggml.scores")?;
         let scores = scores.ok_or_else(|| invalid("key `tokenizer.ggml.scores` is missing", CONVERT))?;
         if scores.len() != texts.len() {
-            return Err(invalid("`tokenizer.ggml.scores` is not as long as the token list", CONVERT));
+            return Err(invalid("`tokenizer.ggml.scores` and the token list differ in length", CONVERT));
         }
         let mut ids = BTreeMap::new();
         for (text, id) in texts.iter().zip(0u32..).filter(|&(_, id)| is_piece(id as usize)) {
@@ -87,19 +90,21 @@ impl SentencePiece {
         Ok(SentencePiece { ids, scores: scores.to_vec(), byte_tokens, unknown, add_space })
     }
 
+    /// Whether a space is added before a text.
     pub(super) fn adds_space(&self) -> bool {
         self.add_space
     }
 
-    /// `begins`: the text is at the beginning or follows a special token.
-    #[allow(clippy::unnecessary_wraps)] // as its sibling for BPE
+    /// Appends the tokens of `text` to `ids`. `begins` is whether the text is at the beginning or after a special
+    /// token.
+    #[allow(clippy::unnecessary_wraps)] // the same signature as for BPE
     pub(super) fn encode(&self, text: &str, begins: bool, ids: &mut Vec<u32>) -> Result<(), ExecError> {
         let mut marked = String::with_capacity(text.len() + 3);
         if begins && self.add_space {
             marked.push(SPACE);
         }
         marked.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
-        let symbols = self.join_all(&marked);
+        let symbols = self.merge_all(&marked);
         let mut at = (!symbols.is_empty()).then_some(0);
         while let Some(index) = at {
             let symbol = symbols[index];
@@ -115,7 +120,8 @@ impl SentencePiece {
         Ok(())
     }
 
-    fn join_all(&self, text: &str) -> Vec<Symbol> {
+    /// Merges the characters of `text` to pieces.
+    fn merge_all(&self, text: &str) -> Vec<Symbol> {
         let count = text.chars().count();
         let mut symbols: Vec<Symbol> = text
             .char_indices()
@@ -127,11 +133,11 @@ impl SentencePiece {
                 after: (index + 1 < count).then_some(index + 1),
             })
             .collect();
-        let mut joins = BinaryHeap::new();
+        let mut merges = BinaryHeap::new();
         for right in 1..symbols.len() {
-            joins.extend(self.join(text, &symbols, right - 1, right));
+            merges.extend(self.candidate(text, &symbols, right - 1, right));
         }
-        while let Some(Join { left, right, length, .. }) = joins.pop() {
+        while let Some(Merge { left, right, length, .. }) = merges.pop() {
             let (first, second) = (symbols[left], symbols[right]);
             if first.length == 0 || second.length == 0 || first.length + second.length != length {
                 continue;
@@ -140,23 +146,24 @@ impl SentencePiece {
             symbols[right].length = 0;
             if let Some(after) = second.after {
                 symbols[after].before = Some(left);
-                joins.extend(self.join(text, &symbols, left, after));
+                merges.extend(self.candidate(text, &symbols, left, after));
             }
             if let Some(before) = first.before {
-                joins.extend(self.join(text, &symbols, before, left));
+                merges.extend(self.candidate(text, &symbols, before, left));
             }
         }
         symbols
     }
 
-    fn join(&self, text: &str, symbols: &[Symbol], left: usize, right: usize) -> Option<Join> {
+    /// Returns the merge of two adjacent symbols if their concatenation is a piece.
+    fn candidate(&self, text: &str, symbols: &[Symbol], left: usize, right: usize) -> Option<Merge> {
         let (start, length) = (symbols[left].start, symbols[left].length + symbols[right].length);
         let id = *self.ids.get(&text[start..start + length])?;
-        Some(Join { score: self.scores[id as usize], left, right, length })
+        Some(Merge { score: self.scores[id as usize], left, right, length })
     }
 }
 
-/// The bytes that a token stands for.
+/// Returns the bytes of a token with this text; `is_byte` is whether it is a byte token such as `<0x0A>`.
 pub(super) fn token_bytes(text: &str, is_byte: bool) -> Vec<u8> {
     let hexadecimal = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match hexadecimal.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {

@@ -1,8 +1,8 @@
-//! Special tokens, which are recognised as a whole in a text.
+//! Special tokens, which are recognised by their text before tokenization.
 //!
-//! As in llama.cpp the longest text comes first: it cuts the text, then the next cuts what is left. Tokens whose text
-//! does not occur are skipped, which a sorted list finds in one walk over the text, so that a vocabulary of very
-//! many such tokens costs little.
+//! As in llama.cpp, a text is split at the longest special token first, then the remaining parts at the next one, and
+//! so on. Only tokens that occur in the text are tried. A sorted list finds them in one pass over the text, so that
+//! vocabularies with very many special tokens are fast.
 //!
 //! Not here: which tokens are control tokens. [`super::Tokenizer::new`] decides that.
 
@@ -19,15 +19,16 @@ pub(super) struct SpecialToken {
     pub(super) anywhere: bool,
 }
 
-/// All of a vocabulary.
+/// All special tokens of a vocabulary.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
-    /// Longest first.
+    /// The tokens, longest text first.
     all: Vec<SpecialToken>,
-    /// Numbers in `all`, by text.
+    /// Indices of `all`, sorted by text.
     sorted: Vec<usize>,
+    /// Indices of `all`, by token id.
     by_id: BTreeMap<u32, usize>,
-    /// Characters with which a control token begins.
+    /// The first characters of all control tokens.
     first: BTreeSet<char>,
 }
 
@@ -51,6 +52,7 @@ impl SpecialTokens {
         SpecialTokens { all, sorted, by_id, first }
     }
 
+    /// Returns the text of the special token with this id.
     pub(super) fn text_of(&self, id: u32) -> Option<&str> {
         self.by_id.get(&id).map(|&at| self.all[at].text.as_str())
     }
@@ -60,15 +62,15 @@ impl SpecialTokens {
         self.first.contains(&c)
     }
 
-    /// Whether `text` has a control token in it.
+    /// Whether `text` contains a control token.
     pub(super) fn has_control(&self, text: &str) -> bool {
         self.occurring(text).into_iter().any(|at| !self.all[at].anywhere)
     }
 
-    /// Whether the text of a control token is the beginning of `rest`.
+    /// Whether `rest` begins with a control token.
     pub(super) fn control_begins(&self, rest: &str) -> bool {
         let mut begins = false;
-        self.beginning(rest.as_bytes(), &mut |at| begins |= !self.all[at].anywhere);
+        self.matches_at_start(rest.as_bytes(), &mut |at| begins |= !self.all[at].anywhere);
         begins
     }
 
@@ -77,7 +79,7 @@ impl SpecialTokens {
         self.control().any(|control| control.starts_with(text))
     }
 
-    /// Whether `text` lies inside a control token, or begins with the end of one.
+    /// Whether `text` is part of a control token, or begins with the end of one.
     pub(super) fn completes(&self, text: &str) -> bool {
         let ends = |control: &str| {
             let inner = control.char_indices().skip(1).map(|(at, _)| &control[at..]);
@@ -86,16 +88,17 @@ impl SpecialTokens {
         !text.is_empty() && self.control().any(|control| control.contains(text) || ends(control))
     }
 
+    /// Returns the texts of all control tokens.
     fn control(&self) -> impl Iterator<Item = &str> {
         self.all.iter().filter(|special| !special.anywhere).map(|special| special.text.as_str())
     }
 
-    /// Calls `found` with the number of each token whose text `bytes` begin with.
-    fn beginning(&self, bytes: &[u8], found: &mut impl FnMut(usize)) {
+    /// Calls `found` with the index of each token with whose text `bytes` begin.
+    fn matches_at_start(&self, bytes: &[u8], found: &mut impl FnMut(usize)) {
         let mut range = self.sorted.as_slice();
         let text = |&at: &usize| self.all[at].text.as_bytes();
         for (depth, &byte) in bytes.iter().enumerate() {
-            // Shorter texts come first, and those that were found are at the front.
+            // Shorter texts are sorted first, so tokens that match are at the front.
             let from = range.partition_point(|at| text(at).get(depth).is_none_or(|&other| other < byte));
             let to = range.partition_point(|at| text(at).get(depth).is_none_or(|&other| other <= byte));
             range = &range[from..to];
@@ -108,18 +111,18 @@ impl SpecialTokens {
         }
     }
 
-    /// Numbers of the tokens whose text occurs, longest first.
+    /// Returns the indices of the tokens that occur in `text`, longest first.
     fn occurring(&self, text: &str) -> BTreeSet<usize> {
-        let mut numbers = BTreeSet::new();
+        let mut indices = BTreeSet::new();
         for (at, _) in text.char_indices() {
-            self.beginning(&text.as_bytes()[at..], &mut |number| {
-                numbers.insert(number);
+            self.matches_at_start(&text.as_bytes()[at..], &mut |index| {
+                indices.insert(index);
             });
         }
-        numbers
+        indices
     }
 
-    /// Cuts `text` at the tokens that are wanted.
+    /// Splits `text` at all tokens for which `wanted` returns true.
     pub(super) fn partition<'a>(
         &self,
         text: &'a str,
@@ -129,15 +132,15 @@ impl SpecialTokens {
         for at in self.occurring(text) {
             let special = &self.all[at];
             if wanted(special) {
-                let cut = |part: Fragment<'a>| part.split(&special.text, special.id);
-                fragments = fragments.into_iter().flat_map(cut).collect();
+                let split = |part: Fragment<'a>| part.split(&special.text, special.id);
+                fragments = fragments.into_iter().flat_map(split).collect();
             }
         }
         fragments
     }
 }
 
-/// A part of a text while special tokens are looked for.
+/// A part of a text: a special token, or text between special tokens.
 pub(super) enum Fragment<'a> {
     Text(&'a str),
     Token(u32),
@@ -148,6 +151,7 @@ impl<'a> Fragment<'a> {
         matches!(self, Fragment::Text(""))
     }
 
+    /// Splits a text at a special token.
     fn split(self, special: &str, id: u32) -> Vec<Fragment<'a>> {
         let Fragment::Text(text) = self else { return vec![self] };
         let mut parts = Vec::new();

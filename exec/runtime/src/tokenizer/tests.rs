@@ -1,4 +1,4 @@
-//! Small vocabularies whose tokens can be worked out by hand.
+//! Tests with small vocabularies, whose tokens can be computed by hand.
 
 use hearth_profiles::gguf::{Array, Metadata, Value};
 use proptest::prelude::*;
@@ -9,7 +9,8 @@ fn put(metadata: &mut Metadata, name: &str, value: Value) {
     metadata.insert(format!("tokenizer.ggml.{name}"), value);
 }
 
-/// Byte tokens, some letters and words; scores fall with the id, so that a lower id is joined first.
+/// Returns a tokenizer with byte tokens, some letters and words. Scores decrease with the id, so that lower ids are
+/// merged first.
 fn sentence_pieces() -> Tokenizer {
     let mut texts: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
     texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
@@ -28,7 +29,7 @@ fn sentence_pieces() -> Tokenizer {
 }
 
 #[test]
-fn the_best_join_comes_first() {
+fn the_merge_with_the_highest_score_comes_first() {
     let tokenizer = sentence_pieces();
     // "▁abc": ▁a (259) is the best pair, then bc (261); "▁a" + "bc" is ▁abc (267), a piece.
     assert_eq!(tokenizer.encode("abc", false).unwrap(), [1, 267]);
@@ -37,7 +38,7 @@ fn the_best_join_comes_first() {
 }
 
 #[test]
-fn what_is_no_piece_is_bytes() {
+fn unknown_characters_are_encoded_as_bytes() {
     let tokenizer = sentence_pieces();
     // ▁ (263), then é as its two bytes 0xC3, 0xA9.
     assert_eq!(tokenizer.encode("é", false).unwrap(), [1, 263, 3 + 0xc3, 3 + 0xa9]);
@@ -45,7 +46,7 @@ fn what_is_no_piece_is_bytes() {
 }
 
 #[test]
-fn special_tokens_are_text_unless_asked_for() {
+fn special_tokens_are_recognised_only_on_request() {
     let tokenizer = sentence_pieces();
     assert_eq!(tokenizer.encode("a</s>", true).unwrap(), [1, 259, 2]);
     assert!(!tokenizer.encode("a</s>", false).unwrap().contains(&2));
@@ -55,21 +56,21 @@ fn special_tokens_are_text_unless_asked_for() {
 #[test]
 fn text_of_a_user_cannot_be_a_control_token() {
     let tokenizer = sentence_pieces();
-    // As a template writes it: the user's text is guarded, the template's own is not.
+    // The text of the user is guarded; the text of the template is not.
     let guarded = tokenizer.guard("a</s>", &[]);
     let ids = tokenizer.encode_template(&format!("<s>{guarded}</s>")).unwrap();
     let end = ids.iter().filter(|&&id| id == 2).count();
     assert_eq!((ids[0], ids.last(), end), (1, Some(&2), 1));
     assert_eq!(ids[1..ids.len() - 1], tokenizer.encode("a</s>", false).unwrap()[1..]);
-    // A text that brings guards of its own gains nothing.
+    // Guard characters in the text of a user have no effect.
     assert_eq!(tokenizer.guard("<\u{fdd0}/s>", &[]), tokenizer.guard("</s>", &[]));
 }
 
 #[test]
-fn what_ends_a_turn_is_a_control_token_whatever_the_file_says() {
+fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
     let mut texts: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
     texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
-    // All user-defined, and `</s` a piece from which `</s>` could be joined.
+    // The first three are user-defined, and `</s` is a piece from which `</s>` could be merged.
     texts.extend(
         ["<start_of_turn>", "<end_of_turn>", "</think>", "</", "</s", "<", "/", "s", ">"].map(String::from),
     );
@@ -101,7 +102,7 @@ fn what_ends_a_turn_is_a_control_token_whatever_the_file_says() {
 }
 
 #[test]
-fn many_special_tokens_are_found_in_time() {
+fn many_special_tokens_are_found_quickly() {
     let mut texts: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
     texts.extend((0..100_000).map(|number| format!("<{number}>")));
     let types = (0..texts.len()).map(|id| if id < 256 { 6 } else { 3 });
@@ -120,7 +121,7 @@ fn many_special_tokens_are_found_in_time() {
 }
 
 #[test]
-fn a_character_is_held_back_until_it_is_whole() {
+fn incomplete_characters_are_buffered() {
     let tokenizer = sentence_pieces();
     let mut stream = TextStream::default();
     assert_eq!(stream.push(&tokenizer, 3 + 0xc3), "");
@@ -141,7 +142,7 @@ fn an_unknown_pre_tokenizer_is_an_error() {
     assert!(error.starts_with(start) && error.contains(" qwen2, "), "{error}");
 }
 
-/// All bytes and the runs of digits, merged from the left.
+/// Returns a tokenizer with all bytes, and the merges `12`, `123` and `1234`.
 fn byte_level(pre: &str) -> Tokenizer {
     let mut texts: Vec<String> = (0..=255).map(|byte| visible(byte).to_string()).collect();
     texts.extend(["12", "123", "1234", "<|eot|>"].map(String::from));
@@ -159,7 +160,7 @@ fn byte_level(pre: &str) -> Tokenizer {
 
 #[test]
 fn the_pre_tokenizer_decides_what_can_be_merged() {
-    // GPT-2 leaves a run of digits whole; Llama 3 cuts it after three.
+    // GPT-2 does not split a run of digits; Llama 3 splits it after three digits.
     assert_eq!(byte_level("gpt-2").encode("1234", false).unwrap(), [258]);
     assert_eq!(byte_level("llama-bpe").encode("1234", false).unwrap(), [257, u32::from(b'4')]);
     assert_eq!(byte_level("qwen2").encode("12", false).unwrap(), [b'1', b'2'].map(u32::from));

@@ -1,10 +1,10 @@
-//! The mapped weights of a model file.
+//! The memory-mapped weights of a model.
 //!
-//! The files of a model are mapped, never read: a page comes from disk when a kernel first touches it, or
-//! earlier if a prefetcher asks for it by [`Extent`]. [`Weights::open`] checks every tensor that the forward
-//! pass will use (`crate::weights::tensors`); after that, using them cannot fail.
+//! The files of a model are mapped: a page is read from disk when a kernel first touches it, or earlier if it is
+//! prefetched by [`Extent`]. [`Weights::open`] checks every tensor that the forward pass uses
+//! (`crate::weights::tensors`); after that, using the weights cannot fail.
 //!
-//! Not here: when to fetch and drop pages. The ring decides that with the extents.
+//! Not here: when pages are prefetched and evicted ([`crate::residency`]).
 
 pub(crate) mod tensors;
 
@@ -22,14 +22,16 @@ use crate::error::ExecError;
 use crate::fetched::is_partial;
 use crate::hyperparameters::Hyperparameters;
 use crate::weights::tensors::{Biases, LayerTensors, Table, Tensor};
-use hearth_kernels::product::Matrix;
+use hearth_kernels::matmul::Matrix;
 
-/// A run of bytes in one of a model's files.
+/// A contiguous range of bytes in a file of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
-    /// The index of the file.
+    /// The index of the file, counted from 0.
     pub part: usize,
+    /// The offset in the file, in bytes.
     pub offset: u64,
+    /// The length in bytes.
     pub length: u64,
 }
 
@@ -44,32 +46,33 @@ pub struct Weights {
     layers: Vec<LayerTensors>,
     embedding: Tensor,
     output: OutputTensors,
-    /// The only layers that are here, if a part of the model was fetched.
+    /// The available layers if only a part of the model was fetched.
     held: Option<BTreeSet<u32>>,
 }
 
-/// A layer's tensors in the mapped files. Matrices and biases are those of query, key, value, attention output, gate,
-/// up and down, in this order.
+/// The tensors of a layer in the mapped files. The order of matrices and biases is query, key, value, attention
+/// output, gate, up and down.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerWeights<'a> {
+    /// The weight matrices.
     pub matrices: [Matrix<'a>; 7],
-    /// The bias added to their products, `[rows]` each.
+    /// The biases that are added to their outputs, `[rows]` each.
     pub biases: [Option<&'a [f32]>; 7],
-    /// Norm before attention, `[embedding]`.
+    /// The norm before attention, `[embedding]`.
     pub attention_norm: &'a [f32],
-    /// Norm before the feed-forward block, `[embedding]`.
+    /// The norm before the feed-forward block, `[embedding]`.
     pub feed_forward_norm: &'a [f32],
-    /// Norm of each query head, `[key_length]`.
+    /// The norm of each query head, `[key_length]`.
     pub query_norm: Option<&'a [f32]>,
-    /// Norm of each key head, `[key_length]`.
+    /// The norm of each key head, `[key_length]`.
     pub key_norm: Option<&'a [f32]>,
-    /// Norm of attention's output, before the residual, `[embedding]`.
+    /// The norm of the attention output, before the residual connection, `[embedding]`.
     pub post_attention_norm: Option<&'a [f32]>,
-    /// Norm of the feed-forward output, before the residual, `[embedding]`.
+    /// The norm of the feed-forward output, before the residual connection, `[embedding]`.
     pub post_feed_forward_norm: Option<&'a [f32]>,
 }
 
-/// What turns hidden rows into logits.
+/// The tensors of the output head, which converts hidden rows to logits.
 #[derive(Debug)]
 struct OutputTensors {
     norm: Tensor,
@@ -78,13 +81,14 @@ struct OutputTensors {
 }
 
 impl OutputTensors {
+    /// Returns the norm and, if there is one, the bias.
     fn vectors(&self) -> impl Iterator<Item = Tensor> {
         [Some(self.norm), self.bias].into_iter().flatten()
     }
 }
 
 impl Weights {
-    /// Maps the model at `path`; of a split model, any part.
+    /// Maps the model at `path`, which can be any part of a split model, and checks its tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Weights, ExecError> {
         let model = GgufModel::open(path)?;
         match model.parts.iter().find(|part| is_partial(part)) {
@@ -93,16 +97,17 @@ impl Weights {
         }
     }
 
-    /// Maps a model of which these layers were fetched; nothing else of it can be used.
+    /// Maps a model of which only `layers` were fetched; no other weights of it may be used.
     pub fn open_fetched(path: &Path, layers: BTreeSet<u32>) -> Result<Weights, ExecError> {
         Weights::of(GgufModel::open(path)?, Some(layers))
     }
 
-    /// Whether these layers are available.
+    /// Whether all of these layers are available.
     pub fn holds(&self, mut layers: Range<u32>) -> bool {
         self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
     }
 
+    /// Whether the model is complete, that is, not partially fetched.
     pub fn is_whole(&self) -> bool {
         self.held.is_none()
     }
@@ -122,55 +127,57 @@ impl Weights {
         let output_norm = table.vector("output_norm.weight", wide)?;
         let output_bias = table.optional_vector("output.bias", vocabulary)?;
         let factors = table.rope_factors(crate::rope::rotated(&model.metadata, &shape)?)?;
-        table.nothing_is_left_out()?;
+        table.check_all_used()?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
         Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, held })
     }
 
+    /// Returns the header of the model.
     pub fn model(&self) -> &GgufModel {
         &self.model
     }
 
+    /// Returns the dimensions of the model.
     pub fn shape(&self) -> &ModelShape {
         &self.shape
     }
 
-    /// The scalar parameters of the forward pass.
+    /// Returns the scalar parameters of the forward pass.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         &self.hyperparameters
     }
 
-    /// The files, in the order that [`Extent::part`] counts them.
+    /// Returns the paths of the files, indexed by [`Extent::part`].
     pub fn parts(&self) -> &[PathBuf] {
         &self.model.parts
     }
 
-    /// Bytes of one layer, neighbours merged. A layer the model does not have has none.
+    /// Returns the extents of a layer, with adjacent tensors merged; none if the model has no such layer.
     pub fn layer_extents(&self, layer: u32) -> Vec<Extent> {
         self.layers.get(layer as usize).map(|layer| merged(layer.all())).unwrap_or_default()
     }
 
-    /// Bytes of several layers, neighbours merged.
+    /// Returns the extents of several layers, with adjacent tensors merged.
     pub fn layers_extents(&self, layers: Range<u32>) -> Vec<Extent> {
         merged(layers.filter_map(|layer| self.layers.get(layer as usize)).flat_map(LayerTensors::all))
     }
 
-    /// Bytes of the input embedding; a token reads one row of it.
+    /// Returns the extent of the input embedding, of which a token reads one row.
     pub fn embedding_extents(&self) -> Vec<Extent> {
         merged([self.embedding])
     }
 
-    /// Returns the extent of the input embedding, `None` if the output matrix is the same table (tied embeddings),
-    /// which is read in order.
-    pub fn embedding_alone(&self) -> Option<Extent> {
+    /// Returns the extent of the input embedding, or `None` if the output matrix is the same table (tied embeddings),
+    /// which is read sequentially.
+    pub fn untied_embedding(&self) -> Option<Extent> {
         Some(self.embedding.extent).filter(|table| *table != self.output.matrix.extent)
     }
 
-    /// The embedding rows of tokens, unless the table is the output matrix as well.
+    /// Returns the extents of the embedding rows of `tokens`; none if the table is also the output matrix.
     pub fn embedding_rows<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
         let row = self.embedding.extent.length / self.embedding.rows.max(1) as u64;
-        let table = self.embedding_alone().into_iter();
+        let table = self.untied_embedding().into_iter();
         table.flat_map(move |table| {
             let row_of = move |&token: &u32| Extent {
                 offset: table.offset + u64::from(token) * row,
@@ -181,12 +188,13 @@ impl Weights {
         })
     }
 
-    /// Bytes of what turns hidden rows into logits; those of the embedding if the two are tied.
+    /// Returns the extents of the output head, with adjacent tensors merged. With tied embeddings they include the
+    /// input embedding.
     pub fn head_extents(&self) -> Vec<Extent> {
         merged(self.output.vectors().chain([self.output.matrix]))
     }
 
-    /// Bytes of what a schedule reads as one, neighbours merged.
+    /// Returns the extents of a part of the model, with adjacent tensors merged.
     pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
         match part {
             ModelPart::Layers(layers) => self.layers_extents(layers.clone()),
@@ -194,7 +202,7 @@ impl Weights {
         }
     }
 
-    /// Matrices of a part, in the order in which they are used.
+    /// Returns the extents of the matrices of a part, in the order of use.
     pub fn matrices_of(&self, part: &ModelPart) -> Vec<Extent> {
         let extents = |layer: &LayerTensors| layer.matrices().map(|tensor| tensor.extent);
         match part {
@@ -205,7 +213,7 @@ impl Weights {
         }
     }
 
-    /// The small rest of a part: norms and biases.
+    /// Returns the extents of the norms and biases of a part.
     pub fn vectors_of(&self, part: &ModelPart) -> Vec<Extent> {
         let extents = |layer: &LayerTensors| layer.vectors().map(|tensor| tensor.extent);
         match part {
@@ -216,36 +224,38 @@ impl Weights {
         }
     }
 
-    /// The number of bytes of a part.
+    /// Returns the number of bytes of a part.
     pub fn part_bytes(&self, part: &ModelPart) -> u64 {
         self.part_extents(part).iter().map(|extent| extent.length).sum()
     }
 
-    /// The mapped bytes of an extent, for advice to the system and for checksums. `None` if it does not lie
-    /// within its file.
+    /// Returns the mapped bytes of an extent, for advice to the system and for checksums; `None` if the extent is not
+    /// inside its file.
     pub fn bytes(&self, extent: Extent) -> Option<&[u8]> {
         let start = usize::try_from(extent.offset).ok()?;
         let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
         self.maps.get(extent.part)?.get(start..end)
     }
 
+    /// Returns the file of an extent.
     pub fn file(&self, extent: Extent) -> Option<&File> {
         self.files.get(extent.part)
     }
 
-    /// The files, in the order that [`Extent::part`] counts them.
+    /// Returns the files, indexed by [`Extent::part`].
     pub fn files(&self) -> &[File] {
         &self.files
     }
 
+    /// Returns the mapped bytes of all files.
     pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
         self.maps.iter().map(|map| &map[..])
     }
 
-    /// The tensors of a layer, for a backend that keeps them elsewhere.
+    /// Returns the tensors of a layer, for a backend that copies them to its own memory.
     ///
     /// # Panics
-    /// If the model has no such layer; a stage sends a backend only its own.
+    /// If the model has no such layer.
     pub fn layer_weights(&self, layer: u32) -> LayerWeights<'_> {
         let tensors = self.layer(layer);
         let vector = |tensor: Option<Tensor>| tensor.map(|tensor| self.vector(tensor));
@@ -262,7 +272,7 @@ impl Weights {
         }
     }
 
-    /// The norm before the logits, their matrix, and what is added to them.
+    /// Returns the tensors of the output head: its norm, its matrix and its bias.
     pub fn output_weights(&self) -> (&[f32], Matrix<'_>, Option<&[f32]>) {
         (self.output_norm(), self.output_matrix(), self.output_bias())
     }
@@ -300,21 +310,21 @@ impl Weights {
 fn map(path: &Path) -> Result<(Mmap, File), ExecError> {
     let failed = |source| ExecError::Map { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
-    // SAFETY: the file is mapped read-only and its bytes are only ever read as numbers, for which any value
-    // is valid. Nobody may shorten a model file while it is in use; no check can rule that out, and the
-    // system then ends the process rather than giving it wrong bytes.
+    // SAFETY: the file is mapped read-only, and its bytes are read only as numbers, for which all bit patterns are
+    // valid. No check can prevent that another program truncates the file while it is in use; the system then
+    // terminates this process, which never reads invalid memory.
     let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
     Ok((mapped, file))
 }
 
-/// Sorted extents, joined where one ends at or within the next file alignment of another.
+/// Returns the extents of `tensors` in file order. Extents are merged if only alignment padding is between them.
 fn merged(tensors: impl IntoIterator<Item = Tensor>) -> Vec<Extent> {
     let mut extents: Vec<Extent> = tensors.into_iter().map(|tensor| tensor.extent).collect();
     extents.sort_unstable();
     let mut joined: Vec<Extent> = Vec::new();
     for extent in extents {
         match joined.last_mut() {
-            // Tensors are padded to the file's alignment; the padding belongs to none of them.
+            // Tensors are padded to the alignment of the file.
             Some(last)
                 if last.part == extent.part
                     && extent.offset.saturating_sub(last.offset + last.length) < 64 =>

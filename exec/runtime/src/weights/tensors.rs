@@ -1,10 +1,11 @@
-//! The tensors of a file that the forward pass uses, checked.
+//! Checks the tensors of a model file that the forward pass uses.
 //!
-//! A layer of every architecture has two norms and seven matrices. Some have more: biases, norms of the heads of q and
-//! k, norms after a block. A tensor is there, of a type there is a kernel for, of the dimensions that the metadata
-//! imply, inside its file; and none that is there is left out, since the result would be wrong without a word.
+//! In all architectures a layer has two norms and seven matrices; some architectures also have biases, norms of the
+//! heads of q and k, or norms after a block. Every required tensor must be present, inside its file, in a format with
+//! kernels, and have the dimensions that follow from the metadata. A tensor that the pass would not use is an error
+//! too, because the result would be wrong.
 //!
-//! Names are those of `profiles::model::layout`, from which sizes of models without files come.
+//! Tensor names are those of `profiles::model::layout`, which defines the sizes of models without files.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,15 +18,17 @@ use crate::error::ExecError;
 use crate::weights::Extent;
 use hearth_kernels::KernelFormat;
 
-/// A checked tensor in the mapping.
+/// A checked tensor in the mapped files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tensor {
     pub(crate) format: KernelFormat,
+    /// Number of elements in a row.
     pub(crate) length: usize,
     pub(crate) rows: usize,
     pub(crate) extent: Extent,
 }
 
+/// The tensors of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerTensors {
     pub(crate) attention_norm: Tensor,
@@ -38,15 +41,17 @@ pub(crate) struct LayerTensors {
     pub(crate) up: Tensor,
     pub(crate) down: Tensor,
     pub(crate) biases: Biases,
-    /// Norms of each head of q and k: [key_length].
+    /// The norm of each query head, [key_length].
     pub(crate) query_norm: Option<Tensor>,
+    /// The norm of each key head, [key_length].
     pub(crate) key_norm: Option<Tensor>,
-    /// Norms of a block's output, before the residual: [embedding].
+    /// The norm of the attention output, before the residual connection, [embedding].
     pub(crate) post_attention_norm: Option<Tensor>,
+    /// The norm of the feed-forward output, before the residual connection, [embedding].
     pub(crate) post_feed_forward_norm: Option<Tensor>,
 }
 
-/// The bias added to the products of one layer, each [rows of its matrix].
+/// The biases that are added to the matmul outputs of a layer, each [rows of its matrix].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Biases {
     pub(crate) query: Option<Tensor>,
@@ -59,12 +64,12 @@ pub(crate) struct Biases {
 }
 
 impl LayerTensors {
-    /// The matrices in the order of use.
+    /// Returns the matrices in the order of use.
     pub(crate) fn matrices(&self) -> [Tensor; 7] {
         [self.query, self.key, self.value, self.attention_output, self.gate, self.up, self.down]
     }
 
-    /// Norms and biases.
+    /// Returns the norms and biases.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Tensor> + use<> {
         let Biases { query, key, value, attention_output, gate, up, down } = self.biases;
         let some = [query, key, value, attention_output, gate, up, down];
@@ -73,17 +78,18 @@ impl LayerTensors {
         own.into_iter().chain(some.into_iter().flatten()).chain(norms.into_iter().flatten())
     }
 
+    /// Returns all tensors.
     pub(crate) fn all(&self) -> impl Iterator<Item = Tensor> + use<> {
         self.matrices().into_iter().chain(self.vectors())
     }
 }
 
-/// The tensors of the file by name, while they are being checked.
+/// The tensors of a file by name, for checking.
 pub(crate) struct Table<'a> {
     by_name: BTreeMap<&'a str, &'a TensorInfo>,
     maps: &'a [Mmap],
     architecture: Architecture,
-    /// Names of those that the pass uses.
+    /// The names of the tensors that the forward pass uses.
     used: RefCell<BTreeSet<&'a str>>,
 }
 
@@ -145,6 +151,7 @@ impl<'a> Table<'a> {
         })
     }
 
+    /// Returns a matrix of `rows` rows after checking it.
     pub(crate) fn matrix(&self, name: &str, length: u64, rows: u64) -> Result<Tensor, ExecError> {
         self.checked(name, &[length, rows])
     }
@@ -153,6 +160,7 @@ impl<'a> Table<'a> {
         self.find(name).map(|_| self.vector(name, length)).transpose()
     }
 
+    /// Returns a vector after checking it; it must be F32.
     pub(crate) fn vector(&self, name: &str, length: u64) -> Result<Tensor, ExecError> {
         let tensor = self.checked(name, &[length])?;
         if tensor.format != KernelFormat::F32 {
@@ -160,8 +168,8 @@ impl<'a> Table<'a> {
         }
         let offset = tensor.extent.offset;
         if !offset.is_multiple_of(4) {
-            let problem = "not a multiple of 4";
-            return Err(ExecError::Place { tensor: name.into(), offset, problem });
+            let problem = "which is not a multiple of 4";
+            return Err(ExecError::TensorOffset { tensor: name.into(), offset, problem });
         }
         Ok(tensor)
     }
@@ -182,20 +190,21 @@ impl<'a> Table<'a> {
         let end = extent.offset.checked_add(extent.length);
         let file = self.maps.get(extent.part).map_or(0, |map| map.len() as u64);
         if end.is_none_or(|end| end > file) {
-            let problem = "beyond the end of its file";
-            return Err(ExecError::Place { tensor: name.into(), offset: extent.offset, problem });
+            let problem = "so that it ends after the end of the file";
+            return Err(ExecError::TensorOffset { tensor: name.into(), offset: extent.offset, problem });
         }
         self.used.borrow_mut().insert(&info.name);
         Ok(Tensor { format, length: *length as usize, rows: rows as usize, extent })
     }
 
-    /// Factors of the rotary frequencies of `rotated` dimensions (Llama 3.1), if the file has them.
+    /// Returns the factors of the rotary frequencies (Llama 3.1), one for each pair of the `rotated` dimensions, or
+    /// `None` if the file has none.
     pub(crate) fn rope_factors(&self, rotated: u32) -> Result<Option<Vec<f32>>, ExecError> {
         let name = "rope_freqs.weight";
         if self.find(name).is_none() {
             return Ok(None);
         }
-        // One factor a rotated pair, as llama.cpp's converter writes them.
+        // llama.cpp's converter writes one factor for each rotated pair.
         let extent = self.vector(name, u64::from(rotated / 2))?.extent;
         let bytes = &self.maps[extent.part][extent.offset as usize..][..extent.length as usize];
         let factors: Vec<f32> = bytemuck::cast_slice(bytes).to_vec();
@@ -205,7 +214,8 @@ impl<'a> Table<'a> {
         }
     }
 
-    pub(crate) fn nothing_is_left_out(&self) -> Result<(), ExecError> {
+    /// Fails if the file has a tensor that the forward pass does not use.
+    pub(crate) fn check_all_used(&self) -> Result<(), ExecError> {
         let used = self.used.borrow();
         match self.by_name.keys().find(|name| !used.contains(*name)) {
             Some(name) => Err(ExecError::UnexpectedTensor {

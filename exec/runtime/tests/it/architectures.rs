@@ -1,8 +1,9 @@
-//! Logits of every architecture against llama.cpp's.
+//! Tests of the logits of every architecture against llama.cpp.
 //!
-//! `data/architectures` has llama.cpp's logits of models of random weights, which are made here again from the same
-//! seed (`scripts/peers/llama_cpp_agreement.py --fixtures`). Rows come from cached and from batched positions, some
-//! beyond the window where an architecture has one.
+//! `data/architectures` has llama.cpp's logits of models with random weights (written by
+//! `scripts/peers/llama_cpp_agreement.py --fixtures`). The tests synthesise the same models from the same seeds. The
+//! compared rows attend to cached positions and to positions of their own batch, some of them outside the sliding
+//! window if the architecture has one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ struct Case {
     quant: String,
     sha256: String,
     logits: String,
-    /// Of this executor's logits to llama.cpp's when the fixture was made.
+    /// The relative RMS difference between the logits of this runtime and of llama.cpp when the fixture was created.
     relative_rms: f64,
 }
 
@@ -44,7 +45,7 @@ fn fixture() -> Fixture {
     serde_json::from_str(&std::fs::read_to_string(folder().join("cases.json")).unwrap()).unwrap()
 }
 
-/// Whether activations are rounded for these weights.
+/// Whether activations are rounded for weights with this quantisation.
 fn is_rounded(quant: &str) -> bool {
     !matches!(quant, "f16" | "f32")
 }
@@ -73,7 +74,7 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
     synthesise(&options, path, &mut |_, _| ()).unwrap();
 }
 
-/// Logits of all tokens, in passes of 16. [tokens, vocabulary]
+/// Returns the logits of all tokens, [tokens, vocabulary], computed in passes of 16.
 fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     let mut model = Model::open(path, CacheFormat::F32);
     let pass = |tokens| {
@@ -89,7 +90,7 @@ fn rms(values: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 #[test]
-fn logits_are_those_of_llama_cpp() {
+fn logits_are_close_to_those_of_llama_cpp() {
     let fixture = fixture();
     let folder_of_models = tempfile::tempdir().unwrap();
     let path = folder_of_models.path().join("model.gguf");
@@ -98,7 +99,10 @@ fn logits_are_those_of_llama_cpp() {
         let name = format!("{} {}", case.architecture, case.quant);
         model(&fixture, case.architecture, &case.quant, &path);
         let digest = format!("{:x}", Sha256::digest(std::fs::read(&path).unwrap()));
-        assert_eq!(digest, case.sha256, "{name}: the model is another one; make the fixtures again");
+        assert_eq!(
+            digest, case.sha256,
+            "{name}: the synthesised model has changed; create the fixtures again"
+        );
         let own = logits(&path, &fixture.tokens);
         let reference = std::fs::read(folder().join(&case.logits)).unwrap();
         let reference: Vec<f32> =
@@ -110,14 +114,17 @@ fn logits_are_those_of_llama_cpp() {
         let difference = own.iter().zip(&reference).map(|(own, reference)| f64::from(own - reference));
         let relative = rms(difference) / rms(reference.iter().map(|&logit| f64::from(logit)));
         let bound = if is_rounded(&case.quant) { 1e-2 } else { 1e-3 };
-        println!("{name}: relative RMS {relative:.1e}, {:.1e} when the fixture was made", case.relative_rms);
+        println!(
+            "{name}: relative RMS {relative:.1e}, {:.1e} when the fixture was created",
+            case.relative_rms
+        );
         assert!(relative <= bound, "{name}: relative RMS {relative}");
         seen.insert(case.architecture);
     }
     assert_eq!(seen.len(), Architecture::ALL.len(), "every architecture has a case");
 }
 
-/// Cuts the model at `path` into parts of at most `count` tensors, named as llama.cpp names them.
+/// Splits the model at `path` into files of at most `count` tensors, with the file names of llama.cpp.
 fn split(path: &Path, count: usize) -> Vec<PathBuf> {
     let (model, bytes) = (GgufModel::open(path).unwrap(), std::fs::read(path).unwrap());
     let parts = model.tensors.len().div_ceil(count);

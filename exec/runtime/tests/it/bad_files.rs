@@ -1,6 +1,6 @@
-//! Refusal of files that cannot be executed, before any weight is used.
+//! Tests that invalid files are refused when they are opened, before any weight is used.
 //!
-//! Each test patches bytes of equal length into the header of a good file.
+//! Most tests replace bytes in the header of a valid file by others of the same length.
 
 use std::io::Write;
 
@@ -24,7 +24,7 @@ fn open(file: &[u8]) -> ExecError {
     Weights::open(named.path()).expect_err("the file is bad")
 }
 
-/// The file with other bytes at `skip` bytes after the begin of a text in its header.
+/// Replaces the bytes `old` by `new` in a file, `skip` bytes after the beginning of a text in its header.
 fn patched(mut file: Vec<u8>, text: &str, skip: usize, old: &[u8], new: &[u8]) -> Vec<u8> {
     let at = find(&file, text) + skip;
     assert_eq!(file[at..][..old.len()], *old);
@@ -32,7 +32,7 @@ fn patched(mut file: Vec<u8>, text: &str, skip: usize, old: &[u8], new: &[u8]) -
     file
 }
 
-/// The good file as one of another architecture with a name as long.
+/// Returns the valid file with another architecture, whose name must have the length of `llama`.
 fn as_architecture(name: &[u8]) -> Vec<u8> {
     let mut file = good();
     for at in 0..20_000 {
@@ -47,7 +47,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
     patched(file, old, 0, old.as_bytes(), new.as_bytes())
 }
 
-/// A model with factors of the rotary frequencies.
+/// Returns a model with factors of the rotary frequencies.
 fn with_rope_factors() -> (SynthOptions, tempfile::NamedTempFile) {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.shape.vocabulary = 400;
@@ -72,10 +72,10 @@ fn invalid_headers_are_refused() {
             renamed(good(), "blk.2.attn_k.weight", "blk.2.attn_?.weight"),
             "tensor `blk.2.attn_k.weight` is missing",
         ),
-        // The file says that it has one layer less; the last one's tensors remain.
+        // The metadata have one layer less than the file; the tensors of the last layer are unexpected.
         (
             patched(good(), key, key.len() + 4, &8u32.to_le_bytes(), &7u32.to_le_bytes()),
-            "has no place in the forward pass of llama",
+            "is not part of the llama architecture",
         ),
         (
             patched(good(), gate, gate.len() + 4, &wide, &tall),
@@ -83,23 +83,21 @@ fn invalid_headers_are_refused() {
         ),
         (
             renamed(factors, "rope_freqs.weight", "rope_fraqs.weight"),
-            "tensor `rope_fraqs.weight` has no place in the forward pass of llama: \
-             the model is a variant (experts, adapters) that cannot be executed; use one without it",
+            "tensor `rope_fraqs.weight` is not part of the llama architecture: \
+             the model is a variant (experts, adapters) that is not supported; use a model without it",
         ),
     ] {
         let error = open(&file).to_string();
         assert!(error.contains(message), "{error}");
-        assert!(
-            message != "has no place in the forward pass of llama" || error.contains("`blk.7."),
-            "{error}"
-        );
+        assert!(message != "is not part of the llama architecture" || error.contains("`blk.7."), "{error}");
     }
 }
 
 #[test]
 fn tensor_types_without_a_kernel_are_refused() {
     let name = "blk.3.ffn_up.weight";
-    // After the name: u32 dimensions (2), two u64, and the type: from 1 (f16) to 35, which has three values a weight.
+    // After the name are the number of dimensions (u32), two dimensions (u64) and the type, which is changed from 1
+    // (f16) to 35 (ternary weights).
     let skip = name.len() + 4 + 16;
     let error = open(&patched(good(), name, skip, &1u32.to_le_bytes(), &35u32.to_le_bytes())).to_string();
     assert!(error.contains("`blk.3.ffn_up.weight`") && error.contains("35"), "{error}");
@@ -117,14 +115,14 @@ fn invalid_rope_factors_are_refused() {
         let error = open(&file).to_string();
         assert!(error.contains("`rope_freqs.weight`") && error.contains("as factor 1"), "{error}");
     }
-    // One factor less than there are pairs.
+    // The file has one factor less than pairs.
     let pairs = u64::from(options.shape.key_length / 2);
     let less = (pairs - 1).to_le_bytes();
     let error = open(&patched(good, "rope_freqs.weight", 17 + 4, &pairs.to_le_bytes(), &less)).to_string();
     assert!(error.contains(&format!("[{}]", pairs - 1)) && error.contains(&format!("[{pairs}]")), "{error}");
 }
 
-/// A token's logits, with `damage` done to the bytes of the tensor called `name`.
+/// Returns the logits of a token after `damage` has changed the bytes of the tensor `name`.
 fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecError> {
     let path = models::folder().join("psalm-7m-q4_k.gguf");
     let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
@@ -140,7 +138,7 @@ fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecE
 #[test]
 fn nan_weights_give_an_error_instead_of_tokens() {
     assert!(logits_with("blk.3.ffn_up.weight", |_| ()).is_ok());
-    // Infinity and NaN in f16: the scale of a block; in f32: a norm.
+    // f16 infinity and NaN as the scale of a block, and f32 NaN and infinity in a norm.
     for (name, bytes) in [
         ("blk.3.ffn_up.weight", vec![0x00, 0x7c]),
         ("blk.0.attn_q.weight", vec![0x00, 0x7e]),
@@ -172,10 +170,10 @@ fn extents_cover_the_file_once() {
     let weights = Weights::open(models::folder().join("psalm-7m-q4_k.gguf")).unwrap();
     let layers = weights.shape().layers.0;
     let all = weights.layers_extents(0..layers);
-    assert_eq!(all.len(), 1, "layers lie one after another: {all:?}");
+    assert_eq!(all.len(), 1, "layers are contiguous in the file: {all:?}");
     let apart: u64 = (0..layers).flat_map(|layer| weights.layer_extents(layer)).map(|e| e.length).sum();
     assert!(apart <= all[0].length && all[0].length - apart < 64 * u64::from(layers));
-    // Tied: the head reads the embedding and the last norm.
+    // With tied embeddings, the output head reads the embedding and the output norm.
     let head: u64 = weights.head_extents().iter().map(|extent| extent.length).sum();
     let embedding = weights.embedding_extents()[0];
     assert!(head >= embedding.length + 4 * 256);

@@ -1,9 +1,9 @@
-//! Greedy texts against llama.cpp's.
+//! Tests of greedy texts against llama.cpp.
 //!
-//! `tests/data/models/golden.json` holds llama.cpp's greedy tokens and the margin of each over its runner-up,
-//! for models trained for this project. F16 must run freely through all of them. Quantised files are
-//! teacher-forced, because llama.cpp also rounds the activations, in another way: wherever the margin is
-//! larger than what that can change, the choice must be the same.
+//! `tests/data/models/golden.json` has llama.cpp's greedy tokens for models trained for this project, and the margin
+//! of each token over the second most likely one. With F16 weights all tokens must be equal in free-running
+//! generation. Quantised models are teacher-forced, because llama.cpp rounds the activations differently: tokens must
+//! be equal where the margin is larger than the effect of rounding.
 
 use std::collections::BTreeMap;
 
@@ -38,13 +38,13 @@ fn open(file: &str) -> Model {
     Model::open(&models::folder().join(file), CacheFormat::F32)
 }
 
-/// Logits after `tokens`, which follow those before.
+/// Returns the logits after `tokens`, which continue the sequence.
 fn next_logits(model: &mut Model, tokens: &[u32]) -> Vec<f32> {
     let hidden = model.pass(tokens);
     model.head.logits_of_last(&hidden).unwrap()
 }
 
-/// Logits after a prompt, and their largest difference from the golden ones.
+/// Returns the logits after the prompt of a run, and their maximum difference from the golden logits.
 fn prefill(model: &mut Model, run: &Run) -> (Vec<f32>, f32) {
     model.restart();
     let logits = next_logits(model, &run.prompt_ids);
@@ -54,7 +54,7 @@ fn prefill(model: &mut Model, run: &Run) -> (Vec<f32>, f32) {
 }
 
 #[test]
-fn f16_runs_freely_through_every_golden_token() {
+fn f16_generates_every_golden_token() {
     let file = "psalm-7m-f16.gguf";
     let mut model = open(file);
     let (mut steps, mut off) = (0, 0.0f32);
@@ -70,11 +70,11 @@ fn f16_runs_freely_through_every_golden_token() {
     }
     println!("{file}: {steps} free-running steps equal; first logits off by at most {off}");
     assert_eq!(steps, 3 * 64);
-    // An f32 reference in another framework is within 0.0008 of llama.cpp.
+    // An f32 reference in another framework differs from llama.cpp by at most 0.0008.
     assert!(off < 2e-3, "first logits differ by {off}");
 }
 
-/// Steps whose margin is at most this may go either way.
+/// Maximum margin of a step in which both tokens are accepted.
 const NEAR_TIE: f32 = 0.05;
 
 fn teacher_forced(file: &str) {
@@ -100,7 +100,7 @@ fn teacher_forced(file: &str) {
          first logits off by at most {off}",
         checked + skipped
     );
-    assert!(checked > 3 * 64 * 9 / 10, "{checked} steps are too few to mean anything");
+    assert!(checked > 3 * 64 * 9 / 10, "{checked} checked steps are too few");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn the_draft_chooses_as_llama_cpp_does() {
 }
 
 #[test]
-fn prompts_become_the_golden_tokens_and_tokens_the_golden_text() {
+fn prompts_and_tokens_encode_and_decode_as_golden() {
     for file in ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf", "psalm-draft-1m-q8_0.gguf"]
     {
         let weights = Weights::open(models::folder().join(file)).unwrap();

@@ -1,4 +1,4 @@
-//! Models that tests run in one process.
+//! Test models that run in one process.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
 use tempfile::NamedTempFile;
 
-/// The folder of the trained models.
+/// Returns the folder of the trained models.
 pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
 }
 
-/// A model of random weights.
+/// Synthesises a model with random weights in a temporary file.
 pub fn synthetic(options: &SynthOptions) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     synthesise(options, file.path(), &mut |_, _| ()).unwrap();
     file
 }
 
-/// A whole model in one stage.
+/// A model with all layers in one stage.
 pub struct Model {
     pub head: Head,
     stage: Stage,
@@ -44,7 +44,7 @@ impl Model {
         self.length = 0;
     }
 
-    /// Hidden rows of `tokens`, which follow those before.
+    /// Returns the hidden rows of `tokens` after all layers; the tokens continue the sequence.
     pub fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut hidden = self.head.embed(tokens).unwrap();
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();

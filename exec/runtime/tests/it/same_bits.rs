@@ -1,7 +1,7 @@
-//! Hidden rows have the same bits whatever the threads, batches, windows and backend.
+//! Tests that hidden rows have the same bits for any number of threads, batches, windows and backend.
 //!
-//! Threads, batches, windows and the plain oracle: for each trained file and for a model of random weights of each
-//! architecture, the hidden rows after all layers must be equal bit for bit.
+//! The hidden rows after all layers must be equal to those of the oracle, bit for bit, for each trained model and for
+//! a model with random weights of each architecture.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -34,8 +34,8 @@ fn cache(format: CacheFormat) -> CacheOptions {
     CacheOptions { context: 40, format, sequences: 1 }
 }
 
-/// Runs `tokens` in batches of the sizes in `batches` (the last one again and again), each through `stages`
-/// in turn, and gives the bits of all hidden rows.
+/// Runs `tokens` in batches of the sizes in `batches` (the last size is repeated), each through all `stages`. Returns
+/// the bits of all hidden rows.
 fn run(head: &Head, stages: &mut [Stage], tokens: &[u32], batches: &[usize]) -> Vec<u32> {
     let mut bits = Vec::new();
     let mut sizes = batches.iter().copied().chain(std::iter::repeat(*batches.last().unwrap()));
@@ -44,7 +44,7 @@ fn run(head: &Head, stages: &mut [Stage], tokens: &[u32], batches: &[usize]) -> 
         let end = (at + sizes.next().unwrap()).min(tokens.len());
         let mut hidden = head.embed(&tokens[at..end]).unwrap();
         let positions: Vec<u32> = (at as u32..end as u32).collect();
-        // Windows in layer order, whichever process owns them, as in a ring.
+        // The windows of all stages run in layer order, as in a ring.
         let mut windows: Vec<(usize, Range<u32>)> = Vec::new();
         for (index, stage) in stages.iter().enumerate() {
             windows.extend(stage.owned().iter().map(|window| (index, window.clone())));
@@ -63,7 +63,7 @@ fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: CacheOptions, cp
     Stage::on_cpu(Arc::clone(weights), owned, options, cpu).unwrap()
 }
 
-/// All layers of the trained models.
+/// The layer range of the trained models.
 const WHOLE: &[Range<u32>] = std::slice::from_ref(&(0..8));
 
 proptest! {
@@ -74,7 +74,7 @@ proptest! {
         file in 0usize..3,
         f32_cache: bool,
         tokens in prop::collection::vec(0u32..2048, 1..40),
-        // From twelve tokens on a batch is multiplied panel by panel.
+        // Batches of at least twelve tokens use panels.
         batches in prop::collection::vec(1usize..30, 1..4),
         cuts in (1u32..4, 4u32..6, 6u32..8),
     ) {
@@ -86,7 +86,7 @@ proptest! {
             let whole = stage(&weights, WHOLE, options, cpu(threads));
             prop_assert_eq!(&expected, &run(&head, &mut [whole], &tokens, &batches), "{} threads", threads);
         }
-        // Two devices and two rounds: windows a, c on one and b, d on the other.
+        // Two devices and two rounds: the first device has the first and third window, the other one the rest.
         let (a, b, c) = cuts;
         let first = stage(&weights, &[0..a, b..c], options, cpu(2));
         let second = stage(&weights, &[a..b, c..8], options, cpu(1));
@@ -94,7 +94,7 @@ proptest! {
     }
 }
 
-/// The bits of the oracle, token by token.
+/// Returns the bits of the hidden rows of the oracle, computed token by token.
 fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<u32> {
     let layers = 0..weights.shape().layers.0;
     let oracle = Oracle::new(Arc::clone(weights), layers.clone(), options).unwrap();
@@ -102,13 +102,13 @@ fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<
     run(&Head::new(Arc::clone(weights), cpu(1)), &mut [stage.unwrap()], tokens, &[1])
 }
 
-/// A small model of random weights.
+/// Returns a small model with random weights.
 fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
     options.rope_frequencies = architecture == Architecture::Llama;
     let gemma = matches!(architecture, Architecture::Gemma | Architecture::Gemma2);
-    // A window of 10 positions where there is one, half of the context.
+    // Architectures with a sliding window have one of 10 positions, half of the context.
     options.shape = ModelShape {
         architecture,
         layers: Layers(4),
@@ -122,7 +122,7 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         context_length: 20,
         tied_embeddings: gemma,
     };
-    // The products' rows must be whole blocks: 6 values of 128 are 768.
+    // The rows of matrices must be whole blocks: 6 heads with values of 128 are 768.
     Arc::new(Weights::open(models::synthetic(&options).path()).unwrap())
 }
 
@@ -149,7 +149,7 @@ fn every_architecture_has_the_bits_of_the_oracle() {
 }
 
 #[test]
-fn rolling_back_forgets_a_rejected_draft() {
+fn rolling_back_removes_a_rejected_draft() {
     let weights = weights(1);
     let head = Head::new(Arc::clone(&weights), cpu(2));
     let mut stage = stage(&weights, WHOLE, cache(CacheFormat::F16), cpu(2));

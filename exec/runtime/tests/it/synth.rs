@@ -1,4 +1,4 @@
-//! Synthetic models are valid, of the shape asked for, and reproducible.
+//! Tests that synthetic models are valid, have the requested shape, and are reproducible.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise}
 
 fn tiny() -> SynthOptions {
     let mut options = SynthOptions::preset("tiny").unwrap();
-    // Smaller than shipped, so that all formats take little time.
+    // The model is smaller than the shipped one, so that all formats take little time.
     options.shape.vocabulary = 512;
     options.shape.layers = hearth_profiles::Layers(3);
     options
@@ -32,13 +32,13 @@ fn a_plan_made_for_a_shipped_model_fits_the_preset() {
         (last, calls) = ((done, total), calls + 1);
     })
     .unwrap();
-    assert_eq!(last.0, last.1, "the last report is the whole");
+    assert_eq!(last.0, last.1, "the last report is complete");
     let planned = shipped("tiny").unwrap();
     assert_eq!(Bytes(last.1), planned.total_bytes());
     let model = GgufModel::open(&path).unwrap();
     assert_eq!((model.file_bytes(), model.tensors.len()), (made.file_bytes, made.tensors));
     let profile = ModelProfile::from_gguf(&model).unwrap();
-    assert_eq!(profile.matches(&planned.digest), DigestMatch::SameShape);
+    assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
     assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no unfinished file is left");
 }
@@ -47,14 +47,14 @@ fn a_plan_made_for_a_shipped_model_fits_the_preset() {
 fn bytes_depend_on_options_and_not_on_threads() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    // Two chunks in the embedding.
+    // With this vocabulary the embedding has two chunks.
     let mut options = tiny();
     options.shape.vocabulary = 5000;
     let one = make(&SynthOptions { threads: 1, ..options.clone() }, &path);
     let four = make(&SynthOptions { threads: 4, ..options.clone() }, &path);
     assert_eq!(one, four);
     assert_ne!(one, make(&SynthOptions { seed: 2, ..options.clone() }, &path));
-    // A tensor does not depend on how many others there are.
+    // A tensor does not depend on the number of layers.
     let tensor = |name: &str| {
         let model = GgufModel::open(&path).unwrap();
         let tensor = model.tensor(name).unwrap();
@@ -92,9 +92,9 @@ fn every_format_and_architecture_opens() {
         assert_eq!(profile.shape, options.shape);
         let factors = if options.rope_frequencies { Bytes(4 * 32) } else { Bytes(0) };
         assert_eq!(profile.shared.bytes(), factors, "32 rope factors of 4 bytes");
-        // A document of the shape has the file's digest, and its bytes to the last one.
+        // A document of the same shape has the same digest and the same bytes as the file.
         let document = ModelProfile::from_shape("same", options.shape.clone(), options.quant).unwrap();
-        assert_eq!(profile.matches(&document.digest), DigestMatch::SameShape);
+        assert_eq!(profile.match_digest(&document.digest), DigestMatch::SameShape);
         assert_eq!((&document.layers, &document.output), (&profile.layers, &profile.output));
         let weights = Weights::open(&path).unwrap();
         for (layer, group) in document.layers.iter().enumerate() {

@@ -1,19 +1,20 @@
-//! Even slices on every device: dllama, TPI-LLM and AirInfer.
+//! Systems with even slices on all devices: dllama, TPI-LLM and AirInfer.
 //!
-//! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8): CPUs only; 4-bit weights, 32 in 18 bytes; the
-//! number of devices is a power of two and at most that of key-value heads; uniform slices whatever the devices. The
-//! head loads the whole model before it slices it. Two all-gathers per layer in blocks of 8 bit. Its files have the
-//! embedding in 32 bit (source: distributed-llama's converter). It processes a prompt token by token (Table 4: four
-//! times a token's time to the first token, 1845 over 459 ms). The whole model counts as held during the run: the
-//! paper's Table 5 has 55.8 % of the head's memory at 8B, far more than slices alone.
+//! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8) uses only CPUs, and 4-bit weights (32 weights in 18
+//! bytes). The number of devices is a power of two and at most the number of key-value heads. All slices are equal.
+//! The head loads the whole model before it slices it. Each layer has two all-gathers in blocks of 8 bit. Its model
+//! files have the embedding in 32 bit (source: distributed-llama's converter). It processes a prompt token by token:
+//! in Table 4 the time to the first token is four times the time per token, 1845 and 459 ms. The head is assumed to
+//! keep the whole model in memory during the run: in the paper's Table 5 the 8B model takes 55.8 % of its memory, far
+//! more than a slice.
 //!
-//! TPI-LLM (section 2): 32-bit weights that are streamed through a window of as many blocks as memory holds, loaded
-//! ahead of use; two star all-reduces per layer. Assumed: even slices, sums in 32 bit.
+//! TPI-LLM (section 2) streams 32-bit weights through a sliding window of as many blocks as memory holds, and loads
+//! them before they are used. Each layer has two star all-reduces. Assumed: even slices, all-reduces in 32 bit.
 //!
-//! AirInfer (section 2): 32-bit weights in memory, sums by superposition on one channel; the time of a sum is given
-//! and does not depend on the number of devices. Assumed: even slices.
+//! AirInfer (section 2) keeps 32-bit weights in memory. It computes all-reduces by superposition on one channel. The
+//! time of an all-reduce is an option and does not depend on the number of devices. Assumed: even slices.
 //!
-//! Not here: whether the slices fit. A device may be out of memory, as the paper found.
+//! Not here: whether the slices fit in memory. A device may run out of memory, as in the paper.
 
 use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
@@ -23,11 +24,11 @@ use hearth_schema::plan::tensor::{AllReduce, HeadLoads, TensorPlan};
 use hearth_schema::plan::{DroppedDevice, Origin, Plan};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_block};
+use super::slices::{PlanHeader, SliceShare, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};
 use crate::baselines::proportional::cumulative_rounding;
 
-/// Returns a plan with uniform slices over 2^n devices.
+/// Returns the plan of dllama: even slices over 2^n devices.
 pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let block = row_block(Some(Format::Q4_0));
@@ -40,24 +41,24 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
     let count =
         (0..32).map(|power| 1 << power).take_while(|count| *count <= most).filter(|count| divides(*count));
     let count = count.last().unwrap_or(1);
-    let share = Share {
+    let share = SliceShare {
         kv_heads: shape.kv_heads / count,
         feed_forward: shape.feed_forward / count,
         residency: ResidencyOptions::pinned(Some(Format::Q4_0)),
         on_gpu: false,
     };
     let (used, left_out) = members.split_at(count as usize);
-    let reason = format!("slices are even over 2^n devices, and {count} are the most that divide the model");
+    let reason = format!("slices are even over 2^n devices, and at most {count} devices divide the model");
     let dropped = left_out
         .iter()
         .map(|member| DroppedDevice { name: member.name.clone(), reason: reason.clone() })
         .collect();
     let explanation = vec![
         format!(
-            "each of {count} devices has {} key-value heads and {} rows",
+            "each of {count} devices has {} key-value heads and {} feed-forward rows",
             share.kv_heads, share.feed_forward
         ),
-        format!("{} all-gathers a token; the head loads the whole model first", 2 * shape.layers.0),
+        format!("{} all-gathers per token; the head loads the whole model first", 2 * shape.layers.0),
     ];
     let tensor = TensorPlan {
         all_reduce: AllReduce::AllGather,
@@ -68,12 +69,12 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
         embedding_as: Some(Format::F32),
         slices: Vec::new(),
     };
-    let shares: Vec<(&Member, Share)> = used.iter().map(|member| (*member, share)).collect();
-    let made = PlanHeader { strategy: "dllama", options: Vec::new(), dropped, explanation };
-    plan(cluster, scenario, made, &tensor, &shares)
+    let shares: Vec<(&Member, SliceShare)> = used.iter().map(|member| (*member, share)).collect();
+    let header = PlanHeader { strategy: "dllama", options: Vec::new(), dropped, explanation };
+    plan(cluster, scenario, header, &tensor, &shares)
 }
 
-/// Returns a plan whose slices are streamed through memory.
+/// Returns the plan of TPI-LLM: even slices whose weights are streamed from disk.
 pub(super) fn tpi_llm(
     cluster: &Cluster,
     scenario: &Origin,
@@ -86,14 +87,14 @@ pub(super) fn tpi_llm(
         ..ResidencyOptions::of(Residency::Sliding)
     };
     let tensor = base_tensor_plan(AllReduce::Star);
-    let made = || PlanHeader {
+    let header = || PlanHeader {
         strategy: "tpi-llm",
         options: vec![format!("weights_as={format}")],
         dropped: Vec::new(),
         explanation: Vec::new(),
     };
     let mut shares = even_shares(cluster, window(2), format);
-    let draft = plan(cluster, scenario, made(), &tensor, &shares);
+    let draft = plan(cluster, scenario, header(), &tensor, &shares);
     let mut explanation = Vec::new();
     let mut place = 0;
     for (member, share) in &mut shares {
@@ -103,13 +104,13 @@ pub(super) fn tpi_llm(
         let blocks = max_blocks(cluster, &draft, place, member)?;
         share.residency = window(blocks.0);
         explanation
-            .push(format!("`{}` has room for {} of {} blocks at once", member.name, blocks.0, blocks.1));
+            .push(format!("`{}` holds {} of {} blocks at the same time", member.name, blocks.0, blocks.1));
         place += 1;
     }
-    Ok(plan(cluster, scenario, PlanHeader { explanation, ..made() }, &tensor, &shares))
+    Ok(plan(cluster, scenario, PlanHeader { explanation, ..header() }, &tensor, &shares))
 }
 
-/// Returns the plan of AirInfer: weight slices in memory, and all-reduces computed over the air.
+/// Returns the plan of AirInfer: even slices in memory, and all-reduces over the air.
 pub(super) fn airinfer(
     cluster: &Cluster,
     scenario: &Origin,
@@ -119,18 +120,18 @@ pub(super) fn airinfer(
     let air_time = options.air_time.ok_or(SystemError::NoAirTime)?;
     let tensor = TensorPlan { air_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
     let shares = even_shares(cluster, ResidencyOptions::pinned(Some(format)), format);
-    let made = PlanHeader {
+    let header = PlanHeader {
         strategy: "airinfer",
         options: vec![format!("weights_as={format}"), format!("air_time={air_time}")],
         dropped: Vec::new(),
-        explanation: vec![format!("an all-reduce takes {air_time} whatever the number of devices, as given")],
+        explanation: vec![format!("an all-reduce takes {air_time} for any number of devices")],
     };
-    Ok(plan(cluster, scenario, made, &tensor, &shares))
+    Ok(plan(cluster, scenario, header, &tensor, &shares))
 }
 
-/// Returns even shares, up to whole heads and blocks of rows; devices beyond the number of key-value heads get
-/// nothing.
-fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -> Vec<(&Member, Share)> {
+/// Returns slices that are even up to whole key-value heads and blocks of rows. If there are more devices than
+/// key-value heads, the last ones get empty slices.
+fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -> Vec<(&Member, SliceShare)> {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let used = members.len().min(shape.kv_heads as usize);
     let block = row_block(Some(format)).min(shape.feed_forward);
@@ -143,12 +144,15 @@ fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -
     }
     let part = |place: usize| {
         let of = |shares: &[u32]| shares.get(place).copied().unwrap_or(0);
-        Share { kv_heads: of(&heads), feed_forward: of(&rows), residency, on_gpu: false }
+        SliceShare { kv_heads: of(&heads), feed_forward: of(&rows), residency, on_gpu: false }
     };
     members.into_iter().enumerate().map(|(place, member)| (member, part(place))).collect()
 }
 
-/// Returns how many blocks the memory of a device holds, and how many there are.
+/// Returns the maximum number of blocks that the memory of a device holds, and the number of all blocks.
+///
+/// # Errors
+/// If the device cannot hold two blocks.
 fn max_blocks(
     cluster: &Cluster,
     draft: &Plan,
@@ -166,7 +170,7 @@ fn max_blocks(
         let held = PinnedMemory::new(&plan, place, &cluster.model, &member.device, false);
         held.is_some_and(|held| held.excess() == Bytes::ZERO)
     };
-    // More blocks never take less.
+    // More blocks never take less memory, so a binary search finds the maximum.
     let (mut fits, mut beyond) = (1, count + 1);
     while beyond - fits > 1 {
         let middle = u32::midpoint(fits, beyond);
@@ -177,7 +181,7 @@ fn max_blocks(
         let fixed = PinnedMemory::new(draft, place, &cluster.model, &member.device, false)
             .map_or(Bytes::ZERO, |held| held.kv_cache + held.buffers);
         let device = member.name.clone();
-        return Err(SystemError::NoWindow { device, needed: largest.0, fixed: fixed.0 });
+        return Err(SystemError::NoSlidingWindow { device, needed: largest.0, fixed: fixed.0 });
     }
     Ok((fits, count))
 }

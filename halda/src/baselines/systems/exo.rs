@@ -1,15 +1,16 @@
-//! Layers in proportion to total memory, with pinned weights: exo.
+//! The planner of exo: pinned layers in proportion to total memory.
 //!
-//! prima.cpp paper, sections 2 and 4.1 and appendix A.8. Layers in proportion to the total memory of a device: that
-//! of a discrete GPU if there is one, else RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to memories of 8,
-//! 8 and 11 GiB. Each device computes on its GPU if it has one. exo does not run on Android without root.
+//! prima.cpp paper, sections 2 and 4.1 and appendix A.8. The memory of a device is that of its discrete GPU if it has
+//! one, else its RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to devices with 8, 8 and 11 GiB. Each
+//! device computes on its GPU if it has one. exo does not run on Android without root.
 //!
-//! Backends differ: MLX on macOS computes in the weights' own 4 bits; Tinygrad on Linux loads 16 bits per weight into
-//! main memory and decodes them to 32 bits on the GPU. The operating system cannot reclaim any of that memory.
+//! The backends use different weight formats. On macOS, MLX computes with the 4-bit weights of the model. On Linux,
+//! Tinygrad loads 16-bit weights into main memory and converts them to 32 bit on the GPU. The operating system cannot
+//! reclaim this memory.
 //!
-//! Deviation: exo has the output matrix on the last device. Here it is on the head's CPU.
+//! Deviation: exo has the output head on the last device. Here it is on the CPU of the head.
 //!
-//! Not here: what happens where that does not fit ([`hearth_core::memory`]).
+//! Not here: whether the weights fit in memory ([`hearth_core::memory`]).
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
@@ -19,40 +20,41 @@ use hearth_schema::residency::ResidencyOptions;
 
 use super::SystemError;
 use super::slices::members;
-use crate::baselines::proportional::{cumulative_rounding, keep_head};
+use crate::baselines::proportional::{cumulative_rounding, ensure_head_layer};
 use crate::plan_document::empty_plan;
 use crate::problem::total_memory;
 
 pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemError> {
     let members = members(cluster);
-    let runs = |member: &Member| member.device.os != Os::Android;
+    let supported = |member: &Member| member.device.os != Os::Android;
     let why = "it needs root on Android";
-    if !members.iter().any(|member| runs(member)) {
-        return Err(SystemError::NoDevice { system: "exo", why });
+    if !members.iter().any(|member| supported(member)) {
+        return Err(SystemError::NoUsableDevice { system: "exo", why });
     }
-    if !runs(members[0]) {
+    if !supported(members[0]) {
         let head = members[0].name.clone();
-        return Err(SystemError::NotTheHead { system: "exo", head, why: why.into() });
+        return Err(SystemError::UnsupportedHead { system: "exo", head, why: why.into() });
     }
     let sizes: Vec<u64> = members
         .iter()
         .zip(total_memory(cluster))
-        .map(|(member, total)| if runs(member) { total } else { 0 })
+        .map(|(member, total)| if supported(member) { total } else { 0 })
         .collect();
     let layers = cluster.model.shape.layers.0;
-    let no_memory = SystemError::NoDevice { system: "exo", why: "none has memory" };
+    let no_memory = SystemError::NoUsableDevice { system: "exo", why: "none has memory" };
     let mut windows = cumulative_rounding(&sizes, layers).ok_or(no_memory)?;
-    keep_head(&mut windows);
+    ensure_head_layer(&mut windows);
     let (mut devices, mut dropped, mut explanation) = (Vec::new(), Vec::new(), Vec::new());
     for ((member, window), size) in members.iter().zip(windows).zip(sizes) {
         let name = member.name.clone();
         if window == 0 {
-            let reason = if runs(member) { "its share rounds to nothing" } else { why };
+            let reason = if supported(member) { "its share rounds to zero" } else { why };
             dropped.push(DroppedDevice { name, reason: reason.into() });
             continue;
         }
         let (residency, on_gpu) = backend(&member.device);
-        explanation.push(format!("`{name}` has {window} layers for {}", hearth_profiles::Bytes(size)));
+        let size = hearth_profiles::Bytes(size);
+        explanation.push(format!("`{name}` has {window} layers for {size} of memory"));
         devices.push(PlannedDevice {
             name,
             address: member.address.clone(),
@@ -67,7 +69,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemE
     Ok(Plan { devices, dropped, explanation, ..empty_plan(cluster, scenario, planner) })
 }
 
-/// Returns the residency of a device's weights, and whether its GPU computes.
+/// Returns the residency of the weights of a device, and whether it computes on its GPU.
 fn backend(device: &Device) -> (ResidencyOptions, bool) {
     let usable = device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty());
     match device.os {

@@ -1,7 +1,8 @@
-//! The parts of tensor-parallel plans.
+//! Construction of tensor-parallel plans from the slices of the devices.
 //!
-//! In such a plan every device works on every layer, in one round. Feed-forward rows are distributed in blocks of the
-//! weights' format, because the down projection is cut along its rows; the last device gets the remainder.
+//! In a tensor-parallel plan every device computes a slice of every layer, in one round. Feed-forward rows are
+//! distributed in blocks of the weight format, because the down projection is divided along its rows. The last device
+//! gets the remainder.
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
@@ -12,15 +13,18 @@ use hearth_schema::residency::ResidencyOptions;
 use crate::plan_document::empty_plan;
 use crate::problem::assignment::ring_order;
 
+/// The slice of a device in every layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Share {
+pub(super) struct SliceShare {
     pub kv_heads: u32,
+    /// The number of feed-forward rows.
     pub feed_forward: u32,
     pub residency: ResidencyOptions,
     pub on_gpu: bool,
 }
 
-/// Returns a plan without slices that sums in 32 bit and whose head loads only its own slice, as most systems do.
+/// Returns a tensor plan without slices and with the settings of most systems: all-reduces in f32, and the head loads
+/// only its own slice.
 pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
     TensorPlan {
         all_reduce,
@@ -38,11 +42,12 @@ pub(super) fn members(cluster: &Cluster) -> Vec<&Member> {
     ring_order(cluster.head, cluster.members.len()).map(|index| &cluster.members[index]).collect()
 }
 
-/// Returns the rows of one block of a format; those of K-quants where the weights keep their format.
+/// Returns the number of rows in a block of a format; that of K-quants if the weights keep their format.
 pub(super) fn row_block(format: Option<Format>) -> u32 {
     format.unwrap_or(Format::Q4K).block_len() as u32
 }
 
+/// The parts of a plan besides its devices.
 pub(super) struct PlanHeader {
     pub strategy: &'static str,
     pub options: Vec<String>,
@@ -50,20 +55,20 @@ pub(super) struct PlanHeader {
     pub explanation: Vec<String>,
 }
 
-/// Assembles a plan from shares, the head's first. Devices with an empty share are dropped.
+/// Builds a plan from the slices of the devices, the head first. Devices with an empty slice are dropped.
 pub(super) fn plan(
     cluster: &Cluster,
     scenario: &Origin,
-    made: PlanHeader,
+    header: PlanHeader,
     tensor: &TensorPlan,
-    shares: &[(&Member, Share)],
+    shares: &[(&Member, SliceShare)],
 ) -> Plan {
     let layers = cluster.model.shape.layers.0;
-    let (mut devices, mut slices, mut dropped) = (Vec::new(), Vec::new(), made.dropped);
+    let (mut devices, mut slices, mut dropped) = (Vec::new(), Vec::new(), header.dropped);
     for &(member, share) in shares {
         let name = member.name.clone();
         if share.kv_heads == 0 && share.feed_forward == 0 {
-            dropped.push(DroppedDevice { name, reason: "its share rounds to nothing".into() });
+            dropped.push(DroppedDevice { name, reason: "its share rounds to zero".into() });
             continue;
         }
         let (kv_heads, feed_forward) = (share.kv_heads, share.feed_forward);
@@ -78,7 +83,7 @@ pub(super) fn plan(
             predicted: None,
         });
     }
-    let planner = PlannerRecord { strategy: made.strategy.to_owned(), options: made.options };
+    let planner = PlannerRecord { strategy: header.strategy.to_owned(), options: header.options };
     let kind = PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() });
-    Plan { kind, devices, dropped, explanation: made.explanation, ..empty_plan(cluster, scenario, planner) }
+    Plan { kind, devices, dropped, explanation: header.explanation, ..empty_plan(cluster, scenario, planner) }
 }

@@ -1,17 +1,19 @@
-//! Slices in proportion to speed, within memory: Hepti and Galaxy.
+//! Systems with slices in proportion to speed, within memory: Hepti and Galaxy.
 //!
-//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. As read here
-//! these are one rule: each key-value head, then each block of feed-forward rows, goes to the device with free memory
-//! that would finish it first. With ample memory everywhere the slices follow speed, with scarce memory everywhere
-//! they follow memory. The slices of a block run in parallel and the slowest decides, so the rule finds the fastest
-//! block that these units allow. CPUs, star all-reduce.
+//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. They are
+//! interpreted as one rule: each key-value head, then each block of feed-forward rows, is assigned to the device with
+//! free memory that would finish it first. If all devices have ample memory, the slices are in proportion to speed;
+//! if all have little memory, in proportion to memory. The slices of a block are computed in parallel, and the
+//! slowest determines the time. So this rule gives the fastest block for these units. It uses CPUs and star
+//! all-reduces.
 //!
-//! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": shares in proportion to
-//! speed; what exceeds a device's memory goes to the others, again in proportion. CPUs or GPUs, ring all-reduce.
+//! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": slices are in proportion
+//! to speed, and what exceeds the memory of a device is assigned to the others, again in proportion to speed. It uses
+//! CPUs or GPUs, and ring all-reduces.
 //!
-//! Both hold 32-bit weights (Table 2). The memory budget of a device is what a run can obtain.
+//! Both keep 32-bit weights in memory (Table 2). The memory budget of a device is the memory that a run can obtain.
 //!
-//! Not here: the cost of an all-reduce. A device that slows down every sum still gets its share.
+//! Not here: the cost of all-reduces. A device that slows down every all-reduce still gets its slice.
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::kv_cache_bytes;
@@ -25,24 +27,24 @@ use hearth_schema::plan::tensor::AllReduce;
 use hearth_schema::plan::{Origin, Plan};
 use hearth_schema::residency::ResidencyOptions;
 
-use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_block};
+use super::slices::{PlanHeader, SliceShare, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};
-use crate::baselines::proportional::{cumulative_rounding, speed_weights, within_room};
+use crate::baselines::proportional::{cumulative_rounding, speed_weights, within_capacity};
 
-/// A distribution rule: (seconds per unit by device, capacity in units by device, number of units) -> units by
-/// device.
+/// A rule that distributes units: (seconds per unit of each device, capacity of each device in units, number of
+/// units) -> units of each device.
 type Rule = fn(&[f64], &[u32], u32) -> Vec<u32>;
 
-/// Returns Hepti's plan: slices by capability under memory budgets.
+/// Returns the plan of Hepti: slices by speed within memory budgets.
 pub(super) fn hepti(
     cluster: &Cluster,
     scenario: &Origin,
     options: SystemOptions,
 ) -> Result<Plan, SystemError> {
-    by_speed("hepti", cluster, scenario, options, AllReduce::Star, first_done, |_| false)
+    by_speed("hepti", cluster, scenario, options, AllReduce::Star, earliest_finish, |_| false)
 }
 
-/// Returns Galaxy's plan: slices by speed, then by memory.
+/// Returns the plan of Galaxy: slices by speed, then by memory.
 pub(super) fn galaxy(
     cluster: &Cluster,
     scenario: &Origin,
@@ -54,6 +56,7 @@ pub(super) fn galaxy(
     by_speed("galaxy", cluster, scenario, options, AllReduce::Ring, in_proportion, on_gpu)
 }
 
+/// Returns a plan whose slices are distributed by `rule`, first key-value heads, then blocks of feed-forward rows.
 fn by_speed(
     system: &'static str,
     cluster: &Cluster,
@@ -72,7 +75,7 @@ fn by_speed(
         .collect();
     let block = row_block(Some(format)).min(shape.feed_forward);
     let blocks = shape.feed_forward / block;
-    let no_room = |held: &[u32], whole: u32, unit| {
+    let check_complete = |held: &[u32], whole: u32, unit| {
         let held: u64 = held.iter().map(|units| u64::from(*units)).sum();
         let (format, whole) = (format.to_string(), u64::from(whole));
         if held < whole {
@@ -84,47 +87,50 @@ fn by_speed(
     let times: Vec<f64> = costs.iter().map(|cost| cost.head_time).collect();
     let capacity: Vec<u32> = costs.iter().map(|cost| units(cost.capacity, cost.head_bytes)).collect();
     let heads = rule(&times, &capacity, shape.kv_heads);
-    no_room(&heads, shape.kv_heads, "key-value heads")?;
+    check_complete(&heads, shape.kv_heads, "key-value heads")?;
     let times: Vec<f64> = costs.iter().map(|cost| cost.row_time).collect();
     let capacity: Vec<u32> = costs
         .iter()
         .zip(&heads)
         .map(|(cost, heads)| {
             let left = cost.capacity.saturating_sub(cost.head_bytes * u64::from(*heads));
-            // One block less, because the last to come has what is left of one.
+            // One block less, because the last device also gets the remaining rows of an incomplete block.
             units(left, cost.row_bytes * u64::from(block)).saturating_sub(1)
         })
         .collect();
     let rows = rule(&times, &capacity, blocks);
-    no_room(&rows, blocks, "blocks of feed-forward rows")?;
+    check_complete(&rows, blocks, "blocks of feed-forward rows")?;
     let last = rows.iter().rposition(|count| *count > 0);
     let residency = ResidencyOptions::pinned(Some(format));
-    let shares: Vec<(&Member, Share)> = members
+    let shares: Vec<(&Member, SliceShare)> = members
         .iter()
         .enumerate()
         .map(|(place, member)| {
             let rest = if Some(place) == last { shape.feed_forward % block } else { 0 };
             let (kv_heads, feed_forward) = (heads[place], rows[place] * block + rest);
-            (*member, Share { kv_heads, feed_forward, residency, on_gpu: on_gpu(&member.device) })
+            (*member, SliceShare { kv_heads, feed_forward, residency, on_gpu: on_gpu(&member.device) })
         })
         .collect();
     if shares[0].1.kv_heads == 0 && shares[0].1.feed_forward == 0 {
-        let why = "its share rounds to nothing".to_owned();
-        return Err(SystemError::NotTheHead { system, head: members[0].name.clone(), why });
+        let why = "its share rounds to zero".to_owned();
+        return Err(SystemError::UnsupportedHead { system, head: members[0].name.clone(), why });
     }
     let tensor = base_tensor_plan(all_reduce);
     let options = vec![format!("weights_as={format}")];
-    let explanation = vec!["slices follow the time that a slice takes, within what memory holds".into()];
-    let made = PlanHeader { strategy: system, options, dropped: Vec::new(), explanation };
-    Ok(plan(cluster, scenario, made, &tensor, &shares))
+    let explanation = vec!["slices are in proportion to device speed, within device memory".into()];
+    let header = PlanHeader { strategy: system, options, dropped: Vec::new(), explanation };
+    Ok(plan(cluster, scenario, header, &tensor, &shares))
 }
 
-/// The cost of slices on one device; heads and rows are over all layers.
+/// The cost of slices on one device, summed over all layers.
 struct Costs {
+    /// The seconds per key-value head.
     head_time: f64,
+    /// The seconds per feed-forward row.
     row_time: f64,
-    /// Includes the cache.
+    /// The bytes per key-value head, including its cache.
     head_bytes: Bytes,
+    /// The bytes per feed-forward row.
     row_bytes: Bytes,
     /// The memory available for slices.
     capacity: Bytes,
@@ -142,7 +148,7 @@ impl Costs {
         let pass = Pass::plain(0, cluster.workload.prompt, 1, true);
         let layers = 0..model.shape.layers.0;
         let attention: f64 = layers.map(|layer| work.layer(layer, pass).0).sum();
-        let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.product(group, 1).0).sum();
+        let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.matmul_time(group, 1).0).sum();
         let (heads, rows) = (u64::from(model.shape.kv_heads), u64::from(model.shape.feed_forward));
         let cache = kv_cache_bytes(&model.shape, model.shape.layers.0, cluster.context, cluster.kv_cache, 1);
         let each = |bytes: Bytes, count: u64| Bytes(bytes.0.div_ceil(count.max(1)));
@@ -156,7 +162,7 @@ impl Costs {
     }
 }
 
-/// Returns the memory for slices: without buffers, norms and the head's own matrices.
+/// Returns the memory available for slices: without buffers, norms, and the embedding and output head on the head.
 fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
     let device = &member.device;
     let norms =
@@ -174,33 +180,34 @@ fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole:
     }
 }
 
+/// Returns the number of units of `each` bytes that fit.
 fn units(capacity: Bytes, each: Bytes) -> u32 {
     (capacity.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
 }
 
-/// Assigns each unit to the device with capacity that would finish it first.
-fn first_done(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
+/// Assigns each unit to the device with free capacity that would finish it first.
+fn earliest_finish(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     let mut units = vec![0u32; times.len()];
     for _ in 0..count {
-        let done = |place: &usize| f64::from(units[*place] + 1) * times[*place];
+        let finish = |device: &usize| f64::from(units[*device] + 1) * times[*device];
         let next = (0..times.len())
-            .filter(|place| units[*place] < capacity[*place])
-            .min_by(|one, other| done(one).total_cmp(&done(other)));
+            .filter(|device| units[*device] < capacity[*device])
+            .min_by(|one, other| finish(one).total_cmp(&finish(other)));
         let Some(next) = next else { break };
         units[next] += 1;
     }
     units
 }
 
-/// Distributes units in proportion to speed; the excess over a device's capacity goes to the others.
+/// Distributes units in proportion to speed. Units above the capacity of a device are assigned to the others.
 fn in_proportion(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     let speeds = speed_weights(times);
-    let asked = cumulative_rounding(&speeds, count).unwrap_or_else(|| vec![0; times.len()]);
+    let proportional = cumulative_rounding(&speeds, count).unwrap_or_else(|| vec![0; times.len()]);
     let mut units: Vec<u32> =
-        asked.iter().zip(capacity).map(|(asked, capacity)| *asked.min(capacity)).collect();
+        proportional.iter().zip(capacity).map(|(units, capacity)| *units.min(capacity)).collect();
     let left = count - units.iter().sum::<u32>();
     let more: Vec<u32> = capacity.iter().zip(&units).map(|(capacity, units)| capacity - units).collect();
-    for (units, more) in units.iter_mut().zip(within_room(&speeds, &more, left)) {
+    for (units, more) in units.iter_mut().zip(within_capacity(&speeds, &more, left)) {
         *units += more;
     }
     units
@@ -212,11 +219,11 @@ mod tests {
 
     #[test]
     fn units_go_to_the_device_that_finishes_first() {
-        // 1 : 2 : 4 in speed; 7 units take 4 s, 2 s and 1 s a unit.
-        assert_eq!(first_done(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
-        // The fastest holds two: its other two go where they are done first.
-        assert_eq!(first_done(&[4.0, 2.0, 1.0], &[9, 9, 2], 7), [2, 3, 2]);
-        assert_eq!(first_done(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2], "three find no room");
+        // Speeds are 1:2:4. After 7 units all devices finish at 4 s.
+        assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
+        // The fastest device holds two; its other two go to the devices that finish them first.
+        assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[9, 9, 2], 7), [2, 3, 2]);
+        assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2], "three are not assigned");
     }
 
     #[test]
@@ -239,6 +246,6 @@ mod tests {
             })
             .map(|units| slowest(&units))
             .fold(f64::INFINITY, f64::min);
-        assert_eq!(slowest(&first_done(&times, &capacity, 11)), best);
+        assert_eq!(slowest(&earliest_finish(&times, &capacity, 11)), best);
     }
 }

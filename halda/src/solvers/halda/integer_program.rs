@@ -1,6 +1,6 @@
 //! The integer program for fixed memory cases and a fixed number of rounds.
 //!
-//! prima.cpp paper, Eq. 6-10, for one k. With the cases M1 to M4 given, the objective is linear:
+//! prima.cpp paper, Eq. 6-10, for one k. With fixed memory cases M1 to M4 the objective is linear:
 //!
 //! ```text
 //! min  sum_m (a_m w_m + b_m n_m)
@@ -10,22 +10,23 @@
 //!      0 <= n_m <= its bound (Eq. 34-36)                                      all integers
 //! ```
 //!
-//! HiGHS solves it, as in the paper. With c = w - n for n, every row bounds a sum over one device or over all of
-//! them; such nested rows make the matrix totally unimodular, so the linear relaxation has whole corners and
-//! HiGHS has nothing to branch on. The windows that a device may have are an interval, so a program is
-//! feasible exactly if W lies between the sums of the ends. That is checked first, and says which limit it is.
+//! HiGHS solves it, as in the paper. With c = w - n in place of n, each row bounds a sum over one device or over all
+//! devices. Such nested rows make the matrix totally unimodular, so the vertices of the linear relaxation are
+//! integers and HiGHS does not need to branch. The possible windows of a device are an interval, so a program is
+//! feasible exactly if W is between the sums of the minimum and of the maximum windows. This is checked first, so
+//! that an error can name the limit.
 //!
-//! HiGHS works in floating point with tolerances. What it returns is rounded and checked against the constraints
-//! on integers, and what it cannot finish is a reason, not a plan.
+//! HiGHS uses floating point with tolerances. Its solution is rounded and checked against the constraints on
+//! integers. If HiGHS does not find an optimum, the result is a reason instead of a plan.
 //!
-//! Not here: where costs and bounds come from ([`super::linear_costs`]), and which cases to try
-//! ([`super::iteration`]).
+//! Not here: costs and bounds ([`super::linear_costs`]), and the choice of memory cases ([`super::iteration`]).
 
 use crate::solvers::linear_program::LinearProgram;
 
+/// The costs and bounds of one device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DeviceColumns {
-    /// a: the cost of a layer of the window.
+    /// a: the cost of a layer in the window.
     pub window_cost: f64,
     /// b: the additional cost of a GPU layer.
     pub gpu_cost: f64,
@@ -39,6 +40,7 @@ pub(crate) struct DeviceColumns {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct IntegerProgram {
+    /// W.
     pub ring_layers: i64,
     pub devices: Vec<DeviceColumns>,
 }
@@ -49,19 +51,21 @@ pub(crate) struct Optimum {
     pub gpu_layers: Vec<u32>,
 }
 
+/// Why a program has no optimal solution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoOptimum {
-    /// The device at this index has no allowed window.
+    /// The device at this index has no possible window.
     NoWindow(usize),
-    /// The sum of the smallest windows, which exceeds W.
-    AtLeast(i64),
-    /// The sum of the largest windows, which is less than W.
-    AtMost(i64),
+    /// The sum of the minimum windows, which exceeds W.
+    MinimumExceedsRound(i64),
+    /// The sum of the maximum windows, which is less than W.
+    MaximumBelowRound(i64),
+    /// The solver found no valid solution, for this reason.
     Solver(String),
 }
 
 impl DeviceColumns {
-    /// Returns the smallest and largest w with an allowed n; (1, 0) or a reversed range if there is none.
+    /// Returns the minimum and maximum w for which an n exists. If there is none, the minimum exceeds the maximum.
     fn window_range(&self) -> (i64, i64) {
         let (least_cpu, most_cpu) = self.cpu_layers;
         if least_cpu.max(0) > most_cpu || self.max_gpu_layers < 0 {
@@ -71,6 +75,7 @@ impl DeviceColumns {
         (least, self.windows.1.min(most_cpu + self.max_gpu_layers))
     }
 
+    /// Returns whether w and n are within all bounds.
     fn allows(&self, window: i64, gpu_layers: i64) -> bool {
         let within = |value: i64, (least, most): (i64, i64)| least <= value && value <= most;
         within(window, self.windows)
@@ -80,7 +85,7 @@ impl DeviceColumns {
 }
 
 impl IntegerProgram {
-    /// Checks for a solution without solving the program.
+    /// Checks whether the program has a solution, without solving it.
     pub(crate) fn check(&self) -> Result<(), NoOptimum> {
         let (mut least, mut most) = (0, 0);
         for (device, columns) in self.devices.iter().enumerate() {
@@ -92,10 +97,10 @@ impl IntegerProgram {
             most += to;
         }
         if least > self.ring_layers {
-            return Err(NoOptimum::AtLeast(least));
+            return Err(NoOptimum::MinimumExceedsRound(least));
         }
         if most < self.ring_layers {
-            return Err(NoOptimum::AtMost(most));
+            return Err(NoOptimum::MaximumBelowRound(most));
         }
         Ok(())
     }
@@ -103,13 +108,14 @@ impl IntegerProgram {
     pub(crate) fn optimum(&self) -> Result<Optimum, NoOptimum> {
         self.check()?;
         let costs = self.scaled_costs()?;
-        let found = self.solved(&costs)?;
+        let found = self.solve(&costs)?;
         self.rounded(&found)
     }
 
-    /// Returns the costs scaled for HiGHS, which treats a cost of 1e20 as infinite, compares with absolute
-    /// tolerances, and calls a problem with a NaN cost optimal. So costs must be finite; the smallest a is subtracted
-    /// from every a (which changes the objective by a constant, as sum w is fixed); and the largest becomes 1.
+    /// Returns the costs a and b scaled for HiGHS. HiGHS treats a cost of 1e20 as infinite, compares with absolute
+    /// tolerances, and reports a problem with a NaN cost as optimal. So costs must be finite; the minimum a is
+    /// subtracted from every a, which changes the objective by a constant because sum w is fixed; and the largest
+    /// cost becomes 1.
     fn scaled_costs(&self) -> Result<Vec<(f64, f64)>, NoOptimum> {
         let least = self.devices.iter().map(|device| device.window_cost).fold(f64::INFINITY, f64::min);
         let shifted = self.devices.iter().map(|device| (device.window_cost - least, device.gpu_cost));
@@ -125,14 +131,14 @@ impl IntegerProgram {
         Ok(costs.into_iter().map(|(window, gpu)| (window / largest, gpu / largest)).collect())
     }
 
-    /// Returns w and n of each device as HiGHS leaves them.
-    fn solved(&self, costs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>, NoOptimum> {
+    /// Returns w and n of each device before they are rounded.
+    fn solve(&self, costs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>, NoOptimum> {
         let mut problem = LinearProgram::default();
         let mut columns: Vec<(usize, Option<usize>)> = Vec::with_capacity(self.devices.len());
         for (device, (window_cost, gpu_cost)) in self.devices.iter().zip(costs) {
             let (least, most) = device.window_range();
             let window = problem.add_integer_column(*window_cost, least as f64..=most as f64);
-            // Without GPU layers w - n is w, whose range has taken the bounds of w - n in.
+            // Without GPU layers w - n is w, and the range of w already includes the bounds of w - n.
             let gpu = (device.max_gpu_layers > 0).then(|| {
                 let gpu = problem.add_integer_column(*gpu_cost, 0.0..=device.max_gpu_layers as f64);
                 let (least, most) = device.cpu_layers;
@@ -153,19 +159,19 @@ impl IntegerProgram {
     /// Rounds to the nearest integers and checks every constraint.
     fn rounded(&self, found: &[(f64, f64)]) -> Result<Optimum, NoOptimum> {
         let mut optimum = Optimum { windows: Vec::new(), gpu_layers: Vec::new() };
-        let mut placed = 0;
+        let mut sum = 0;
         for (device, (window, gpu)) in self.devices.iter().zip(found) {
-            // A cast turns NaN into 0, which the constraints then check.
+            // The cast converts NaN to 0, which is then checked against the constraints.
             let (window, gpu) = (window.round() as i64, gpu.round() as i64);
             if !device.allows(window, gpu) {
-                return Err(NoOptimum::Solver("its solution breaks a bound".to_owned()));
+                return Err(NoOptimum::Solver("its solution violates a bound".to_owned()));
             }
-            placed += window;
+            sum += window;
             optimum.windows.push(window as u32);
             optimum.gpu_layers.push(gpu as u32);
         }
-        if placed != self.ring_layers {
-            return Err(NoOptimum::Solver("its windows do not add up to a turn".to_owned()));
+        if sum != self.ring_layers {
+            return Err(NoOptimum::Solver("its windows do not sum to the layers of a round".to_owned()));
         }
         Ok(optimum)
     }
@@ -176,7 +182,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// sum (a w + b n).
+    /// Returns the objective sum (a w + b n).
     fn value(program: &IntegerProgram, optimum: &Optimum) -> f64 {
         let layers = optimum.windows.iter().zip(&optimum.gpu_layers);
         program
@@ -189,7 +195,7 @@ mod tests {
             .sum()
     }
 
-    /// The minimum by trying every (w, n) of each device and adding devices one by one.
+    /// Returns the minimum of the objective by a dynamic program over the devices that tries every (w, n).
     fn least_value(program: &IntegerProgram) -> Option<f64> {
         let ring_layers = program.ring_layers as usize;
         let mut least = vec![f64::INFINITY; ring_layers + 1];
@@ -263,9 +269,10 @@ mod tests {
     }
 
     #[test]
-    fn by_hand() {
-        // The second device's layers cost 0.7. On a GPU a layer costs 0.5 or 0.2. So both GPUs are filled with 2
-        // layers, if the first device has 2: its second layer adds 0.5, one more CPU layer of the second 0.7.
+    fn two_devices_fill_their_gpus() {
+        // A layer on the CPU costs 1 or 0.7, on the GPU 0.5 or 0.2. So both GPUs get 2 layers, which needs a window
+        // of 2 on the first device: its second layer adds 0.5, less than the 0.7 of one more CPU layer on the second
+        // device.
         let optimum = two(0.7).optimum().unwrap();
         assert_eq!(optimum, Optimum { windows: vec![2, 6], gpu_layers: vec![2, 2] });
     }
@@ -286,10 +293,10 @@ mod tests {
             program.optimum()
         };
         assert_eq!(with((1, 8), (0, -1)), Err(NoOptimum::NoWindow(1)));
-        assert_eq!(with((8, 8), (0, 8)), Err(NoOptimum::AtLeast(9)));
+        assert_eq!(with((8, 8), (0, 8)), Err(NoOptimum::MinimumExceedsRound(9)));
         assert!(with((1, 8), (0, 0)).is_ok());
         let mut program = two(1.0);
         program.ring_layers = 17;
-        assert_eq!(program.optimum(), Err(NoOptimum::AtMost(16)));
+        assert_eq!(program.optimum(), Err(NoOptimum::MaximumBelowRound(16)));
     }
 }

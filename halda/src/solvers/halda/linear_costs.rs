@@ -1,4 +1,4 @@
-//! Linear costs and bounds of the integer program, for fixed memory cases.
+//! Linear costs and bounds of the integer program for fixed memory cases.
 //!
 //! prima.cpp paper, appendix A.3, from its Eq. 20 on. For fixed cases T is linear in w and n:
 //!
@@ -15,68 +15,80 @@
 //!       + sum over M1 and M3 of (c_cpu - cap)/s_disk
 //! ```
 //!
-//! with alpha, beta and xi as in [`crate::latency::coefficients`]. A plan that fills memory to the last byte is in M4
-//! here, although Eq. 30-32 say "less than": need = cap fits. For M1 to M4 as a plan has them this is the time of
-//! [`crate::latency`], except that a head which is over by less than `b_i/V` is charged the excess and not the row.
+//! with alpha, beta and xi as in [`crate::latency::coefficients`]. A plan that uses all of the memory is in M4 here,
+//! because need = cap fits, although Eq. 30-32 say "less than". For the memory cases that follow from a plan, T is
+//! the time of [`crate::latency`], with one exception: if the head exceeds its memory by less than `b_i/V`, its disk
+//! term is the excess and not `b_i/V`.
 //!
-//! **As shipped.** The public implementation of prima.cpp is described to plan without communication and copies
-//! (xi = 0), without memory bandwidth (`b'/T` in alpha and beta), and with a priority of 1.01 for its master.
-//! [`Terms`] switches these. Deviation: its source was not available when this was written. The priority is read
-//! as "the head computes 1.01 times as fast"; writing the cache (`t_kv`) is kept, because it is no bandwidth.
+//! **Public implementation.** According to its description, the public implementation of prima.cpp plans without
+//! communication and copies (xi = 0), without memory bandwidth (`b'/T` in alpha and beta), and with a priority of
+//! 1.01 for its master. [`CostTerms`] selects these. Deviation: its source was not available when this was written.
+//! The priority is interpreted as "the head computes 1.01 times as fast". Writing the cache (`t_kv`) is still
+//! counted, because it is not a bandwidth term.
 //!
-//! Not here: which device is in which case ([`super::iteration`]).
+//! Not here: which device is in which memory case ([`super::iteration`]).
 
 use super::integer_program::{DeviceColumns, IntegerProgram};
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::{DeviceCosts, MemoryCase};
 use crate::problem::instance::{Gpu, OperatingSystem};
 
-/// The factor by which the public implementation overestimates the head's speed. source: prima.cpp as described
-/// above.
-const MASTER_PRIORITY: f64 = 1.01;
+/// The factor by which the public implementation overestimates the speed of the head. source: prima.cpp as described
+/// above
+const HEAD_PRIORITY: f64 = 1.01;
 
+/// The terms of the objective of Algorithm 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Terms {
-    /// Whether xi counts: hops, and copies between memory and GPU. Without it more rounds cost nothing.
+pub struct CostTerms {
+    /// Whether xi counts, that is, hops and copies between memory and GPU. Without it more rounds take no more time.
     pub window_costs: bool,
-    /// Whether `b'/T` counts: reading weights from memory.
+    /// Whether `b'/T` counts, that is, reading weights from memory.
     pub memory_bandwidth: bool,
-    /// The factor by which the head's arithmetic is taken to be faster than it is.
+    /// The factor by which the arithmetic of the head is assumed to be faster than it is.
     pub head_priority: f64,
 }
 
-impl Terms {
-    pub const PAPER: Terms = Terms { window_costs: true, memory_bandwidth: true, head_priority: 1.0 };
+impl CostTerms {
+    pub const PAPER: CostTerms = CostTerms { window_costs: true, memory_bandwidth: true, head_priority: 1.0 };
 
-    pub const SHIPPED: Terms =
-        Terms { window_costs: false, memory_bandwidth: false, head_priority: MASTER_PRIORITY };
+    /// The terms of the public implementation of prima.cpp.
+    pub const PRIMA_CPP: CostTerms =
+        CostTerms { window_costs: false, memory_bandwidth: false, head_priority: HEAD_PRIORITY };
 }
 
+/// The linear objective for a subset of the devices. Positions are those in `devices`.
 #[derive(Debug, Clone)]
 pub(crate) struct LinearCosts<'a, 'i> {
     model: &'a LatencyModel<'i>,
-    /// Indices of the participating devices, ascending.
+    /// The indices of the participating devices, ascending.
     pub devices: Vec<usize>,
     head: usize,
-    lines: Vec<DeviceCoefficients>,
+    coefficients: Vec<DeviceCoefficients>,
 }
 
+/// The coefficients of a device in seconds.
 #[derive(Debug, Clone, Copy)]
 struct DeviceCoefficients {
-    /// alpha.
+    /// alpha: a layer on the CPU.
     layer: f64,
-    /// beta.
+    /// beta: the additional time of a layer on the GPU.
     gpu: f64,
-    /// xi.
+    /// xi: hop and copies of a window.
     window: f64,
-    /// The device's part of kappa in M4.
+    /// The part of the device in kappa, if it is in M4.
     fixed: f64,
 }
 
 impl<'a, 'i> LinearCosts<'a, 'i> {
-    pub(crate) fn new(model: &'a LatencyModel<'i>, devices: Vec<usize>, head: usize, terms: Terms) -> Self {
-        let lines = devices.iter().map(|device| line(model, *device, *device == head, terms)).collect();
-        Self { model, devices, head, lines }
+    pub(crate) fn new(
+        model: &'a LatencyModel<'i>,
+        devices: Vec<usize>,
+        head: usize,
+        terms: CostTerms,
+    ) -> Self {
+        let coefficients =
+            devices.iter().map(|device| coefficients(model, *device, *device == head, terms)).collect();
+        Self { model, devices, head, coefficients }
     }
 
     pub(crate) fn model(&self) -> &'a LatencyModel<'i> {
@@ -95,7 +107,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         self.devices[position] == self.head
     }
 
-    /// Returns the case of the device at a position; `over` if it exceeds its memory.
+    /// Returns the memory case of the device at a position; `over` says whether it exceeds its memory.
     pub(crate) fn case(&self, position: usize, over: bool) -> MemoryCase {
         if over { self.costs(position).case_when_over } else { MemoryCase::NoReload }
     }
@@ -107,7 +119,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         held > costs.layers_that_fit(self.is_head(position), &self.model.model)
     }
 
-    /// Returns the largest n that GPU memory allows with k rounds and any window; `None` without a GPU.
+    /// Returns the maximum n that GPU memory allows in k rounds for any window; `None` without a GPU.
     pub(crate) fn max_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
         let described = &self.model.instance().devices[self.devices[position]];
         let head = self.is_head(position);
@@ -115,11 +127,12 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         (described.gpu != Gpu::None).then_some(fit / i64::from(rounds))
     }
 
-    /// Returns the memory budget for the first windows.
+    /// Returns the memory budget in bytes for the initial windows.
     pub(crate) fn budget(&self, position: usize) -> u64 {
         self.costs(position).capacity.max(0) as u64
     }
 
+    /// Builds the integer program of k for fixed memory cases.
     pub(crate) fn program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
         let ring_layers = i64::from(self.model.model_layers() / rounds);
         let devices = (0..self.devices.len())
@@ -128,6 +141,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         IntegerProgram { ring_layers, devices }
     }
 
+    /// Returns the costs and bounds of the device at a position.
     fn columns(&self, position: usize, over: bool, rounds: u32, ring_layers: i64) -> DeviceColumns {
         let (window_cost, gpu_cost) = self.slopes(position, over);
         let costs = self.costs(position);
@@ -135,9 +149,9 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         let fit = fit.div_euclid(i64::from(rounds));
         let device = &self.model.instance().devices[self.devices[position]];
         let whole_window = device.os == OperatingSystem::Macos;
-        let everything = (0, ring_layers);
+        let unbounded = (0, ring_layers);
         let bound = if over { ((fit + 1).max(0), ring_layers) } else { (0, fit.min(ring_layers)) };
-        let (windows, cpu_layers) = if whole_window { (bound, everything) } else { (everything, bound) };
+        let (windows, cpu_layers) = if whole_window { (bound, unbounded) } else { (unbounded, bound) };
         DeviceColumns {
             window_cost,
             gpu_cost,
@@ -147,9 +161,9 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// Returns the slopes a and b.
+    /// Returns a and b of the device at a position, in seconds.
     fn slopes(&self, position: usize, over: bool) -> (f64, f64) {
-        let DeviceCoefficients { layer, gpu, .. } = self.lines[position];
+        let DeviceCoefficients { layer, gpu, .. } = self.coefficients[position];
         let disk = self.costs(position).disk_read;
         let resident = self.model.model.layer_resident_bytes as f64 / disk;
         match self.case(position, over) {
@@ -160,36 +174,38 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// Returns sum xi: the minimum cost of each further round.
+    /// Returns sum xi: the seconds that each additional round adds at least.
     pub(crate) fn round_cost(&self) -> f64 {
-        self.lines.iter().map(|line| line.window).sum()
+        self.coefficients.iter().map(|device| device.window).sum()
     }
 
-    /// Returns the objective of a plan whose devices are in the given cases.
+    /// Returns the objective in seconds of a plan with fixed memory cases.
     pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> f64 {
         let rounds = f64::from(rounds);
         (0..self.devices.len())
             .map(|position| {
                 let (a, b) = self.slopes(position, over[position]);
                 let layers = a * f64::from(windows[position]) + b * f64::from(gpu_layers[position]);
-                rounds * (layers + self.lines[position].window) + self.fixed(position, over[position])
+                rounds * (layers + self.coefficients[position].window) + self.fixed(position, over[position])
             })
             .sum()
     }
 
+    /// Returns the part of the device at a position in kappa, in seconds.
     fn fixed(&self, position: usize, over: bool) -> f64 {
         let costs = self.costs(position);
         let reloads = match self.case(position, over) {
-            MemoryCase::NoReload => return self.lines[position].fixed,
+            MemoryCase::NoReload => return self.coefficients[position].fixed,
             MemoryCase::ReloadsEverything => 0,
             MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => costs.buffer_bytes - costs.capacity,
         };
         let output = if self.is_head(position) { self.model.model.output_head_bytes } else { 0 };
-        self.lines[position].fixed + (reloads + output) as f64 / costs.disk_read
+        self.coefficients[position].fixed + (reloads + output) as f64 / costs.disk_read
     }
 }
 
-fn line(model: &LatencyModel, device: usize, head: bool, terms: Terms) -> DeviceCoefficients {
+/// Computes the coefficients of a device with the selected terms.
+fn coefficients(model: &LatencyModel, device: usize, head: bool, terms: CostTerms) -> DeviceCoefficients {
     let costs = &model.devices[device];
     let described = &model.instance().devices[device];
     let speed_up = if head { terms.head_priority } else { 1.0 };

@@ -1,26 +1,27 @@
 //! The strategy `halda`: Algorithm 1 of the prima.cpp paper.
 //!
-//! Section 3.3 of the paper: memory cases alternate with integer programs (`iteration`), one program for each k with
-//! fixed cases (`integer_program`), with the paper's linear costs and bounds (`linear_costs`), from a start in
-//! proportion to memory (`start`). Then device selection as in its last paragraph: a device other than the head that
-//! has one layer is removed, and the rest is solved again, until no device has one layer. As written, the smaller
-//! ring is taken even if it is slower; only if it has no plan does the larger one stay.
+//! Section 3.3 of the paper. The search starts with windows in proportion to memory (`start`). It alternates between
+//! memory cases and integer programs (`iteration`): one program for each k with fixed cases (`integer_program`),
+//! which has the paper's linear costs and bounds (`linear_costs`). Then devices are selected as in the last paragraph
+//! of the section: all devices with one layer except the head are removed, and the problem is solved again, until no
+//! such device remains. As in the paper, the smaller ring is used even if it is slower; the larger one is used only
+//! if the smaller has no plan.
 //!
-//! `halda-shipped` is the same with the objective of the public implementation of prima.cpp as described
-//! ([`Terms::SHIPPED`]). Its T is the latency model's, as for every strategy.
+//! `halda-shipped` uses the objective of the public implementation of prima.cpp as described
+//! ([`CostTerms::PRIMA_CPP`]). Its reported T is that of the latency model, as for every strategy.
 //!
-//! The paper leaves some steps open; decision 14 lists how they are read here.
+//! The paper leaves some steps open; decision 14 lists how they are interpreted here.
 //!
-//! Not here: the optimum, which Algorithm 1 misses if its cases do ([`crate::solvers::exact`]).
+//! Not here: the optimum ([`crate::solvers::exact`]), which Algorithm 1 may miss.
 
 mod integer_program;
 mod iteration;
 mod linear_costs;
 mod start;
 
-pub use linear_costs::Terms;
+pub use linear_costs::CostTerms;
 
-use iteration::{CandidatePlan, Search, SearchRecord, expanded};
+use iteration::{CandidatePlan, Search, SearchRecord, to_assignment};
 use linear_costs::LinearCosts;
 
 use crate::latency::LatencyModel;
@@ -29,36 +30,37 @@ use crate::solvers::linear_program;
 use crate::solvers::search_space::ring_sizes;
 use crate::strategy::{Proposal, Strategy, StrategyError};
 
-/// Algorithm 1 of the prima.cpp paper.
+/// Algorithm 1 of the prima.cpp paper with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Halda {
+    /// Whether devices with one layer are removed.
     pub may_drop: bool,
     pub head: usize,
     /// Restricts the search to this k.
     pub rounds: Option<u32>,
-    /// Which terms the objective has.
-    pub terms: Terms,
-    /// Whether to flip single devices' memory cases afterwards while that improves the plan. Not in the paper.
+    /// The terms of the objective.
+    pub terms: CostTerms,
+    /// Whether to flip the memory cases of single devices at the end while that improves the plan. Not in the paper.
     pub flip_memory_cases: bool,
-    /// Whether to skip programs that a lower bound rules out; the plan is the same.
-    pub skip_bounded: bool,
+    /// Whether to skip programs whose lower bound shows that they cannot improve the plan. The plan is the same.
+    pub prune_by_bound: bool,
 }
 
 impl Halda {
-    /// The paper's variant: device 0 is the head, every device keeps a layer, any k.
+    /// The algorithm of the paper: device 0 is the head, every device has a layer, and k is free.
     pub const PAPER: Halda = Halda {
         may_drop: false,
         head: 0,
         rounds: None,
-        terms: Terms::PAPER,
+        terms: CostTerms::PAPER,
         flip_memory_cases: false,
-        skip_bounded: true,
+        prune_by_bound: true,
     };
 
-    /// The public implementation as described: other costs, and devices with one layer are removed.
-    pub const SHIPPED: Halda = Halda { may_drop: true, terms: Terms::SHIPPED, ..Halda::PAPER };
+    /// The public implementation of prima.cpp as described: other costs, and devices with one layer are removed.
+    pub const PRIMA_CPP: Halda = Halda { may_drop: true, terms: CostTerms::PRIMA_CPP, ..Halda::PAPER };
 
-    /// Solves the problem for a subset of the devices.
+    /// Solves the problem for a subset of the devices; returns its costs and the best plan, or `None` without a plan.
     fn solved<'a, 'i>(
         &self,
         model: &'a LatencyModel<'i>,
@@ -70,14 +72,14 @@ impl Halda {
         let search = Search {
             objective: &objective,
             rounds,
-            skip_bounded: self.skip_bounded,
+            prune_by_bound: self.prune_by_bound,
             flip_memory_cases: self.flip_memory_cases,
         };
         let found = search.run(record)?;
         Some((objective, found))
     }
 
-    /// Returns the devices without those that have one layer; `None` if there is none to remove.
+    /// Returns the devices without those that have one layer; `None` if no device can be removed.
     fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
         let windows = objective.devices.iter().zip(&found.windows);
         let stays = windows.filter(|(device, window)| **window > 1 || **device == self.head);
@@ -94,7 +96,7 @@ impl Default for Halda {
 
 impl Strategy for Halda {
     fn name(&self) -> &'static str {
-        if self.terms == Terms::SHIPPED { "halda-shipped" } else { "halda" }
+        if self.terms == CostTerms::PRIMA_CPP { "halda-shipped" } else { "halda" }
     }
 
     fn rules(&self) -> Rules {
@@ -129,6 +131,6 @@ impl Strategy for Halda {
             plan = smaller;
         }
         let (objective, found) = &plan;
-        Ok(Proposal::searched(expanded(objective, found), record.steps))
+        Ok(Proposal::with_steps(to_assignment(objective, found), record.steps))
     }
 }

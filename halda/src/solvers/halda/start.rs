@@ -1,17 +1,18 @@
-//! The first windows of the search for memory cases, in proportion to memory.
+//! The initial windows of Algorithm 1, in proportion to memory.
 //!
-//! prima.cpp paper, Algorithm 1, line 1 and its footnote: one round of all L layers, in proportion to the memory
-//! budgets (available RAM; with Metal its working set; on Android RAM and what can be swapped out), nothing on
-//! GPUs. The paper leaves the rounding open. Here every device gets one layer and the rest is shared out in
-//! proportion, rounded by largest remainder, ties to the lower index.
+//! prima.cpp paper, Algorithm 1, line 1 and its footnote: one round of all L layers in proportion to the memory
+//! budgets, without GPU layers. The budget is the available RAM, with Metal its working set, and on Android RAM and
+//! what can be swapped out. The paper does not define the rounding. Here every device gets one layer, and the other
+//! layers are distributed in proportion by the largest remainder method; ties go to the lower index.
 //!
-//! Not here: GPU memory, which the paper's budget leaves out.
+//! Not here: GPU memory, which is not part of the paper's budget.
 
-/// Returns windows in proportion to `budgets`, each at least 1; `None` if there are more devices than layers.
+/// Returns windows in proportion to `budgets`, each of at least one layer; `None` if there are more devices than
+/// layers.
 pub(crate) fn proportional(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
     let shared = u128::from(layers).checked_sub(budgets.len() as u128)?;
     let total: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
-    // Without any memory all devices count alike.
+    // If no device has memory, all get equal shares.
     let (total, least) = if total == 0 { (budgets.len() as u128, 1) } else { (total, 0) };
     let parts = budgets.iter().map(|budget| shared * u128::from(*budget).max(least));
     let (mut windows, rests): (Vec<u32>, Vec<u128>) =
@@ -29,9 +30,9 @@ mod tests {
 
     #[test]
     fn largest_remainders_get_the_rest() {
-        // 13 - 3 = 10 layers over 5:3:3 are 4.55, 2.73, 2.73: two are left, for the second and the third.
+        // 13 - 3 = 10 layers in the ratio 5:3:3 are 4.55, 2.73, 2.73: the last two go to the second and the third.
         assert_eq!(proportional(&[5, 3, 3], 13), Some(vec![5, 4, 4]));
-        // Equal remainders of 1/3: the lower index.
+        // All remainders are 1/3, so the lower index gets the layer.
         assert_eq!(proportional(&[1, 1, 1], 4), Some(vec![2, 1, 1]));
     }
 

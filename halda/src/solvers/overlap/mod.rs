@@ -1,13 +1,13 @@
-//! The strategy `overlap`, the default: the fastest steady state with reading ahead.
+//! The default strategy `overlap`: the plan with the fastest steady state.
 //!
-//! It minimises the steady state ([`crate::latency::steady_state`]) instead of the paper's objective, which has no term
-//! for reading ahead and therefore always prefers one round. Here more rounds are chosen where they pay: where reading
-//! fits a device's idle intervals better in several parts, or where a window conflicts with the next one, and the
-//! hidden time exceeds the additional hops. Residencies that the scenario leaves open are chosen too, down to the size
-//! of the stream buffer.
+//! It minimises the time of the steady state ([`crate::latency::steady_state`]). The paper's objective has no term
+//! for reading ahead and therefore never prefers several rounds. This strategy chooses several rounds if they hide
+//! more time than their additional hops take, because smaller windows do not evict each other, or because reading is
+//! spread over more idle intervals. It also chooses residencies that the scenario does not fix, including the size of
+//! the stream buffer.
 //!
-//! The search is exact in windows, GPU layers, rounds and residencies (`search.rs`) for a given order of the ring. If
-//! the order is free, a few are tried.
+//! For a given order of the ring the search is exact in windows, GPU layers, rounds and residencies (`search.rs`). If
+//! the order is free, only a few orders are tried.
 
 mod residency_choices;
 mod search;
@@ -34,7 +34,8 @@ pub struct Overlap {
 }
 
 impl Default for Overlap {
-    /// Device 0 is the head, devices may be dropped, whole rounds only, any k.
+    /// Returns the default options: device 0 is the head, devices may be dropped, all rounds are whole, and k is
+    /// free.
     fn default() -> Self {
         let rules = Rules { may_drop: true, may_leave_remainder: false };
         Self { rules, head: HeadChoice::Fixed(0), rounds: None, order: OrderChoice::Given }
@@ -64,12 +65,13 @@ impl Strategy for Overlap {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
-        let cells = cells(model, &rings);
-        if cells > MAX_CELLS {
-            return Err(StrategyError::TooManyWindows { cells, limit: MAX_CELLS });
+        let windows = window_evaluations(model, &rings);
+        if windows > MAX_WINDOW_EVALUATIONS {
+            return Err(StrategyError::TooManyWindows { windows, limit: MAX_WINDOW_EVALUATIONS });
         }
         let mut cycles = vec![(0..model.device_count()).collect()];
-        // Even where hops are equal the order decides which layers a device has, and layers differ.
+        // The order matters even if all hops are equal: it determines which layers a device has, and layers may
+        // differ.
         let reorders =
             self.order == OrderChoice::Best && (model.hops.neighbour_matters || !model.model.uniform_layers);
         if reorders {
@@ -93,18 +95,20 @@ impl Strategy for Overlap {
     }
 }
 
+/// The state of a search over heads, ring sizes and orders.
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     may_drop: bool,
+    /// The orders to try, as cycles of all devices.
     cycles: Vec<Vec<usize>>,
     searched: Vec<SearchStep>,
     best: Option<(f64, Proposal)>,
-    /// A lower bound of T over all orders, where not every order is tried.
+    /// A lower bound of T over all orders; `None` if the order is given.
     bound: Option<f64>,
 }
 
 impl Search<'_, '_> {
-    /// Searches one ring size with one head, in the order of every cycle.
+    /// Searches one ring size with one head, in the order of each cycle.
     fn try_ring(&mut self, head: usize, ring_layers: u32) {
         let model = self.model;
         let mut least_windows = vec![u32::from(!self.may_drop); model.device_count()];
@@ -117,7 +121,7 @@ impl Search<'_, '_> {
                 RingSizeProblem { model, order: &order, ring_layers, least_windows: &least_windows };
             let outcome = fastest(&problem, &mut tables, 0.0).map(|proposal| {
                 let seconds = model.steady_seconds(&proposal.assignment, &proposal.residencies);
-                // Fewer rounds come first: more of them must be worth it beyond rounding.
+                // Fewer rounds come first; more rounds must be faster by more than rounding errors.
                 if self.best.as_ref().is_none_or(|(least, _)| seconds < least * (1.0 - 1e-12)) {
                     self.best = Some((seconds, proposal));
                 }
@@ -137,37 +141,38 @@ impl Search<'_, '_> {
     }
 }
 
-/// The largest number of windows evaluated, each with every residency and split. source: assumed, at most a second of
-/// work
-const MAX_CELLS: f64 = 3e6;
+/// The maximum number of windows to evaluate, each with all residencies and splits. source: assumed, at most a second
+/// of work
+const MAX_WINDOW_EVALUATIONS: f64 = 3e6;
 
-/// Estimates the search effort: the number of pairs of window and place, over all devices and ring sizes. A step of the
+/// Estimates the number of evaluated windows over all devices, ring sizes and offsets in the round. A step of the
 /// dynamic program counts as a fraction of an evaluated window, in proportion to its time.
-fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
-    let of = |ring: &u32| {
+fn window_evaluations(model: &LatencyModel, rings: &[u32]) -> f64 {
+    let for_ring = |ring: &u32| {
         let windows = f64::from(*ring);
-        let places = if model.model.uniform_layers {
+        let offsets = if model.model.uniform_layers {
             f64::from(model.model_layers() % ring + 1)
         } else {
             windows / 2.0
         };
-        windows * (places + windows / 10.0)
+        windows * (offsets + windows / 10.0)
     };
-    rings.iter().map(of).sum::<f64>() * model.device_count() as f64
+    rings.iter().map(for_ring).sum::<f64>() * model.device_count() as f64
 }
 
-const ORDERS_TRIED: &str = "Not every order of the ring was tried: only the scenario's, its reverse, that of the best plan \
-                            by the paper's latency model, and a short cycle.";
+/// The note about the orders that the search tries.
+const ORDERS_TRIED: &str = "Not every order of the ring was tried, only the scenario's order, its reverse, the order \
+                            of the best plan by the paper's latency model, and a short cycle.";
 
 impl Overlap {
-    /// Returns orders to try in addition to the given one.
+    /// Returns the orders to try in addition to the given one.
     fn other_cycles(&self, model: &LatencyModel) -> Vec<Vec<usize>> {
         let Self { rules, head, order, .. } = *self;
         let all: Vec<usize> = (0..model.device_count()).collect();
         let exact = Exact { rules, head, rounds: Some(1), order }.propose(model);
         let of_exact = exact.ok().map(|proposal| proposal.assignment.ring_then_others());
-        let backwards = all.iter().rev().copied().collect();
-        of_exact.into_iter().chain([candidate_cycle(model, &all), backwards]).collect()
+        let reversed = all.iter().rev().copied().collect();
+        of_exact.into_iter().chain([candidate_cycle(model, &all), reversed]).collect()
     }
 }
 

@@ -1,10 +1,10 @@
 //! The residencies that a planner may choose for a device.
 //!
-//! Those of the device's [`crate::runtime_model::RuntimeModel`]. Where `managed` is offered without a stream buffer,
-//! buffers of several sizes are: a larger one hides more in the idle time before a window and takes as much from what
-//! is kept, so that the best depends on the plan.
+//! They are those of the device's [`crate::runtime_model::RuntimeModel`]. `managed` without a stream buffer is
+//! expanded to stream buffers of several sizes. A larger buffer hides more reading in the idle time before a window,
+//! but leaves less memory for kept weights, so the best size depends on the plan.
 //!
-//! Not here: what a choice costs ([`crate::latency::steady_state`]).
+//! Not here: the time with each residency ([`crate::latency::steady_state`]).
 
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -13,17 +13,18 @@ use crate::latency::LatencyModel;
 use crate::latency::constraints::shape_violations;
 use crate::problem::assignment::Assignment;
 
-/// The stream buffers to try, as powers of two: from the default to more than a round needs on any device at home.
-/// source: assumed
-const BUFFERS: std::ops::RangeInclusive<u32> = 23..=33;
+/// The sizes of stream buffers to try, as exponents of two: from the default to more than a round needs on any home
+/// device. source: assumed
+const BUFFER_EXPONENTS: std::ops::RangeInclusive<u32> = 23..=33;
 
-/// Returns every residency that a planner may choose for a device.
+/// Returns all residencies that a planner may choose for a device, given those of its runtime model.
 pub fn residency_options(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
     let mut all = Vec::new();
     for &residency in residencies {
         if residency.policy == Residency::Managed && residency.stream_buffer.is_none() {
-            let sized = |power: u32| ResidencyOptions { stream_buffer: Some(Bytes(1 << power)), ..residency };
-            all.extend(BUFFERS.map(sized));
+            let sized =
+                |exponent: u32| ResidencyOptions { stream_buffer: Some(Bytes(1 << exponent)), ..residency };
+            all.extend(BUFFER_EXPONENTS.map(sized));
         } else {
             all.push(residency);
         }
@@ -31,20 +32,21 @@ pub fn residency_options(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptio
     all
 }
 
-/// Returns the residency of each device with which an assignment is fastest; `None` if memory cannot hold it.
+/// Returns the residencies of the devices with which an assignment is fastest in the steady state. Returns `None` if
+/// the assignment violates a constraint of shape or memory.
 pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option<Vec<ResidencyOptions>> {
     if !shape_violations(model, assignment).is_empty() {
         return None;
     }
-    let portions = model.portions(assignment);
-    let shares: Vec<_> = portions.iter().map(|portion| portion.share).collect();
+    let works = model.work_by_device(assignment);
+    let shares: Vec<_> = works.iter().map(|device_work| device_work.share).collect();
     let hops: f64 = model.communication(assignment, &shares).iter().sum();
     let mut bounds = vec![0.0];
     let mut timings = Vec::new();
-    for (device, portion) in portions.iter().enumerate() {
+    for (device, device_work) in works.iter().enumerate() {
         let all = residency_options(&model.instance().devices[device].runtime.residencies);
         let timing = |residency| {
-            let timing = model.timing(device, device == assignment.head, portion, &residency)?;
+            let timing = model.timing(device, device == assignment.head, device_work, &residency)?;
             Some((residency, timing.own(), timing.busy))
         };
         let allowed: Vec<_> = all.into_iter().filter_map(timing).collect();

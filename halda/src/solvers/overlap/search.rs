@@ -1,52 +1,57 @@
-//! The fastest steady state for one ring size, one head and one order of the devices.
+//! The search for the fastest steady state with one ring size, one head and one order of the devices.
 //!
-//! T = max(sum of own and hops, largest busy), and own and busy concern one device each. For a bound B on busy the
-//! devices are independent but for the sum of their windows, so that the program that serves `exact`, too
-//! ([`crate::solvers::dynamic_program`]), finds the least sum S(B) among the plans in which no device is busier than B.
-//! S falls and B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search over
-//! the values that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last
-//! round may end before it, and layers differ in bytes.
+//! T = max(sum of own and hops, largest busy), where own and busy depend on one device each. Under a bound B on busy
+//! the devices depend on each other only through the sum of their windows. So the dynamic program of `exact`
+//! ([`crate::solvers::dynamic_program`]) finds the minimum sum S(B) of the plans in which each busy is at most B.
+//! S(B) decreases with B, so the optimum is at the first B with S(B) <= B, or at the one before it. A binary search
+//! over the values of `busy` finds it. The time of a window depends on the layers before it in two ways: a partial
+//! last round may end before the window, and layers differ in size.
 //!
-//! For a window every split between CPU and GPU and every residency is tried, with one exception: where no layer takes
-//! longer on the GPU than on the CPU, more layers there lower `own` and `busy` except for the copies of the first, so
-//! only the fullest split and none are tried. The Pareto-optimal choices are kept.
+//! For each window all splits between CPU and GPU and all residencies are tried, with one exception. If no layer is
+//! slower on the GPU than on the CPU, each further GPU layer decreases `own` and `busy`, apart from the copies that
+//! the first one needs. Then only the maximum number of GPU layers and zero are tried. The Pareto-optimal choices are
+//! stored.
 //!
 //! Not here: which ring sizes, heads and orders are searched.
 
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::latency::LatencyModel;
-use crate::latency::steady_state::Place;
+use crate::latency::steady_state::RoundOffset;
 use crate::solvers::dynamic_program::{RingSizeProblem, WindowTimes};
 use crate::solvers::lower_bound::min_plus_convolution;
 use crate::solvers::overlap::residency_choices::residency_options;
 use crate::strategy::{Infeasible, Proposal};
 
-/// One way to run a window, without its hops.
+/// A way to run a window, with its time without hops.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Choice {
     pub gpu_layers: u32,
     pub residency: ResidencyOptions,
+    /// The seconds that the device adds to a token.
     pub own: f64,
+    /// The seconds for which a token occupies the disk.
     pub busy: f64,
 }
 
-/// The Pareto-optimal choices of a device for every place and window, the busiest last.
+/// The Pareto-optimal choices of a device for each offset and window, in ascending order of `busy`.
 #[derive(Default)]
 struct ChoiceTable {
     choices: Vec<Choice>,
-    /// `busy` and `own` of each choice, contiguous because the search reads them repeatedly.
+    /// `busy` and `own` of each choice, stored contiguously because the search reads them repeatedly.
     timings: Vec<[f64; 2]>,
-    /// The end of the choices of `place * (W + 1) + window`.
+    /// The end of the choices for an offset and a window, at index `offset * (W + 1) + window`.
     ends: Vec<usize>,
 }
 
-/// The choices of all devices for one head, one ring size and any order, with a bound on `busy`.
+/// The choices of all devices for one head, one ring size and any order, under a bound on `busy`.
 pub(crate) struct ChoiceTables {
-    of: Vec<ChoiceTable>,
+    devices: Vec<ChoiceTable>,
+    /// W + 1.
     columns: usize,
-    places: usize,
-    /// Every value of `busy`, ascending.
+    /// The number of offsets with different times; see [`WindowTimes::offsets`].
+    offsets: usize,
+    /// All values of `busy`, ascending.
     bounds: Vec<f64>,
     bound: f64,
 }
@@ -54,21 +59,21 @@ pub(crate) struct ChoiceTables {
 impl ChoiceTables {
     pub(crate) fn new(model: &LatencyModel, head: usize, ring_layers: u32) -> Self {
         let columns = ring_layers as usize + 1;
-        // Layers all alike differ in place only as a partial last round does.
-        let even = model.model.uniform_layers;
-        let places = if even { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
+        // If all layers are equal, the offset matters only because of a partial last round.
+        let uniform = model.model.uniform_layers;
+        let offsets = if uniform { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
         let table = |device: usize| {
             let mut table = ChoiceTable::default();
             let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
-            for placed in 0..places as u32 {
+            for layers_before in 0..offsets as u32 {
                 for window in 0..=ring_layers {
-                    if window > 0 && placed + window <= ring_layers {
-                        let place = Place { ring_layers, placed };
+                    if window > 0 && layers_before + window <= ring_layers {
+                        let offset = RoundOffset { ring_layers, layers_before };
                         add_choices(
                             model,
                             device,
                             device == head,
-                            place,
+                            offset,
                             window,
                             &residencies,
                             &mut table.choices,
@@ -80,40 +85,43 @@ impl ChoiceTables {
             table.timings = table.choices.iter().map(|choice| [choice.busy, choice.own]).collect();
             table
         };
-        let of: Vec<ChoiceTable> = (0..model.device_count()).map(table).collect();
+        let devices: Vec<ChoiceTable> = (0..model.device_count()).map(table).collect();
         let mut bounds: Vec<f64> =
-            of.iter().flat_map(|table| &table.choices).map(|choice| choice.busy).collect();
+            devices.iter().flat_map(|table| &table.choices).map(|choice| choice.busy).collect();
         bounds.sort_unstable_by(f64::total_cmp);
         bounds.dedup();
-        Self { of, columns, places, bounds, bound: 0.0 }
+        Self { devices, columns, offsets, bounds, bound: 0.0 }
     }
 
-    /// Returns the index of the device's choice with the least `own` whose `busy` is within the bound.
-    fn place(&self, device: usize, window: u32, placed: usize) -> Option<usize> {
-        let table = &self.of[device];
-        let index = placed.min(self.places - 1) * self.columns + window as usize;
+    /// Returns the index of the choice with the minimum `own` among those whose `busy` is within the bound; `None` if
+    /// there is none.
+    fn index(&self, device: usize, window: u32, layers_before: usize) -> Option<usize> {
+        let table = &self.devices[device];
+        let index = layers_before.min(self.offsets - 1) * self.columns + window as usize;
         let start = if index == 0 { 0 } else { table.ends[index - 1] };
         let all = &table.timings[start..table.ends[index]];
         let within = all.iter().take_while(|[busy, _]| *busy <= self.bound).count();
         (start + within).checked_sub(1).filter(|_| within > 0)
     }
 
-    fn choice(&self, device: usize, window: u32, placed: usize) -> Option<&Choice> {
-        self.place(device, window, placed).map(|place| &self.of[device].choices[place])
+    /// Returns the choice at [`Self::index`].
+    fn choice(&self, device: usize, window: u32, layers_before: usize) -> Option<&Choice> {
+        self.index(device, window, layers_before).map(|index| &self.devices[device].choices[index])
     }
 }
 
 impl WindowTimes for ChoiceTables {
-    fn seconds(&self, device: usize, window: u32, placed: usize) -> f64 {
-        self.place(device, window, placed).map_or(f64::INFINITY, |place| self.of[device].timings[place][1])
+    fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64 {
+        let index = self.index(device, window, layers_before);
+        index.map_or(f64::INFINITY, |index| self.devices[device].timings[index][1])
     }
 
-    fn places(&self) -> usize {
-        self.places
+    fn offsets(&self) -> usize {
+        self.offsets
     }
 }
 
-/// Returns the fastest plan of exactly W layers per round. `at_least` is a known lower bound of its seconds, or 0.
+/// Returns the fastest plan with W layers per round. `at_least` is a known lower bound of its T in seconds, or 0.
 pub(crate) fn fastest(
     problem: &RingSizeProblem,
     tables: &mut ChoiceTables,
@@ -124,8 +132,8 @@ pub(crate) fn fastest(
         tables.bound = bound;
         problem.fastest(tables).map_or(f64::INFINITY, |ring| ring.seconds)
     };
-    // The first bound that the sum stays within: from one that is known to be too small, as all below the sum without any
-    // bound are, in steps that double from there.
+    // Find the first bound B with S(B) <= B. All bounds below the sum without a bound are too small; from there the
+    // step doubles until a bound is large enough, and a binary search follows.
     let at_least = at_least.max(sum(tables, f64::INFINITY));
     let mut low = tables.bounds.partition_point(|bound| *bound < at_least * (1.0 - 1e-9));
     let (mut high, mut step) = (low, 1);
@@ -143,8 +151,8 @@ pub(crate) fn fastest(
         }
     }
     let mut best: Option<(f64, f64)> = None;
-    for at in [low.checked_sub(1), Some(low)].into_iter().flatten().filter(|at| *at < count) {
-        let bound = tables.bounds[at];
+    for index in [low.checked_sub(1), Some(low)].into_iter().flatten().filter(|index| *index < count) {
+        let bound = tables.bounds[index];
         let seconds = sum(tables, bound).max(bound);
         if best.is_none_or(|(least, _)| seconds < least) {
             best = Some((seconds, bound));
@@ -153,30 +161,30 @@ pub(crate) fn fastest(
     tables.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
     let Some(ring) = problem.fastest(tables) else {
         tables.bound = f64::INFINITY;
-        return Err(problem.reason(tables));
+        return Err(problem.infeasible_reason(tables));
     };
-    let chosen = |device, window, placed| tables.choice(device, window, placed);
-    let assignment = problem.assignment(&ring, |device, window, placed| {
-        chosen(device, window, placed).map_or(0, |choice| choice.gpu_layers)
+    let chosen = |device, window, layers_before| tables.choice(device, window, layers_before);
+    let assignment = problem.assignment(&ring, |device, window, layers_before| {
+        chosen(device, window, layers_before).map_or(0, |choice| choice.gpu_layers)
     });
     let instance = problem.model.instance();
     let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.runtime.residencies[0]).collect();
-    for &(device, window, placed) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
-        if let Some(choice) = chosen(device, window, placed) {
+    for &(device, window, layers_before) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
+        if let Some(choice) = chosen(device, window, layers_before) {
             residencies[device] = choice.residency;
         }
     }
-    Ok(Proposal { residencies, ..Proposal::of(assignment) })
+    Ok(Proposal { residencies, ..Proposal::new(assignment) })
 }
 
-/// Returns a lower bound of T for W layers per round in any order: with the shortest hop of each sender, the cheapest
-/// place of each window, and no limit on `busy`. Infinite if there is no plan.
+/// Returns a lower bound of T in seconds for W layers per round in any order. It uses the shortest hop of each sender
+/// and the best offset of each window, and ignores `busy`. Infinite if there is no plan.
 pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) -> f64 {
     tables.bound = f64::INFINITY;
     let whole_rounds = f64::from(problem.model.model_layers() / problem.ring_layers);
     let best = |device: usize, window: u32| {
-        let places = (0..tables.places).map(|placed| tables.seconds(device, window, placed));
-        places.fold(f64::INFINITY, f64::min)
+        let offsets = (0..tables.offsets).map(|layers_before| tables.seconds(device, window, layers_before));
+        offsets.fold(f64::INFINITY, f64::min)
     };
     let mut least = vec![f64::INFINITY; tables.columns];
     least[0] = 0.0;
@@ -189,58 +197,58 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
         });
         least = min_plus_convolution(&least, &own.collect::<Vec<f64>>());
     }
-    // A ring of one device has no hop at all.
+    // A ring of one device has no hop.
     least[tables.columns - 1].min(best(problem.head(), problem.ring_layers))
 }
 
-/// Returns the best choice for one window on its own, `None` if there is none.
+/// Returns the best choice for a window of one device; `None` if there is none.
 pub(crate) fn best_choice(
     model: &LatencyModel,
     device: usize,
     head: bool,
-    place: Place,
+    offset: RoundOffset,
     window: u32,
 ) -> Option<Choice> {
     let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
     let mut found = Vec::new();
-    add_choices(model, device, head, place, window, &residencies, &mut found);
+    add_choices(model, device, head, offset, window, &residencies, &mut found);
     found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))
 }
 
-/// Appends the Pareto-optimal choices of one window, the busiest last.
+/// Appends the Pareto-optimal choices of one window in ascending order of `busy`.
 fn add_choices(
     model: &LatencyModel,
     device: usize,
     head: bool,
-    place: Place,
+    offset: RoundOffset,
     window: u32,
     residencies: &[ResidencyOptions],
     all: &mut Vec<Choice>,
 ) {
     let start = all.len();
     let costs = &model.devices[device];
-    let fits = |gpu: u32| model.fits_gpu(device, head, &model.portion(device, place, window, gpu));
+    let fits = |gpu: u32| model.fits_gpu(device, head, &model.device_work(device, offset, window, gpu));
     let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
     let most = if has_gpu { largest_that_fits(window, fits) } else { 0 };
-    // Where copies to the GPU are not worth their time, none is better than the fullest.
+    // If GPU layers are never slower, only the maximum and zero are tried; zero saves the copies to the GPU.
     let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
-        let portion = model.portion(device, place, window, gpu_layers);
-        let Some(resident_timing) = model.resident_timing(device, head, &portion) else { continue };
-        // A buffer that hides all reading leaves nothing to a larger one but reading more.
-        let mut enough: Option<&ResidencyOptions> = None;
+        let device_work = model.device_work(device, offset, window, gpu_layers);
+        let Some(resident_timing) = model.resident_timing(device, head, &device_work) else { continue };
+        // If a stream buffer hides all reading, a larger one only increases the reading.
+        let mut sufficient: Option<&ResidencyOptions> = None;
         for residency in residencies {
-            let larger = |enough: &ResidencyOptions| {
+            let is_larger = |sufficient: &ResidencyOptions| {
                 residency.policy == Residency::Managed
-                    && residency.kept == enough.kept
-                    && residency.buffer() >= enough.buffer()
+                    && residency.kept == sufficient.kept
+                    && residency.buffer() >= sufficient.buffer()
             };
-            if enough.is_some_and(larger) {
+            if sufficient.is_some_and(is_larger) {
                 continue;
             }
-            let Some(timing) = model.reading(device, &resident_timing, residency) else { continue };
+            let Some(timing) = model.add_rereading(device, &resident_timing, residency) else { continue };
             if residency.policy == Residency::Managed && timing.terms.disk == 0.0 {
-                enough = Some(residency);
+                sufficient = Some(residency);
             }
             let (own, busy) = (timing.own(), timing.busy);
             all.push(Choice { gpu_layers, residency: *residency, own, busy });
@@ -260,7 +268,7 @@ fn add_choices(
     all.truncate(kept);
 }
 
-/// Returns the largest number up to `window` that fits; `fits` must be monotone.
+/// Returns the maximum number up to `window` for which `fits` is true; `fits` must be monotone.
 fn largest_that_fits(window: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, window);
     while low < high {

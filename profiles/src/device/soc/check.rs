@@ -1,56 +1,58 @@
-//! Validation of a SoC's numbers, beyond their types.
+//! Validates the ranges and the consistency of the values of a SoC.
 
-use super::{Profiled, Soc, SocNpu, SocOptions, Strategy, Synchronisation, Upkeep};
+use super::{MatmulProfile, PartitionPolicy, Soc, SocNpu, SocOptions, Strategy, Synchronisation};
 use crate::document::DocumentError;
 
-/// The largest graph, tile and chunk. source: assumed, the longest context of a model
+/// Maximum number of tokens in a graph or a chunk, and maximum side of a tile and a matmul. source: assumed, the
+/// longest context of a model
 const MAX_GRAPH_TOKENS: u32 = 1 << 20;
-/// The most graphs: choosing among cuts of them tries every set of four.
+/// Maximum number of graph sizes. The search for a split of the prompt tries every set of four.
 const MAX_GRAPH_SIZES: usize = 16;
-/// The most profiled products, all of which are searched for every partition. source: assumed, more than a day of
-/// measuring
+/// Maximum number of measured matmuls, which are all searched for every partition. source: assumed, more than a day
+/// of measuring
 const MAX_SHAPES: usize = 20_000;
-/// More bits than any weight format has.
+/// Maximum number of bits per weight, above every weight format.
 const MAX_BITS: f64 = 64.0;
-/// The largest penalty of a plausible processor. source: assumed
+/// Maximum order penalty of a plausible NPU. source: assumed
 const MAX_PENALTY: f64 = 1e6;
-/// The longest time; a longer wait means a hung processor. source: assumed
+/// Maximum time in seconds; a longer one means that a processor hangs. source: assumed
 const MAX_SECONDS: f64 = 3600.0;
 
-type Wrong = Option<(String, String)>;
+/// The key of an invalid value and what is wrong with it.
+type Invalid = Option<(String, String)>;
 
 impl Soc {
-    /// Checks the values beyond their types.
+    /// Checks ranges and consistency of the values.
     pub(in crate::device) fn validate(&self, device: &str) -> Result<(), DocumentError> {
         let found = self
             .rates()
             .or_else(|| self.times())
             .or_else(|| self.bandwidths())
             .or_else(|| self.sizes())
-            .or_else(|| self.npu.as_ref().and_then(wrong_npu))
-            .or_else(|| wrong_bits("gpu.weight_bits", self.gpu.weight_bits.value))
-            .or_else(|| self.wrong_options(&self.usual).map(|what| ("usual".to_owned(), what)));
+            .or_else(|| self.npu.as_ref().and_then(invalid_npu))
+            .or_else(|| invalid_bits("gpu.weight_bits", self.gpu.weight_bits.value))
+            .or_else(|| self.options_error(&self.usual).map(|what| ("usual".to_owned(), what)));
         found.map_or(Ok(()), |(key, what)| {
             let what = format!("device `{device}`: `soc.{key}` {what}");
             Err(DocumentError::invalid_at(format!("soc.{key}"), what))
         })
     }
 
-    /// Returns why this SoC cannot be used with these options, if it cannot.
-    pub fn wrong_options(&self, options: &SocOptions) -> Option<String> {
+    /// Returns why this SoC cannot be used with these options, `None` if it can.
+    pub fn options_error(&self, options: &SocOptions) -> Option<String> {
         if self.npu.is_none() && !options.strategy.needs_no_npu() {
             return Some(format!(
-                "asks for `{}`, and the SoC has no NPU that computes in FP16: choose `gpu-only` or `best`",
+                "has strategy `{}`, but the SoC has no NPU that computes in FP16: choose `gpu-only` or `best`",
                 options.strategy.name()
             ));
         }
-        useless(options).or_else(|| {
+        unused_option(options).or_else(|| {
             let chunk = options.chunk.filter(|chunk| !(1..=MAX_GRAPH_TOKENS).contains(chunk))?;
             Some(format!("has a chunk of {chunk} tokens: choose 1 to {MAX_GRAPH_TOKENS}"))
         })
     }
 
-    fn rates(&self) -> Wrong {
+    fn rates(&self) -> Invalid {
         let npu = self.npu.as_ref().map(|npu| ("npu.matmul", npu.matmul.value.0));
         let rates = [
             ("gpu.matmul", self.gpu.matmul.value.0),
@@ -60,11 +62,11 @@ impl Soc {
         ];
         let zero = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0);
         zero.map(|(key, _)| {
-            (key.to_owned(), "is zero, so nothing would ever finish; measure it again".into())
+            (key.to_owned(), "is zero, so that a run would never end; measure it again".into())
         })
     }
 
-    fn times(&self) -> Wrong {
+    fn times(&self) -> Invalid {
         let times = [
             ("gpu.submission", self.gpu.submission.value),
             ("synchronisation.fast", self.synchronisation.fast.value),
@@ -75,29 +77,30 @@ impl Soc {
             ("graphs.each_token", self.graphs.each_token.value),
         ];
         let long = times.into_iter().find(|(_, time)| time.0 > MAX_SECONDS);
-        long.map(|(key, time)| (key.to_owned(), format!("is {time}: choose at most an hour")))
+        long.map(|(key, time)| (key.to_owned(), format!("is {time}: it must be at most an hour")))
     }
 
-    fn bandwidths(&self) -> Wrong {
+    fn bandwidths(&self) -> Invalid {
         let (one, together, peak) = (self.bus.one.value, self.bus.together.value, self.bus.peak.value);
         let more = |key: &str, what: &str| Some((format!("bus.{key}"), what.to_owned()));
         if together > peak {
-            return more("together", "is more than `soc.bus.peak`; the memory cannot give it");
+            return more("together", "is more than `soc.bus.peak`, the maximum of the memory");
         }
         if one > together {
-            return more("one", "is more than `soc.bus.together`: one processor gets no more than two");
+            let what = "is more than `soc.bus.together`: one processor cannot be faster than two together";
+            return more("one", what);
         }
         None
     }
 
-    fn sizes(&self) -> Wrong {
+    fn sizes(&self) -> Invalid {
         let sizes = &self.graphs.sizes.value;
         let say = |what: String| Some(("graphs.sizes".to_owned(), what));
         if sizes.is_empty() || sizes.len() > MAX_GRAPH_SIZES {
             return say(format!("has {} sizes: give 1 to {MAX_GRAPH_SIZES}", sizes.len()));
         }
         if !sizes.iter().all(|size| (1..=MAX_GRAPH_TOKENS).contains(size)) {
-            return say(format!("has a size that is not 1 to {MAX_GRAPH_TOKENS} tokens"));
+            return say(format!("has a size outside 1 to {MAX_GRAPH_TOKENS} tokens"));
         }
         if !sizes.windows(2).all(|pair| pair[0] < pair[1]) {
             return say("is not in ascending order".to_owned());
@@ -106,56 +109,57 @@ impl Soc {
     }
 }
 
-/// Returns the error for a key that has no effect with this strategy.
-fn useless(options: &SocOptions) -> Option<String> {
+/// Returns the error for an option that has no effect with this strategy.
+fn unused_option(options: &SocOptions) -> Option<String> {
     let strategy = options.strategy;
     if options.chunk.is_some() && strategy != Strategy::Chunked {
         return Some(format!(
-            "gives `chunk`, which `{}` does not use: leave it out, or choose `chunked`",
+            "has `chunk`, which `{}` does not use: remove it, or choose `chunked`",
             strategy.name()
         ));
     }
     // A single processor needs no synchronisation.
-    let waits =
-        options.synchronisation != Synchronisation::default() || options.partitions != Upkeep::default();
+    let waits = options.synchronisation != Synchronisation::default()
+        || options.partitions != PartitionPolicy::default();
     (strategy == Strategy::GpuOnly && waits).then(|| {
-        "gives `synchronisation` or `partitions`, which `gpu-only` does not use: leave them out".to_owned()
+        "has `synchronisation` or `partitions`, which `gpu-only` does not use: remove them".to_owned()
     })
 }
 
-fn wrong_npu(npu: &SocNpu) -> Wrong {
+fn invalid_npu(npu: &SocNpu) -> Invalid {
     let tile = npu.tile.value;
     if !(1..=MAX_GRAPH_TOKENS).contains(&tile) {
-        return Some(("npu.tile".into(), format!("is {tile}: the array has 1 to {MAX_GRAPH_TOKENS} rows")));
+        let what = format!("is {tile}: the array must have 1 to {MAX_GRAPH_TOKENS} rows");
+        return Some(("npu.tile".into(), what));
     }
     let penalty = npu.order_penalty.value;
     if !(0.0..=MAX_PENALTY).contains(&penalty) {
         return Some(("npu.order_penalty".into(), format!("is {penalty}: give 0 to {MAX_PENALTY}")));
     }
-    wrong_bits("npu.weight_bits", npu.weight_bits.value)
-        .or_else(|| npu.profiled.as_ref().and_then(wrong_profile))
+    invalid_bits("npu.weight_bits", npu.weight_bits.value)
+        .or_else(|| npu.profiled.as_ref().and_then(invalid_profile))
 }
 
-fn wrong_bits(key: &str, bits: f64) -> Wrong {
+fn invalid_bits(key: &str, bits: f64) -> Invalid {
     let wrong = !(bits > 0.0 && bits <= MAX_BITS);
-    wrong
-        .then(|| (key.to_owned(), format!("is {bits}: a weight has more than 0 and at most {MAX_BITS} bits")))
+    let what = || format!("is {bits}: a weight must have more than 0 and at most {MAX_BITS} bits");
+    wrong.then(|| (key.to_owned(), what()))
 }
 
-fn wrong_profile(profiled: &Profiled) -> Wrong {
+fn invalid_profile(profiled: &MatmulProfile) -> Invalid {
     let say = |what: String| Some(("npu.profiled.shapes".to_owned(), what));
     let shapes = &profiled.shapes;
     if shapes.is_empty() || shapes.len() > MAX_SHAPES {
-        return say(format!("has {} products: give 1 to {MAX_SHAPES}", shapes.len()));
+        return say(format!("has {} matmuls: give 1 to {MAX_SHAPES}", shapes.len()));
     }
-    let plain = |side: u32| (1..=MAX_GRAPH_TOKENS).contains(&side);
+    let in_range = |side: u32| (1..=MAX_GRAPH_TOKENS).contains(&side);
     let wrong = shapes.iter().position(|shape| {
-        let sides = [shape.outputs, shape.inputs, shape.tokens];
-        !sides.into_iter().all(plain) || shape.time.0 <= 0.0 || shape.time.0 > MAX_SECONDS
+        let dimensions = [shape.outputs, shape.inputs, shape.tokens];
+        !dimensions.into_iter().all(in_range) || shape.time.0 <= 0.0 || shape.time.0 > MAX_SECONDS
     });
     wrong.and_then(|at| {
         say(format!(
-            "[{at}]: sides are 1 to {MAX_GRAPH_TOKENS}, and a time is above zero and at most an hour"
+            "[{at}]: dimensions must be 1 to {MAX_GRAPH_TOKENS}, and a time must be above zero and at most an hour"
         ))
     })
 }

@@ -1,8 +1,8 @@
-//! Systems on a chip whose GPU and NPU compute together over one memory.
+//! Systems on a chip whose GPU and NPU share main memory and compute together.
 //!
-//! The key `soc` of a `device/1` document: the parameters of the model of `hearth_core::soc` (HeteroLLM paper, sections
-//! 3 and 4), each with its source. The NPU's speed depends on the shape and the order of a product, the GPU's does not,
-//! and synchronising them takes time. A scenario's options for the processors are in [`options`].
+//! The key `soc` of a `device/1` document has the parameters of the model in `hearth_core::soc` (HeteroLLM paper,
+//! sections 3 and 4), each with its source. The speed of the NPU depends on the shape and the operand order of a
+//! matmul, that of the GPU does not, and synchronising them takes time. The options of a scenario are in [`options`].
 
 mod check;
 pub mod options;
@@ -11,13 +11,13 @@ pub mod profiled;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use options::{SocOptions, Strategy, Synchronisation, Upkeep};
-pub use profiled::{Mode, Profiled, Shape};
+pub use options::{PartitionPolicy, SocOptions, Strategy, Synchronisation};
+pub use profiled::{MatmulProfile, MeasuredMatmul, ProfileMode};
 
 use crate::units::{BytesPerSecond, FlopsPerSecond, Seconds, Watts};
 use crate::values::Sourced;
 
-/// System on a chip.
+/// A system on a chip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -26,24 +26,24 @@ use crate::values::Sourced;
 pub struct Soc {
     /// The GPU, whose speed does not depend on shapes.
     pub gpu: SocGpu,
-    /// The NPU, if it computes in FP16.
+    /// The NPU, if it can compute in FP16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub npu: Option<SocNpu>,
-    /// Memory shared by all processors.
+    /// Bandwidths of the memory that all processors share.
     pub bus: Bus,
-    /// Costs of synchronising GPU and NPU.
+    /// Costs of synchronising the GPU and the NPU.
     pub synchronisation: SyncCosts,
-    /// Graphs of the NPU, each compiled for a number of tokens.
+    /// Compiled graphs of the NPU, each for a fixed number of tokens.
     pub graphs: Graphs,
-    /// Power during prefill.
+    /// Power consumption during prefill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<SocPower>,
     /// Default options, which a scenario may replace.
-    #[serde(default, skip_serializing_if = "SocOptions::is_usual")]
+    #[serde(default, skip_serializing_if = "SocOptions::is_default")]
     pub usual: SocOptions,
 }
 
-/// GPU of a SoC.
+/// The GPU of a SoC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -52,18 +52,18 @@ pub struct Soc {
 pub struct SocGpu {
     /// Name given by the vendor.
     pub name: String,
-    /// Achieved rate of matrix products: `F_g`.
+    /// Achieved speed of matmuls: `F_g`.
     pub matmul: Sourced<FlopsPerSecond>,
-    /// Vendor's peak at 16 bit.
+    /// Peak speed at 16 bits, as published by the vendor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Sourced<FlopsPerSecond>>,
-    /// Bits read of each weight of a model of about four bits.
+    /// Bits read per weight, for a model quantised to about four bits.
     pub weight_bits: Sourced<f64>,
-    /// Submitting a kernel to a queue that is not empty: `t_async`.
+    /// Time to submit a kernel to a queue that is not empty: `t_async`.
     pub submission: Sourced<Seconds>,
 }
 
-/// NPU of a SoC: an array that holds a tile of one matrix while rows of the other stream through it.
+/// The NPU of a SoC: a systolic array that stores a tile of one matrix while the rows of the other stream through it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -72,83 +72,84 @@ pub struct SocGpu {
 pub struct SocNpu {
     /// Name given by the vendor.
     pub name: String,
-    /// Rate of matrix products in which loading the array costs nothing: `F0`.
+    /// Speed of matmuls without the cost of loading the array: `F0`.
     pub matmul: Sourced<FlopsPerSecond>,
-    /// Vendor's peak at 16 bit, or half of that of 8-bit integers.
+    /// Peak speed at 16 bits, as published by the vendor, or half the peak speed of 8-bit integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Sourced<FlopsPerSecond>>,
-    /// Cost of loading the array relative to a stream: lambda in `1 + lambda N / M`, for `M` streamed rows of `N`
-    /// numbers.
+    /// Cost of loading the array relative to that of streaming: lambda in `1 + lambda N / M`, for `M` streamed rows
+    /// of width `N`.
     pub order_penalty: Sourced<f64>,
-    /// Rows and columns of the array; every dimension is padded to a multiple of it.
+    /// Number of rows and of columns of the array; every dimension is padded to a multiple of it.
     pub tile: Sourced<u32>,
-    /// Bits read of each weight in prefill.
+    /// Bits read per weight in prefill.
     pub weight_bits: Sourced<f64>,
-    /// Measured times of products instead of the formula.
+    /// Measured times of matmuls, which replace the formula.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub profiled: Option<Profiled>,
+    pub profiled: Option<MatmulProfile>,
 }
 
-/// Shared memory.
+/// Bandwidths of the memory bus that all processors share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the bandwidths of a bus: `peak`, `one` and `together`")]
 pub struct Bus {
-    /// Peak bandwidth.
+    /// Peak bandwidth of the memory.
     pub peak: Sourced<BytesPerSecond>,
-    /// Bandwidth of one processor alone: `B_g`.
+    /// Bandwidth that one processor alone achieves: `B_g`.
     pub one: Sourced<BytesPerSecond>,
-    /// Bandwidth of GPU and NPU together: `B_soc`.
+    /// Bandwidth that GPU and NPU together achieve: `B_soc`.
     pub together: Sourced<BytesPerSecond>,
 }
 
-/// Costs of synchronisation between processors.
+/// Costs of synchronising the processors of a SoC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the costs of synchronisation: `fast`, `copy`, `submission` and `sleep`"
 )]
 pub struct SyncCosts {
-    /// Event over shared memory, polled after a predicted sleep: `t_fast`.
+    /// Time of an event in shared memory that is polled after a predicted sleep: `t_fast`.
     pub fast: Sourced<Seconds>,
-    /// Copying a buffer to the GPU through its framework, of any size: `t_copy`.
+    /// Time to copy a buffer of any size to the GPU through its framework: `t_copy`.
     pub copy: Sourced<Seconds>,
-    /// Submitting a kernel to a queue that has run empty: `t_submit`.
+    /// Time to submit a kernel to an empty queue: `t_submit`.
     pub submission: Sourced<Seconds>,
-    /// Shortest sleep of a thread; longer predicted waits are slept through in these steps.
+    /// Minimum sleep of a thread. Predicted waits are slept in multiples of it.
     pub sleep: Sourced<Seconds>,
 }
 
-/// Graphs of the NPU.
+/// Compiled graphs of the NPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the graphs of an NPU: `sizes` in tokens, `preparation`, `prepared_for` and `each_token`"
 )]
 pub struct Graphs {
-    /// Numbers of tokens with ready graphs, ascending.
+    /// Token counts for which graphs are compiled in advance, in ascending order.
     pub sizes: Sourced<Vec<u32>>,
     /// Time to compile a layer's graphs at run time for `prepared_for` tokens.
     pub preparation: Sourced<Seconds>,
-    /// Number of tokens of `preparation`.
+    /// Token count of `preparation`.
     pub prepared_for: Sourced<u32>,
-    /// Additional time for each further token.
+    /// Additional time to compile for each further token.
     pub each_token: Sourced<Seconds>,
 }
 
-/// Power of the whole SoC during prefill, by the processors in use.
+/// Power consumption of the whole SoC during prefill, by the processors in use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the powers of a SoC: `gpu`, `layers` and `tensors`")]
 pub struct SocPower {
-    /// GPU alone.
+    /// Power with the GPU alone.
     pub gpu: Sourced<Watts>,
-    /// Products on the NPU, the rest on the GPU.
+    /// Power with matmuls on the NPU and everything else on the GPU.
     pub layers: Sourced<Watts>,
-    /// Products on both at once.
+    /// Power with matmuls on both at the same time.
     pub tensors: Sourced<Watts>,
 }
 
 impl SyncCosts {
-    pub fn event(&self, synchronisation: Synchronisation) -> Seconds {
+    /// Returns the time of one synchronisation between the processors.
+    pub fn event_cost(&self, synchronisation: Synchronisation) -> Seconds {
         match synchronisation {
             Synchronisation::Fast => self.fast.value,
             Synchronisation::Slow => self.copy.value + self.submission.value,
@@ -157,8 +158,8 @@ impl SyncCosts {
 }
 
 impl SocPower {
-    /// Power under a strategy. Deviation: the paper gives it for three systems; strategies with products on the NPU and
-    /// the rest on the GPU are assumed to need as much as the layer-level one.
+    /// Returns the power with a strategy. Deviation: the paper states it for three systems; strategies with matmuls
+    /// on the NPU and everything else on the GPU are assumed to need as much as the layer-level one.
     pub fn of(&self, strategy: Strategy) -> Watts {
         match strategy {
             Strategy::GpuOnly => self.gpu.value,

@@ -6,28 +6,28 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Strategy: which processor computes what.
+/// A strategy, which determines what each processor computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// The fastest of the others for each pass, except those that compile graphs at run time.
+    /// The fastest other strategy for each pass, except those that compile graphs at run time.
     #[default]
     Best,
     /// Everything on the GPU.
     GpuOnly,
-    /// Every product on the NPU, one after another; the rest on the GPU.
+    /// All matmuls on the NPU, everything else on the GPU, one after another.
     NpuOnly,
-    /// Every product wholly on the GPU or on the NPU.
+    /// Every matmul as a whole on the GPU or on the NPU.
     HeteroLayer,
-    /// Every product split between both where that is faster.
+    /// Every matmul split between GPU and NPU if that is faster.
     HeteroTensor,
-    /// Products on the NPU, the prompt padded to the next graph.
+    /// Matmuls on the NPU, with the prompt padded to the next graph size.
     Padding,
-    /// Products on the NPU, the prompt split into several graphs.
+    /// Matmuls on the NPU, with the prompt split into several graph sizes.
     Pipe,
-    /// Products on the NPU, with graphs compiled for this prompt at run time.
+    /// Matmuls on the NPU, with graphs compiled for the prompt at run time.
     OnlinePrepare,
-    /// Products on the NPU, the prompt in chunks of one size.
+    /// Matmuls on the NPU, with the prompt in chunks of equal size.
     Chunked,
 }
 
@@ -63,61 +63,63 @@ impl Strategy {
     }
 }
 
-/// Synchronisation between processors.
+/// How the processors of a SoC synchronise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Synchronisation {
-    /// Through shared memory, polled after a predicted sleep.
+    /// Through events in shared memory, which are polled after a predicted sleep.
     #[default]
     Fast,
-    /// Through the GPU's framework: a copy, and a submission to an empty queue.
+    /// Through the framework of the GPU: a copy and a submission to an empty queue.
     Slow,
 }
 
 /// Whether partitions depend on the cost of synchronisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Upkeep {
-    /// Solved for the synchronisation in use.
+pub enum PartitionPolicy {
+    /// Partitions are optimised for the synchronisation in use.
     #[default]
     Solved,
-    /// Always the partitions of fast synchronisation.
+    /// Partitions are always those of fast synchronisation.
     Fixed,
 }
 
-/// Options of a SoC in a scenario.
+/// The options of a SoC in a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     default,
-    expecting = "how a SoC is used, such as `{strategy: hetero-tensor, synchronisation: slow, partitions: fixed}`"
+    expecting = "the options of a SoC, such as `{strategy: hetero-tensor, synchronisation: slow, partitions: fixed}`"
 )]
 pub struct SocOptions {
-    /// Which processor computes what.
+    /// What each processor computes.
     pub strategy: Strategy,
     /// How processors synchronise.
     pub synchronisation: Synchronisation,
     /// Whether partitions depend on the cost of synchronisation.
-    pub partitions: Upkeep,
-    /// `chunked`: tokens of a chunk; 256 if absent. source: HeteroLLM paper, section 5.2.2, on MLLM-NPU
+    pub partitions: PartitionPolicy,
+    /// Number of tokens in a chunk of the strategy `chunked`; 256 if absent. source: HeteroLLM paper, section 5.2.2,
+    /// on MLLM-NPU
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<u32>,
 }
 
-/// The default length of a chunk. source: HeteroLLM paper, section 5.2.2, the length whose speed it names
-const USUAL_CHUNK: u32 = 256;
+/// Default number of tokens in a chunk. source: HeteroLLM paper, section 5.2.2, the length for which it states the
+/// speed
+const DEFAULT_CHUNK: u32 = 256;
 
 impl SocOptions {
-    /// The default options with this strategy.
+    /// Returns the default options with this strategy.
     pub fn of(strategy: Strategy) -> Self {
         Self { strategy, ..Self::default() }
     }
 
     pub fn chunk(&self) -> u32 {
-        self.chunk.unwrap_or(USUAL_CHUNK)
+        self.chunk.unwrap_or(DEFAULT_CHUNK)
     }
 
-    pub(super) fn is_usual(&self) -> bool {
+    pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }

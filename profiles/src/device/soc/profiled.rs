@@ -1,52 +1,52 @@
-//! Profiled products of an NPU.
+//! Measured times of an NPU's matmuls.
 //!
-//! The profiler of the HeteroLLM paper (section 4.3) has two modes: it runs products of many shapes, or it predicts
-//! their times by a regression tree that was grown from some of them. Both use a table of shapes and times; `mode` says
-//! whether a time is looked up or predicted (`hearth_core::soc::profiled`).
+//! The profiler of the HeteroLLM paper (section 4.3) has two modes: it measures matmuls of many shapes, or it
+//! predicts their times by a regression tree that was fitted to some of them. Both use a table of shapes and times;
+//! `mode` determines whether a time is looked up or predicted (`hearth_core::soc::profiled`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Seconds;
 
-/// Measured products.
+/// A table of measured matmuls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "measured products, such as `{mode: table, source: \"measured\", shapes: [{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}]}`"
+    expecting = "measured matmuls, such as `{mode: table, source: \"measured\", shapes: [{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}]}`"
 )]
-pub struct Profiled {
-    /// How the table is used.
-    pub mode: Mode,
+pub struct MatmulProfile {
+    /// How times are derived from the table.
+    pub mode: ProfileMode,
     /// Source of the times.
     pub source: String,
-    /// The products, in any order.
-    pub shapes: Vec<Shape>,
+    /// The matmuls, in any order.
+    pub shapes: Vec<MeasuredMatmul>,
 }
 
-/// How a table of products is used.
+/// How times are derived from a table of measured matmuls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// A product takes the time of the nearest product by work.
+pub enum ProfileMode {
+    /// A matmul takes the time of the measured matmul that is nearest in work.
     Table,
-    /// A regression tree over all products predicts the time.
+    /// A regression tree, fitted to all measured matmuls, predicts the time.
     Tree,
 }
 
-/// Product `[tokens, inputs] x [inputs, outputs]` and its time.
+/// A matmul `[tokens, inputs] x [inputs, outputs]` and its measured time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a product, such as `{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}`"
+    expecting = "a matmul, such as `{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}`"
 )]
-pub struct Shape {
-    /// Columns of the weight matrix.
+pub struct MeasuredMatmul {
+    /// Number of columns of the weight matrix.
     pub outputs: u32,
-    /// Rows of the weight matrix.
+    /// Number of rows of the weight matrix.
     pub inputs: u32,
-    /// Rows of the activations.
+    /// Number of rows of the activations.
     pub tokens: u32,
-    /// Time in the faster of the two orders.
+    /// Time with the faster of the two operand orders.
     pub time: Seconds,
 }

@@ -1,10 +1,10 @@
-//! Managed streaming: carries out the steps of [`ManagedResidency`] on simulated storage.
+//! Managed streaming: executes the steps of [`ManagedResidency`] on simulated storage.
 //!
 //! A chunk of the file is a piece. The helper thread reads a piece with `WILLNEED` and confirms it with
-//! `POPULATE_READ`. Kept chunks are ordinary page cache: if memory cannot hold all of them, the kernel evicts some, and
-//! they are read again at their next use.
+//! `POPULATE_READ`. Kept chunks are ordinary page cache: if they do not all fit in memory, the kernel evicts some,
+//! which are read again at their next use.
 //!
-//! Deviation: a piece is a chunk of the file, and one that lies across two layers belongs to the first.
+//! Deviation: a piece is a chunk of the file, and a chunk with parts of two layers belongs to the first.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,15 +18,15 @@ use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
 
-use super::super::storage::{NO_ROOM_PAUSE, Storage, Touch};
+use super::super::storage::{NO_MEMORY_PAUSE, Storage, Touch};
 use super::{Availability, SYSTEM_CALL, read_record};
 
-/// Reads for one part without a pause between them.
+/// Consecutive reads for one part, without a pause between them.
 #[derive(Debug, Clone)]
 struct ReadBatch {
     record: Record,
     outstanding: u32,
-    /// Whether the batch is complete: nothing is added.
+    /// Whether the batch is complete: no further read is added.
     complete: bool,
 }
 
@@ -34,9 +34,9 @@ struct ReadBatch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Helper {
     Idle,
-    /// An event that continues it is pending.
+    /// An event that continues the helper is pending.
     Awake,
-    /// The device waits for this piece to arrive.
+    /// The helper waits for the arrival of this chunk.
     Awaits(Chunk),
 }
 
@@ -50,8 +50,8 @@ pub struct ManagedStream {
 }
 
 impl ManagedStream {
-    /// The stream of a device. `visits` are the chunks of its share, grouped by use without a pause; `memory` is what
-    /// the plan expects to be left for them; the file has `chunks` chunks.
+    /// Creates the stream of a device. `visits` are the chunks of its share, grouped by uses without a pause;
+    /// `memory` is the memory budget that the plan expects for them; `chunks` is the number of chunks of the file.
     pub fn new(
         device: usize,
         options: ResidencyOptions,
@@ -66,6 +66,7 @@ impl ManagedStream {
         Self { device: device as u16, residency, helper: Helper::Idle, batches: VecDeque::new() }
     }
 
+    /// Returns the chunks of the kept set.
     pub fn kept(&self) -> impl Iterator<Item = Chunk> {
         self.residency.kept()
     }
@@ -77,7 +78,7 @@ impl ManagedStream {
     }
 
     /// Begins the computation of a part. Returns whether the helper must be woken.
-    pub fn begin(&mut self, request: PartRequest, storage: &Storage) -> bool {
+    pub fn begin_part(&mut self, request: PartRequest, storage: &Storage) -> bool {
         self.residency.react(Event::PassBegun(request.origin.pass));
         if self.residency.is_measure_due() {
             let page_cache = u64::from(storage.cache().capacity()) * storage.chunk().0;
@@ -87,16 +88,17 @@ impl ManagedStream {
         woken && self.wake()
     }
 
-    pub fn end(&mut self) {
+    /// Ends the computation of a part.
+    pub fn end_part(&mut self) {
         self.residency.react(Event::PartEnded);
     }
 
-    /// The number of these chunks that the computation can use now. Stops after a streamed piece, so that the piece can
-    /// be evicted as soon as it has been used.
-    pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
+    /// Returns how many of these chunks the computation can use now. Counts up to the first streamed piece, so that
+    /// it can be evicted as soon as it has been used.
+    pub fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let cache = storage.cache();
         let Some(ready_until) = self.residency.ready_until() else {
-            // An embedding row: in memory by chance, or read by itself.
+            // An embedding row: it may be in memory, or else it is read on its own.
             let held = cache.holds(chunks.start);
             return if held { Availability::Ready(1) } else { Availability::Missing };
         };
@@ -116,52 +118,55 @@ impl ManagedStream {
         if ready == 0 { Availability::Missing } else { Availability::Ready(ready) }
     }
 
-    /// Handles a page fault at an embedding row, or at a chunk that was evicted after it was confirmed. The mapping is
-    /// advised `MADV_RANDOM`, so no neighbouring page is read.
-    pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
+    /// Handles a page fault at an embedding row, or at a chunk that was evicted after it was confirmed. The mapping
+    /// is advised `MADV_RANDOM`, so no neighbouring page is read.
+    pub fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         if self.residency.ready_until().is_none() {
             return storage.read_uncached(now, unit);
         }
         self.residency.react(Event::Faulted(chunk));
-        storage.touch_exactly(now, chunk, Flow::Fault)
+        storage.touch_without_readahead(now, chunk, Flow::Fault)
     }
 
-    /// Reports chunks as used. Returns whether the helper must be woken.
-    pub fn used(&mut self, chunks: Range<Chunk>) -> bool {
+    /// Marks chunks as used. Returns whether the helper must be woken.
+    pub fn mark_used(&mut self, chunks: Range<Chunk>) -> bool {
         let woken = self.residency.react(Event::Used(chunks.end));
         woken && self.wake()
     }
 
-    /// Runs the helper until it has spent time. Returns when it continues, unless it waits for something.
-    pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
+    /// Runs the helper until it has spent time. Returns the time at which it continues; `None` if it waits for a
+    /// chunk or has no steps.
+    pub fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         let (helper, pause) = loop {
             match self.residency.next_step() {
                 Step::Read(chunk, origin) => {
                     let outcome = match storage.prefetch(now, chunk) {
                         Fetch::Present => ReadOutcome::InMemory,
                         Fetch::Started => ReadOutcome::Started(storage.chunk().0),
-                        // Dropped by the kernel, which costs time all the same.
-                        Fetch::NoRoom => ReadOutcome::Dropped(storage.chunk().0),
+                        // Dropped by the kernel, which still takes time.
+                        Fetch::NoMemory => ReadOutcome::Dropped(storage.chunk().0),
                         Fetch::Again => ReadOutcome::Retry,
                     };
                     self.residency.react(Event::Read(chunk, outcome));
                     if let ReadOutcome::Started(_) = outcome {
-                        self.started(now, origin, storage.chunk());
+                        self.record_read(now, origin, storage.chunk());
                     }
                     if outcome != ReadOutcome::InMemory {
                         break (Helper::Awake, SYSTEM_CALL);
                     }
                 }
-                Step::Confirm(chunk, origin) => match storage.touch_exactly(now, chunk, Flow::Prefetch) {
-                    Touch::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
-                    // The kernel did not read it, or evicted it since.
-                    Touch::Pending => {
-                        self.residency.react(Event::Confirmed(chunk, false));
-                        self.started(now, origin, storage.chunk());
-                        break (Helper::Awake, SYSTEM_CALL);
+                Step::Confirm(chunk, origin) => {
+                    match storage.touch_without_readahead(now, chunk, Flow::Prefetch) {
+                        Touch::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
+                        // The kernel did not read it, or evicted it since.
+                        Touch::Pending => {
+                            self.residency.react(Event::Confirmed(chunk, false));
+                            self.record_read(now, origin, storage.chunk());
+                            break (Helper::Awake, SYSTEM_CALL);
+                        }
+                        Touch::NoMemory => break (Helper::Awake, NO_MEMORY_PAUSE),
                     }
-                    Touch::NoRoom => break (Helper::Awake, NO_ROOM_PAUSE),
-                },
+                }
                 Step::Evict(chunk) => {
                     storage.discard(chunk);
                     break (Helper::Awake, SYSTEM_CALL);
@@ -179,7 +184,7 @@ impl ManagedStream {
     }
 
     /// Records that the read of a piece has started.
-    fn started(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
+    fn record_read(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
         if let Some(last) = self.batches.back_mut() {
             let Record { pass, round, layers, .. } = last.record;
             last.complete |= origin != ReadOrigin { pass, round, layers };
@@ -194,10 +199,10 @@ impl ManagedStream {
     }
 
     /// Handles the arrival of a chunk. Returns whether the helper must be woken.
-    pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
+    pub fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
         if self.residency.is_in_flight(chunk) {
             self.residency.react(Event::Arrived(chunk));
-            self.batch_arrived(now);
+            self.count_batch_arrival(now);
         }
         let woken = self.helper == Helper::Awaits(chunk);
         if woken {
@@ -206,8 +211,8 @@ impl ManagedStream {
         woken
     }
 
-    /// Batches follow each other: the disk serves one flow in order.
-    fn batch_arrived(&mut self, now: Nanos) {
+    /// Counts an arrival for the first open batch, because the disk serves the reads of a flow in order.
+    fn count_batch_arrival(&mut self, now: Nanos) {
         let mut open = self.batches.iter_mut().skip_while(|batch| batch.outstanding == 0);
         let Some(batch) = open.next() else { return };
         batch.outstanding -= 1;
@@ -234,6 +239,7 @@ impl ManagedStream {
         }));
     }
 
+    /// Wakes the helper; returns whether it was idle.
     fn wake(&mut self) -> bool {
         let idle = self.helper == Helper::Idle;
         if idle {

@@ -1,8 +1,8 @@
 //! Weight residency: a computation's view of the helper thread that reads a device's weights ahead.
 //!
-//! The plan's policy chooses the thread: [`ReadAhead`] advises or populates and leaves eviction to the system;
-//! [`ManagedStream`] keeps some pieces and streams the others. A walk asks either one which chunks are available, and what
-//! to do if there are none.
+//! The plan's policy selects the thread: [`ReadAhead`] advises or populates and leaves eviction to the system;
+//! [`ManagedStream`] keeps some pieces and streams the others. Both tell a walk which chunks are available, and
+//! whether to wait or to fault if there are none.
 
 pub mod managed;
 pub mod read_ahead;
@@ -23,11 +23,11 @@ use super::storage::{Storage, Touch};
 pub use managed::ManagedStream;
 pub use read_ahead::ReadAhead;
 
-/// The shortest system call, which keeps events apart.
+/// Minimum duration of a system call in nanoseconds, so that events do not coincide.
 /// source: assumed
 const SYSTEM_CALL: Nanos = 1000;
 
-/// The most chunks computed at once while the helper thread may evict them.
+/// Maximum number of chunks computed as one batch while the helper thread may evict them.
 const MAX_BATCH: u32 = 4;
 
 /// The state of the weights at the position of a computation.
@@ -35,9 +35,9 @@ const MAX_BATCH: u32 = 4;
 pub enum Availability {
     /// This many chunks can be used now.
     Ready(u32),
-    /// The helper thread is about to bring the chunk: wait for it.
+    /// The helper thread will read the chunk: wait for it.
     Pending,
-    /// The chunk must be faulted in.
+    /// The chunk must be read by a page fault.
     Missing,
 }
 
@@ -52,38 +52,39 @@ impl WeightResidency {
     /// Requests a part that will be needed. Returns whether the helper must be woken.
     pub fn request(&mut self, request: PartRequest) -> bool {
         match self {
-            WeightResidency::System(helper) => helper.read(request),
+            WeightResidency::System(helper) => helper.queue_read(request),
             WeightResidency::Managed(stream) => stream.request(request),
         }
     }
 
     /// Begins the computation of a part. Returns whether the helper must be woken.
-    pub fn begin(&mut self, request: PartRequest, storage: &Storage) -> bool {
+    pub fn begin_part(&mut self, request: PartRequest, storage: &Storage) -> bool {
         match self {
             WeightResidency::System(_) => false,
-            WeightResidency::Managed(stream) => stream.begin(request, storage),
+            WeightResidency::Managed(stream) => stream.begin_part(request, storage),
         }
     }
 
-    pub fn end(&mut self) {
+    /// Ends the computation of a part.
+    pub fn end_part(&mut self) {
         if let WeightResidency::Managed(stream) = self {
-            stream.end();
+            stream.end_part();
         }
     }
 
-    /// Evicts a part; a managed stream has done so piece by piece. Returns whether the helper must be woken.
+    /// Evicts a part; a managed stream does so piece by piece instead. Returns whether the helper must be woken.
     pub fn release(&mut self, request: PartRequest) -> bool {
         match self {
-            WeightResidency::System(helper) => helper.evict(request),
+            WeightResidency::System(helper) => helper.queue_eviction(request),
             WeightResidency::Managed(_) => false,
         }
     }
 
     /// Returns how many of these chunks can be used now.
-    pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
+    pub fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let helper = match self {
             WeightResidency::System(helper) => helper,
-            WeightResidency::Managed(stream) => return stream.find(chunks, storage),
+            WeightResidency::Managed(stream) => return stream.availability(chunks, storage),
         };
         let max = if helper.is_idle() { u32::MAX } else { MAX_BATCH };
         let end = chunks.end.min(chunks.start.saturating_add(max));
@@ -94,45 +95,45 @@ impl WeightResidency {
         }
     }
 
-    /// Faults at a missing chunk, of which the computation needs `unit` bytes.
-    pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
+    /// Handles a page fault at a missing chunk, of which the computation needs `unit` bytes.
+    pub fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         match self {
-            // An embedding row; of anything else a whole chunk is needed.
+            // An embedding row: all other computations need whole chunks.
             WeightResidency::System(_) if unit < storage.chunk() => storage.read_uncached(now, unit),
             WeightResidency::System(_) => storage.touch(now, chunk, Flow::Fault),
-            WeightResidency::Managed(stream) => stream.fault(now, chunk, unit, storage),
+            WeightResidency::Managed(stream) => stream.on_fault(now, chunk, unit, storage),
         }
     }
 
-    /// Whether the system decides what stays in memory. Then embedding rows stay after their use, because they are
-    /// small and used often, and a chunk may be evicted right after its use. A managed device evicts rows at once, and
-    /// a chunk only when it is done with it.
+    /// Whether the system decides what stays in memory. Then embedding rows remain in memory after their use, because
+    /// they are small and used often, and a chunk may be evicted right after its use. A managed device evicts a row
+    /// at once, and a chunk only when the computation no longer needs it.
     pub fn is_left_to_system(&self) -> bool {
         matches!(self, WeightResidency::System(_))
     }
 
-    /// Reports chunks as used. Returns whether the helper must be woken.
-    pub fn used(&mut self, chunks: Range<Chunk>) -> bool {
+    /// Marks chunks as used. Returns whether the helper must be woken.
+    pub fn mark_used(&mut self, chunks: Range<Chunk>) -> bool {
         match self {
             WeightResidency::System(_) => false,
-            WeightResidency::Managed(stream) => stream.used(chunks),
+            WeightResidency::Managed(stream) => stream.mark_used(chunks),
         }
     }
 
-    /// Runs the helper thread until it has used time. Returns the time at which it continues, `None` if it waits for an
-    /// event.
-    pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
+    /// Runs the helper thread until it has spent time. Returns the time at which it continues; `None` if it waits for
+    /// an event.
+    pub fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         match self {
-            WeightResidency::System(helper) => helper.work(now, storage),
-            WeightResidency::Managed(stream) => stream.work(now, storage),
+            WeightResidency::System(helper) => helper.run(now, storage),
+            WeightResidency::Managed(stream) => stream.run_helper(now, storage),
         }
     }
 
     /// Handles the arrival of a chunk. Returns whether the helper must be woken.
-    pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
+    pub fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
         match self {
-            WeightResidency::System(helper) => helper.arrived(now, chunk),
-            WeightResidency::Managed(stream) => stream.arrived(now, chunk),
+            WeightResidency::System(helper) => helper.on_arrival(now, chunk),
+            WeightResidency::Managed(stream) => stream.on_arrival(now, chunk),
         }
     }
 
@@ -153,9 +154,9 @@ impl WeightResidency {
     }
 }
 
-/// The record of a read for a part, which starts with `bytes`.
+/// Returns the record of a read for a part that begins with `bytes`.
 fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> Record {
     let place = (origin.pass, origin.round);
-    let line = start_record(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);
-    Record { layers: origin.layers, bytes: bytes.0, ..line }
+    let record = start_record(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);
+    Record { layers: origin.layers, bytes: bytes.0, ..record }
 }

@@ -1,11 +1,11 @@
-//! Read-ahead: the helper thread of a device whose system decides what stays in memory.
+//! Read-ahead: the helper thread of a device whose operating system decides what stays in memory.
 //!
-//! The thread executes the prefetch steps of the schedule in order. Under residency `os` it advises: `WILLNEED` returns
-//! before anything has arrived, so that the next piece is requested at once. Under `windowed` it populates: it touches
-//! one piece after another and waits for each. Both stop at the plan's prefetch budget. If the plan says so, the same
-//! thread evicts computed windows, in order with its other jobs.
+//! The thread executes the prefetch steps of the schedule in order. Under residency `os` it advises: `WILLNEED`
+//! returns before the read is complete, so the next chunk is requested at once. Under `windowed` it populates: it
+//! touches one chunk after another and waits for each. Both stop at the plan's prefetch budget. If the plan requests
+//! it, the same thread evicts computed windows, in order with its other jobs.
 //!
-//! Not here: what the page cache evicts for it, and managed residency ([`super::managed`]).
+//! Not here: what the page cache evicts to free memory, and managed residency ([`super::managed`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
 
-use super::super::storage::{NO_ROOM_PAUSE, Storage, Touch};
+use super::super::storage::{NO_MEMORY_PAUSE, Storage, Touch};
 use super::{SYSTEM_CALL, read_record};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +43,11 @@ struct PartRead {
 pub struct ReadAhead {
     device: u16,
     residency: Residency,
-    /// The most chunks that a job reads.
+    /// Maximum number of chunks that a job reads.
     budget: u32,
     /// Unfinished jobs.
     jobs: VecDeque<(Task, PartRequest)>,
-    /// The chunk that it waits for.
+    /// The chunk that the helper waits for.
     awaited: Option<Chunk>,
     /// Whether an event that continues the jobs is pending.
     awake: bool,
@@ -55,11 +55,11 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// A helper without jobs, on a disk with a read-ahead window of `read_ahead` chunks.
+    /// Creates a helper without jobs, on a disk with a read-ahead window of `read_ahead` chunks.
     pub fn new(device: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
         let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
         let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);
-        // One call is cut to one read-ahead window.
+        // One call is limited to one read-ahead window.
         let budget = if residency.one_call { budget.min(read_ahead) } else { budget };
         Self {
             device: device as u16,
@@ -72,15 +72,15 @@ impl ReadAhead {
         }
     }
 
-    /// Reads a part. Returns whether the helper must be woken.
-    pub fn read(&mut self, mut job: PartRequest) -> bool {
-        // The first part of the window, whether it is in memory or not.
+    /// Queues the read of a part. Returns whether the helper must be woken.
+    pub fn queue_read(&mut self, mut job: PartRequest) -> bool {
+        // The budget covers the first chunks of the part, whether they are in memory or not.
         job.pieces.end = job.pieces.end.min(job.pieces.start.saturating_add(self.budget));
         self.push_job(Task::Read, job)
     }
 
-    /// Evicts a part. Returns whether the helper must be woken.
-    pub fn evict(&mut self, job: PartRequest) -> bool {
+    /// Queues the eviction of a part. Returns whether the helper must be woken.
+    pub fn queue_eviction(&mut self, job: PartRequest) -> bool {
         self.push_job(Task::Evict, job)
     }
 
@@ -89,13 +89,14 @@ impl ReadAhead {
         self.awaited.is_none() && !std::mem::replace(&mut self.awake, true)
     }
 
-    /// Whether it has no work that touches the page cache.
+    /// Whether the helper has neither jobs nor outstanding reads.
     pub fn is_idle(&self) -> bool {
         self.jobs.is_empty() && self.reads.is_empty()
     }
 
-    /// Works until it has spent time. Returns when it continues, unless it waits for something.
-    pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
+    /// Runs jobs until they have spent time. Returns the time at which the helper continues; `None` if it waits for a
+    /// chunk or has no jobs.
+    pub fn run(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         self.awake = false;
         while let Some((task, job)) = self.jobs.front_mut() {
             let chunk = job.pieces.start;
@@ -119,11 +120,11 @@ impl ReadAhead {
                         continue;
                     }
                     Fetch::Started => {
-                        self.started(now, storage.chunk());
+                        self.record_read(now, storage.chunk());
                         true
                     }
-                    // Dropped by the kernel, which takes time nevertheless.
-                    Fetch::NoRoom => {
+                    // Dropped by the kernel, which still takes time.
+                    Fetch::NoMemory => {
                         job.pieces.start += 1;
                         true
                     }
@@ -135,12 +136,12 @@ impl ReadAhead {
                         continue;
                     }
                     Touch::Pending => {
-                        self.started(now, storage.chunk());
+                        self.record_read(now, storage.chunk());
                         self.awaited = Some(chunk);
                         false
                     }
-                    Touch::NoRoom => {
-                        pause = NO_ROOM_PAUSE;
+                    Touch::NoMemory => {
+                        pause = NO_MEMORY_PAUSE;
                         true
                     }
                 },
@@ -155,7 +156,7 @@ impl ReadAhead {
     }
 
     /// Handles the arrival of a chunk. Returns whether the helper waited for it and must be woken.
-    pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
+    pub fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
         let found = self.reads.iter().position(|read| read.outstanding > 0 && read.chunks.contains(&chunk));
         if let Some(at) = found {
             let read = &mut self.reads[at];
@@ -176,7 +177,7 @@ impl ReadAhead {
     }
 
     /// Records that the read of the first job's first chunk has started.
-    fn started(&mut self, now: Nanos, chunk: Bytes) {
+    fn record_read(&mut self, now: Nanos, chunk: Bytes) {
         let Some((_, job)) = self.jobs.front_mut() else { return };
         let first = job.pieces.start;
         job.pieces.start += 1;

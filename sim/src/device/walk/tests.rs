@@ -1,4 +1,4 @@
-//! The pages that a thread needs when it has been woken.
+//! Tests of a walk: the pages that a thread needs after it was woken.
 
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::Resource;
@@ -9,7 +9,7 @@ use crate::device::residency::ReadAhead;
 use crate::trace::start_record;
 
 const PIECE: Bytes = Bytes::mib(1);
-/// Enough that one of them makes a load across the border.
+/// So many that at least one of them has a load across the page boundary.
 const THREADS: f64 = 1e3;
 
 /// A walk through ten chunks that has computed the first and waits for the second.
@@ -32,20 +32,20 @@ impl WalkFixture {
             walk: Walk::new(record, [segment], THREADS, 1),
         };
         let first = fixture.walk.advance(0, &mut fixture.storage, &mut fixture.residency);
-        assert_eq!(first, Next::Wait);
-        assert!(matches!(fixture.arrive(0), Next::Compute(_)));
-        fixture.walk.computed(fixture.now, Seconds(0.0));
+        assert_eq!(first, WalkAction::Wait);
+        assert!(matches!(fixture.arrive(0), WalkAction::Compute(_)));
+        fixture.walk.end_batch(fixture.now, Seconds(0.0));
         let second = fixture.walk.advance(fixture.now, &mut fixture.storage, &mut fixture.residency);
-        assert_eq!(second, Next::Wait);
+        assert_eq!(second, WalkAction::Wait);
         fixture
     }
 
-    /// Continues when this chunk has arrived, which must be the next to arrive.
-    fn arrive(&mut self, chunk: Chunk) -> Next {
-        self.now = self.storage.next_end().expect("something is read");
-        assert_eq!(self.storage.arrived(self.now), Some(chunk));
-        let woken = self.walk.arrived(self.now, chunk, 0);
-        assert_eq!(woken, Some(Next::Retry(self.now)));
+    /// Continues after the arrival of this chunk, which must be the next to arrive.
+    fn arrive(&mut self, chunk: Chunk) -> WalkAction {
+        self.now = self.storage.next_end().expect("a read in flight");
+        assert_eq!(self.storage.pop_completed(self.now), Some(chunk));
+        let woken = self.walk.on_arrival(self.now, chunk, 0);
+        assert_eq!(woken, Some(WalkAction::Retry(self.now)));
         self.walk.retry(self.now, &mut self.storage, &mut self.residency)
     }
 }
@@ -53,16 +53,16 @@ impl WalkFixture {
 #[test]
 fn previous_page_is_normally_resident() {
     let mut fixture = WalkFixture::new(Kind::Compute);
-    assert!(matches!(fixture.arrive(1), Next::Compute(_)));
+    assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
     assert_eq!(fixture.storage.delivered(), PIECE * 2);
 }
 
 #[test]
-fn load_across_border_refaults_previous_page() {
+fn load_across_page_boundary_refaults_previous_page() {
     let mut fixture = WalkFixture::new(Kind::Compute);
     fixture.storage.release(0);
-    assert_eq!(fixture.arrive(1), Next::Wait, "both pages are needed at once");
-    assert!(matches!(fixture.arrive(0), Next::Compute(_)));
+    assert_eq!(fixture.arrive(1), WalkAction::Wait, "both pages are needed at once");
+    assert!(matches!(fixture.arrive(0), WalkAction::Compute(_)));
     assert_eq!(fixture.storage.delivered(), PIECE * 3);
 }
 
@@ -70,10 +70,10 @@ fn load_across_border_refaults_previous_page() {
 fn previous_page_may_be_evicted_again() {
     let mut fixture = WalkFixture::new(Kind::Compute);
     fixture.storage.release(0);
-    assert_eq!(fixture.arrive(1), Next::Wait);
+    assert_eq!(fixture.arrive(1), WalkAction::Wait);
     fixture.storage.release(1);
-    assert_eq!(fixture.arrive(0), Next::Wait, "now the page ahead is missing");
-    assert!(matches!(fixture.arrive(1), Next::Compute(_)));
+    assert_eq!(fixture.arrive(0), WalkAction::Wait, "now the second page is missing");
+    assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
     assert_eq!(fixture.storage.delivered(), PIECE * 4);
 }
 
@@ -81,5 +81,5 @@ fn previous_page_may_be_evicted_again() {
 fn embedding_row_needs_no_previous_page() {
     let mut fixture = WalkFixture::new(Kind::Embed);
     fixture.storage.release(0);
-    assert!(matches!(fixture.arrive(1), Next::Compute(_)));
+    assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
 }

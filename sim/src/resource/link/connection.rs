@@ -1,16 +1,17 @@
 //! TCP connection: the delays that it adds to a message.
 //!
 //! Messages of one connection are sent one after another and arrive in order. A connection that is new, or has been
-//! idle for a retransmission timeout, begins with the initial window; a longer message waits for acknowledgements. A
-//! lost segment is sent again after a round trip if enough segments of its message follow it, otherwise after the
-//! timeout. The formulas are in [`hearth_profiles::link::path`]; here are the draws.
+//! idle for a retransmission timeout, begins with the initial congestion window; a message that is longer than the
+//! window waits for acknowledgements. A lost segment is sent again after a round trip if enough segments of its
+//! message follow it, otherwise after the timeout. The formulas are in [`hearth_profiles::link::path`]; this module
+//! draws the random values.
 //!
-//! Acknowledgements and retransmissions take no air time here: they are some tens of bytes, and one message in fifty
-//! needs a retransmission.
+//! Acknowledgements and retransmissions take no airtime here: an acknowledgement has some tens of bytes, and one
+//! message in fifty needs a retransmission.
 
 use std::collections::VecDeque;
 
-use hearth_profiles::link::path::{losses, opening};
+use hearth_profiles::link::path::{loss_probabilities, slow_start_wait};
 use hearth_profiles::link::wifi::{MSS, Tcp, WifiChannel};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use rand_chacha::ChaCha8Rng;
@@ -19,33 +20,33 @@ use rand_distr::{Distribution, LogNormal};
 use crate::engine::Nanos;
 use crate::random::uniform;
 
-/// The messages from one device to another.
+/// The TCP connection from one device to another.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
-    /// Numbers of the messages not yet sent; the first is being sent.
+    /// Numbers of the messages that are not completely sent; the first is being sent.
     pub waiting: VecDeque<u64>,
-    /// The time at which a message was last handed over or sent.
+    /// The last time at which a message was submitted or a part of it was sent.
     pub last_sent: Option<Nanos>,
     /// The time at which the last message arrived.
     pub last_arrival: Nanos,
 }
 
 impl Connection {
-    /// Whether it begins with the initial window.
+    /// Whether the next message begins with the initial congestion window.
     pub fn is_fresh(&self, now: Nanos, tcp: &Tcp) -> bool {
         let idle = |last: Nanos| now.saturating_sub(last) > tcp.rto.value.to_nanos();
         self.waiting.is_empty() && self.last_sent.is_none_or(idle)
     }
 }
 
-/// Draws the delays of a channel.
+/// The random delays of a channel.
 #[derive(Debug, Clone)]
 pub struct Delays {
     median: f64,
     sigma: f64,
-    /// One draw for each message.
+    /// Random stream of the one-way delays, with one draw for each message.
     delay: ChaCha8Rng,
-    /// Draws of TCP for each message.
+    /// Random stream of the delays that TCP adds.
     tcp: ChaCha8Rng,
 }
 
@@ -66,10 +67,13 @@ impl Delays {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
         let round_trip = one_way() + one_way();
         let draw = uniform(&mut self.tcp);
-        let opening =
-            if fresh && tcp.idle_restart { opening(round_trip, tcp, rate, bytes) } else { Seconds(0.0) };
+        let slow_start = if fresh && tcp.idle_restart {
+            slow_start_wait(round_trip, tcp, rate, bytes)
+        } else {
+            Seconds(0.0)
+        };
         let segments = bytes.0.div_ceil(MSS.0).max(1);
-        let [by_timer, by_report] = losses(tcp.loss.value.0, segments);
+        let [by_timer, by_report] = loss_probabilities(tcp.loss.value.0, segments);
         let retransmission = if draw < by_timer {
             tcp.rto.value
         } else if draw < by_timer + by_report {
@@ -77,7 +81,7 @@ impl Delays {
         } else {
             Seconds(0.0)
         };
-        opening + retransmission
+        slow_start + retransmission
     }
 }
 

@@ -1,7 +1,7 @@
 //! Constant links: each ordered pair of devices has its own wire, as on a switch.
 //!
-//! A message waits until those before it are sent, takes bytes / bandwidth to send, and arrives a latency later. Models
-//! are validated with this link.
+//! A message waits until those before it are sent, takes bytes / bandwidth to send, and arrives after the latency.
+//! Models are validated with this link.
 
 use std::collections::BTreeMap;
 
@@ -29,18 +29,18 @@ pub struct ConstantLink {
     default: Wire,
     wires: BTreeMap<(usize, usize), Wire>,
     free_at: BTreeMap<(usize, usize), Nanos>,
-    carried: u64,
+    bytes_sent: u64,
 }
 
 impl ConstantLink {
-    /// The same wire between any two devices.
+    /// Creates links with the same wire between any two devices.
     pub fn new(default: Wire) -> Self {
-        Self { default, wires: BTreeMap::new(), free_at: BTreeMap::new(), carried: 0 }
+        Self { default, wires: BTreeMap::new(), free_at: BTreeMap::new(), bytes_sent: 0 }
     }
 
-    /// Sets the wire of one direction of one pair.
+    /// Sets the wire from one device to another.
     #[must_use]
-    pub fn with(mut self, from: usize, to: usize, wire: Wire) -> Self {
+    pub fn with_wire(mut self, from: usize, to: usize, wire: Wire) -> Self {
         self.wires.insert((from, to), wire);
         self
     }
@@ -50,10 +50,10 @@ impl ConstantLink {
         let wire = self.wire(from, to);
         let free_at = self.free_at.entry((from, to)).or_insert(0);
         let starts = now.max(*free_at);
-        // A wire with hardly any bandwidth is busy for ever; the sum must not wrap.
+        // With a very small bandwidth the time may exceed the clock; the sum must not wrap.
         *free_at = starts.saturating_add((bytes / wire.bandwidth).to_nanos());
-        self.carried += bytes.0;
-        Delivery { starts, left: *free_at, arrives: free_at.saturating_add(wire.latency.to_nanos()) }
+        self.bytes_sent += bytes.0;
+        Delivery { starts, ends: *free_at, arrives: free_at.saturating_add(wire.latency.to_nanos()) }
     }
 
     fn wire(&self, from: usize, to: usize) -> Wire {
@@ -78,8 +78,8 @@ impl Link for ConstantLink {
         self.wire(from, to).latency
     }
 
-    fn carried(&self) -> Bytes {
-        Bytes(self.carried)
+    fn bytes_sent(&self) -> Bytes {
+        Bytes(self.bytes_sent)
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
         // 100 kB at 10 MB/s take 10 ms, the latency is 2 ms.
         assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrives, 12_000_000);
         assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrives, 22_000_000);
-        // The way back is free.
+        // The opposite direction is idle.
         assert_eq!(link.deliver(0, 1, 0, Bytes(0)).arrives, 2_000_000);
     }
 
@@ -108,7 +108,7 @@ mod tests {
         #[test]
         fn constant_link_keeps_invariants(messages in messages(3)) {
             let slow = Wire { latency: Seconds(0.1), bandwidth: BytesPerSecond(1e6) };
-            check_invariants(&mut ConstantLink::new(wire()).with(0, 2, slow), &messages);
+            check_invariants(&mut ConstantLink::new(wire()).with_wire(0, 2, slow), &messages);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Transmission medium: one transmission at a time holds a channel or one direction of a wire.
+//! Transmission medium: a channel or one direction of a wire, with one transmission at a time.
 //!
-//! Transmissions get the medium in the order of request and hold it for an overhead and the bytes. A message longer
-//! than a burst requests it for each burst, so that others come between. A wire has neither overhead nor stalls.
+//! Transmissions are granted the medium in the order of request and occupy it for an overhead and the time of their
+//! bytes. A message longer than a burst requests the medium for each burst, so that other messages can be sent in
+//! between. A wire has neither overhead nor stalls.
 //!
 //! Not here: which transmissions a message has ([`super::wifi`]).
 
@@ -18,17 +19,17 @@ pub struct Burst {
     /// Whether it is on the second hop, to the receiver.
     pub down: bool,
     pub bytes: u64,
-    /// Transmission time.
+    /// Transmission time in nanoseconds, with the overhead but without stalls.
     pub time: Nanos,
 }
 
-/// The transmission that holds the medium.
+/// The transmission that occupies the medium.
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
     pub burst: Burst,
-    /// The time at which it got the medium.
+    /// The time at which it starts.
     pub since: Nanos,
-    /// The time at which it releases it, if no stall is added.
+    /// The time at which it ends, if no stall is added.
     pub ends: Nanos,
 }
 
@@ -59,31 +60,33 @@ impl Medium {
         self.current.map(|current| current.ends)
     }
 
-    /// Takes the transmission that has ended by `now`; the next one begins where it ended.
-    pub fn ended(&mut self, now: Nanos) -> Option<Grant> {
+    /// Removes and returns the transmission that has ended by `now`; the next one starts at its end.
+    pub fn pop_completed(&mut self, now: Nanos) -> Option<Grant> {
         let current = self.current.take_if(|current| current.ends <= now)?;
         self.busy_time += current.burst.time;
         self.grant(current.ends);
         Some(current)
     }
 
-    /// Stops all transmission from `now` until `until`.
+    /// Stalls the medium from `now` until `until`.
     pub fn stall(&mut self, now: Nanos, until: Nanos) {
-        let left = self.current.map(|current| self.stalls.transmission_time(now, current.ends));
+        let remaining = self.current.map(|current| self.stalls.transmission_time(now, current.ends));
         self.stalls.add(now, until);
-        if let (Some(current), Some(left)) = (&mut self.current, left) {
-            current.ends = self.stalls.end(now, left);
+        if let (Some(current), Some(remaining)) = (&mut self.current, remaining) {
+            current.ends = self.stalls.transmission_end(now, remaining);
         }
     }
 
-    /// Total transmission time of all transmissions that have ended.
+    /// Returns the total transmission time of all transmissions that have ended, without stalls.
     pub fn busy_time(&self) -> Nanos {
         self.busy_time
     }
 
     fn grant(&mut self, now: Nanos) {
-        let granted = |burst: Burst| Grant { burst, since: now, ends: self.stalls.end(now, burst.time) };
-        self.current = self.queue.pop_front().map(granted);
+        self.current = self.queue.pop_front().map(|burst| {
+            let ends = self.stalls.transmission_end(now, burst.time);
+            Grant { burst, since: now, ends }
+        });
     }
 }
 
@@ -104,13 +107,14 @@ mod tests {
         medium.request(0, burst(1, 10));
         medium.request(2, burst(2, 5));
         medium.request(3, burst(3, 1));
-        assert!(medium.ended(9).is_none());
-        assert_eq!(medium.ended(10).map(|current| (current.burst.message, current.since)), Some((1, 0)));
-        // A stall during the second: the rest of it comes afterwards.
+        assert!(medium.pop_completed(9).is_none());
+        let first = medium.pop_completed(10).map(|current| (current.burst.message, current.since));
+        assert_eq!(first, Some((1, 0)));
+        // A stall interrupts the second transmission; the rest of it follows the stall.
         medium.stall(12, 20);
         assert_eq!(medium.next_end(), Some(23));
-        assert_eq!(medium.ended(23).map(|current| current.burst.message), Some(2));
-        assert_eq!(medium.ended(24).map(|current| current.since), Some(23));
+        assert_eq!(medium.pop_completed(23).map(|current| current.burst.message), Some(2));
+        assert_eq!(medium.pop_completed(24).map(|current| current.since), Some(23));
         assert_eq!((medium.next_end(), medium.busy_time()), (None, 16));
     }
 }

@@ -1,7 +1,8 @@
 //! Links between devices: wires ([`constant`]) and Wi-Fi, whose stations share a channel ([`wifi`]).
 //!
-//! The law of [`Link`], checked by `properties::check_invariants` for every implementation: no message arrives before
-//! its latency and its own sending time are over, none overtakes another of its pair, bytes are conserved.
+//! The contract of [`Link`], which `properties::check_invariants` checks for every implementation: no message arrives
+//! before its latency and its own sending time have passed, the messages of a pair arrive in the order of sending,
+//! and no bytes are lost.
 
 mod connection;
 pub mod constant;
@@ -21,10 +22,10 @@ pub use wifi::WifiLink;
 /// The times of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
-    /// The time at which its first byte left, after the messages before it.
+    /// The time at which its transmission starts, after the messages before it.
     pub starts: Nanos,
-    /// The time at which its last byte left.
-    pub left: Nanos,
+    /// The time at which its transmission ends.
+    pub ends: Nanos,
     /// The time at which its last byte arrives.
     pub arrives: Nanos,
 }
@@ -34,21 +35,23 @@ pub struct Delivery {
 pub enum Sent {
     /// Later messages do not change its delivery.
     Known(Delivery),
-    /// The message waits for the medium; [`Link::next_delivery`] returns it under this number.
+    /// The message waits for the medium; [`Link::next_delivery`] returns its delivery with this number.
     Pending(u64),
 }
 
 /// The links between devices.
 pub trait Link {
-    /// Sends a message now. Calls must be in order of time.
+    /// Sends a message at `now`, which must not be earlier than in any previous call.
     fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent;
-    /// When to call [`Link::next_delivery`] next if nothing else is sent.
+    /// Returns the time at which to call [`Link::next_delivery`] next, if nothing else is sent.
     fn next_event(&self) -> Option<Nanos>;
-    /// Advances to `now`, and takes one message whose delivery is known by then. It may arrive later.
+    /// Advances to `now`, and removes one message whose delivery is known by then; the message may arrive later than
+    /// `now`. Returns its number and its delivery.
     fn next_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)>;
-    /// The least delay from one device to another.
+    /// Returns the minimum delay from one device to another.
     fn latency(&self, from: usize, to: usize) -> Seconds;
-    fn carried(&self) -> Bytes;
+    /// Returns the total bytes of all messages sent.
+    fn bytes_sent(&self) -> Bytes;
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Network: the links of a cluster, with a caller's item for each message in flight.
+//! Network: the links of a cluster, with an item of the caller for each message in flight.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ impl<T> Network<T> {
     }
 
     /// Sends a message. Returns its delivery if later messages cannot change it; otherwise [`Network::next_delivery`]
-    /// does.
+    /// returns it later.
     pub fn send(
         &mut self,
         now: Nanos,
@@ -41,7 +41,7 @@ impl<T> Network<T> {
         }
     }
 
-    /// Takes one message whose delivery is known by now.
+    /// Removes one message whose delivery is known by `now`, and returns its item and delivery.
     pub fn next_delivery(&mut self, now: Nanos) -> Option<(T, Delivery)> {
         loop {
             let (number, delivery) = self.links.next_delivery(now)?;
@@ -52,19 +52,14 @@ impl<T> Network<T> {
         }
     }
 
-    /// Drops all messages that have not left. Their bytes occupy the channel nevertheless.
+    /// Drops all messages whose delivery is not known yet. Their bytes still occupy the channel.
     pub fn drop_pending(&mut self) {
         self.in_flight.clear();
     }
 
-    /// When to call [`Network::next_delivery`] next.
+    /// Returns the time at which to call [`Network::next_delivery`] next.
     pub fn next_event(&self) -> Option<Nanos> {
         self.links.next_event()
-    }
-
-    /// See [`WifiLink::stall`].
-    pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
-        self.links.stall(channel, now, until)
     }
 
     /// Stalls every channel.
@@ -73,8 +68,8 @@ impl<T> Network<T> {
     }
 }
 
-/// The members of the cluster in the order of the links: the plan's devices in ring order, then those without a part,
-/// to which a later plan may give one.
+/// Returns the members of the cluster in the order in which the links number them: the plan's devices in ring order,
+/// then the other members, which a later plan may use.
 pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     let members = &cluster.members;
     let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
@@ -83,7 +78,7 @@ pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     order
 }
 
-/// The links between the members of a cluster, in the order of [`link_order`].
+/// Returns the links between the members of a cluster, which are numbered as in [`link_order`].
 pub fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
     let (table, members) = (&cluster.links, &cluster.members);
     let names: Vec<&str> =
@@ -92,13 +87,13 @@ pub fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
             match table.connection(sender, receiver) {
-                Some(Connection::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
-                Some(Connection::Wireless(way)) => paths.push((from, to, way)),
+                Some(Connection::Link(link)) => wires = wires.with_wire(from, to, Wire::from(link)),
+                Some(Connection::Wireless(path)) => paths.push((from, to, path)),
                 // Unreachable pairs have no wire of their own: `check` has verified that none is used.
                 None => {}
             }
         }
     }
     let links = WifiLink::new(wires, table.wifi(), cluster.seed);
-    paths.iter().fold(links, |links, (from, to, path)| links.with(*from, *to, path))
+    paths.iter().fold(links, |links, (from, to, path)| links.with_path(*from, *to, path))
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::{Delivery, Link, Sent};
 use crate::engine::Nanos;
 
-/// A message of a test: nanoseconds after the one before it, from, to, bytes.
+/// A message of a test: nanoseconds since the previous message, sender, receiver, bytes.
 pub(crate) type TestMessage = (Nanos, usize, usize, u64);
 
 /// A message and its delivery.
@@ -16,73 +16,73 @@ pub(crate) type TestMessage = (Nanos, usize, usize, u64);
 pub(crate) struct Delivered {
     pub pair: (usize, usize),
     pub bytes: u64,
-    /// The time at which it was handed over.
+    /// The time at which the message was sent.
     pub sent: Nanos,
     pub delivery: Delivery,
 }
 
-/// Random messages between `devices` devices, never from one to itself.
+/// Generates random messages between `devices` devices, none from a device to itself.
 pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<TestMessage>> {
     let bytes = prop_oneof![0u64..2000, 0u64..100_000, 0u64..3_000_000];
     let message = (0u64..20_000_000, 0..devices, 1..devices, bytes);
-    let turned =
+    let between_devices =
         message.prop_map(move |(wait, from, step, bytes)| (wait, from, (from + step) % devices, bytes));
-    prop::collection::vec(turned, 0..40)
+    prop::collection::vec(between_devices, 0..40)
 }
 
-/// Sends messages at their times and drives the link until all have arrived; returns them in the order of sending.
-pub(crate) fn carry(link: &mut dyn Link, messages: &[TestMessage]) -> Vec<Delivered> {
-    let (mut now, mut pending, mut carried) = (0, BTreeMap::new(), Vec::new());
+/// Sends messages at their times and runs the link until all have arrived. Returns them in the order of sending.
+pub(crate) fn send_all(link: &mut dyn Link, messages: &[TestMessage]) -> Vec<Delivered> {
+    let (mut now, mut pending, mut delivered) = (0, BTreeMap::new(), Vec::new());
     for (index, &(wait, from, to, bytes)) in messages.iter().enumerate() {
         now += wait;
-        drive(link, Some(now), &mut pending, &mut carried);
+        drive(link, Some(now), &mut pending, &mut delivered);
         let message = |delivery| (index, Delivered { pair: (from, to), bytes, sent: now, delivery });
         match link.send(now, from, to, Bytes(bytes)) {
-            Sent::Known(delivery) => carried.push(message(delivery)),
+            Sent::Known(delivery) => delivered.push(message(delivery)),
             Sent::Pending(number) => {
-                let unknown = Delivery { starts: 0, left: 0, arrives: 0 };
-                assert!(pending.insert(number, message(unknown)).is_none(), "a number twice");
+                let unknown = Delivery { starts: 0, ends: 0, arrives: 0 };
+                assert!(pending.insert(number, message(unknown)).is_none(), "a message number is used twice");
             }
         }
     }
-    drive(link, None, &mut pending, &mut carried);
+    drive(link, None, &mut pending, &mut delivered);
     assert!(pending.is_empty(), "messages that never arrive: {pending:?}");
-    carried.sort_by_key(|&(index, _)| index);
-    carried.into_iter().map(|(_, carried)| carried).collect()
+    delivered.sort_by_key(|&(index, _)| index);
+    delivered.into_iter().map(|(_, delivered)| delivered).collect()
 }
 
 fn drive(
     link: &mut dyn Link,
     until: Option<Nanos>,
     pending: &mut BTreeMap<u64, (usize, Delivered)>,
-    carried: &mut Vec<(usize, Delivered)>,
+    delivered: &mut Vec<(usize, Delivered)>,
 ) {
     while let Some(at) = link.next_event().filter(|&at| until.is_none_or(|until| at <= until)) {
         while let Some((number, delivery)) = link.next_delivery(at) {
             assert!(delivery.arrives >= at, "reported after its arrival");
             let (index, message) =
                 pending.remove(&number).expect("a message that was sent and not reported yet");
-            carried.push((index, Delivered { delivery, ..message }));
+            delivered.push((index, Delivered { delivery, ..message }));
         }
     }
 }
 
 /// Checks the invariants of every link with these messages.
 pub(crate) fn check_invariants(link: &mut dyn Link, messages: &[TestMessage]) -> Vec<Delivered> {
-    let before = link.carried().0;
-    let carried = carry(link, messages);
-    assert_eq!(carried.len(), messages.len(), "a message was lost or doubled");
+    let before = link.bytes_sent().0;
+    let delivered = send_all(link, messages);
+    assert_eq!(delivered.len(), messages.len(), "a message was lost or duplicated");
     let mut last = BTreeMap::new();
-    for Delivered { pair, sent, delivery, .. } in &carried {
+    for Delivered { pair, sent, delivery, .. } in &delivered {
         assert!(delivery.starts >= *sent, "transmitted before it was sent");
-        assert!(delivery.left >= delivery.starts, "its end left before its beginning");
+        assert!(delivery.ends >= delivery.starts, "its transmission ends before it starts");
         let earliest = delivery.starts + link.latency(pair.0, pair.1).to_nanos();
-        assert!(delivery.arrives >= earliest.max(delivery.left), "arrived before its latency was over");
+        assert!(delivery.arrives >= earliest.max(delivery.ends), "arrived before its latency had passed");
         let earlier = last.insert(*pair, *delivery).unwrap_or(*delivery);
         assert!(delivery.arrives >= earlier.arrives, "overtook another message");
-        assert!(delivery.left >= earlier.left, "left before the message before it");
+        assert!(delivery.ends >= earlier.ends, "was transmitted before an earlier message");
     }
     let sent: u64 = messages.iter().map(|message| message.3).sum();
-    assert_eq!(link.carried().0 - before, sent, "bytes were lost or doubled");
-    carried
+    assert_eq!(link.bytes_sent().0 - before, sent, "bytes were lost or duplicated");
+    delivered
 }

@@ -1,11 +1,11 @@
-//! Stalls of a channel: times in which it transmits nothing.
+//! Stalls of a channel: periods in which it transmits nothing.
 //!
-//! Each kind of stall begins as a Poisson process and lasts a uniform time; a simulation may add stalls of its own. A
-//! transmission continues where it was when the stall is over.
+//! The stalls of each kind begin as a Poisson process and have uniformly distributed durations; a simulation may add
+//! further stalls. A stall interrupts a transmission, which resumes afterwards.
 //!
-//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So they come at
-//! the same instants whatever is sent, two plans meet the same ones, and an idle hour draws nothing. A Poisson process
-//! has no memory: restarting it at every window changes nothing.
+//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So their times
+//! do not depend on the messages and are the same for two plans, and windows in which the channel is idle are never
+//! drawn. A Poisson process is memoryless, so it can be restarted at every window.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::link::wifi::{MAX_STALL, Stall};
@@ -14,16 +14,17 @@ use rand_chacha::ChaCha8Rng;
 use crate::engine::Nanos;
 use crate::random::uniform;
 
-/// The length of a window: no stall reaches beyond the next one.
+/// Length of a window in nanoseconds. No stall is longer, so it ends in the next window at the latest.
 const WINDOW: Nanos = (MAX_STALL.0 * 1e9) as Nanos;
-/// Random words reserved for a window: two numbers of two words for each of a hundred stalls a second of 16 kinds are
-/// 64,000 on average, and far fewer for a channel that stalls for at most half of the time.
+/// Random words reserved for a window. A stall takes two numbers of two words, so 16 kinds of a hundred stalls per
+/// second take 64,000 words on average; a channel that stalls for at most half of the time takes far fewer.
 const WORDS: u128 = 1 << 20;
 
-/// The longest added stall, a day. source: assumed, so that a run that waits for it ends
+/// Maximum duration of an added stall in nanoseconds: one day.
+/// source: assumed, so that a run that waits for it ends
 const MAX_ADDED_STALL: Nanos = 86_400_000_000_000;
 
-/// Start and end.
+/// Start and end of a stall.
 type Span = (Nanos, Nanos);
 
 /// The stalls of one channel.
@@ -31,11 +32,11 @@ type Span = (Nanos, Nanos);
 pub struct Stalls {
     kinds: Vec<Stall>,
     stream: ChaCha8Rng,
-    /// Added by the simulation.
+    /// Stalls that the simulation has added.
     added: Vec<Span>,
     /// The window that `spans` covers.
     window: Option<u64>,
-    /// The stalls that overlap the window, in order and without overlaps.
+    /// The stalls that overlap the window, sorted and merged.
     spans: Vec<Span>,
 }
 
@@ -44,41 +45,41 @@ impl Stalls {
         Self { kinds, stream, added: Vec::new(), window: None, spans: Vec::new() }
     }
 
-    /// Adds a stall.
+    /// Adds a stall, of one day at most.
     pub fn add(&mut self, from: Nanos, until: Nanos) {
         self.added.push((from, until.min(from.saturating_add(MAX_ADDED_STALL))));
         self.window = None;
     }
 
-    /// Returns when a transmission of `time` nanoseconds that begins at `at` ends.
-    pub fn end(&mut self, at: Nanos, time: Nanos) -> Nanos {
-        let (mut at, mut left) = (self.stall_end(at), time);
+    /// Returns the end of a transmission that starts at `at` and takes `time` nanoseconds without stalls.
+    pub fn transmission_end(&mut self, at: Nanos, time: Nanos) -> Nanos {
+        let (mut at, mut remaining) = (self.stall_end(at), time);
         loop {
-            let pause = self.next_stall(at);
-            // At the end of time there is no next window.
-            if left <= pause - at || pause == at {
-                return at.saturating_add(left);
+            let stall_start = self.next_stall(at);
+            // At the maximum time there is no next window.
+            if remaining <= stall_start - at || stall_start == at {
+                return at.saturating_add(remaining);
             }
-            left -= pause - at;
-            at = self.stall_end(pause);
+            remaining -= stall_start - at;
+            at = self.stall_end(stall_start);
         }
     }
 
-    /// Returns the transmission time between two instants.
+    /// Returns the time between two instants in which the channel is not stalled.
     pub fn transmission_time(&mut self, from: Nanos, until: Nanos) -> Nanos {
         let (mut at, mut sum) = (self.stall_end(from), 0);
         while at < until {
-            let pause = self.next_stall(at).min(until);
-            if pause == at {
+            let stall_start = self.next_stall(at).min(until);
+            if stall_start == at {
                 break;
             }
-            sum += pause - at;
-            at = self.stall_end(pause);
+            sum += stall_start - at;
+            at = self.stall_end(stall_start);
         }
         sum
     }
 
-    /// The end of the current stall, or the instant itself.
+    /// Returns the end of the stall at the time `at`, or `at` if there is none.
     fn stall_end(&mut self, at: Nanos) -> Nanos {
         let mut at = at;
         while let Some(&(_, end)) = self.spans_at(at).iter().find(|&&(start, end)| start <= at && at < end) {
@@ -87,14 +88,14 @@ impl Stalls {
         at
     }
 
-    /// The beginning of the next stall, or of the next window, where the search continues.
+    /// Returns the start of the next stall in this window, or else the start of the next window.
     fn next_stall(&mut self, at: Nanos) -> Nanos {
         let edge = (at / WINDOW + 1).saturating_mul(WINDOW);
         let starts = self.spans_at(at).iter().map(|&(start, _)| start);
         starts.filter(|&start| start > at).min().unwrap_or(edge).min(edge)
     }
 
-    /// The stalls that touch the window of an instant.
+    /// Returns the stalls that overlap the window of the time `at`.
     fn spans_at(&mut self, at: Nanos) -> &[Span] {
         let window = at / WINDOW;
         if self.window != Some(window) {
@@ -121,7 +122,7 @@ impl Stalls {
         for kind in &self.kinds {
             let mut at = Seconds(0.0);
             loop {
-                // An exponential gap; the share is never 1.
+                // An exponentially distributed gap; `uniform` never returns 1.
                 at += Seconds(-(1.0 - uniform(stream)).ln() / kind.rate.0);
                 if at >= MAX_STALL {
                     break;
@@ -134,7 +135,7 @@ impl Stalls {
     }
 }
 
-/// Joins overlapping spans.
+/// Merges overlapping spans.
 fn merged(sorted: Vec<Span>) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::with_capacity(sorted.len());
     for (start, end) in sorted {
@@ -149,7 +150,7 @@ fn merged(sorted: Vec<Span>) -> Vec<Span> {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::PerSecond;
-    use hearth_profiles::link::wifi::{Preset, Stalls as Document};
+    use hearth_profiles::link::wifi::{StallPreset, Stalls as Document};
     use proptest::prelude::*;
     use rand_chacha::rand_core::SeedableRng;
 
@@ -167,27 +168,27 @@ mod tests {
         stalls.add(10 * MILLI, 30 * MILLI);
         stalls.add(20 * MILLI, 50 * MILLI);
         stalls.add(60 * MILLI, 61 * MILLI);
-        assert_eq!(stalls.end(0, 5 * MILLI), 5 * MILLI);
-        assert_eq!(stalls.end(8 * MILLI, 2 * MILLI), 10 * MILLI);
-        assert_eq!(stalls.end(8 * MILLI, 5 * MILLI), 53 * MILLI);
-        assert_eq!(stalls.end(25 * MILLI, 0), 50 * MILLI);
-        assert_eq!(stalls.end(25 * MILLI, 15 * MILLI), 66 * MILLI);
+        assert_eq!(stalls.transmission_end(0, 5 * MILLI), 5 * MILLI);
+        assert_eq!(stalls.transmission_end(8 * MILLI, 2 * MILLI), 10 * MILLI);
+        assert_eq!(stalls.transmission_end(8 * MILLI, 5 * MILLI), 53 * MILLI);
+        assert_eq!(stalls.transmission_end(25 * MILLI, 0), 50 * MILLI);
+        assert_eq!(stalls.transmission_end(25 * MILLI, 15 * MILLI), 66 * MILLI);
         assert_eq!(stalls.transmission_time(0, 70 * MILLI), 29 * MILLI);
     }
 
     #[test]
     fn stall_rate_is_independent_of_queries() {
-        let mut stalls = stalls(Document::Preset(Preset::Awdl).kinds());
-        let (hour, mut still) = (3600 * 1000 * MILLI, 0);
+        let mut stalls = stalls(Document::Preset(StallPreset::Awdl).kinds());
+        let (hour, mut stalled) = (3600 * 1000 * MILLI, 0);
         for second in 0..3600 {
-            still +=
+            stalled +=
                 1000 * MILLI - stalls.transmission_time(second * 1000 * MILLI, (second + 1) * 1000 * MILLI);
         }
-        // 0.15 /s of 80 ms and 0.03 /s of 190 ms, less what overlaps.
-        let share = still as f64 / hour as f64;
+        // 0.15 stalls per second of 80 ms and 0.03 of 190 ms, less their overlaps.
+        let share = stalled as f64 / hour as f64;
         assert!((share / 0.0177 - 1.0).abs() < 0.1, "{share}");
-        // Queries backwards and all at once give the same.
-        assert_eq!(stalls.transmission_time(0, hour), hour - still);
+        // Queries in another order give the same stalls.
+        assert_eq!(stalls.transmission_time(0, hour), hour - stalled);
         assert_eq!(
             stalls.clone().transmission_time(7 * 1000 * MILLI, 9999 * MILLI),
             stalls.transmission_time(7 * 1000 * MILLI, 9999 * MILLI)
@@ -206,7 +207,7 @@ mod tests {
             let (rate, from, to) = (PerSecond(rate), Seconds(from), Seconds(from + more));
             let kind = Stall { rate, from, to, source: String::new() };
             let mut stalls = stalls(vec![kind]);
-            let end = stalls.end(at, time);
+            let end = stalls.transmission_end(at, time);
             prop_assert!(end >= at + time);
             prop_assert_eq!(stalls.transmission_time(at, end), time);
         }

@@ -1,16 +1,16 @@
-//! Wi-Fi link: messages between stations that share the transmission time of a channel.
+//! Wi-Fi link: messages between stations that share the airtime of a channel.
 //!
-//! A message goes to the access point and from there to the receiver, in bursts that each hold the channel
-//! (`medium`). Between two stations of one channel both hops take the same channel, so that a long message gets
-//! 1 / (1/up + 1/down); a device on a wire, or on another channel, takes a medium of its own. After its last burst a
-//! message takes the rest of its delay, and what TCP adds (`connection`).
+//! A message is sent to the access point and from there to the receiver, in bursts that each occupy the channel
+//! (`medium`). Between two stations of one channel both hops use the same channel, so the rate of a long message is 1
+//! / (1/up + 1/down). The hop of a device on a wire, or on another channel, uses another medium. A message arrives
+//! after its last burst, the rest of its delay, and the delay that TCP adds (`connection`).
 //!
 //! The delay in a channel's document is the one-way time of a small message on an idle channel. It includes the
-//! overheads of such a message; only the rest comes after the burst.
+//! overheads of such a message; only the rest is added after the last burst.
 //!
-//! The order on the medium depends on later messages, so a delivery is known only when its last burst ends.
+//! The order on the medium depends on later messages, so a delivery is known only when the last burst ends.
 //!
-//! Not here: stations out of reach, changing rates, collisions beyond the overhead.
+//! Not here: stations out of range, changing rates, collisions beyond the overhead.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ enum Purpose {
     Tcp,
 }
 
-/// The medium that a hop takes.
+/// The medium that a hop uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Port {
     /// The channel with this index.
@@ -58,10 +58,10 @@ struct Route {
     up: Hop,
     down: Hop,
     burst: u64,
-    /// The rate when both hops take the same channel.
+    /// The rate of a long message on both hops together.
     rate: BytesPerSecond,
     wire_latency: Nanos,
-    /// The channel that determines its delay.
+    /// The index of the channel whose delay applies.
     delay_channel: usize,
 }
 
@@ -70,15 +70,15 @@ struct Route {
 struct Sending {
     pair: (usize, usize),
     bytes: u64,
-    /// Bytes for which the sender has not requested the medium yet.
+    /// Bytes for which the sender has not yet requested the medium.
     unsent: u64,
     received: u64,
     starts: Option<Nanos>,
-    /// The delay from its last burst to its arrival.
+    /// Nanoseconds from the end of its last burst to its arrival.
     rest_delay: Nanos,
 }
 
-/// Wi-Fi channels, and wires for other pairs.
+/// Wi-Fi channels, and wires for the pairs that do not use Wi-Fi.
 #[derive(Debug, Clone)]
 pub struct WifiLink {
     wires: ConstantLink,
@@ -90,11 +90,11 @@ pub struct WifiLink {
     connections: BTreeMap<(usize, usize), Connection>,
     sending: BTreeMap<u64, Sending>,
     last_number: u64,
-    carried: u64,
+    bytes_sent: u64,
 }
 
 impl WifiLink {
-    /// Wires only, until [`WifiLink::with`] moves pairs to Wi-Fi.
+    /// Creates links that use wires only, until [`WifiLink::with_path`] moves pairs to Wi-Fi.
     pub fn new(wires: ConstantLink, wifi: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
             random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
@@ -117,13 +117,13 @@ impl WifiLink {
             connections: BTreeMap::new(),
             sending: BTreeMap::new(),
             last_number: 0,
-            carried: 0,
+            bytes_sent: 0,
         }
     }
 
     /// Moves one direction of a pair to Wi-Fi.
     #[must_use]
-    pub fn with(mut self, from: usize, to: usize, path: &WirelessPath) -> Self {
+    pub fn with_path(mut self, from: usize, to: usize, path: &WirelessPath) -> Self {
         let hop = |end: &Endpoint, wire: Port| {
             let port = if let Endpoint::Station { index, .. } = end { Port::Channel(*index) } else { wire };
             Hop { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
@@ -145,8 +145,8 @@ impl WifiLink {
         self
     }
 
-    /// Stalls a channel from `now` until `until`; returns false if no channel has that name. Call [`Link::next_event`]
-    /// again afterwards.
+    /// Stalls a channel from `now` until `until`; returns false if no channel has that name. Call
+    /// [`Link::next_event`] again afterwards.
     pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
         let index = self.names.iter().position(|name| name == channel);
         let medium = index.and_then(|index| self.media.get_mut(&Port::Channel(index)));
@@ -165,7 +165,7 @@ impl WifiLink {
         }
     }
 
-    /// Total time of all transmissions on a channel that have ended.
+    /// Returns the total time of all transmissions on a channel that have ended, without stalls.
     pub fn busy_time(&self, channel: usize) -> Nanos {
         self.media.get(&Port::Channel(channel)).map_or(0, Medium::busy_time)
     }
@@ -176,15 +176,15 @@ impl WifiLink {
         let Some(route) = self.routes.get(&message.pair) else { return };
         let bytes = message.unsent.min(route.burst);
         message.unsent -= bytes;
-        let burst = Burst { message: number, down: false, bytes, time: route.up.grant(bytes) };
+        let burst = Burst { message: number, down: false, bytes, time: route.up.transmission_time(bytes) };
         if let Some(medium) = self.media.get_mut(&route.up.port) {
             medium.request(at, burst);
         }
     }
 
-    /// Ends a burst on a port; returns its message if it was the last.
-    fn ended(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
-        let grant = self.media.get_mut(&port)?.ended(at)?;
+    /// Handles the end of a burst on a port. Returns the message and its delivery if the burst was its last.
+    fn on_burst_end(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
+        let grant = self.media.get_mut(&port)?.pop_completed(at)?;
         let Burst { message: number, down, bytes, .. } = grant.burst;
         let message = self.sending.get_mut(&number)?;
         let route = *self.routes.get(&message.pair)?;
@@ -199,7 +199,7 @@ impl WifiLink {
                 connection.waiting.pop_front();
                 connection.waiting.front().copied()
             };
-            let time = route.down.grant(bytes);
+            let time = route.down.transmission_time(bytes);
             self.media.get_mut(&route.down.port)?.request(at, Burst { down: true, time, ..grant.burst });
             if let Some(next) = next {
                 self.request(at, next);
@@ -214,12 +214,13 @@ impl WifiLink {
         connection.last_arrival = arrives;
         let starts = message.starts.unwrap_or(at);
         self.sending.remove(&number);
-        Some((number, Delivery { starts, left: at, arrives }))
+        Some((number, Delivery { starts, ends: at, arrives }))
     }
 }
 
 impl Hop {
-    fn grant(&self, bytes: u64) -> Nanos {
+    /// Returns the transmission time of a burst in nanoseconds.
+    fn transmission_time(&self, bytes: u64) -> Nanos {
         self.overhead.saturating_add((Bytes(bytes) / self.rate).to_nanos())
     }
 }
@@ -240,7 +241,7 @@ impl Link for WifiLink {
         let message =
             Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, starts: None, rest_delay };
         self.sending.insert(number, message);
-        self.carried += bytes.0;
+        self.bytes_sent += bytes.0;
         connection.last_sent = Some(now);
         connection.waiting.push_back(number);
         if connection.waiting.len() == 1 {
@@ -257,7 +258,7 @@ impl Link for WifiLink {
         loop {
             let ends = self.media.iter().filter_map(|(&port, medium)| Some((medium.next_end()?, port)));
             let (at, port) = ends.min().filter(|&(at, _)| at <= now)?;
-            if let Some(delivery) = self.ended(at, port) {
+            if let Some(delivery) = self.on_burst_end(at, port) {
                 return Some(delivery);
             }
         }
@@ -269,8 +270,8 @@ impl Link for WifiLink {
         self.routes.get(&(from, to)).map_or_else(|| self.wires.latency(from, to), over_wifi)
     }
 
-    fn carried(&self) -> Bytes {
-        Bytes(self.carried) + self.wires.carried()
+    fn bytes_sent(&self) -> Bytes {
+        Bytes(self.bytes_sent) + self.wires.bytes_sent()
     }
 }
 

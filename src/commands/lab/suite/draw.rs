@@ -1,8 +1,8 @@
-//! Draws the scenarios of `--random`.
+//! Generates the random scenarios of `hearth lab --random`.
 //!
-//! They vary devices, memory, disk, a weak processor, links, rounds, residency, batches and sequences. Each scenario
-//! has its own random stream, so that it does not depend on their number. Windows are drawn too, because predictions
-//! must also hold for plans that a planner avoids.
+//! The scenarios vary the number of devices, memory, disk, a weak processor, links, rounds, residency, batches and
+//! sequences. Each scenario has its own random stream, so it does not depend on the number of scenarios. Windows are
+//! also random, because predictions must be accurate for plans that a planner would avoid.
 
 use std::fmt::Write;
 use std::fs;
@@ -11,24 +11,24 @@ use std::path::{Path, PathBuf};
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
 use hearth_workflow::Error;
-use hearth_workflow::files::{make_folder, write_in};
+use hearth_workflow::files::{create_folder, write_in_folder};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::diagnostics::Failure;
 use crate::machine::open_model;
 
-/// The first random stream.
+/// Id of the first random stream; the number of the scenario is added.
 const STREAM: u64 = 0x4c41_425f_0000_0000;
-/// The default model, that of `scenarios/lab`.
+/// Default model, the same as in `scenarios/lab`.
 const DEFAULT_MODEL: &str = "out/1b.gguf";
 
-/// Draws scenarios and writes them into a folder. Removes those of earlier draws.
+/// Generates `count` scenarios in a folder, and removes earlier ones.
 pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Result<(), Failure> {
     let model = model.map_or_else(|| PathBuf::from(DEFAULT_MODEL), Path::to_path_buf);
     let layers = open_model(&model)?.profile.shape.layers.0;
     let model = fs::canonicalize(&model).map_err(|error| Error::file(&model, "open", &error))?;
-    make_folder(folder)?;
+    create_folder(folder)?;
     let old = fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;
     for entry in old.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -39,7 +39,7 @@ pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Resu
     for number in 1..=count {
         let text = scenario(seed, number, layers, &model.display().to_string());
         Scenario::from_yaml(&text).map_err(|error| Error::document(folder, &error))?;
-        write_in(folder, format!("random-{seed}-{number:03}.yaml"), text.as_bytes())?;
+        write_in_folder(folder, format!("random-{seed}-{number:03}.yaml"), text.as_bytes())?;
     }
     Ok(())
 }
@@ -54,25 +54,27 @@ impl Random {
         Random(stream)
     }
 
-    /// A number in [0, 1).
+    /// Returns a uniform number in [0, 1).
     fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// Returns `true` with a probability of `share`.
     fn with_probability(&mut self, share: f64) -> bool {
         self.unit() < share
     }
 
+    /// Returns a random element.
     fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
         of[((self.unit() * of.len() as f64) as usize).min(of.len() - 1)]
     }
 
-    /// A number between two bounds, log-uniform.
+    /// Returns a log-uniform number between two bounds.
     fn between(&mut self, min: f64, max: f64) -> f64 {
         min * (max / min).powf(self.unit())
     }
 
-    /// Splits a whole into parts of at least one.
+    /// Splits `whole` into `count` random parts of at least 1.
     fn parts(&mut self, whole: u32, count: u32) -> Vec<u32> {
         let mut parts = vec![1; count as usize];
         for _ in count..whole {
@@ -101,7 +103,7 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
     let tokens = random.between(6.0, 14.0) as u32;
     let sequences = if random.with_probability(0.15) { 2 } else { 1 };
     let memory = random.one_of(&[None, Some(90), Some(75), Some(75), Some(50), Some(50), Some(35)]);
-    // Without reading a token takes some tens of ms, so more of them are needed.
+    // Without disk reads a token takes only tens of milliseconds, so more tokens are needed.
     let generate = if memory.is_none() { tokens * 8 } else { tokens };
     let mut text = format!(
         "# Random scenario {number} of seed {seed}.\nschema: scenario/1\nname: random-{seed}-{number:03}\nseed: \
@@ -123,7 +125,7 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
     // With sequences or batches the devices compute at the same time and share the processors.
     let is_concurrent = sequences > 1 || batches;
     for device in 0..devices {
-        // A throttle passes the bytes of a tenth of a second at once, so a visit should read for several of these slices.
+        // A throttle passes the bytes of 0.1 s at once, so a window should take several of these slices to read.
         let disk = (random.between(60.0, 240.0) / 10.0).round() * 10.0;
         let mut limits = format!("disk_read: {disk} MB/s");
         if let Some(memory) = memory {

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-/// The only property that changes all the time.
+/// The only property that changes constantly.
 const LOAD: &str = "load before the report";
 
-/// The name and the value of each known property.
+/// Returns the names and values of all known properties.
 pub fn describe() -> Vec<(String, String)> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |path: &str, key: &str| {
@@ -32,7 +32,7 @@ pub fn describe() -> Vec<(String, String)> {
     found.into_iter().filter_map(known).collect()
 }
 
-/// The properties that stay from run to run.
+/// Returns the properties that do not change between runs.
 pub fn constant_properties() -> Vec<(String, String)> {
     describe().into_iter().filter(|(key, _)| key != LOAD).collect()
 }

@@ -1,10 +1,10 @@
-//! `hearth lab --suite` and `--random`: the accuracy of predictions over many scenarios.
+//! `hearth lab --suite` and `--random`: measures the accuracy of predictions over many scenarios.
 //!
-//! Every scenario is a lab in its own process, so that a failure does not affect the others. Each result is written at
-//! once, so that an interrupted suite continues. Profiles are reused for some minutes. `--repeats` repeats the whole
-//! suite, so that drift of the machine is part of the spread.
+//! Every scenario runs as a lab in its own process, so that a failure does not affect the others. Each result is
+//! written immediately, so that an interrupted suite can continue. Profiles are reused for some minutes. `--repeats`
+//! repeats the whole suite, so that the spread includes drift of the machine.
 //!
-//! Not here: one lab ([`super::session`]), and scores (`hearth_reports::validation`).
+//! Not here: a single lab ([`super::session`]), and scores (`hearth_reports::validation`).
 
 mod draw;
 mod machine;
@@ -18,10 +18,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime};
 
 use hearth_core::metrics::Metrics;
-use hearth_reports::validation::{Case, Failed, Run, RunNumbers, Validation, page};
+use hearth_reports::validation::{Case, FailedScenario, RunMetrics, RunPair, Validation, page};
 use hearth_schema::trace::Outcome;
 use hearth_workflow::Error;
-use hearth_workflow::files::{make_folder, write_in};
+use hearth_workflow::files::{create_folder, write_in_folder};
 use serde::Deserialize;
 
 use self::results::{LabId, LabResult, Results};
@@ -38,10 +38,10 @@ use crate::output::say;
 struct Entry {
     path: PathBuf,
     name: String,
-    /// The first line of its comment.
+    /// The question that the scenario answers: the first line of its comment.
     question: String,
-    /// A digest of all that the result depends on: the document, models, this program, the machine, and the command
-    /// line.
+    /// A digest of everything that the result depends on: the document, the models, this program, the machine and the
+    /// command line.
     key: String,
 }
 
@@ -51,7 +51,7 @@ impl Entry {
     }
 }
 
-/// The part of a lab's JSON output that a suite reads.
+/// The part of the JSON output of a lab that a suite reads.
 #[derive(Debug, Deserialize)]
 struct LabOutput {
     predicted: Metrics,
@@ -60,16 +60,16 @@ struct LabOutput {
     steadiness: Vec<Steadiness>,
 }
 
-/// The most restarts of an unsteady lab.
+/// Maximum number of repetitions of an unsteady lab.
 /// source: assumed
 const MAX_RESTARTS: u32 = 2;
 
-/// The time limit of a lab: several times the deadline of a silent head.
+/// Time limit of a lab: several times the deadline for the output of its head.
 const MAX_LAB_TIME: Duration = Duration::from_hours(2);
 
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let Some(output) = &args.output else { return Err(Failure::unusable("a suite needs --output")) };
-    make_folder(output)?;
+    create_folder(output)?;
     let (folder, title) = match (&args.suite, args.random) {
         (Some(folder), _) => (folder.clone(), folder.display().to_string()),
         (None, Some(count)) => {
@@ -87,13 +87,14 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let start = elapsed();
     let mut done = 0u32;
     for (index, (entry, id)) in labs.iter().enumerate() {
-        let place = format!("{} of {}", index + 1, labs.len());
+        let progress = format!("{} of {}", index + 1, labs.len());
         if results.has(id) {
-            tracing::info!("{place}: {} is done already", entry.name);
+            tracing::info!("{progress}: {} is already done", entry.name);
             continue;
         }
         let left = labs[index..].iter().filter(|(_, id)| !results.has(id)).count();
-        tracing::info!("{place}: {}{}", entry.name, time_left(elapsed().saturating_sub(start), done, left));
+        let time_left = time_left(elapsed().saturating_sub(start), done, left);
+        tracing::info!("{progress}: {}{time_left}", entry.name);
         let result = match run_steadily(entry, id.pass, args, output) {
             Ok(run) => LabResult::Done(Box::new(run)),
             Err(why) => {
@@ -102,7 +103,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
             }
         };
         if IS_INTERRUPTED.load(Ordering::SeqCst) {
-            tracing::info!("interrupted; the same command continues from here");
+            tracing::info!("interrupted; run the same command again to continue");
             return Ok(ExitCode::from(INTERRUPTED as u8));
         }
         results.add(id.clone(), result)?;
@@ -111,7 +112,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let (cases, failed) = collect(&entries, args.repeats, &results);
     let validation = Validation { title, machine: machine::describe(), cases, failed };
     for (name, bytes) in page::files(&validation) {
-        write_in(output, name, &bytes)?;
+        write_in_folder(output, name, &bytes)?;
     }
     if json {
         print_json(&validation)?;
@@ -122,13 +123,13 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(if all_met { ExitCode::SUCCESS } else { ExitCode::from(INCOMPLETE) })
 }
 
-/// The runs of each scenario, and the scenarios with a failed run.
-fn collect(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, Vec<Failed>) {
+/// Collects the runs of each scenario, and the scenarios with a failed run.
+fn collect(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, Vec<FailedScenario>) {
     let (mut cases, mut failed) = (Vec::new(), Vec::new());
     for entry in entries {
         let (runs, why) = results.of((0..passes).map(|pass| entry.id(pass)));
         let name = entry.name.clone();
-        failed.extend(why.map(|reason| Failed { name: name.clone(), reason }));
+        failed.extend(why.map(|reason| FailedScenario { name: name.clone(), reason }));
         if !runs.is_empty() {
             cases.push(Case { name, question: entry.question.clone(), runs });
         }
@@ -136,7 +137,7 @@ fn collect(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, Vec
     (cases, failed)
 }
 
-/// The expected remaining time, as text.
+/// Formats the elapsed time and an estimate of the remaining time; empty before the first lab is done.
 fn time_left(so_far: Duration, done: u32, left: usize) -> String {
     if done == 0 {
         return String::new();
@@ -156,7 +157,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
         "{:?} {:?} {:?} {:?}",
         args.tokens,
         args.scratch,
-        stamp(&program),
+        file_stamp(&program),
         machine::constant_properties()
     );
     let mut entries: Vec<Entry> = Vec::new();
@@ -165,15 +166,15 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
         let name = loaded.scenario.name.clone();
         if let Some(twin) = entries.iter().find(|entry| entry.name == name) {
             let what = format!("two scenarios are called `{name}`: {}", twin.path.display());
-            return Err(Failure::unusable(what).at(path.display()).hint("give each a name of its own"));
+            return Err(Failure::unusable(what).at(path.display()).hint("give each scenario a unique name"));
         }
         if !is_file_name(&name) {
-            return Err(Failure::unusable(format!("the name `{name}` cannot be that of a folder"))
+            return Err(Failure::unusable(format!("the name `{name}` cannot be used for a folder"))
                 .at(path.display())
                 .hint(FILE_NAME_HINT));
         }
         let model = args.planning.model.clone().or_else(|| loaded.model_file());
-        let files = [model.as_deref().map(stamp), loaded.draft_file().as_deref().map(stamp)];
+        let files = [model.as_deref().map(file_stamp), loaded.draft_file().as_deref().map(file_stamp)];
         let key = hearth_schema::digest::of(&format!("{} {files:?} {environment}", loaded.origin.digest));
         entries.push(Entry { question: loaded.question, path, name, key });
     }
@@ -185,27 +186,27 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     Ok(entries)
 }
 
-/// The path, size and modification time of a file.
-fn stamp(path: &Path) -> (PathBuf, Option<(u64, Option<SystemTime>)>) {
+/// Returns the path, size and modification time of a file, which identify its contents.
+fn file_stamp(path: &Path) -> (PathBuf, Option<(u64, Option<SystemTime>)>) {
     let metadata = path.metadata().ok().map(|file| (file.len(), file.modified().ok()));
     (path.to_path_buf(), metadata)
 }
 
-/// Runs one scenario, again if the machine was unsteady. The result does not influence the restarts.
-fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, String> {
+/// Runs one scenario, and repeats it if the machine was unsteady, regardless of the result.
+fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
     let mut restarts = 0;
     loop {
         let run = run_once(entry, pass, args, output)?;
         if run.steady || restarts == MAX_RESTARTS || IS_INTERRUPTED.load(Ordering::SeqCst) {
-            return Ok(Run { restarts, ..run });
+            return Ok(RunPair { restarts, ..run });
         }
         restarts += 1;
-        tracing::info!("  unsteady machine: restart {restarts} of {MAX_RESTARTS}");
+        tracing::info!("  the speed of the machine changed: restart {restarts} of {MAX_RESTARTS}");
     }
 }
 
 /// Runs one scenario in its own process.
-fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, String> {
+fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let suffix = if pass == 0 { String::new() } else { format!("-{}", pass + 1) };
     let report = output.join("runs").join(format!("{}{suffix}", entry.name));
@@ -239,7 +240,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     drop(done_tx);
     let ended = ended.map_err(|error| text(&error))?;
     if watch.join().unwrap_or(false) {
-        return Err(format!("it was ended after {} min", MAX_LAB_TIME.as_secs() / 60));
+        return Err(format!("it was terminated after {} min", MAX_LAB_TIME.as_secs() / 60));
     }
     let errors = String::from_utf8_lossy(&ended.stderr);
     if !ended.status.success() {
@@ -255,12 +256,12 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
             return Err(format!("the {run} run did not complete: {outcome}"));
         }
     }
-    let (predicted, measured) = (RunNumbers::of(&output.predicted), RunNumbers::of(&output.measured));
+    let (predicted, measured) = (RunMetrics::of(&output.predicted), RunMetrics::of(&output.measured));
     let steady = output.steadiness.iter().all(|run| run.steady);
-    Ok(Run { prediction: output.prediction, predicted, measured, steady, restarts: 0 })
+    Ok(RunPair { prediction: output.prediction, predicted, measured, steady, restarts: 0 })
 }
 
-/// The reason of a failed lab: the error in its JSON, or all of its standard error.
+/// Returns the reason of a failed lab: the error in its JSON output, or all of its standard error.
 fn failure_reason(errors: &str) -> Option<String> {
     let what = |line: &str| {
         let error: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -270,11 +271,11 @@ fn failure_reason(errors: &str) -> Option<String> {
     (!reason.is_empty()).then_some(reason)
 }
 
-/// The process of the current lab; 0 without one.
+/// Process id of the current lab; 0 if none runs.
 static CHILD: AtomicU32 = AtomicU32::new(0);
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// On a signal terminates the current lab, which cleans up, and then the suite.
+/// Makes a signal terminate the current lab, which cleans up; the suite then ends.
 fn forward_interruptions() {
     interruption::on_signal(|| {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);
@@ -286,13 +287,13 @@ fn forward_interruptions() {
 }
 
 fn terminate(child: u32) {
-    // SAFETY: kill takes two numbers and touches no memory of this process.
+    // SAFETY: kill takes two integers and accesses no memory of this process.
     unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
 }
 
-/// Terminates the child when this thread ends, so that it cleans up after a killed suite.
+/// Makes the kernel terminate the child when this thread ends, so that the child cleans up if the suite is killed.
 fn terminate_with_this_thread(command: &mut Command) {
-    // SAFETY: between fork and exec only one system call is made, which takes two numbers.
+    // SAFETY: between fork and exec there is only one system call, which takes two integers.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
@@ -301,7 +302,7 @@ fn terminate_with_this_thread(command: &mut Command) {
     }
 }
 
-/// The time since the first call.
+/// Returns the time since the first call.
 #[allow(clippy::disallowed_methods)] // a suite takes real time
 fn elapsed() -> Duration {
     static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();

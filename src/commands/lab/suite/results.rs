@@ -1,38 +1,42 @@
-//! The file of results of a suite.
+//! The results file of a suite.
 //!
-//! Each finished lab appends a line with the scenario, the pass, and a key of all that the result depends on. A changed
-//! or failed scenario is run again. The last line of a lab counts, and an incomplete line is ignored.
+//! Each finished lab appends a line with the scenario, the repetition, and a digest of everything that the result
+//! depends on. Changed or failed scenarios are run again. If a lab has several lines, the last one counts. Incomplete
+//! lines are ignored.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use hearth_reports::validation::Run;
+use hearth_reports::validation::RunPair;
 use hearth_workflow::Error;
 use hearth_workflow::files::read_at_most;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
 
-/// The size limit of the file.
+/// Maximum size of the file in bytes.
 /// source: assumed
 const MAX_BYTES: u64 = 64 << 20;
 
+/// The result of one lab.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LabResult {
-    Done(Box<Run>),
+    Done(Box<RunPair>),
+    /// The reason of the failure.
     Failed(String),
 }
 
+/// Identifies a lab within a suite.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LabId {
-    /// The scenario's name.
+    /// The name of the scenario.
     pub name: String,
-    /// A digest of all that the result depends on.
+    /// A digest of everything that the result depends on.
     pub key: String,
-    /// The number of earlier passes through the suite.
+    /// Index of the repetition of the suite, from 0.
     pub pass: u32,
 }
 
@@ -44,6 +48,7 @@ struct Line {
     result: LabResult,
 }
 
+/// The results file and its contents.
 #[derive(Debug)]
 pub struct Results {
     path: PathBuf,
@@ -51,6 +56,7 @@ pub struct Results {
 }
 
 impl Results {
+    /// Reads the file, if it exists.
     pub fn open(path: &Path) -> Result<Results, Failure> {
         let mut results = BTreeMap::new();
         if path.exists() {
@@ -62,6 +68,7 @@ impl Results {
         Ok(Results { path: path.into(), results })
     }
 
+    /// Returns whether a lab was completed.
     pub fn has(&self, id: &LabId) -> bool {
         matches!(self.results.get(id), Some(LabResult::Done(_)))
     }
@@ -72,7 +79,7 @@ impl Results {
         let line = Line { id: id.clone(), result: result.clone() };
         let mut line = serde_json::to_vec(&line).map_err(Failure::running)?;
         line.push(b'\n');
-        // Terminates an incomplete last line.
+        // If the last line is incomplete, the new line must not continue it.
         let text = fs::read(&self.path).unwrap_or_default();
         if text.last().is_some_and(|last| *last != b'\n') {
             line.insert(0, b'\n');
@@ -83,8 +90,8 @@ impl Results {
         Ok(())
     }
 
-    /// The runs of several labs, and the reason of the last failure.
-    pub fn of(&self, id: impl Iterator<Item = LabId>) -> (Vec<Run>, Option<String>) {
+    /// Returns the runs of several labs, and the reason of the last failure.
+    pub fn of(&self, id: impl Iterator<Item = LabId>) -> (Vec<RunPair>, Option<String>) {
         let (mut runs, mut why) = (Vec::new(), None);
         for result in id.filter_map(|id| self.results.get(&id)) {
             match result {
@@ -98,7 +105,7 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use hearth_reports::validation::RunNumbers;
+    use hearth_reports::validation::RunMetrics;
 
     use super::*;
 
@@ -110,8 +117,8 @@ mod tests {
     fn incomplete_lines_are_ignored_and_failures_are_run_again() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("results.jsonl");
-        let numbers = RunNumbers { tpot_ms: Some(1.5), ..RunNumbers::default() };
-        let run = Box::new(Run {
+        let numbers = RunMetrics { tpot_ms: Some(1.5), ..RunMetrics::default() };
+        let run = Box::new(RunPair {
             prediction: "sha256:1".into(),
             predicted: numbers.clone(),
             measured: numbers,

@@ -1,14 +1,14 @@
-//! Measures whether the kernel keeps a kept set in its page cache.
+//! Measures whether a kept set remains in the page cache of the kernel.
 //!
-//! A cyclic reader of a file (640 MiB) that is larger than its memory limit, at 200 MB/s, with nothing else to compute.
-//! A part of the file should stay in memory and the rest stream through a small buffer. All of it is ordinary page
-//! cache, so the question is whether reclaim leaves the kept part alone. It needs root.
+//! A process reads a file (640 MiB) cyclically that is larger than its memory limit, at 200 MB/s, and computes
+//! nothing else. A part of the file should remain in memory, and the rest is streamed through a small buffer. Both
+//! are ordinary page cache, so the measurement shows whether reclaim evicts the kept part. It needs root.
 //!
 //! ```text
-//! cargo run --release -p hearth-studies --bin cyclic_reader -- --table      limits, buffers, pieces
-//! cargo run --release -p hearth-studies --bin cyclic_reader -- --margin     how close to the limit
-//! cargo run --release -p hearth-studies --bin cyclic_reader -- --probe drop     also: drop-other, reading, depth
-//! cargo run --release -p hearth-studies --bin cyclic_reader -- --log cyclic.log     for the simulator's test cyclic_rows
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --table      # by limit, buffer and piece size
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --margin     # by distance to the limit
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --probe drop     # or drop-other, reading, depth
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --log cyclic.log     # for the simulator's test cyclic_rows
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --limit-kib 331776 --kept-mib 312
 //! ```
 //!
@@ -19,15 +19,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, ShareFile, median, require_root};
+use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, WeightFile, median, require_root};
 use hearth_studies::run_study;
 use passes::{Mode, Passes};
 
 mod passes;
 mod probes;
 
-/// Memory of the process besides the pages of the file: 0.4 MiB of its own, page tables and nodes of the page cache's
-/// tree (2.8 MiB for 640 MiB), and a margin.
+/// MiB of memory of the process in addition to the pages of the file: 0.4 MiB of its own, page tables and nodes of
+/// the page cache's tree (2.8 MiB for 640 MiB), and a margin.
 const PROCESS_MIB: usize = 5;
 
 fn main() -> ExitCode {
@@ -36,17 +36,22 @@ fn main() -> ExitCode {
 
 #[derive(Parser)]
 struct Arguments {
-    /// The file that a child reads.
+    /// Internal: run as a child and read this file.
     #[arg(long)]
     child: Option<PathBuf>,
+    /// Run a probe: drop, drop-other, reading or depth.
     #[arg(long)]
     probe: Option<String>,
+    /// Folder for the file.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     directory: PathBuf,
+    /// Disk limit in MB/s.
     #[arg(long, default_value_t = 200)]
     disk_mbps: u64,
+    /// Measure the table of limits, buffers and piece sizes.
     #[arg(long)]
     table: bool,
+    /// Measure limits that approach the size of kept set and buffer.
     #[arg(long)]
     margin: bool,
     #[command(flatten)]
@@ -63,7 +68,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         };
     }
     require_root()?;
-    let file = ShareFile::create(&directory, base.file_mib)?;
+    let file = WeightFile::create(&directory, base.file_mib)?;
     if let Some(probe) = probe {
         let limits = Limits { memory: 2 * base.file_mib * MIB, disk_mbps, cpu: None };
         print!("{}", in_child(limits, &file.path, vec!["--probe".into(), probe])?);
@@ -86,7 +91,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs this program again inside groups of its own.
+/// Runs this program again in new cgroups and returns its output.
 fn in_child(limits: Limits, file: &Path, mut arguments: Vec<String>) -> Result<String, Failure> {
     let groups = Cgroups::create(limits, file)?;
     let file = file.to_str().ok_or("the directory's name is not UTF-8")?;
@@ -94,22 +99,22 @@ fn in_child(limits: Limits, file: &Path, mut arguments: Vec<String>) -> Result<S
     groups.run(&arguments)
 }
 
-/// Rows with limits of 90 to 35 % of the file, each with the kept set that fills it.
+/// Returns experiments with limits of 90 to 35 % of the file, and kept sets that use the whole limit.
 fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
     let mut rows = Vec::new();
     for percent in [90, 75, 50, 35] {
-        let room = base.file_mib * percent / 100;
-        let limited = Passes { limit_kib: (room + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
+        let budget = base.file_mib * percent / 100;
+        let limited = Passes { limit_kib: (budget + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
         let named = |name: &str, passes| (format!("{percent} %, {name}"), passes);
         rows.push(named("plain", Passes { mode: Mode::Plain, ..limited.clone() }));
         rows.push(named("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }));
         rows.push(named("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }));
         for buffer in [4, 8, 32] {
-            let managed = Passes { kept_mib: room - buffer, buffer_kib: buffer << 10, ..limited.clone() };
+            let managed = Passes { kept_mib: budget - buffer, buffer_kib: buffer << 10, ..limited.clone() };
             rows.push(named("managed", managed));
         }
         if percent == 50 {
-            let managed = Passes { kept_mib: room - 8, ..limited.clone() };
+            let managed = Passes { kept_mib: budget - 8, ..limited.clone() };
             rows.push(named("managed", Passes { piece_kib: 256, ..managed.clone() }));
             rows.push(named("managed", Passes { piece_kib: 4096, ..managed.clone() }));
             let fadvise = Passes { fadvise: true, ..managed.clone() };
@@ -123,7 +128,7 @@ fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
     rows
 }
 
-/// Rows with 312 MiB kept, 8 MiB of buffer, and limits that approach their sum.
+/// Returns experiments with a kept set of 312 MiB, a buffer of 8 MiB, and limits that approach their sum.
 fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
     let managed = Passes { kept_mib: 312, ..base.clone() };
     let variants = [
@@ -141,7 +146,8 @@ fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
     rows
 }
 
-/// The rows that `sim/tests/it/cyclic_rows.rs` replays: few passes in large pieces, so that the log is short.
+/// Returns the experiments that `sim/tests/it/cyclic_rows.rs` replays: few passes in large pieces, so that the log is
+/// short.
 fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
     let limited = Passes { limit_kib: 325 << 10, kept_mib: 0, piece_kib: 2048, count: 4, ..base.clone() };
     let managed = Passes { kept_mib: 312, ..limited.clone() };
@@ -157,7 +163,7 @@ fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }
 
-/// Measures one row: medians over the passes after the first, and the maximum of memory.
+/// Runs one experiment and prints its row: medians over the passes after the first, and the maximum of the memory.
 fn measure(name: &str, row: &Passes, disk_mbps: u64, file: &Path) -> Result<(), Failure> {
     let limits = Limits { memory: row.limit_kib << 10, disk_mbps, cpu: None };
     let text = in_child(limits, file, row.arguments())?;

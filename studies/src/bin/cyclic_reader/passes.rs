@@ -1,10 +1,10 @@
-//! Passes over the file: bytes read in each, with and without a kept set.
+//! The cyclic reader: measures the bytes that each pass over the file reads, with and without a kept set.
 //!
-//! The reader sums piece after piece of the file in a cycle. In mode `managed` some pieces are *kept*: loaded once
-//! before the first pass and spread evenly. The others are *streamed*: a helper asks for them (`WILLNEED`, a number of
-//! bytes in flight), waits for each (`MADV_POPULATE_READ`) and stays within a buffer; behind the reader they are
-//! dropped. `ahead` has the helper but keeps and drops nothing; `behind` is `managed` with nothing kept; `plain` has
-//! page faults only.
+//! The reader sums one piece of the file after another, in a cycle. In mode `managed`, some pieces are *kept*: they
+//! are loaded once before the first pass and spread evenly. The others are *streamed*: a helper thread requests them
+//! with `WILLNEED`, with a limited number of bytes in flight, waits for each with `MADV_POPULATE_READ`, and uses no
+//! more than a buffer. The reader drops them after use. Mode `ahead` has the helper but keeps and drops nothing; the
+//! rows `behind` are `managed` without kept pieces; mode `plain` only has page faults.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -14,35 +14,37 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing,
+    Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing_pages,
 };
 
+/// How the file is read.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 pub enum Mode {
-    /// Only demand faults read.
+    /// Only page faults read.
     Plain,
-    /// A helper populates up to a buffer ahead.
+    /// A helper reads up to a buffer ahead.
     Ahead,
-    /// A helper populates what is not kept, and it is dropped behind the reader.
+    /// A helper reads streamed pieces ahead, and they are dropped after use.
     Managed,
 }
 
-/// The system call that drops a piece.
+/// The system calls that drop a piece from memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum DropMethod {
     /// `MADV_PAGEOUT`.
     PageOut,
-    /// `MADV_DONTNEED`, which unmaps, and `POSIX_FADV_DONTNEED`, which frees what is not mapped.
-    ZapAndFadvise,
+    /// `MADV_DONTNEED`, which unmaps pages, then `POSIX_FADV_DONTNEED`, which frees unmapped pages.
+    UnmapAndFadvise,
 }
 
 impl DropMethod {
+    /// Drops `piece`, a part of the mapping `map` of `file`.
     pub fn drop(self, file: &File, map: &[u8], piece: &[u8]) {
         match self {
             Self::PageOut => {
                 advise(piece, libc::MADV_PAGEOUT);
             }
-            Self::ZapAndFadvise => {
+            Self::UnmapAndFadvise => {
                 advise(piece, libc::MADV_DONTNEED);
                 drop_from_cache(file, piece.as_ptr() as usize - map.as_ptr() as usize, piece.len());
             }
@@ -50,17 +52,17 @@ impl DropMethod {
     }
 }
 
-/// Reads a piece as the helper does: the bytes by `WILLNEED`, which reads exactly these, then the mapping.
+/// Loads a piece like the helper: reads exactly its bytes with `WILLNEED`, then maps them with `MADV_POPULATE_READ`.
 pub fn load(piece: &[u8]) {
     advise(piece, libc::MADV_WILLNEED);
     advise(piece, libc::MADV_POPULATE_READ);
 }
 
-/// A piece and its number in the file.
+/// The index of a piece in the file, and its bytes.
 type Piece = (usize, &'static [u8]);
 
-/// The log of operations on pieces, in order: `k` kept piece loaded, `a` requested with `WILLNEED`, `p` populated,
-/// `t` touched by the reader, `r` dropped.
+/// The log of the operations on pieces: `k` kept piece loaded, `a` requested with `WILLNEED`, `p` populated, `t` read
+/// by the reader, `r` dropped.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(char, usize)>>>);
 
@@ -71,7 +73,7 @@ impl Log {
         }
     }
 
-    /// Returns the operations since the last call; `t3-7` is five touches.
+    /// Returns the operations since the last call. Consecutive pieces are abbreviated: `t3-7` means `t3 t4 t5 t6 t7`.
     fn take(&self) -> String {
         let done = self.0.lock().map(|mut done| std::mem::take(&mut *done)).unwrap_or_default();
         let runs = done.chunk_by(|(what, piece), next| (*what, piece + 1) == *next);
@@ -88,42 +90,49 @@ impl Log {
 /// The options of one experiment.
 #[derive(Args, Clone, Debug)]
 pub struct Passes {
+    /// Size of the file in MiB.
     #[arg(long, default_value_t = 640)]
     pub file_mib: usize,
+    /// Memory limit in KiB.
     #[arg(long, default_value_t = 324 << 10)]
     pub limit_kib: usize,
     #[arg(long, value_enum, default_value_t = Mode::Managed)]
     pub mode: Mode,
+    /// Size of the kept set in MiB.
     #[arg(long, default_value_t = 312)]
     pub kept_mib: usize,
+    /// Size of the stream buffer in KiB.
     #[arg(long, default_value_t = 8 << 10)]
     pub buffer_kib: usize,
-    /// The part of the buffer that may be requested and not have arrived.
+    /// Maximum number of KiB that are requested but not yet read.
     #[arg(long, default_value_t = 4 << 10)]
     pub flight_kib: usize,
+    /// Size of a piece in KiB.
     #[arg(long, default_value_t = 1024)]
     pub piece_kib: usize,
+    /// Advise the mapping with `MADV_RANDOM`.
     #[arg(long)]
     pub random: bool,
-    /// Drop by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, not by `MADV_PAGEOUT`.
+    /// Drop with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED` instead of `MADV_PAGEOUT`.
     #[arg(long)]
     pub fadvise: bool,
-    /// The helper drops what was used, not the reader.
+    /// Drop used pieces in the helper instead of the reader.
     #[arg(long)]
     pub helper_drops: bool,
+    /// Number of passes over the file.
     #[arg(long = "passes", default_value_t = 6)]
     pub count: usize,
-    /// The file to which the log of operations is appended for replay.
+    /// Append the log of operations to this file, for replay.
     #[arg(long)]
     pub log: Option<PathBuf>,
 }
 
 impl Passes {
     fn drop_method(&self) -> DropMethod {
-        if self.fadvise { DropMethod::ZapAndFadvise } else { DropMethod::PageOut }
+        if self.fadvise { DropMethod::UnmapAndFadvise } else { DropMethod::PageOut }
     }
 
-    /// The options that make these passes.
+    /// Returns the command-line arguments of these options.
     pub fn arguments(&self) -> Vec<String> {
         let mut words = vec!["--mode".into(), format!("{:?}", self.mode).to_lowercase()];
         for (word, value) in [
@@ -153,7 +162,7 @@ impl Passes {
         self.mode == Mode::Managed && (piece + 1) * kept / pieces > piece * kept / pieces
     }
 
-    /// The child: makes the passes, prints a line for each.
+    /// Runs as the child: makes the passes and prints a line for each.
     pub fn run(&self, groups: &Cgroups, path: &Path) -> Result<(), Failure> {
         let file = File::open(path)?;
         let map: &'static [u8] = map_cold(&file)?;
@@ -202,7 +211,7 @@ impl Passes {
         Ok(())
     }
 
-    /// Reads the file once; returns pages of the kept set that were missing, and the time spent dropping.
+    /// Reads the file once. Returns the number of kept pages that were evicted, and the time spent dropping pieces.
     fn pass(
         &self,
         file: &File,
@@ -215,14 +224,14 @@ impl Passes {
         let (mut lost, mut dropping) = (0, Duration::ZERO);
         for (at, (piece, kept)) in pieces.iter().zip(kept).enumerate() {
             if *kept {
-                let gone = missing(piece);
-                lost += gone;
-                // Page faults would read around it and overrun the buffer.
-                if gone > 0 {
+                let evicted = missing_pages(piece);
+                lost += evicted;
+                // Page faults would read neighbouring pages too and exceed the buffer.
+                if evicted > 0 {
                     load(piece);
                 }
             } else if let Some(helper) = helper {
-                helper.ready.recv()?;
+                helper.loaded_rx.recv()?;
             }
             std::hint::black_box(checksum(piece));
             log.add('t', at);
@@ -233,60 +242,60 @@ impl Passes {
                     log.add('r', at);
                 }
                 dropping += start.elapsed();
-                helper.done.send((at, piece))?;
+                helper.used_tx.send((at, piece))?;
             }
         }
         Ok((lost, dropping))
     }
 
-    /// Starts the thread that reads ahead.
+    /// Starts the helper thread, which loads the streamed pieces in order, again and again.
     fn helper(&self, streamed: Vec<Piece>, map: &'static [u8], file: File, log: Log) -> Helper {
-        let (ready_to, ready) = mpsc::channel();
-        let (done, done_from) = mpsc::channel::<Piece>();
+        let (loaded_tx, loaded_rx) = mpsc::channel();
+        let (used_tx, used_rx) = mpsc::channel::<Piece>();
         let buffer = (self.buffer_kib / self.piece_kib).max(1);
         let flight = (self.flight_kib / self.piece_kib).max(1);
-        let (drops, way) = (self.helper_drops && self.mode == Mode::Managed, self.drop_method());
+        let (drops, method) = (self.helper_drops && self.mode == Mode::Managed, self.drop_method());
         std::thread::spawn(move || {
-            let (mut asked, mut there, mut given_up) = (0, 0, 0);
+            let (mut requested, mut loaded, mut released) = (0, 0, 0);
             loop {
-                let waits = there == asked && asked >= given_up + buffer;
-                let mut used: Vec<_> = done_from.try_iter().collect();
+                let waits = loaded == requested && requested >= released + buffer;
+                let mut used: Vec<_> = used_rx.try_iter().collect();
                 if waits && used.is_empty() {
-                    let Ok(piece) = done_from.recv() else { return };
+                    let Ok(piece) = used_rx.recv() else { return };
                     used.push(piece);
                 }
-                given_up += used.len();
+                released += used.len();
                 if drops {
                     for (at, piece) in used {
-                        way.drop(&file, map, piece);
+                        method.drop(&file, map, piece);
                         log.add('r', at);
                     }
                 }
-                while asked < (given_up + buffer).min(there + flight) {
-                    let (at, piece) = streamed[asked % streamed.len()];
+                while requested < (released + buffer).min(loaded + flight) {
+                    let (at, piece) = streamed[requested % streamed.len()];
                     advise(piece, libc::MADV_WILLNEED);
                     log.add('a', at);
-                    asked += 1;
+                    requested += 1;
                 }
-                if there < asked {
-                    let (at, piece) = streamed[there % streamed.len()];
+                if loaded < requested {
+                    let (at, piece) = streamed[loaded % streamed.len()];
                     advise(piece, libc::MADV_POPULATE_READ);
                     log.add('p', at);
-                    there += 1;
-                    if ready_to.send(()).is_err() {
+                    loaded += 1;
+                    if loaded_tx.send(()).is_err() {
                         return;
                     }
                 }
             }
         });
-        Helper { ready, done }
+        Helper { loaded_rx, used_tx }
     }
 }
 
-/// The reader's ends of the channels to the helper.
+/// The channels between the reader and the helper thread.
 struct Helper {
     /// Receives a message for each streamed piece that is loaded, in order.
-    ready: mpsc::Receiver<()>,
+    loaded_rx: mpsc::Receiver<()>,
     /// Sends each piece that the reader has used.
-    done: mpsc::Sender<Piece>,
+    used_tx: mpsc::Sender<Piece>,
 }

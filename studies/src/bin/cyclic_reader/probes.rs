@@ -1,8 +1,8 @@
 //! Probes of the advice calls on a mapping.
 //!
-//! They answer what the managed residency relies on: how a piece is dropped from memory and what that costs; whether
-//! `MADV_RANDOM` restricts reading to what was asked for; and how many bytes must be in flight to keep the disk busy
-//! when the helper waits for one piece after another.
+//! They measure the behaviour on which managed residency relies: how a piece can be dropped from memory, and the cost
+//! of it; whether `MADV_RANDOM` restricts reads to the requested range; and how many bytes must be in flight to keep
+//! the disk busy if the helper waits for one piece after another.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,33 +10,40 @@ use std::time::{Duration, Instant};
 
 use crate::passes::{DropMethod, load};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, MIB, PAGE, advise, checksum, drop_from_cache, map_cold, median, missing,
+    Cgroups, Counters, Failure, MIB, PAGE, advise, checksum, drop_from_cache, map_cold, median, missing_pages,
 };
 
+/// Runs a probe by name.
 pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
     let file = File::open(path)?;
     let map = map_cold(&file)?;
     match what {
-        "drop" => drops(groups, &file, map, "owner")?,
+        "drop" => probe_drops(groups, &file, map, "owner")?,
         "drop-other" => {
             // SAFETY: no other thread exists yet that could see half of the change.
             unsafe { libc::setuid(65534) };
-            drops(groups, &file, map, "another user")?;
+            probe_drops(groups, &file, map, "another user")?;
         }
-        "reading" => reading(groups, &file, map)?,
-        "depth" => depths(&file, map),
-        other => return Err(format!("no such probe: {other}").into()),
+        "reading" => probe_reads(groups, &file, map)?,
+        "depth" => probe_depths(&file, map),
+        other => {
+            return Err(format!(
+                "unknown probe `{other}`; the probes are drop, drop-other, reading and depth"
+            )
+            .into());
+        }
     }
     Ok(())
 }
 
-fn drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> Result<(), Failure> {
-    for way in [DropMethod::PageOut, DropMethod::ZapAndFadvise] {
+/// Measures the time of dropping pieces, and the pages that remain, for each drop method.
+fn probe_drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> Result<(), Failure> {
+    for method in [DropMethod::PageOut, DropMethod::UnmapAndFadvise] {
         for random in [false, true] {
             for used in [false, true] {
                 for piece_kib in [256, 1024, 4096] {
                     let before = Counters::read(groups)?.used;
-                    drop_pieces(file, map, way, random, used, piece_kib, who);
+                    drop_pieces(file, map, method, random, used, piece_kib, who);
                     let now = Counters::read(groups)?.used;
                     println!("    charged after it: {:+.1} MiB", (now as f64 - before as f64) / MIB as f64);
                     drop_from_cache(file, 0, map.len());
@@ -47,11 +54,11 @@ fn drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> Result
     Ok(())
 }
 
-/// Loads, optionally uses and then drops one piece after another.
+/// Loads, optionally reads, and then drops one piece after another; prints the results.
 fn drop_pieces(
     file: &File,
     map: &'static [u8],
-    way: DropMethod,
+    method: DropMethod,
     random: bool,
     used: bool,
     kib: usize,
@@ -59,23 +66,23 @@ fn drop_pieces(
 ) {
     advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
     let length = kib << 10;
-    let (mut times, mut left, mut sum) = (Vec::new(), 0, 0u64);
+    let (mut times, mut remaining, mut sum) = (Vec::new(), 0, 0u64);
     for at in (0..128 * MIB).step_by(length) {
         let piece = &map[at..at + length];
-        // Another thread loads, as the helper does: its processor may hold the last pages in a batch.
+        // Another thread loads, like the helper: the per-processor batches of the kernel may contain its last pages.
         std::thread::scope(|scope| scope.spawn(|| load(piece)).join()).expect("loading cannot fail");
         if used {
             sum = sum.wrapping_add(checksum(piece));
         }
         let begin = Instant::now();
-        way.drop(file, map, piece);
+        method.drop(file, map, piece);
         times.push(begin.elapsed().as_secs_f64() * 1e3 * MIB as f64 / length as f64);
-        left += length / PAGE - missing(piece);
+        remaining += length / PAGE - missing_pages(piece);
     }
     let advice = if random { "random" } else { "normal" };
     let pages = 128 * MIB / PAGE;
     println!(
-        "{who}: {way:?}, {advice}, used {used}, {kib} KiB: {:.3} ms/MiB, {left} of {pages} pages left",
+        "{who}: {method:?}, {advice}, used {used}, {kib} KiB: {:.3} ms/MiB, {remaining} of {pages} pages remain",
         median(times)
     );
     advise(map, libc::MADV_DONTNEED);
@@ -83,7 +90,7 @@ fn drop_pieces(
 }
 
 /// Measures the bytes read by one fault, one `WILLNEED` and one `POPULATE_READ`, with and without `MADV_RANDOM`.
-fn reading(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Failure> {
+fn probe_reads(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Failure> {
     for advice in ["normal", "random"] {
         advise(map, if advice == "random" { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
         for what in ["fault", "willneed", "populate", "willneed+populate"] {
@@ -109,10 +116,10 @@ fn reading(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Fail
                 let took = begin.elapsed().as_secs_f64() * 1e3;
                 std::thread::sleep(Duration::from_millis(150));
                 let read = Counters::read(groups)?.since(&before).bytes >> 10;
-                let there = (length / PAGE - missing(piece)) * 4;
-                let all = (map.len() / PAGE - missing(map)) * 4;
+                let resident = (length / PAGE - missing_pages(piece)) * 4;
+                let all = (map.len() / PAGE - missing_pages(map)) * 4;
                 println!(
-                    "{advice}: {what} of {} KiB took {took:.2} ms, read {read} KiB; {there} KiB of the piece there, {all} of the file",
+                    "{advice}: {what} of {} KiB took {took:.2} ms, read {read} KiB; {resident} KiB of the piece are resident, {all} of the file",
                     length >> 10
                 );
                 advise(map, libc::MADV_DONTNEED);
@@ -123,8 +130,8 @@ fn reading(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Fail
     Ok(())
 }
 
-/// Measures the speed of a helper by the number of pieces that it requests ahead.
-fn depths(file: &File, map: &'static [u8]) {
+/// Measures the read speed of a helper by the number of pieces that it requests ahead.
+fn probe_depths(file: &File, map: &'static [u8]) {
     for random in [false, true] {
         advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
         for kib in [256, 1024, 4096] {
@@ -134,13 +141,13 @@ fn depths(file: &File, map: &'static [u8]) {
                 }
                 let (length, depth) = (kib << 10, ahead_kib / kib);
                 let begin = Instant::now();
-                let mut asked = 0;
+                let mut requested = 0;
                 let mut paging = Duration::ZERO;
                 let pieces: Vec<&[u8]> = map[..384 * MIB].chunks(length).collect();
                 for (at, piece) in pieces.iter().enumerate() {
-                    while asked < pieces.len().min(at + depth) {
-                        advise(pieces[asked], libc::MADV_WILLNEED);
-                        asked += 1;
+                    while requested < pieces.len().min(at + depth) {
+                        advise(pieces[requested], libc::MADV_WILLNEED);
+                        requested += 1;
                     }
                     advise(piece, libc::MADV_POPULATE_READ);
                     let start = Instant::now();
@@ -149,13 +156,13 @@ fn depths(file: &File, map: &'static [u8]) {
                 }
                 let took = begin.elapsed().as_secs_f64();
                 println!(
-                    "random {random}, pieces of {kib} KiB, {ahead_kib} KiB asked ahead: {:.0} MB/s, page-out {:.1} % of the time",
+                    "random {random}, pieces of {kib} KiB, {ahead_kib} KiB requested ahead: {:.0} MB/s, page-out {:.1} % of the time",
                     (384 * MIB) as f64 * 1e-6 / took,
                     paging.as_secs_f64() / took * 100.0
                 );
                 advise(map, libc::MADV_DONTNEED);
                 drop_from_cache(file, 0, map.len());
-                // A throttle begins with a fresh slice.
+                // The throttle starts with a new time slice after a pause.
                 std::thread::sleep(Duration::from_millis(250));
             }
         }

@@ -1,13 +1,13 @@
-//! The random clusters on which the strategies are compared.
+//! Random clusters on which the strategies are compared.
 //!
-//! Devices of a random home ([`crate::devices`]) with a model of the paper's Table 4 that their memory holds or
-//! just does not: the ratio of memory to weights is drawn, and other programs take what is more. The head is the
-//! first device and never a phone.
+//! A cluster has random home devices ([`crate::devices`]) and a model of the paper's Table 4. The ratio of available
+//! memory to weights is random, and other programs are assumed to use the rest of the memory. The head is the first
+//! device and never a phone.
 //!
-//! A small instance is a large one shrunk: the model is cut to few layers, and its vocabulary, all memories and
-//! buffers shrink with it. So memory is as short as before, and all plans can be tried.
+//! A small instance is a cluster whose model is cut to few layers. Its vocabulary, all memories and buffers are
+//! reduced in proportion, so that the ratio of memory to weights stays the same, and all plans can be simulated.
 //!
-//! Not here: which strategies plan for them ([`crate::evaluation`]).
+//! Not here: the strategies ([`crate::evaluation`]).
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::model::{ModelProfile, shipped, shipped_document};
@@ -15,73 +15,78 @@ use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
 
-use crate::devices::{KINDS, Kind, device};
+use crate::devices::{DeviceKind, KINDS, random_device};
 use crate::random::Random;
 
+/// Minimum and maximum number of devices.
 const DEVICES: [u32; 2] = [2, 8];
+/// Minimum and maximum number of devices of small instances.
 const SMALL_DEVICES: [u32; 2] = [2, 3];
 /// The models of the paper's Table 4, small ones first.
 pub const MODELS: [&str; 7] =
     ["llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
-/// The models from which small instances are cut, and their numbers of layers, all with several valid numbers of
-/// rounds.
+/// The models from which small instances are cut.
 const SMALL_MODELS: [&str; 5] = ["llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
+/// The numbers of layers of small instances; each has several valid numbers of rounds.
 const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 
-/// Memory of all devices over the bytes of the model. source: assumed; around the shortage of the paper's
-/// testbed, 37 GiB for 40 GiB
+/// Range of the ratio of the available memory of all devices to the bytes of the model. source: assumed; around the
+/// ratio of the paper's testbed, 37 GiB to 40 GiB
 const MEMORY_RATIO: [f64; 2] = [0.4, 1.4];
-/// The least memory that other programs leave. source: assumed
-const LEAST_MEMORY: Bytes = Bytes::mib(1024);
-/// The shared memory that a GPU leaves to buffers and the mapping. source: assumed; twice the CPU's buffers
-const BESIDE_GPU: Bytes = Bytes::mib(512);
-/// Latency one way in seconds, and bandwidth in Mbit/s. source: prima.cpp paper, section 4: 3-7 ms and 320-610 Mbit/s
-/// over Wi-Fi; widened to a cable and to a far room
+/// Minimum available memory of a device. source: assumed
+const MIN_MEMORY: Bytes = Bytes::mib(1024);
+/// Shared memory that a GPU cannot use, for buffers and the mapping. source: assumed; twice the CPU's buffers
+const RESERVED_BESIDE_GPU: Bytes = Bytes::mib(512);
+/// Range of the one-way latency of a link, in seconds. source: prima.cpp paper, section 4: 3-7 ms over Wi-Fi;
+/// extended to cables and distant rooms
 const LATENCY: [f64; 2] = [1e-3, 1e-2];
+/// Range of the bandwidth of a link, in Mbit/s. source: prima.cpp paper, section 4: 320-610 Mbit/s over Wi-Fi;
+/// extended to cables and distant rooms
 const BANDWIDTH: [f64; 2] = [100.0, 900.0];
-/// Tokens of the key-value cache. source: assumed
+/// The context lengths, in tokens. source: assumed
 const CONTEXTS: [u32; 2] = [512, 1024];
 
+/// Returns the random cluster of a seed and a number.
 pub fn cluster(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
-    drawn(&mut Random::new(seed, number), DEVICES, &MODELS, workload)
+    random_cluster(&mut Random::new(seed, number), DEVICES, &MODELS, workload)
 }
 
-/// Returns a cluster small enough to try all plans.
+/// Returns a random cluster for which all plans can be simulated.
 pub fn small(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
-    // Apart from the streams of the large ones.
+    // These random streams differ from those of the large clusters.
     let mut random = Random::new(seed, (1 << 32) + number);
     let layers = *random.pick(&SMALL_LAYERS);
-    let large = drawn(&mut random, SMALL_DEVICES, &SMALL_MODELS, workload)?;
+    let large = random_cluster(&mut random, SMALL_DEVICES, &SMALL_MODELS, workload)?;
     shrunk(large, layers)
 }
 
-/// Returns the memory available to layers, divided by the bytes of the model.
+/// Returns the ratio of the memory available for layers to the bytes of the model.
 pub fn memory_ratio(cluster: &Cluster) -> f64 {
     let main = cluster.members.iter().map(|member| member.device.memory.available.value.as_f64());
-    (main.sum::<f64>() + cards(&cluster.members)) / cluster.model.total_bytes().as_f64()
+    (main.sum::<f64>() + discrete_gpu_memory(&cluster.members)) / cluster.model.total_bytes().as_f64()
 }
 
-/// Sets one residency on every device, or leaves the choice to the planner.
-pub fn under(mut cluster: Cluster, residency: Option<Residency>) -> Cluster {
+/// Sets the residency policy of all devices, or lets the planner choose if `residency` is `None`.
+pub fn with_residency(mut cluster: Cluster, residency: Option<Residency>) -> Cluster {
     let residency = residency.map(ResidencyOptions::of);
     cluster.members.iter_mut().for_each(|member| member.residency = residency);
     cluster
 }
 
-fn drawn(
+fn random_cluster(
     random: &mut Random,
     devices: [u32; 2],
     models: &[&str],
     workload: Workload,
 ) -> Result<Cluster, String> {
     let count = random.count(devices) as usize;
-    let mut members: Vec<Member> = (0..count).map(|place| member(place, random)).collect();
-    let model = wanted(&members, models, random)?;
-    shorten(&mut members, &model, random.between(MEMORY_RATIO));
+    let mut members: Vec<Member> = (0..count).map(|index| random_member(index, random)).collect();
+    let model = pick_model(&members, models, random)?;
+    limit_memory(&mut members, &model, random.uniform(MEMORY_RATIO));
     let between = pairs(&members)
-        .map(|devices| NamedLink { devices, link: Some(link(random)), unreachable: None })
+        .map(|devices| NamedLink { devices, link: Some(random_link(random)), unreachable: None })
         .collect();
-    let default = link(random);
+    let default = random_link(random);
     Ok(Cluster {
         members,
         head: 0,
@@ -96,29 +101,30 @@ fn drawn(
     })
 }
 
-fn member(place: usize, random: &mut Random) -> Member {
+fn random_member(index: usize, random: &mut Random) -> Member {
     let mut kind = *random.pick(&KINDS);
-    if place == 0 && kind == Kind::Android {
-        kind = Kind::Linux;
+    if index == 0 && kind == DeviceKind::Android {
+        kind = DeviceKind::Linux;
     }
-    let name = format!("d{place}");
-    let device = device(&name, kind, random);
+    let name = format!("d{index}");
+    let device = random_device(&name, kind, random);
     Member { name, address: None, device, residency: None }
 }
 
-/// Picks a model that exceeds the memory if other programs leave the least, or else the largest model.
-fn wanted(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, String> {
+/// Picks a model whose bytes times the maximum memory ratio are at least the minimum memory of the devices, or else
+/// the largest model.
+fn pick_model(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, String> {
     let models: Result<Vec<ModelProfile>, _> = models.iter().map(|name| shipped(name)).collect();
     let models = models.map_err(|error| error.to_string())?;
-    let least = cards(members) + LEAST_MEMORY.as_f64() * members.len() as f64;
+    let min_memory = discrete_gpu_memory(members) + MIN_MEMORY.as_f64() * members.len() as f64;
     let largest = models.len() - 1;
-    let short = |model: &ModelProfile| MEMORY_RATIO[1] * model.total_bytes().as_f64() >= least;
-    let first = models.iter().position(short).unwrap_or(largest);
+    let is_large_enough = |model: &ModelProfile| MEMORY_RATIO[1] * model.total_bytes().as_f64() >= min_memory;
+    let first = models.iter().position(is_large_enough).unwrap_or(largest);
     Ok(random.pick(&models[first..]).clone())
 }
 
-/// Returns the memory of all discrete GPUs.
-fn cards(members: &[Member]) -> f64 {
+/// Returns the memory of all discrete GPUs in bytes.
+fn discrete_gpu_memory(members: &[Member]) -> f64 {
     let own = |member: &Member| {
         let gpu = member.device.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
         gpu.map_or(0.0, |gpu| gpu.memory_available.value.as_f64())
@@ -126,36 +132,38 @@ fn cards(members: &[Member]) -> f64 {
     members.iter().map(own).sum()
 }
 
-/// Reduces the available memory, including GPU memory, to `ratio` of the model's bytes.
-fn shorten(members: &mut [Member], model: &ModelProfile, ratio: f64) {
+/// Reduces the available main memory so that all memory, including that of discrete GPUs, is `ratio` times the model.
+fn limit_memory(members: &mut [Member], model: &ModelProfile, ratio: f64) {
     let main: f64 = members.iter().map(|member| member.device.memory.available.value.as_f64()).sum();
-    let wanted = (ratio * model.total_bytes().as_f64() - cards(members)).max(0.0);
+    let wanted = (ratio * model.total_bytes().as_f64() - discrete_gpu_memory(members)).max(0.0);
     let share = (wanted / main).min(1.0);
     for member in members {
         let memory = &mut member.device.memory;
-        let left = Bytes((memory.available.value.as_f64() * share) as u64).max(LEAST_MEMORY);
-        memory.available.value = left.min(memory.available.value);
-        let left = memory.available.value.saturating_sub(BESIDE_GPU);
-        // What other programs hold cannot be wired for the GPU either.
+        let reduced = Bytes((memory.available.value.as_f64() * share) as u64).max(MIN_MEMORY);
+        memory.available.value = reduced.min(memory.available.value);
+        let max_shared = memory.available.value.saturating_sub(RESERVED_BESIDE_GPU);
+        // A GPU that shares this memory cannot use the memory of other programs either.
         if let Some(gpu) = member.device.gpu.as_mut().filter(|gpu| gpu.unified_memory) {
-            gpu.memory_available.value = gpu.memory_available.value.min(left);
+            gpu.memory_available.value = gpu.memory_available.value.min(max_shared);
         }
     }
 }
 
+/// Returns the names of each pair of devices.
 fn pairs(members: &[Member]) -> impl Iterator<Item = [String; 2]> {
     let later = |first: usize| members[first + 1..].iter().map(move |other| (first, other));
     (0..members.len()).flat_map(later).map(|(first, other)| [members[first].name.clone(), other.name.clone()])
 }
 
-fn link(random: &mut Random) -> Link {
-    let drawn = "assumed: drawn from a range that is usual in homes";
+fn random_link(random: &mut Random) -> Link {
+    let source = "assumed: drawn from a range that is usual in homes";
     Link {
-        latency: Sourced::new(Seconds(random.between(LATENCY)), drawn),
-        bandwidth: Sourced::new(BytesPerSecond(random.between(BANDWIDTH) * 1e6 / 8.0), drawn),
+        latency: Sourced::new(Seconds(random.uniform(LATENCY)), source),
+        bandwidth: Sourced::new(BytesPerSecond(random.uniform(BANDWIDTH) * 1e6 / 8.0), source),
     }
 }
 
+/// Cuts the model of a cluster to `layers` layers and reduces all memories and buffers in proportion.
 fn shrunk(mut cluster: Cluster, layers: u32) -> Result<Cluster, String> {
     let mut document = shipped_document(&cluster.model.name).map_err(|error| error.to_string())?;
     let share = f64::from(layers) / f64::from(document.layers.0);
@@ -187,7 +195,7 @@ mod tests {
     use crate::evaluation::WORKLOAD;
 
     #[test]
-    fn an_instance_depends_on_its_seed_and_number_only() {
+    fn instance_depends_only_on_its_seed_and_number() {
         let drawn = |seed, number| cluster(seed, number, WORKLOAD).unwrap();
         let later = drawn(1, 7);
         let _ = drawn(1, 3);
@@ -196,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn every_drawn_device_is_a_valid_document() {
+    fn every_random_device_is_a_valid_document() {
         for number in 0..50 {
             for cluster in [cluster(1, number, WORKLOAD), small(1, number, WORKLOAD)].map(Result::unwrap) {
                 for member in &cluster.members {
@@ -209,13 +217,14 @@ mod tests {
 
     #[test]
     fn memory_is_mostly_short_and_shrinks_with_the_model() {
-        let homes: Vec<f64> =
+        let ratios: Vec<f64> =
             (0..50).map(|number| memory_ratio(&cluster(1, number, WORKLOAD).unwrap())).collect();
-        assert!(homes.iter().filter(|ratio| **ratio < 1.0).count() > 25, "{homes:?}");
+        assert!(ratios.iter().filter(|ratio| **ratio < 1.0).count() > 25, "{ratios:?}");
         for number in 0..50 {
-            let large = drawn(&mut Random::new(1, number), SMALL_DEVICES, &SMALL_MODELS, WORKLOAD).unwrap();
+            let mut random = Random::new(1, number);
+            let large = random_cluster(&mut random, SMALL_DEVICES, &SMALL_MODELS, WORKLOAD).unwrap();
             let small = shrunk(large.clone(), 10).unwrap();
-            // What grows with the width of the model but not with its layers is all that differs.
+            // They only differ by tensors whose size depends on the width of the model but not on its layers.
             let change = memory_ratio(&small) / memory_ratio(&large);
             assert!((0.9..1.1).contains(&change), "{number}: {change}");
         }

@@ -1,20 +1,16 @@
-//! Cumulative distributions: the share of instances in which a strategy is within a factor of the best.
+//! Draws cumulative distributions: the share of instances in which a strategy is within a factor of the best time.
 //!
-//! The cumulative distributions of the gaps as steps: to the right the time over the best one, from 1 to 100 in
-//! logarithms, upwards the share of instances. Refused instances and runs out of memory are never reached, so a
-//! curve may end below one.
-//!
-//! Not here: the gaps.
+//! The x axis is the ratio of a time to the best one, from 1 to 100 on a logarithmic scale; the y axis is the share
+//! of instances. Refused instances and runs out of memory have no ratio, so a curve may end below one.
 
 use std::fmt::Write;
 
 use crate::gaps::Gaps;
 
-/// A panel: a title, and the gaps of each strategy with the number of instances.
+/// A panel of the chart.
 pub struct Panel {
-    /// The quantity of the times.
     pub title: String,
-    /// Strategy, gaps, instances.
+    /// Strategy, its gaps, and the number of instances.
     pub curves: Vec<(&'static str, Gaps, usize)>,
 }
 
@@ -24,13 +20,14 @@ const LEFT: f64 = 48.0;
 const TOP: f64 = 40.0;
 const PANEL: f64 = 500.0;
 const LEGEND_ROW: f64 = 18.0;
-/// The largest factor shown.
-const MOST: f64 = 100.0;
+/// Maximum ratio on the x axis.
+const MAX_RATIO: f64 = 100.0;
 /// Colours that are distinguishable with colour blindness. source: Okabe and Ito, "Color Universal Design"
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];
-/// Strategies beyond the colours are dashed.
+/// Line styles: strategies that reuse a colour are dashed.
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
 
+/// Returns the chart as SVG.
 pub fn drawing(panels: &[Panel]) -> String {
     let strategies = panels.iter().map(|panel| panel.curves.len()).max().unwrap_or(0);
     let rows = strategies.div_ceil(6) as f64;
@@ -92,13 +89,13 @@ fn axes(text: &mut String, title: &str) {
 
 /// Returns the horizontal position, in pixels, of a time relative to the best one.
 fn across(factor: f64) -> f64 {
-    WIDTH * factor.clamp(1.0, MOST).ln() / MOST.ln()
+    WIDTH * factor.clamp(1.0, MAX_RATIO).ln() / MAX_RATIO.ln()
 }
 
-/// The outline of a distribution.
+/// Returns the SVG path of a distribution.
 fn steps(gaps: &Gaps, instances: usize) -> String {
     let mut path = format!("M0 {HEIGHT:.1}");
-    let shown = gaps.sorted().iter().filter(|gap| **gap < MOST - 1.0);
+    let shown = gaps.sorted().iter().filter(|gap| **gap < MAX_RATIO - 1.0);
     for (index, gap) in shown.enumerate() {
         let share = (index + 1) as f64 / instances.max(1) as f64;
         let _ = write!(path, "H{:.1}V{:.1}", across(1.0 + gap), HEIGHT * (1.0 - share));

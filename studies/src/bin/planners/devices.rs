@@ -1,13 +1,12 @@
-//! Random devices of a home, with the source of each range.
+//! Random home devices, with the source of each range.
 //!
-//! Every number is drawn from a range; the ranges say where they come from. What a device has beside them
-//! (buffers, copies, the share of a peak that a run sees) is as in the shipped devices d1 to d6.
+//! Every parameter is drawn from a range with a stated source. Other parameters, such as buffers, copies and the
+//! share of the peak bandwidth that a run reaches, are those of the shipped devices d1 to d6.
 //!
-//! A device's other programs give up nothing to a run except on Android, so that the latency model and the
-//! simulator mean the same by the memory that is available, and a gap between plans is not one between
-//! capacities.
+//! Other programs release no memory to a run, except on Android. So latency model and simulator have the same
+//! available memory, and gaps between plans are not caused by different capacities.
 //!
-//! Not here: how many of them there are, and how short of memory ([`crate::clusters`]).
+//! Not here: the number of devices in a cluster, and the reduction of their memory ([`crate::clusters`]).
 
 use hearth_profiles::device::{Cpu, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
 use hearth_profiles::{
@@ -22,8 +21,9 @@ const GIB: f64 = 1024.0 * MIB;
 const DRAWN: &str = "assumed: drawn from a range that is usual in homes";
 const AS_SHIPPED: &str = "assumed: as in the shipped devices d1 to d6";
 
+/// The kind of a random device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DeviceKind {
     /// A desktop or laptop with an NVIDIA card.
     LinuxCuda,
     /// A desktop or laptop without an NVIDIA card.
@@ -36,22 +36,22 @@ pub enum Kind {
     Android,
 }
 
-/// The kinds with their frequency. source: assumed
-pub const KINDS: [Kind; 10] = [
-    Kind::LinuxCuda,
-    Kind::LinuxCuda,
-    Kind::LinuxCuda,
-    Kind::Linux,
-    Kind::Linux,
-    Kind::MacMetal,
-    Kind::MacMetal,
-    Kind::Mac,
-    Kind::Android,
-    Kind::Android,
+/// The kinds of devices; each is repeated by its frequency. source: assumed
+pub const KINDS: [DeviceKind; 10] = [
+    DeviceKind::LinuxCuda,
+    DeviceKind::LinuxCuda,
+    DeviceKind::LinuxCuda,
+    DeviceKind::Linux,
+    DeviceKind::Linux,
+    DeviceKind::MacMetal,
+    DeviceKind::MacMetal,
+    DeviceKind::Mac,
+    DeviceKind::Android,
+    DeviceKind::Android,
 ];
 
-/// Cards: memory in GiB and peak bandwidth in GB/s. source: NVIDIA's specifications of GTX 1650, RTX 3050,
-/// RTX 2060, RTX 3060, RTX 4060, RTX 3070, GTX 1080 Ti, RTX 2080 Ti
+/// Graphics cards: name, memory in GiB and peak bandwidth in GB/s. source: NVIDIA's specifications of GTX 1650, RTX
+/// 3050, RTX 2060, RTX 3060, RTX 4060, RTX 3070, GTX 1080 Ti, RTX 2080 Ti
 const CARDS: [(&str, f64, f64); 8] = [
     ("GTX 1650", 4.0, 128.0),
     ("RTX 3050", 8.0, 224.0),
@@ -63,28 +63,28 @@ const CARDS: [(&str, f64, f64); 8] = [
     ("RTX 2080 Ti", 11.0, 616.0),
 ];
 
-/// The share of a card's peak bandwidth that a run sees. source: the shipped devices d2 and d3
+/// Share of a card's peak bandwidth that a run reaches. source: the shipped devices d2 and d3
 const CARD_SHARE: f64 = 0.85;
-/// Apple chips: peak bandwidth in GB/s. source: Apple's specifications of M1, M2, M4, M1 Pro
+/// Apple chips: name and peak bandwidth in GB/s. source: Apple's specifications of M1, M2, M4, M1 Pro
 const APPLE: [(&str, f64); 4] = [("M1", 68.25), ("M2", 100.0), ("M4", 120.0), ("M1 Pro", 200.0)];
-/// The share of an Apple chip's peak that its CPU sees. source: the shipped device d1, 47.2 of 68.3 GB/s
+/// Share of an Apple chip's peak bandwidth that its CPU reaches. source: the shipped device d1, 47.2 of 68.3 GB/s
 const APPLE_SHARE: f64 = 0.69;
-/// The part of memory that Metal recommends as a working set. source: `recommendedMaxWorkingSetSize` of 8 and
+/// Share of the memory that Metal recommends as the working set. source: `recommendedMaxWorkingSetSize` of 8 and
 /// 16 GB machines as llama.cpp prints it, 5461 and 10923 MiB
 const METAL_SHARE: f64 = 2.0 / 3.0;
 
-/// The ranges of a kind's numbers: memory in GiB, rates in GB/s, arithmetic in GFLOP/s for Q4_K.
+/// The ranges of the parameters of a kind of device.
 struct Ranges {
-    /// source: what is sold
+    /// Memory sizes in GiB. source: sold devices
     memory: &'static [f64],
-    /// The part that other programs leave. source: prima.cpp paper, Table 3: 0.24 to 0.85
+    /// Share of the memory that is available to a run. source: prima.cpp paper, Table 3: 0.24 to 0.85
     available: [f64; 2],
-    /// source: assumed; between two channels of DDR4-2133 at half their peak and of DDR5-5600 at 0.8; phones
-    /// as d4 and d5 and three times that
+    /// Memory bandwidth in GB/s. source: assumed; from two channels of DDR4-2133 at half their peak to two of
+    /// DDR5-5600 at 0.8; phones from d4 and d5 to three times that
     read: [f64; 2],
-    /// source: assumed; 4 old cores with AVX2 to 16 new ones; phones an eighth
+    /// CPU speed with Q4_K in GFLOP/s. source: assumed; from 4 old cores with AVX2 to 16 new ones; phones an eighth
     speed: [f64; 2],
-    /// source: assumed; SATA to NVMe on PCI Express 3; eMMC to UFS 4
+    /// Sequential disk reads in GB/s. source: assumed; SATA to NVMe on PCI Express 3; eMMC to UFS 4
     disk: [f64; 2],
 }
 
@@ -110,40 +110,43 @@ const ANDROID: Ranges = Ranges {
     disk: [0.3, 2.0],
 };
 
-/// The rate of a hard disk in GB/s, and how many of 100 Linux devices have one. source: assumed; the inner and outer
-/// tracks of a disk with 7200 revolutions per minute
+/// Range of the read rate of a hard disk in GB/s. source: assumed; the inner and outer tracks of a disk with 7200
+/// revolutions per minute
 const HARD_DISK: [f64; 2] = [0.08, 0.2];
-const HARD_DISKS: u32 = 12;
-/// Random reads as a share of sequential ones, for the disks of Macs. source: assumed
+/// Percentage of the Linux devices that have a hard disk. source: assumed
+const HARD_DISK_PERCENT: u32 = 12;
+/// Range of the ratio of random to sequential read rates, for the disks of Macs. source: assumed
 const RANDOM_SHARE: [f64; 2] = [0.3, 1.0];
-/// Swap that Android has free, in GiB. source: assumed; compressed swap of a quarter of 4 to 12 GiB
+/// Range of the free swap space of Android devices, in GiB. source: assumed; compressed swap of a quarter of 4 to 12
+/// GiB
 const SWAP: [f64; 2] = [1.0, 3.0];
-/// The part of other programs' memory that can be swapped. source: the shipped devices
+/// Share of the memory of other programs that can be swapped out. source: the shipped devices
 const CAN_SWAP: f64 = 0.78;
 
-pub fn device(name: &str, kind: Kind, random: &mut Random) -> Device {
+/// Returns a random device of a kind.
+pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Device {
     let ranges = match kind {
-        Kind::Linux | Kind::LinuxCuda => &LINUX,
-        Kind::Mac | Kind::MacMetal => &MAC,
-        Kind::Android => &ANDROID,
+        DeviceKind::Linux | DeviceKind::LinuxCuda => &LINUX,
+        DeviceKind::Mac | DeviceKind::MacMetal => &MAC,
+        DeviceKind::Android => &ANDROID,
     };
     let os = match kind {
-        Kind::Linux | Kind::LinuxCuda => Os::Linux,
-        Kind::Mac | Kind::MacMetal => Os::Macos,
-        Kind::Android => Os::Android,
+        DeviceKind::Linux | DeviceKind::LinuxCuda => Os::Linux,
+        DeviceKind::Mac | DeviceKind::MacMetal => Os::Macos,
+        DeviceKind::Android => Os::Android,
     };
     let total = *random.pick(ranges.memory);
-    let available = total * random.between(ranges.available);
+    let available = total * random.uniform(ranges.available);
     let (chip, apple) = *random.pick(&APPLE);
     let read = if os == Os::Macos { apple * APPLE_SHARE } else { random.skewed(ranges.read) };
     let speed = random.skewed(ranges.speed);
     let gpu = match kind {
-        Kind::LinuxCuda => Some(card(random)),
-        Kind::MacMetal => Some(metal(chip, apple, speed, total)),
+        DeviceKind::LinuxCuda => Some(card(random)),
+        DeviceKind::MacMetal => Some(metal(chip, apple, speed, total)),
         _ => None,
     };
     let disk = disk(os, ranges, random);
-    let swap = random.between(SWAP);
+    let swap = random.uniform(SWAP);
     let android = os == Os::Android;
     Device {
         schema: Device::SCHEMA.into(),
@@ -182,8 +185,8 @@ pub fn device(name: &str, kind: Kind, random: &mut Random) -> Device {
 
 fn card(random: &mut Random) -> Gpu {
     let (name, memory, peak) = *random.pick(&CARDS);
-    // source: assumed; what the desktop leaves of a card's memory
-    let free = random.between([0.85, 1.0]);
+    // source: assumed; the desktop uses the rest of the card's memory
+    let free = random.uniform([0.85, 1.0]);
     let read = peak * CARD_SHARE;
     Gpu {
         kind: GpuKind::Cuda,
@@ -223,9 +226,9 @@ fn metal(chip: &str, peak: f64, cpu_speed: f64, total: f64) -> Gpu {
 }
 
 fn disk(os: Os, ranges: &Ranges, random: &mut Random) -> Disk {
-    let hard = random.count([1, 100]) <= HARD_DISKS && os == Os::Linux;
-    let sequential = if hard { random.between(HARD_DISK) } else { random.between(ranges.disk) };
-    let random = random.between(RANDOM_SHARE) * sequential;
+    let hard = random.count([1, 100]) <= HARD_DISK_PERCENT && os == Os::Linux;
+    let sequential = if hard { random.uniform(HARD_DISK) } else { random.uniform(ranges.disk) };
+    let random = random.uniform(RANDOM_SHARE) * sequential;
     Disk {
         sequential: rate(sequential),
         fault: None,
@@ -238,7 +241,8 @@ fn disk(os: Os, ranges: &Ranges, random: &mut Random) -> Disk {
     }
 }
 
-/// Arithmetic by format, from that for Q4_K. source: the proportions of the shipped devices
+/// Returns the speed by weight format, from the speed with Q4_K in GFLOP/s. source: the proportions of the shipped
+/// devices
 fn speeds(q4_k: f64) -> PerFormat<Sourced<FlopsPerSecond>> {
     let speed = |share: f64| Sourced::new(FlopsPerSecond(q4_k * share * 1e9), DRAWN);
     [(Format::Q4K, speed(1.0)), (Format::Q6K, speed(0.69)), (Format::F32, speed(0.14))].into_iter().collect()

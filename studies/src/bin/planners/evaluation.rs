@@ -1,10 +1,10 @@
 //! Evaluates the plan of one strategy for one cluster.
 //!
-//! It is scored twice: by the paper's objective, which all strategies share, and by the simulator, which knows
-//! nothing of it. Few tokens are simulated, in coarse chunks; weights are on disk at the start, and the first token,
-//! which loads them, is not counted.
+//! A plan is scored by the paper's objective, which is the same for all strategies, and by the simulator, which does
+//! not use the objective. Few tokens are simulated, in coarse chunks. The weights are on disk at the start, and the
+//! first token, which loads them, is not counted.
 //!
-//! Not here: which clusters ([`crate::clusters`]), and what follows from many scores ([`crate::population`]).
+//! Not here: the clusters ([`crate::clusters`]) and the statistics over many scores ([`crate::population`]).
 
 use hearth_core::{Cluster, metrics};
 use hearth_halda::registry::{NAMES, StrategyOptions};
@@ -14,25 +14,25 @@ use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
 use hearth_schema::scenario::Workload;
 
-/// The simulated workload: few tokens, so that a plan takes some ten milliseconds.
+/// The simulated workload: few tokens, so that the simulation of a plan takes some ten milliseconds.
 pub const WORKLOAD: Workload = Workload::plain(1, 16);
-/// The simulated workload of small instances, each of which has many plans.
+/// The simulated workload of small instances, for which many plans are simulated.
 pub const SMALL_WORKLOAD: Workload = Workload::plain(1, 8);
-/// The unit of the page cache.
+/// The size of the simulated page cache's chunks.
 pub const CHUNK: Bytes = Bytes::mib(4);
-/// The strategy that all others are compared with under the paper's objective.
+/// The strategy with which all others are compared by the paper's objective.
 pub const REFERENCE: &str = "exact";
 
-/// A plan's two scores.
+/// The scores of a plan by the paper's objective and by the simulator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
     pub rounds: u32,
     pub devices: usize,
-    /// T of the paper's objective, in seconds.
+    /// Time per token by the paper's objective (T), in seconds.
     pub predicted: f64,
-    /// The strategy's own prediction of its objective, in seconds.
+    /// Time per token by the strategy's own objective, in seconds.
     pub expected: f64,
-    /// Simulated time per output token, in seconds; `None` where the run ends out of memory.
+    /// Simulated time per output token, in seconds; `None` if the run ends out of memory.
     pub simulated: Option<f64>,
 }
 
@@ -42,17 +42,17 @@ pub fn strategies() -> impl Iterator<Item = &'static str> {
     NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
 }
 
-/// A plan and its score, or why the strategy has none.
-pub type Answer = Result<(Plan, Score), String>;
+/// A plan and its score, or the reason why the strategy has no plan.
+pub type PlanResult = Result<(Plan, Score), String>;
 
-/// Runs a strategy and scores its plan. An error is a defect of a planner or the simulator.
+/// Runs a strategy and scores its plan. The outer error is a defect of a planner or of the simulator.
 pub fn evaluate_strategy(
     cluster: &Cluster,
     model: &LatencyModel,
     strategy: &str,
     rules: Rules,
     chunk: Bytes,
-) -> Result<Answer, String> {
+) -> Result<PlanResult, String> {
     let total_memory = Some(total_memory(cluster));
     let options = StrategyOptions { rules, head: Some(0), total_memory, ..StrategyOptions::default() };
     let solution = match strategy_by_name(strategy, &options) {
@@ -65,7 +65,7 @@ pub fn evaluate_strategy(
     };
     let origin = Origin { name: "study".into(), digest: String::new() };
     let plan = hearth_halda::plan(&solution, cluster, &origin).map_err(|error| error.to_string())?;
-    // Of the assignment, whatever a strategy of another objective calls its time.
+    // The paper's objective of the assignment, which is not the objective of every strategy.
     let predicted = model.evaluate(&solution.assignment).map_err(|error| error.to_string())?.seconds;
     let score = Score {
         rounds: plan.rounds,
@@ -77,7 +77,7 @@ pub fn evaluate_strategy(
     Ok(Ok((plan, score)))
 }
 
-/// The simulated time per output token, in seconds; `None` where the run ends out of memory.
+/// Returns the simulated time per output token in seconds, or `None` if the run ends out of memory.
 pub fn simulated(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, String> {
     let options = hearth_sim::Options { chunk, ..hearth_sim::Options::default() };
     let input = hearth_sim::Input { cluster, plan, options: &options };

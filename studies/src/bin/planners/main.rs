@@ -1,16 +1,16 @@
-//! Quality of the plans of each strategy, on random clusters and on the testbeds of the prima.cpp paper.
+//! Compares the plans of all strategies, on random clusters and on the testbeds of the prima.cpp paper.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin planners -- [--instances N] [--small N] [--seed S] [-o FOLDER]
 //! cargo run --release -p hearth-studies --bin planners -- --paper [-o FOLDER]
 //! ```
 //!
-//! The first writes `report.md`, `data.csv` and `gaps.svg`: every strategy's plan for each of N random homes, scored
-//! by the paper's objective and by the simulator, and the regret against all plans on small instances. The second
-//! writes `report.md` on the testbeds in `scenarios/paper`, beside the published numbers. The same arguments give the
-//! same bytes on every machine.
+//! The first command writes `report.md`, `data.csv` and `gaps.svg`: each strategy plans for N random clusters of home
+//! devices, and each plan is scored by the paper's objective and by the simulator. On small instances the report also
+//! has the regret against all plans. The second command writes `report.md` about the testbeds in `scenarios/paper`,
+//! with the published results. The same arguments give the same bytes on every machine.
 //!
-//! Not here: whether the simulator is right; the lab answers that.
+//! Not here: the accuracy of the simulator, which the lab measures.
 
 mod clusters;
 mod curves;
@@ -30,18 +30,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hearth_studies::run_study;
-use regret::Searched;
+use regret::ExhaustiveResult;
 
 const USAGE: &str = "usage: planners [--instances N] [--small N] [--seed S] [-o FOLDER]\n       \
                      planners --paper [-o FOLDER]";
 const COMMAND: &str = "cargo run --release -p hearth-studies --bin planners --";
 
-/// The subject of the study.
+/// The command-line arguments.
 struct Arguments {
+    /// Whether the testbeds of the paper are planned instead of random clusters.
     paper: bool,
+    /// Number of random clusters.
     instances: usize,
+    /// Number of small instances, for which all plans are simulated.
     small: usize,
     seed: u64,
+    /// The output folder; the default depends on `paper`.
     folder: Option<PathBuf>,
 }
 
@@ -54,7 +58,7 @@ impl Default for Arguments {
 fn main() -> ExitCode {
     run_study(|words| {
         let arguments = parse(words)?;
-        if arguments.paper { testbeds(&arguments) } else { homes(&arguments) }
+        if arguments.paper { run_testbeds(&arguments) } else { run_random_clusters(&arguments) }
     })
 }
 
@@ -63,35 +67,35 @@ fn parse(words: &[String]) -> Result<Arguments, String> {
     let mut arguments = Arguments::default();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("`{word}` needs a value\n{USAGE}"));
-        let number = |text: &String| text.parse().map_err(|_| format!("`{text}` is no number\n{USAGE}"));
+        let number = |text: &String| text.parse().map_err(|_| format!("`{text}` is not a number\n{USAGE}"));
         match word.as_str() {
             "--paper" => arguments.paper = true,
             "--instances" => arguments.instances = number(value()?)?,
             "--small" => arguments.small = number(value()?)?,
             "--seed" => arguments.seed = number(value()?)? as u64,
             "-o" => arguments.folder = Some(value()?.into()),
-            _ => return Err(format!("`{word}` is no option\n{USAGE}")),
+            _ => return Err(format!("`{word}` is not an option\n{USAGE}")),
         }
     }
     Ok(arguments)
 }
 
-fn testbeds(arguments: &Arguments) -> Result<(), String> {
+fn run_testbeds(arguments: &Arguments) -> Result<(), String> {
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/paper-testbed"));
-    let answered = paper::testbeds()?;
-    write(folder, "report.md", &paper_page::page(&format!("{COMMAND} --paper"), &answered))
+    let results = paper::testbeds()?;
+    write(folder, "report.md", &paper_page::page(&format!("{COMMAND} --paper"), &results))
 }
 
-fn homes(arguments: &Arguments) -> Result<(), String> {
+fn run_random_clusters(arguments: &Arguments) -> Result<(), String> {
     let Arguments { instances, small, seed, .. } = *arguments;
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/planners"));
-    let homes = parallel::each("homes", instances, |number| population::instance(seed, number))?;
-    let searched = parallel::each("small instances", small, |number| regret::searched(seed, number))?;
-    let searched: Vec<Searched> = searched.into_iter().flatten().collect();
+    let results = parallel::map("random clusters", instances, |number| population::evaluate(seed, number))?;
+    let exhaustive = parallel::map("small instances", small, |number| regret::search_all(seed, number))?;
+    let exhaustive: Vec<ExhaustiveResult> = exhaustive.into_iter().flatten().collect();
     let command = format!("{COMMAND} --instances {instances} --small {small} --seed {seed}");
-    write(folder, "report.md", &tables::page(&command, &homes, &searched))?;
-    write(folder, "gaps.svg", &tables::curves(&homes))?;
-    write(folder, "data.csv", &tables::data(&homes, &searched))
+    write(folder, "report.md", &tables::page(&command, &results, &exhaustive))?;
+    write(folder, "gaps.svg", &tables::curves(&results))?;
+    write(folder, "data.csv", &tables::data(&results, &exhaustive))
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {

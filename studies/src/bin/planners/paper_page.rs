@@ -1,16 +1,16 @@
-//! The page that compares our numbers with those of the prima.cpp paper.
+//! Writes the page that compares the plans of all strategies with the results of the prima.cpp paper.
 //!
-//! One page: Table 4, the device sets of Fig. 8 and the ratios of Fig. 10. Published numbers are printed beside
-//! ours and judged, never used.
+//! The page has Table 4, the device sets of Fig. 8 and the ratios of Fig. 10. The published results are only compared
+//! with ours, never used to compute them.
 //!
-//! Not here: the numbers ([`crate::paper`], [`crate::published`]).
+//! Not here: the results ([`crate::paper`], [`crate::published`]).
 
 use std::fmt::Write;
 
 use crate::evaluation::Score;
-use crate::paper::{Planned, Question, Testbeds};
+use crate::paper::{ScenarioResults, StrategyResult, Testbeds};
 use crate::population::{RESIDENCIES, label};
-use crate::published::{TABLE_4, TOLERANCE, fig_10, within};
+use crate::published::{TABLE_4, TOLERANCE, fig_10, is_within_tolerance};
 use crate::tables::{Table, ratio};
 
 /// The strategies that correspond to the paper's planner.
@@ -18,6 +18,7 @@ const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];
 /// The ways to score a plan: the paper's objective, and the simulator under each residency.
 const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "simulated, chosen"];
 
+/// Returns the page in Markdown. `command` is the command that writes it.
 pub fn page(command: &str, testbeds: &Testbeds) -> String {
     let mut text = format!(
         "# Plans of the strategies for the testbeds of the prima.cpp paper\n\nWritten by\n\n    {command}\n\n\
@@ -32,7 +33,7 @@ pub fn page(command: &str, testbeds: &Testbeds) -> String {
     text
 }
 
-fn table_4(questions: &[Question]) -> String {
+fn table_4(scenarios: &[ScenarioResults]) -> String {
     let mut text = String::from(
         "## Table 4: seven sizes on D1 to D4\n\nWindows by device, GPU layers in brackets. `paper` is the system that \
          plans as the strategy does. Some numbers of d1 to d4 are inferred from rows 8B, 30B and 70B of this table, \
@@ -42,14 +43,14 @@ fn table_4(questions: &[Question]) -> String {
         2,
         &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3], "paper", "paper's system"],
     );
-    for (question, published) in questions.iter().zip(&TABLE_4) {
-        for answer in &question.answers {
-            let mut row = vec![format!("{} `{}`", question.size.to_uppercase(), answer.strategy)];
-            row.push(plan(answer));
-            row.extend(cells(answer));
-            let beside = published.beside(answer.strategy);
-            row.push(beside.map_or("-".into(), |(_, ms)| format!("{ms:.0}")));
-            row.push(beside.map_or("-".into(), |(system, _)| system.into()));
+    for (scenario, published) in scenarios.iter().zip(&TABLE_4) {
+        for result in &scenario.results {
+            let mut row = vec![format!("{} `{}`", scenario.size.to_uppercase(), result.strategy)];
+            row.push(plan(result));
+            row.extend(cells(result));
+            let published = published.for_strategy(result.strategy);
+            row.push(published.map_or("-".into(), |(_, ms)| format!("{ms:.0}")));
+            row.push(published.map_or("-".into(), |(system, _)| system.into()));
             table.row(&row);
         }
     }
@@ -66,38 +67,37 @@ fn table_4(questions: &[Question]) -> String {
     text
 }
 
-fn fig_8_page(questions: &[Question]) -> String {
+fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
     let mut text = String::from(
         "## Fig. 8: 70B on sets of one to six devices\n\nEvery device of a set has a layer, except in the last \
          row. The paper's text (appendix A.7): {D2, D3, D5} is the fastest, adding D5 to {D2, D3} about halves \
          the time, and all six are slower than three. Its text names no other set.\n\n",
     );
-    for strategy in planners(questions) {
+    for strategy in planners(scenarios) {
         let mut table = Table::after(2, &["devices", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
-        for question in questions {
-            let Some(answer) = answer(question, strategy) else { continue };
-            let mut row = vec![set(question), plan(answer)];
-            row.extend(cells(answer));
+        for scenario in scenarios {
+            let Some(result) = strategy_result(scenario, strategy) else { continue };
+            let mut row = vec![set(scenario), plan(result)];
+            row.extend(cells(result));
             table.row(&row);
         }
         let _ = write!(text, "### `{strategy}`\n\n{}", table.end());
-        text.push_str(&fig_8_bars(questions, strategy));
+        text.push_str(&fig_8_statements(scenarios, strategy));
     }
     text
 }
 
-/// The three statements of the text about Fig. 8, under each score.
-fn fig_8_bars(questions: &[Question], strategy: &str) -> String {
+/// Returns the table of the paper's three statements about Fig. 8, by each score.
+fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
     let time = |devices: &str, score: usize| {
-        let question = questions.iter().find(|question| set(question) == devices)?;
-        times(answer(question, strategy)?)[score]
+        let scenario = scenarios.iter().find(|scenario| set(scenario) == devices)?;
+        times(strategy_result(scenario, strategy)?)[score]
     };
     let mut table = Table::new(&["statement", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
     let fastest = |score: usize| {
-        let timed = questions
-            .iter()
-            .filter(|question| question.keep_all)
-            .filter_map(|question| Some((set(question), times(answer(question, strategy)?)[score]?)));
+        let timed = scenarios.iter().filter(|scenario| scenario.keep_all).filter_map(|scenario| {
+            Some((set(scenario), times(strategy_result(scenario, strategy)?)[score]?))
+        });
         timed.min_by(|one, other| one.1.total_cmp(&other.1)).map_or("-".into(), |(set, _)| set)
     };
     let quotient = |from: &str, to: &str, score: usize| {
@@ -119,7 +119,7 @@ fn fig_8_bars(questions: &[Question], strategy: &str) -> String {
     table.end()
 }
 
-fn fig_10_page(questions: &[Question]) -> String {
+fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
     let mut text = String::from(
         "## Fig. 10: heuristics against Halda\n\nA Mac Mini, a PC with a GTX 1080 Ti, a laptop with an RTX 3060 and a \
          Redmi phone; the paper gives their memory and says that it suffices, everything else of them is assumed. \
@@ -127,11 +127,11 @@ fn fig_10_page(questions: &[Question]) -> String {
     );
     let mut table =
         Table::after(2, &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
-    for question in questions {
-        for answer in &question.answers {
+    for scenario in scenarios {
+        for result in &scenario.results {
             let mut row =
-                vec![format!("{} `{}`", question.size.to_uppercase(), answer.strategy), plan(answer)];
-            row.extend(cells(answer));
+                vec![format!("{} `{}`", scenario.size.to_uppercase(), result.strategy), plan(result)];
+            row.extend(cells(result));
             table.row(&row);
         }
     }
@@ -144,22 +144,23 @@ fn fig_10_page(questions: &[Question]) -> String {
     );
     let mut table = Table::after(2, &["ratio", "size", "paper", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
     for (heuristic, system) in [("mem", "MemSched"), ("perf", "PerfSched")] {
-        for reference in planners(questions) {
-            for question in questions {
-                let published = fig_10(&question.size);
+        for reference in planners(scenarios) {
+            for scenario in scenarios {
+                let published = fig_10(&scenario.size);
                 let range = if heuristic == "mem" { published.mem } else { published.perf };
-                let (Some(slow), Some(fast)) = (answer(question, heuristic), answer(question, reference))
+                let (Some(slow), Some(fast)) =
+                    (strategy_result(scenario, heuristic), strategy_result(scenario, reference))
                 else {
                     continue;
                 };
                 let mut row = vec![
                     format!("{system} `{heuristic}` / `{reference}`"),
-                    question.size.to_uppercase(),
+                    scenario.size.to_uppercase(),
                     if range[0] == range[1] { ratio(range[0]) } else { format!("{}-{}", range[0], range[1]) },
                 ];
                 row.extend(times(slow).into_iter().zip(times(fast)).map(|(slow, fast)| {
                     let Some((slow, fast)) = slow.zip(fast) else { return "-".into() };
-                    let judged = if within(slow / fast, range) { "yes" } else { "no" };
+                    let judged = if is_within_tolerance(slow / fast, range) { "yes" } else { "no" };
                     format!("{} {judged}", ratio(slow / fast))
                 }));
                 table.row(&row);
@@ -169,27 +170,28 @@ fn fig_10_page(questions: &[Question]) -> String {
     text + &table.end()
 }
 
-/// The paper's planners that are registered.
-fn planners(questions: &[Question]) -> Vec<&'static str> {
-    let known = |name: &&str| questions.first().is_some_and(|question| answer(question, name).is_some());
+/// Returns the strategies of [`PLANNERS`] that have results.
+fn planners(scenarios: &[ScenarioResults]) -> Vec<&'static str> {
+    let known =
+        |name: &&str| scenarios.first().is_some_and(|scenario| strategy_result(scenario, name).is_some());
     PLANNERS.into_iter().filter(known).collect()
 }
 
-fn answer<'a>(question: &'a Question, strategy: &str) -> Option<&'a Planned> {
-    question.answers.iter().find(|answer| answer.strategy == strategy)
+fn strategy_result<'a>(scenario: &'a ScenarioResults, strategy: &str) -> Option<&'a StrategyResult> {
+    scenario.results.iter().find(|result| result.strategy == strategy)
 }
 
-/// The devices of a question as the paper writes a set.
-fn set(question: &Question) -> String {
-    let mut names: Vec<String> = question.devices.iter().map(|name| name.to_uppercase()).collect();
+/// Returns the devices of a scenario in the notation of the paper for sets.
+fn set(scenario: &ScenarioResults) -> String {
+    let mut names: Vec<String> = scenario.devices.iter().map(|name| name.to_uppercase()).collect();
     names.sort();
-    let chosen = if question.keep_all { "" } else { ", some may be dropped" };
+    let chosen = if scenario.keep_all { "" } else { ", some may be dropped" };
     format!("{{{}}}{chosen}", names.join(", "))
 }
 
-/// The plan; both where the residencies have different ones.
-fn plan(answer: &Planned) -> String {
-    let plans: Vec<&str> = answer
+/// Returns the summary of the plan, or those of all residency policies if they differ.
+fn plan(result: &StrategyResult) -> String {
+    let plans: Vec<&str> = result
         .outcomes
         .iter()
         .map(|outcome| outcome.as_ref().map_or("no plan", |(plan, _)| plan.as_str()))
@@ -202,24 +204,24 @@ fn plan(answer: &Planned) -> String {
     named.collect::<Vec<_>>().join("; ")
 }
 
-/// The score of an answer under one of the residencies.
-fn score(answer: &Planned, residency: usize) -> Option<&Score> {
-    answer.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
+/// Returns the score of a result with one of the residency policies.
+fn score(result: &StrategyResult, residency: usize) -> Option<&Score> {
+    result.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
 }
 
 /// Returns the times of a result in seconds, in the order of [`SCORES`].
-fn times(answer: &Planned) -> [Option<f64>; SCORES.len()] {
+fn times(result: &StrategyResult) -> [Option<f64>; SCORES.len()] {
     std::array::from_fn(|at| match at {
-        0 => score(answer, 0).map(|score| score.predicted),
-        _ => score(answer, at - 1)?.simulated,
+        0 => score(result, 0).map(|score| score.predicted),
+        _ => score(result, at - 1)?.simulated,
     })
 }
 
-/// The times in words.
-fn cells(answer: &Planned) -> [String; SCORES.len()] {
-    let times = times(answer);
+/// Returns the times as table cells.
+fn cells(result: &StrategyResult) -> [String; SCORES.len()] {
+    let times = times(result);
     std::array::from_fn(|at| match (times[at], at) {
-        (None, 1..) if score(answer, at - 1).is_some() => "out of memory".to_owned(),
+        (None, 1..) if score(result, at - 1).is_some() => "out of memory".to_owned(),
         (time, _) => milliseconds(time),
     })
 }

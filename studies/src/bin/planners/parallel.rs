@@ -1,16 +1,14 @@
-//! Runs independent instances on all processors, with the same result as on one.
-//!
-//! Not here: what is done for a number.
+//! Evaluates independent instances on all processors, with the same result as on one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-/// Runs `work` for each number below `count`; returns the results in order, or an error.
+/// Runs `work` for each number below `count`. Returns the results in order, or one of the errors.
 ///
-/// Shows a bar on a terminal, and a line for each tenth elsewhere.
-pub fn each<T: Send>(
+/// Shows a progress bar on a terminal. Otherwise prints a line after each tenth of the work.
+pub fn map<T: Send>(
     what: &str,
     count: usize,
     work: impl Fn(usize) -> Result<T, String> + Sync,

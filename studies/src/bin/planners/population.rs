@@ -1,72 +1,74 @@
 //! Evaluates the strategies on many random clusters.
 //!
-//! Every strategy plans for every instance, under each residency. Under the paper's objective a plan is compared
-//! with the optimum, that of `exact`; in the simulator with the fastest plan that any strategy found for that
-//! instance and residency.
+//! Every strategy plans for every cluster, with each residency policy. By the paper's objective, a plan is compared
+//! with the optimum that `exact` finds; in the simulator, with the fastest plan of any strategy for the same cluster
+//! and policy.
 //!
-//! Two statements about the instances are counted beside it: whether any number of rounds but one is ever better
-//! under the paper's objective, and whether the few simulated tokens stand for many.
+//! Two properties of the clusters are evaluated too: whether more than one round is ever better by the paper's
+//! objective, and whether the few simulated tokens are representative of many.
 //!
-//! Not here: small instances, for which all plans are known ([`crate::regret`]).
+//! Not here: small instances, for which all plans are simulated ([`crate::regret`]).
 
 use hearth_halda::{Exact, Instance, LatencyModel, Rules, solve, valid_rounds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 
-use crate::clusters::{self, cluster, memory_ratio, under};
+use crate::clusters::{self, cluster, memory_ratio, with_residency};
 use crate::evaluation::{CHUNK, REFERENCE, Score, WORKLOAD, evaluate_strategy, simulated, strategies};
 use crate::gaps::{SAME, gap};
 
-/// Devices may be dropped; every turn of the ring is whole.
+/// The rules of all plans: devices may be dropped, and every round is complete.
 pub const SELECTION: Rules = Rules { may_drop: true, may_leave_remainder: false };
-/// The residencies that are planned for: one for all devices, or the planner's choice.
+/// The residency policies of all devices; with `None` the planner chooses one for each device.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
-/// The larger number of tokens, and the number of instances simulated with it.
+/// Number of tokens of the longer simulation.
 pub const MANY_TOKENS: u32 = 64;
+/// Number of clusters for which the longer simulation is run.
 pub const CHECKED: usize = 40;
 
-/// An instance with the results of all strategies.
-pub struct Home {
+/// A random cluster and the scores of all strategies.
+pub struct InstanceResult {
     pub number: usize,
     pub model: String,
     pub devices: usize,
     pub memory_ratio: f64,
-    /// For each residency, each strategy's score, in the order of [`strategies`].
+    /// For each residency policy, the score of each strategy in the order of [`strategies`].
     pub scores: Vec<Vec<Result<Score, String>>>,
-    /// T of the best plan with one round, and of the best with more.
+    /// Objective T of the best plan with one round, in seconds.
     pub one_round: Option<f64>,
+    /// Objective T of the best plan with more than one round, in seconds.
     pub more_rounds: Option<f64>,
-    /// The simulated time of few tokens and of many, of the reference's plan, for each residency; for the
-    /// first instances.
+    /// For each residency policy, the simulated time per token of the reference's plan with few and with many tokens.
+    /// Only for the first clusters.
     pub steady: Vec<Option<(f64, f64)>>,
 }
 
-impl Home {
-    /// T of the optimum, if there is a plan at all.
+impl InstanceResult {
+    /// Returns the optimum of the paper's objective in seconds, if there is a plan.
     pub fn optimum(&self) -> Option<f64> {
         let place = strategies().position(|name| name == REFERENCE)?;
         self.scores[0][place].as_ref().ok().map(|score| score.predicted)
     }
 
-    /// The best simulated time under one of the residencies.
+    /// Returns the best simulated time with one of the residency policies, in seconds.
     pub fn fastest(&self, residency: usize) -> Option<f64> {
         let times = self.scores[residency].iter().flatten().filter_map(|score| score.simulated);
         times.min_by(f64::total_cmp)
     }
 
-    /// The gap of a strategy's plan under the paper's objective, if it has a plan.
+    /// Returns the gap of a strategy's plan by the paper's objective, if it has a plan.
     pub fn objective_gap(&self, strategy: usize) -> Option<f64> {
         let score = self.scores[0][strategy].as_ref().ok()?;
         Some(gap(Some(score.predicted), self.optimum()?))
     }
 
-    /// The gap of a strategy's plan in the simulator, if it has a plan.
+    /// Returns the gap of a strategy's plan in the simulator, if it has a plan.
     pub fn simulated_gap(&self, residency: usize, strategy: usize) -> Option<f64> {
         let score = self.scores[residency][strategy].as_ref().ok()?;
         Some(gap(score.simulated, self.fastest(residency)?))
     }
 
-    /// Whether more rounds than one are better under the paper's objective.
+    /// Whether more than one round is better by the paper's objective.
     pub fn prefers_rounds(&self) -> bool {
         match (self.one_round, self.more_rounds) {
             (Some(one), Some(more)) => more < one * (1.0 - SAME),
@@ -76,35 +78,36 @@ impl Home {
     }
 }
 
-pub fn instance(seed: u64, number: usize) -> Result<Home, String> {
-    let drawn = cluster(seed, number as u64, WORKLOAD)?;
+/// Evaluates all strategies on the random cluster of a seed and a number.
+pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, String> {
+    let random_cluster = cluster(seed, number as u64, WORKLOAD)?;
     let mut scores = Vec::new();
     let mut steady = vec![None; RESIDENCIES.len()];
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
-        let cluster = under(drawn.clone(), residency);
+        let cluster = with_residency(random_cluster.clone(), residency);
         let problem = Instance::from_cluster(&cluster, None);
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         let mut row = Vec::new();
         for strategy in strategies() {
-            let answer = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
-            if let (Ok((plan, score)), true) = (&answer, number < CHECKED && strategy == REFERENCE) {
+            let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
+            if let (Ok((plan, score)), true) = (&planned, number < CHECKED && strategy == REFERENCE) {
                 let mut longer = cluster.clone();
                 longer.workload = Workload { generate: MANY_TOKENS, ..WORKLOAD };
                 let many = simulated(&longer, plan, CHUNK)?;
                 steady[place] = score.simulated.zip(many);
             }
-            row.push(answer.map(|(_, score)| score));
+            row.push(planned.map(|(_, score)| score));
         }
         scores.push(row);
     }
-    let problem = Instance::from_cluster(&drawn, None);
+    let problem = Instance::from_cluster(&random_cluster, None);
     let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
-    let (one_round, more_rounds) = by_rounds(&model);
-    Ok(Home {
+    let (one_round, more_rounds) = best_by_rounds(&model);
+    Ok(InstanceResult {
         number,
-        model: drawn.model.name.clone(),
-        devices: drawn.members.len(),
-        memory_ratio: memory_ratio(&drawn),
+        model: random_cluster.model.name.clone(),
+        devices: random_cluster.members.len(),
+        memory_ratio: memory_ratio(&random_cluster),
         scores,
         one_round,
         more_rounds,
@@ -112,8 +115,8 @@ pub fn instance(seed: u64, number: usize) -> Result<Home, String> {
     })
 }
 
-/// The optimum with one round, and the best of those with more.
-fn by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
+/// Returns the optimum with one round, and the best optimum with more than one round, in seconds.
+fn best_by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
     let optimum = |rounds| {
         let exact = Exact { rules: SELECTION, rounds: Some(rounds), ..Exact::default() };
         solve(&exact, model).ok().map(|solution| solution.seconds())
@@ -122,11 +125,12 @@ fn by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
     (optimum(1), more.filter_map(optimum).min_by(f64::total_cmp))
 }
 
+/// Returns the name of a residency policy in reports.
 pub fn label(residency: Option<Residency>) -> String {
     residency.map_or_else(|| "chosen".to_owned(), |residency| residency.to_string())
 }
 
-/// The names of the models that instances are drawn from.
+/// Returns the names of the models of the random clusters.
 pub fn models() -> String {
     clusters::MODELS.join(", ")
 }

@@ -1,10 +1,10 @@
-//! The numbers that the prima.cpp paper reports for its testbeds.
+//! The published results of the prima.cpp paper for its testbeds.
 //!
-//! Times and ratios as printed, each with the strategy of ours that plans as that system does. Nothing here has
-//! been used to set a number of the devices in `scenarios/paper/devices`; those of the shipped d1 to d4 say
-//! which of theirs were inferred from Table 4.
+//! Times and ratios as printed, each with the strategy of ours that plans like the published system. No parameter of
+//! the devices in `scenarios/paper/devices` was inferred from these results. The shipped profiles d1 to d4 state
+//! which of their parameters were inferred from Table 4.
 //!
-//! Not here: our numbers ([`crate::paper`]).
+//! Not here: our results ([`crate::paper`]).
 
 /// A row of Table 4: milliseconds per output token on D1 to D4.
 pub struct Row {
@@ -34,8 +34,8 @@ const fn row(size: &'static str, [llama_cpp, without_halda, without_prefetch, pr
 }
 
 impl Row {
-    /// The system that plans as a strategy of ours does, and its time.
-    pub fn beside(&self, strategy: &str) -> Option<(&'static str, f64)> {
+    /// Returns the published system that plans like a strategy of ours, and its time per token in milliseconds.
+    pub fn for_strategy(&self, strategy: &str) -> Option<(&'static str, f64)> {
         match strategy {
             "single" => Some(("llama.cpp", self.llama_cpp)),
             "mem" => Some(("w/o halda", self.without_halda)),
@@ -45,29 +45,30 @@ impl Row {
     }
 }
 
-/// How many times slower than with Halda a token is, from and to. source: prima.cpp paper, appendix A.10, Fig. 10
-pub struct Slower {
-    /// With `MemSched`.
+/// The ranges of the time per token with a heuristic, relative to Halda. source: prima.cpp paper, appendix A.10, Fig.
+/// 10
+pub struct HeuristicRatios {
+    /// The range with `MemSched`.
     pub mem: [f64; 2],
-    /// With `PerfSched`.
+    /// The range with `PerfSched`.
     pub perf: [f64; 2],
 }
 
-/// The ratios of a size: the text has one pair of ranges for 8B to 45B and one for 60B to 70B; at 70B it has
-/// single numbers.
-pub fn fig_10(size: &str) -> Slower {
+/// Returns the ratios of a model size: the paper's text has one pair of ranges for 8B to 45B, one for 60B to 70B, and
+/// single values for 70B.
+pub fn fig_10(size: &str) -> HeuristicRatios {
     match size {
-        "70b" => Slower { mem: [3.3, 3.3], perf: [1.6, 1.6] },
-        "60b" | "65b" => Slower { mem: [1.9, 3.3], perf: [1.6, 1.8] },
-        _ => Slower { mem: [4.5, 8.8], perf: [1.1, 1.5] },
+        "70b" => HeuristicRatios { mem: [3.3, 3.3], perf: [1.6, 1.6] },
+        "60b" | "65b" => HeuristicRatios { mem: [1.9, 3.3], perf: [1.6, 1.8] },
+        _ => HeuristicRatios { mem: [4.5, 8.8], perf: [1.1, 1.5] },
     }
 }
 
-/// How far from a published range a ratio may lie and still count as that. source: assumed
+/// Maximum relative distance of a ratio from a published range to count as equal. source: assumed
 pub const TOLERANCE: f64 = 0.25;
 
-/// Whether a ratio lies in a range, give or take the tolerance.
-pub fn within(ratio: f64, [from, to]: [f64; 2]) -> bool {
+/// Whether a ratio is in a range that is extended by the tolerance.
+pub fn is_within_tolerance(ratio: f64, [from, to]: [f64; 2]) -> bool {
     (from * (1.0 - TOLERANCE)..=to * (1.0 + TOLERANCE)).contains(&ratio)
 }
 
@@ -76,10 +77,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_beside_a_range_is_still_in_it() {
+    fn ranges_are_extended_by_a_quarter() {
         // 4.5 - 25 % = 3.375, 8.8 + 25 % = 11.
         let range = fig_10("8b").mem;
-        assert!(within(3.4, range) && within(10.9, range));
-        assert!(!within(3.3, range) && !within(11.1, range));
+        assert!(is_within_tolerance(3.4, range) && is_within_tolerance(10.9, range));
+        assert!(!is_within_tolerance(3.3, range) && !is_within_tolerance(11.1, range));
     }
 }

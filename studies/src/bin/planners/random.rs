@@ -1,14 +1,15 @@
-//! The random numbers of a seed.
+//! Random numbers that are the same on every machine.
 //!
-//! Each instance draws from a stream of its own, so that instance 17 is the same whatever the number of
-//! instances and of threads. Only additions and products turn random bits into numbers: they are exact on every
-//! machine, which powers and logarithms are not.
+//! Each instance has its own random stream, so that instance 17 is the same for any number of instances and threads.
+//! Random bits are converted to numbers with additions and multiplications only, because these are exact on every
+//! machine; powers and logarithms are not.
 //!
-//! Not here: what is drawn ([`crate::devices`], [`crate::clusters`]).
+//! Not here: the random devices and clusters ([`crate::devices`], [`crate::clusters`]).
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+/// The random stream of one instance.
 pub struct Random(ChaCha8Rng);
 
 impl Random {
@@ -18,29 +19,30 @@ impl Random {
         Self(generator)
     }
 
-    /// In [0, 1), uniform.
-    fn share(&mut self) -> f64 {
+    /// Returns a uniform number in [0, 1).
+    fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Between two numbers, uniform.
-    pub fn between(&mut self, [from, to]: [f64; 2]) -> f64 {
-        from + (to - from) * self.share()
+    /// Returns a uniform number between two numbers.
+    pub fn uniform(&mut self, [from, to]: [f64; 2]) -> f64 {
+        from + (to - from) * self.unit()
     }
 
-    /// Between two numbers, smaller ones more often: half of all lie in the first quarter.
+    /// Returns a number between two numbers, with a preference for small ones: half of them are in the lowest
+    /// quarter.
     pub fn skewed(&mut self, [from, to]: [f64; 2]) -> f64 {
-        let share = self.share();
-        from + (to - from) * share * share
+        let unit = self.unit();
+        from + (to - from) * unit * unit
     }
 
-    /// One of several, equally likely.
+    /// Returns one of several items with equal probability.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
-        &items[(self.share() * items.len() as f64) as usize]
+        &items[(self.unit() * items.len() as f64) as usize]
     }
 
-    /// A whole number between two, both included.
+    /// Returns a uniform integer between two integers, both included.
     pub fn count(&mut self, [from, to]: [u32; 2]) -> u32 {
-        from + (self.share() * f64::from(to - from + 1)) as u32
+        from + (self.unit() * f64::from(to - from + 1)) as u32
     }
 }

@@ -1,11 +1,11 @@
-//! Regret of each strategy against the best of all plans.
+//! Computes the regret of each strategy against the best of all plans.
 //!
-//! On small instances every plan is simulated: all windows, all GPU splits, all valid rounds, all choices of
-//! devices. The regret of a strategy is its simulated time over the fastest of all plans, less one. The plans
-//! keep to the named constraints, so that a strategy's plan is one of them, unless it chooses a residency; such plans
-//! are added to them.
+//! On small instances all plans are simulated: all windows, GPU layers, valid rounds and selections of devices. The
+//! regret of a strategy is the ratio of its simulated time to that of the fastest plan, minus one. All plans satisfy
+//! the named constraints, so that a strategy's plan is one of them, unless the strategy chooses residency policies;
+//! such plans are added to them.
 //!
-//! Not here: whether the simulator is right.
+//! Not here: the accuracy of the simulator.
 
 use hearth_core::Cluster;
 use hearth_halda::baselines::exhaustive::for_each_split;
@@ -13,49 +13,54 @@ use hearth_halda::{Assignment, Instance, LatencyModel, valid_rounds, violations}
 use hearth_schema::residency::Residency;
 use hearth_studies::manual_plan;
 
-use crate::clusters::{memory_ratio, small, under};
+use crate::clusters::{memory_ratio, small, with_residency};
 use crate::evaluation::{CHUNK, SMALL_WORKLOAD, Score, evaluate_strategy, simulated, strategies};
 use crate::population::{RESIDENCIES, SELECTION};
 
-/// A small instance under one residency, with the fastest of all its plans.
-pub struct Searched {
+/// The results of a small instance with one residency policy: the fastest of all plans, and the plans of the
+/// strategies.
+pub struct ExhaustiveResult {
     pub number: usize,
     pub model: String,
     pub devices: usize,
     pub memory_ratio: f64,
-    /// How devices keep their weights, if the planner does not choose.
+    /// The residency policy of all devices; `None` if the planner chooses.
     pub residency: Option<Residency>,
-    /// How many plans were simulated.
+    /// Number of simulated plans.
     pub plans: usize,
-    /// The best simulated time, and the number of rounds that gives it.
+    /// The best simulated time in seconds, and the rounds of its plan.
     pub fastest: Option<(f64, u32)>,
-    /// Each strategy's score, in the order of [`strategies`].
+    /// The score of each strategy, in the order of [`strategies`].
     pub scores: Vec<Result<Score, String>>,
 }
 
-/// The small instance of a number, under each residency.
-pub fn searched(seed: u64, number: usize) -> Result<Vec<Searched>, String> {
-    let drawn = small(seed, number as u64, SMALL_WORKLOAD)?;
-    let mut all: Vec<Searched> = Vec::new();
+/// Returns the results of the small instance of a number, with each residency policy.
+pub fn search_all(seed: u64, number: usize) -> Result<Vec<ExhaustiveResult>, String> {
+    let instance = small(seed, number as u64, SMALL_WORKLOAD)?;
+    let mut all: Vec<ExhaustiveResult> = Vec::new();
     for residency in RESIDENCIES {
-        let mut searched = search(&drawn, number, residency)?;
+        let mut result = search(&instance, number, residency)?;
         if residency.is_none() {
-            // All plans with one residency for all, and those of the strategies.
-            let fastest = all.iter().filter_map(|other| other.fastest).chain(searched.fastest);
-            searched.fastest = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
+            // The best of all plans with one policy for all devices, and of the plans of the strategies.
+            let fastest = all.iter().filter_map(|other| other.fastest).chain(result.fastest);
+            result.fastest = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
         }
-        all.push(searched);
+        all.push(result);
     }
     Ok(all)
 }
 
-fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Result<Searched, String> {
-    let cluster = under(drawn.clone(), residency);
+fn search(
+    instance: &Cluster,
+    number: usize,
+    residency: Option<Residency>,
+) -> Result<ExhaustiveResult, String> {
+    let cluster = with_residency(instance.clone(), residency);
     let problem = Instance::from_cluster(&cluster, None);
     let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
     let (mut plans, mut fastest) = (0, None);
-    let every = if residency.is_some() { assignments(&model) } else { Vec::new() };
-    for assignment in every {
+    let assignments = if residency.is_some() { all_assignments(&model) } else { Vec::new() };
+    for assignment in assignments {
         plans += 1;
         let Assignment { rounds, window_layers, gpu_layers, .. } = &assignment;
         let plan = manual_plan(&cluster, *rounds, window_layers, gpu_layers);
@@ -67,15 +72,15 @@ fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Resul
     }
     let mut scores = Vec::new();
     for strategy in strategies() {
-        let answer = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
-        scores.push(answer.map(|(_, score)| score));
+        let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
+        scores.push(planned.map(|(_, score)| score));
     }
-    // A strategy may choose a stream buffer, or a residency for each device, and be faster than all of them.
+    // A strategy may choose a stream buffer, or a policy for each device, and be faster than all of these plans.
     for score in scores.iter().flatten() {
         let own = score.simulated.map(|seconds| (seconds, score.rounds));
         fastest = fastest.into_iter().chain(own).min_by(|one, other| one.0.total_cmp(&other.0));
     }
-    Ok(Searched {
+    Ok(ExhaustiveResult {
         number,
         model: cluster.model.name.clone(),
         devices: cluster.members.len(),
@@ -87,8 +92,8 @@ fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Resul
     })
 }
 
-/// Every assignment with the first device as head that breaks no constraint.
-fn assignments(model: &LatencyModel) -> Vec<Assignment> {
+/// Returns all assignments with the first device as head that satisfy the constraints.
+fn all_assignments(model: &LatencyModel) -> Vec<Assignment> {
     let devices = model.device_count();
     let mut found = Vec::new();
     for rounds in valid_rounds(model.model_layers()) {

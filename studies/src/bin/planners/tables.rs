@@ -1,28 +1,27 @@
-//! Writes the report of the study.
+//! Writes the report about random clusters: a page of Markdown tables, and a CSV file with all values.
 //!
-//! A page of Markdown tables and a table of all numbers, the same bytes for the same instances.
-//!
-//! Not here: the numbers.
+//! The same results give the same bytes.
 
 use std::fmt::Write;
 
 use crate::curves::{Panel, drawing};
 use crate::evaluation::{CHUNK, REFERENCE, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 use crate::gaps::{Gaps, gap};
-use crate::population::{CHECKED, Home, MANY_TOKENS, RESIDENCIES, label, models};
-use crate::regret::Searched;
+use crate::population::{CHECKED, InstanceResult, MANY_TOKENS, RESIDENCIES, label, models};
+use crate::regret::ExhaustiveResult;
 
+/// A Markdown table.
 pub struct Table {
     text: String,
 }
 
 impl Table {
-    /// A table whose columns except the first are numbers.
+    /// Creates a table in which all columns except the first are right-aligned numbers.
     pub fn new(columns: &[&str]) -> Self {
         Self::after(1, columns)
     }
 
-    /// A table whose columns except the first `words` are numbers.
+    /// Creates a table in which all columns except the first `words` are right-aligned numbers.
     pub fn after(words: usize, columns: &[&str]) -> Self {
         let (words, numbers) = (" --- |".repeat(words), " ---: |".repeat(columns.len() - words));
         Self { text: format!("| {} |\n|{words}{numbers}\n", columns.join(" | ")) }
@@ -32,20 +31,21 @@ impl Table {
         let _ = writeln!(self.text, "| {} |", cells.join(" | "));
     }
 
-    /// The table, with the empty line behind it.
+    /// Returns the table and an empty line.
     pub fn end(self) -> String {
         self.text + "\n"
     }
 }
 
-pub fn page(command: &str, instances: &[Home], small: &[Searched]) -> String {
+/// Returns the page in Markdown. `command` is the command that writes it.
+pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
     let mut text = String::from("# Quality of the plans of each strategy\n\n");
     let _ = write!(
         text,
         "Written by\n\n    {command}\n\nwhich gives the same bytes on every machine. {} random homes of 2 to 8 \
          devices, each with a model of the paper's Table 4 ({}); memory is 0.4 to 1.4 times the model where \
          enough of it can be taken away, with a median of {:.2}. The \
-         ranges and their sources stand in `studies/src/bin/planners/devices.rs` and `clusters.rs`, all numbers in \
+         ranges and their sources are in `studies/src/bin/planners/devices.rs` and `clusters.rs`, all numbers in \
          `data.csv`.\n\n![Cumulative distributions of the gaps](gaps.svg)\n\n",
         instances.len(),
         models(),
@@ -67,12 +67,13 @@ pub fn page(command: &str, instances: &[Home], small: &[Searched]) -> String {
     text
 }
 
-fn objective(instances: &[Home]) -> String {
+fn objective(instances: &[InstanceResult]) -> String {
     let mut text = format!(
         "## Under the paper's objective\n\nThe time of a token by the paper's latency model, against the optimum \
          that `{REFERENCE}` finds with device selection. Plans are those made for residency `os`.\n\n"
     );
-    let solvable: Vec<&Home> = instances.iter().filter(|instance| instance.optimum().is_some()).collect();
+    let solvable: Vec<&InstanceResult> =
+        instances.iter().filter(|instance| instance.optimum().is_some()).collect();
     let mut table =
         Table::new(&["strategy", "optimal", "refused", "median gap", "p90", "max", "more than 2x"]);
     for (place, strategy) in strategies().enumerate() {
@@ -80,7 +81,7 @@ fn objective(instances: &[Home]) -> String {
         let gaps = Gaps::new(gaps.collect());
         table.row(&[
             format!("`{strategy}`"),
-            share(gaps.none(), solvable.len()),
+            share(gaps.zeros(), solvable.len()),
             (solvable.len() - gaps.count()).to_string(),
             percent(gaps.quantile(0.5)),
             percent(gaps.quantile(0.9)),
@@ -101,7 +102,7 @@ fn objective(instances: &[Home]) -> String {
     text
 }
 
-fn simulator(instances: &[Home], residency: usize) -> String {
+fn simulator(instances: &[InstanceResult], residency: usize) -> String {
     let mut table = Table::new(&[
         "strategy",
         "within 1 % of the best",
@@ -115,7 +116,7 @@ fn simulator(instances: &[Home], residency: usize) -> String {
         "expectation off by, median",
         "p90",
     ]);
-    let solvable: Vec<&Home> =
+    let solvable: Vec<&InstanceResult> =
         instances.iter().filter(|instance| instance.fastest(residency).is_some()).collect();
     for (place, strategy) in strategies().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.simulated_gap(residency, place));
@@ -148,9 +149,9 @@ fn simulator(instances: &[Home], residency: usize) -> String {
     )
 }
 
-fn steady(instances: &[Home]) -> String {
+fn steady(instances: &[InstanceResult]) -> String {
     let differences = |residency: usize| {
-        let of = |instance: &Home| {
+        let of = |instance: &InstanceResult| {
             let (few, many) = instance.steady[residency]?;
             Some((few / many - 1.0).abs())
         };
@@ -176,7 +177,7 @@ fn steady(instances: &[Home]) -> String {
     text
 }
 
-fn regrets(small: &[Searched]) -> String {
+fn regrets(small: &[ExhaustiveResult]) -> String {
     let count = small.len() / RESIDENCIES.len();
     let plans: usize = small.iter().map(|searched| searched.plans).sum();
     let mut text = format!(
@@ -187,7 +188,7 @@ fn regrets(small: &[Searched]) -> String {
         SMALL_WORKLOAD.generate
     );
     for residency in RESIDENCIES {
-        let of: Vec<&Searched> = small
+        let of: Vec<&ExhaustiveResult> = small
             .iter()
             .filter(|searched| searched.residency == residency && searched.fastest.is_some())
             .collect();
@@ -210,7 +211,7 @@ fn regrets(small: &[Searched]) -> String {
             "more than 2x",
         ]);
         for (place, strategy) in strategies().enumerate() {
-            let one = |searched: &&Searched| {
+            let one = |searched: &&ExhaustiveResult| {
                 let (best, _) = searched.fastest?;
                 Some(gap(searched.scores[place].as_ref().ok()?.simulated, best))
             };
@@ -230,9 +231,9 @@ fn regrets(small: &[Searched]) -> String {
     text
 }
 
-/// The distributions of the gaps as a drawing.
-pub fn curves(instances: &[Home]) -> String {
-    let panel = |title: String, gap: &dyn Fn(&Home, usize) -> Option<f64>, count: usize| {
+/// Returns the cumulative distributions of the gaps as SVG.
+pub fn curves(instances: &[InstanceResult]) -> String {
+    let panel = |title: String, gap: &dyn Fn(&InstanceResult, usize) -> Option<f64>, count: usize| {
         let of = |(place, strategy)| {
             let gaps = instances.iter().filter_map(|instance| gap(instance, place)).collect();
             (strategy, Gaps::new(gaps), count)
@@ -240,17 +241,17 @@ pub fn curves(instances: &[Home]) -> String {
         Panel { title, curves: strategies().enumerate().map(of).collect() }
     };
     let solvable = instances.iter().filter(|instance| instance.optimum().is_some()).count();
-    let mut panels = vec![panel("The paper's objective".into(), &Home::objective_gap, solvable)];
+    let mut panels = vec![panel("The paper's objective".into(), &InstanceResult::objective_gap, solvable)];
     for (at, residency) in RESIDENCIES.iter().enumerate() {
         let running = instances.iter().filter(|instance| instance.fastest(at).is_some()).count();
-        let gap = |instance: &Home, place| instance.simulated_gap(at, place);
+        let gap = |instance: &InstanceResult, place| instance.simulated_gap(at, place);
         panels.push(panel(format!("Simulator, residency {}", label(*residency)), &gap, running));
     }
     drawing(&panels)
 }
 
-/// Every number of the study, one row a plan.
-pub fn data(instances: &[Home], small: &[Searched]) -> String {
+/// Returns all values as CSV, with a row for each plan.
+pub fn data(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
     let mut text = String::from(
         "part,instance,model,devices,memory_ratio,residency,strategy,rounds,used_devices,predicted_s,\
          simulated_s,best_predicted_s,best_simulated_s\n",
@@ -304,7 +305,7 @@ fn seconds(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| format!("{value:.6}"))
 }
 
-/// Formats a gap.
+/// Formats a gap in percent, or as a factor from 11x on.
 pub fn percent(value: f64) -> String {
     if value.is_nan() {
         return "-".into();
@@ -312,12 +313,12 @@ pub fn percent(value: f64) -> String {
     if value.is_infinite() {
         return "no end".into();
     }
-    // Zero, whatever the last bits of two equal times say.
+    // Equal times may differ in their last bits, which must not print as -0.0.
     let value = if value.abs() < 5e-5 { 0.0 } else { value };
     if value < 10.0 { format!("{:.1} %", value * 100.0) } else { format!("{:.0}x", value + 1.0) }
 }
 
-/// Formats a factor.
+/// Formats a ratio with two decimals.
 pub fn ratio(value: f64) -> String {
     if value.is_finite() { format!("{value:.2}") } else { "-".into() }
 }

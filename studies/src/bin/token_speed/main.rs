@@ -1,27 +1,31 @@
-//! Measures the time of simulating a token, and its growth with devices, layers and tokens.
+//! Measures the processor time of simulating a token, and its growth with devices, layers and tokens.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin token_speed                 # a 70B model on four devices
 //! cargo run --release -p hearth-studies --bin token_speed -- --scaling    # by devices, layers and tokens
 //! ```
 //!
-//! Times are processor time, the shortest of five, from plan to metrics.
+//! A time includes simulation and metrics, and is the shortest of five runs.
 
 mod rings;
 
 use hearth_core::metrics;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_studies::timed;
-use rings::{Ring, Size};
+use rings::{Ring, RingOptions};
 
+/// Number of generated tokens.
 const GENERATE: u32 = 64;
 
 type Failed = Box<dyn std::error::Error>;
 
-/// The result of a run.
-struct Measured {
+/// The result of the fastest run.
+struct Measurement {
+    /// Simulated time per token.
     tpot_ms: f64,
+    /// Number of trace records.
     records: usize,
+    /// Processor time of simulation and metrics.
     seconds: f64,
 }
 
@@ -29,13 +33,13 @@ fn main() -> Result<(), Failed> {
     if std::env::args().any(|argument| argument == "--scaling") { scaling() } else { four_devices() }
 }
 
-fn measure(ring: &Ring) -> Result<Measured, Failed> {
+fn measure(ring: &Ring) -> Result<Measurement, Failed> {
     let runs = (0..5).map(|_| timed(|| ring.run().map(|trace| (metrics::compute(&trace), trace))));
     let fastest = runs.min_by(|one, other| one.1.total_cmp(&other.1)).expect("five runs");
     let (metrics, trace) = fastest.0?;
     let seconds = fastest.1;
     let tpot_ms = metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
-    Ok(Measured { tpot_ms, records: trace.records.len(), seconds })
+    Ok(Measurement { tpot_ms, records: trace.records.len(), seconds })
 }
 
 fn four_devices() -> Result<(), Failed> {
@@ -45,9 +49,12 @@ fn four_devices() -> Result<(), Failed> {
     );
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
     let line = |windows: &[u32], what: &str, ring: &Ring| {
-        let Measured { tpot_ms, records, seconds } = measure(ring)?;
-        let (ours, records) = (seconds * 1e3 / f64::from(GENERATE), records as u32 / GENERATE);
-        println!("| {windows:?} | {} | {what} | {tpot_ms:.0} | {records} | {ours:.2} |", ring.plan.rounds);
+        let Measurement { tpot_ms, records, seconds } = measure(ring)?;
+        let (ms_per_token, records) = (seconds * 1e3 / f64::from(GENERATE), records as u32 / GENERATE);
+        println!(
+            "| {windows:?} | {} | {what} | {tpot_ms:.0} | {records} | {ms_per_token:.2} |",
+            ring.plan.rounds
+        );
         Ok::<(), Failed>(())
     };
     line(&[51, 17, 12], "os, 36 layers on GPUs", &Ring::with_gpus(GENERATE)?)?;
@@ -59,8 +66,9 @@ fn four_devices() -> Result<(), Failed> {
         ([20, 8, 8, 4], "managed", managed),
         ([5, 2, 2, 1], "managed", managed),
     ] {
-        let size = Size { windows: &windows, layers: 80, tokens: GENERATE, residency, held: None };
-        line(&windows, what, &Ring::new(size)?)?;
+        let options =
+            RingOptions { windows: &windows, layers: 80, tokens: GENERATE, residency, cached_share: None };
+        line(&windows, what, &Ring::new(options)?)?;
     }
     Ok(())
 }
@@ -72,15 +80,16 @@ fn scaling() -> Result<(), Failed> {
     let by_devices = [1, 2, 4, 8, 16, 32].map(|devices| (devices, 160, 32));
     let by_layers = [20, 40, 80, 160].map(|layers| (4, layers, 32));
     let by_tokens = [8, 32, 128, 512].map(|tokens| (4, 80, tokens));
-    for held in [0.5, 1.1] {
+    for share in [0.5, 1.1] {
         for (devices, layers, tokens) in by_devices.into_iter().chain(by_layers).chain(by_tokens) {
             let windows = vec![layers / devices; devices as usize];
             let residency = ResidencyOptions::default();
-            let held = Some(held);
-            let ring = Ring::new(Size { windows: &windows, layers, tokens, residency, held })?;
+            let cached_share = Some(share);
+            let options = RingOptions { windows: &windows, layers, tokens, residency, cached_share };
+            let ring = Ring::new(options)?;
             let ms = measure(&ring)?.seconds * 1e3;
             let each = ms * 1e3 / f64::from(layers * tokens);
-            let memory = if held == Some(0.5) { "half" } else { "all" };
+            let memory = if cached_share == Some(0.5) { "half" } else { "all" };
             println!("| {memory} | {devices} | {layers} | {tokens} | {ms:.1} | {each:.1} |");
         }
     }

@@ -1,8 +1,8 @@
-//! The rings of which the simulation's speed is measured.
+//! The simulated rings for the measurement of the simulator's speed.
 //!
-//! Llama 70B, or a model of its layers in another number, on the shipped devices d1 to d4 and copies of them. Without
-//! GPUs every byte goes through a page cache: the worst case, in which most chunks are read from disk again for every
-//! token.
+//! The model is Llama 70B, or a model with another number of its layers. The devices are the shipped d1 to d4,
+//! repeated in larger rings. Without GPUs all weights are in the page cache: the worst case, in which most chunks are
+//! read from disk again for every token.
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_profiles::device::shipped as shipped_device;
@@ -15,37 +15,41 @@ use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, SimError, simulate};
 use hearth_studies::manual_plan;
 
-/// The simulated configuration.
+/// A cluster and the plan that is simulated on it.
 #[derive(Debug, Clone)]
 pub struct Ring {
     cluster: Cluster,
     pub plan: Plan,
 }
 
+/// The size of a ring and its run.
 #[derive(Debug, Clone, Copy)]
-pub struct Size<'w> {
-    /// Layers of each device's window, in ring order; as many devices.
+pub struct RingOptions<'w> {
+    /// Layers in the window of each device, in ring order.
     pub windows: &'w [u32],
+    /// Layers of the model.
     pub layers: u32,
+    /// Generated tokens.
     pub tokens: u32,
     pub residency: ResidencyOptions,
-    /// Which part of its weights a device has page cache for; its own memory if absent.
-    pub held: Option<f64>,
+    /// Share of its weights for which each device has page cache; `None` for the memory of the shipped devices.
+    pub cached_share: Option<f64>,
 }
 
-/// Keys and values of a layer of Llama 70B for the context here: 1024 tokens of twice 8 heads of 128 half floats.
+/// Bytes of the keys and values of a layer of Llama 70B: 1024 tokens, keys and values of 8 heads of dimension 128 in
+/// f16.
 const KV_BYTES: u64 = 1024 * 2 * 8 * 128 * 2;
 
 impl Ring {
-    /// A ring without GPUs.
-    pub fn new(size: Size) -> Result<Ring, Box<dyn std::error::Error>> {
-        let devices = ["d3", "d2", "d1", "d4"].into_iter().cycle().take(size.windows.len());
+    /// Returns a ring without GPUs.
+    pub fn new(options: RingOptions) -> Result<Ring, Box<dyn std::error::Error>> {
+        let devices = ["d3", "d2", "d1", "d4"].into_iter().cycle().take(options.windows.len());
         let mut members = Vec::new();
         for (place, name) in devices.enumerate() {
             let mut device = shipped_device(name)?;
             device.gpu = None;
             let name = format!("{name}-{place}");
-            members.push(Member { name, address: None, device, residency: Some(size.residency) });
+            members.push(Member { name, address: None, device, residency: Some(options.residency) });
         }
         let default = Link {
             latency: Sourced::new(Seconds(0.005), "assumed"),
@@ -55,26 +59,27 @@ impl Ring {
             members,
             head: 0,
             links: LinkTable::new(Links::constant(default)),
-            model: model(size.layers)?,
+            model: model(options.layers)?,
             context: 1024,
             kv_cache: KvFormat::F16,
             activations: hearth_schema::scenario::ActivationFormat::F32,
             draft: None,
-            workload: Workload::plain(32, size.tokens),
+            workload: Workload::plain(32, options.tokens),
             seed: 1,
         };
-        let rounds = size.layers.div_ceil(size.windows.iter().sum());
-        let plan = manual_plan(&cluster, rounds, size.windows, &vec![0; size.windows.len()]);
-        if let Some(held) = size.held {
-            cluster.members = alike(&cluster, &plan, held)?;
+        let rounds = options.layers.div_ceil(options.windows.iter().sum());
+        let plan = manual_plan(&cluster, rounds, options.windows, &vec![0; options.windows.len()]);
+        if let Some(share) = options.cached_share {
+            cluster.members = equal_members(&cluster, &plan, share)?;
         }
         Ok(Ring { cluster, plan })
     }
 
-    /// The ring of `scenarios/paper/llama-70b-on-d1-d4.yaml`, with the plan that `hearth plan` makes for it.
+    /// Returns the ring of `scenarios/paper/llama-70b-on-d1-d4.yaml`, with the plan that `hearth plan` makes for it.
     pub fn with_gpus(tokens: u32) -> Result<Ring, Box<dyn std::error::Error>> {
         let residency = ResidencyOptions::default();
-        let mut ring = Ring::new(Size { windows: &[51, 17, 12], layers: 80, tokens, residency, held: None })?;
+        let windows = &[51, 17, 12];
+        let mut ring = Ring::new(RingOptions { windows, layers: 80, tokens, residency, cached_share: None })?;
         for (member, name) in ring.cluster.members.iter_mut().zip(["d3", "d2", "d1"]) {
             member.device = shipped_device(name)?;
         }
@@ -84,14 +89,20 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Simulates the plan.
     pub fn run(&self) -> Result<Trace, SimError> {
         let options = Options { warm: true, ..Options::default() };
         simulate(&Input { cluster: &self.cluster, plan: &self.plan, options: &options })
     }
 }
 
-/// Copies of d3, each with page cache for the same part of its weights: so rings of any size do the same work a layer.
-fn alike(cluster: &Cluster, plan: &Plan, held: f64) -> Result<Vec<Member>, Box<dyn std::error::Error>> {
+/// Returns copies of d3, each with page cache for the same share of its weights, so that the work per layer does not
+/// depend on the size of the ring.
+fn equal_members(
+    cluster: &Cluster,
+    plan: &Plan,
+    cached_share: f64,
+) -> Result<Vec<Member>, Box<dyn std::error::Error>> {
     let mut members = cluster.members.clone();
     for (place, member) in members.iter_mut().enumerate() {
         let mut device = shipped_device("d3")?;
@@ -101,7 +112,7 @@ fn alike(cluster: &Cluster, plan: &Plan, held: f64) -> Result<Vec<Member>, Box<d
         let weights: Bytes =
             layers.iter().map(|&layer| cluster.model.layer_bytes(layer)).sum::<Bytes>() + ends;
         let buffers = device.cpu.compute_buffer.value + Bytes(KV_BYTES) * layers.len() as u64;
-        let memory = Bytes((weights.as_f64() * held) as u64) + buffers;
+        let memory = Bytes((weights.as_f64() * cached_share) as u64) + buffers;
         device.memory.total.value = memory;
         device.memory.available.value = memory;
         member.device = device;
@@ -109,7 +120,7 @@ fn alike(cluster: &Cluster, plan: &Plan, held: f64) -> Result<Vec<Member>, Box<d
     Ok(members)
 }
 
-/// Llama 70B with `layers` layers.
+/// Returns Llama 70B with `layers` layers.
 fn model(layers: u32) -> Result<ModelProfile, Box<dyn std::error::Error>> {
     let whole = shipped("llama-70b")?;
     if layers == whole.shape.layers.0 {

@@ -1,4 +1,4 @@
-//! Announcements are hints, and what a search stores is bounded.
+//! Announcements are not trusted, and the memory of a search is bounded.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -31,20 +31,20 @@ fn missing_workers_are_listed_with_what_was_seen() {
     let mut state = SearchState::new(&names(&["b", "c", "d"]), false);
     let [good, other, bad] = ["10.0.0.2:9", "10.0.0.3:9", "10.0.0.4:0"];
     assert_eq!(state.add(&service("b", "x", &[good])), [good.parse().unwrap()]);
-    assert_eq!(state.add(&service("b", "x", &[good])), [], "it is called once");
+    assert_eq!(state.add(&service("b", "x", &[good])), [], "each address is tried once");
     assert_eq!(state.add(&service("c", "y", &[other, bad])).len(), 1);
     state.add(&service("tab\u{7}let", "z", &[good]));
     state.add(&service("tablet", "z", &[good]));
     state.add(&DiscoveredService { version: "1".into(), ..service("d", "w", &[good]) });
-    state.called("b", good.parse().unwrap(), Ok(()));
-    state.called("c", other.parse().unwrap(), Err("it has another key".into()));
+    state.record_result("b", good.parse().unwrap(), Ok(()));
+    state.record_result("c", other.parse().unwrap(), Err("it has another key".into()));
     assert!(!state.is_complete());
     let text = RingError::from(state.result(Duration::from_secs(5)).unwrap_err()).to_string();
     for part in [
-        "not found within 5 s: `c` (10.0.0.3:9: it has another key; one at 10.0.0.4:0, which is no address",
-        "`d` (one that speaks protocol 1 of hearth",
+        "not found within 5 s: `c` (10.0.0.3:9: it has another key; 10.0.0.4:0: not the address of a device",
+        "`d` (announced with protocol version 1, but this device has",
         ". Found: `b` at 10.0.0.2:9",
-        ". Also heard of: `tablet`, 1 more announcements",
+        ". Other announcements: `tablet`, and 1 more",
         "; start them with the same --key",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -56,19 +56,19 @@ fn two_workers_with_one_name_are_ambiguous() {
     let mut state = SearchState::new(&names(&["b"]), false);
     state.add(&service("b", "x", &["10.0.0.2:9", "127.0.0.1:9"]));
     state.add(&service("b", "y", &["10.0.0.3:9"]));
-    state.called("b", "127.0.0.1:9".parse().unwrap(), Ok(()));
+    state.record_result("b", "127.0.0.1:9".parse().unwrap(), Ok(()));
     assert_eq!(state.result(Duration::ZERO).unwrap()["b"], "127.0.0.1:9");
-    state.called("b", "10.0.0.2:9".parse().unwrap(), Ok(()));
+    state.record_result("b", "10.0.0.2:9".parse().unwrap(), Ok(()));
     assert_eq!(state.result(Duration::ZERO).unwrap()["b"], "10.0.0.2:9", "others reach it there too");
-    state.called("b", "10.0.0.3:9".parse().unwrap(), Ok(()));
+    state.record_result("b", "10.0.0.3:9".parse().unwrap(), Ok(()));
     assert!(matches!(state.result(Duration::ZERO), Err(DiscoveryError::Ambiguous { .. })));
 }
 
 #[test]
 fn without_a_key_only_this_machine_is_tried() {
     let mut state = SearchState::new(&names(&["b"]), true);
-    let asked = state.add(&service("b", "x", &["10.0.0.2:9", "127.0.0.1:9", "[fe80::1]:9", "[::1]:9"]));
-    assert_eq!(asked, ["127.0.0.1:9".parse().unwrap(), "[::1]:9".parse().unwrap()]);
+    let tried = state.add(&service("b", "x", &["10.0.0.2:9", "127.0.0.1:9", "[fe80::1]:9", "[::1]:9"]));
+    assert_eq!(tried, ["127.0.0.1:9".parse().unwrap(), "[::1]:9".parse().unwrap()]);
 }
 
 proptest! {
@@ -81,39 +81,39 @@ proptest! {
         repeats in 1usize..30,
     ) {
         let mut state = SearchState::new(&names(&["a", "b"]), false);
-        let mut asked = 0;
+        let mut tried = 0;
         for round in 0..repeats {
             for (name, version, host, port, kind) in &seen {
                 let version = if *kind == 0 { version.clone() } else { PROTOCOL.to_string() };
                 let host = IpAddr::from([host[0], host[1], host[2], host[3].wrapping_add(round as u8)]);
                 let addresses = vec![SocketAddr::new(host, *port); usize::from(*kind)];
                 let one = DiscoveredService { instance: name.clone(), name: name.clone(), version, addresses };
-                asked += state.add(&one).len();
+                tried += state.add(&one).len();
             }
         }
-        prop_assert!(asked <= 2 * MAX_CALLS);
+        prop_assert!(tried <= 2 * MAX_ADDRESSES);
         prop_assert!(state.others.len() <= MAX_OTHERS);
         prop_assert!(state.wanted.values().all(|it| it.rejected.len() <= MAX_OTHERS));
-        // Nobody has answered, so that nothing is found; the text fits a screen.
+        // No connection attempt has ended, so no worker is found. The error has a bounded length.
         let text = state.result(Duration::ZERO).unwrap_err().to_string();
         prop_assert!(text.len() < 20_000 && !text.chars().any(char::is_control), "{}", text.len());
     }
 }
 
-/// A port of this test's own: other processes have theirs.
+/// Returns the loopback interface with a port that no other test or process uses.
 fn scope() -> MdnsScope {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let port = 20_000 + (std::process::id() % 20_000) as u16 + NEXT.fetch_add(1, Ordering::SeqCst);
     MdnsScope { port, loopback: true }
 }
 
-/// Whether multicast gets through on this machine: one announcement comes back.
+/// Whether multicast works on this machine, so that an announcement is received.
 fn multicast_works(scope: MdnsScope) -> bool {
     let listening = "127.0.0.1:9".parse().unwrap();
     let Ok(_announcement) = Announcement::start("control", listening, scope) else { return false };
-    let Ok(daemon) = daemon(scope) else { return false };
-    let Ok(events) = daemon.browse(SERVICE) else { return false };
-    // Eight seconds, or as many other events.
+    let Ok(daemon) = start_daemon(scope) else { return false };
+    let Ok(events) = daemon.browse(SERVICE_TYPE) else { return false };
+    // Eight seconds, or less if other events arrive.
     for _ in 0..80 {
         if let Ok(ServiceEvent::ServiceResolved(_)) = events.recv_timeout(POLL_INTERVAL) {
             let _ = daemon.shutdown();
@@ -123,8 +123,8 @@ fn multicast_works(scope: MdnsScope) -> bool {
     false
 }
 
-/// Somebody who takes calls with a key; where.
-async fn answering(phrase: &str) -> SocketAddr {
+/// Starts a listener with a key that completes handshakes. Returns its address.
+async fn start_listener(phrase: &str) -> SocketAddr {
     let transport = EncryptedTransport::new(TcpTransport, Key::parse(phrase).unwrap());
     let mut listener = transport.bind("127.0.0.1:0").await.unwrap();
     let address = listener.address().parse().unwrap();
@@ -148,16 +148,16 @@ async fn worker_with_the_key_is_found_among_impostors() {
     let scope = scope();
     if !tokio::task::spawn_blocking(move || multicast_works(scope)).await.unwrap() {
         eprintln!(
-            "SKIPPED worker_with_the_key_is_found_among_impostors: multicast does not come back on this machine"
+            "SKIPPED worker_with_the_key_is_found_among_impostors: multicast does not work on this machine"
         );
         return;
     }
-    let (honest, impostor) = (answering(OURS).await, answering(THEIRS).await);
+    let (honest, impostor) = (start_listener(OURS).await, start_listener(THEIRS).await);
     let announcements: Vec<Announcement> = tokio::task::spawn_blocking(move || {
         let nobody = "127.0.0.1:1".parse().unwrap();
-        let said =
+        let announced =
             [("b", impostor), ("b", nobody), ("b", honest), ("c", honest), ("c", impostor), ("x", honest)];
-        said.iter().map(|(name, at)| Announcement::start(name, *at, scope).unwrap()).collect()
+        announced.iter().map(|(name, at)| Announcement::start(name, *at, scope).unwrap()).collect()
     })
     .await
     .unwrap();
@@ -169,8 +169,8 @@ async fn worker_with_the_key_is_found_among_impostors() {
     let missing =
         find_workers(&transport, &names(&["c", "d"]), Duration::from_secs(3), scope).await.unwrap_err();
     let text = missing.to_string();
-    assert!(text.contains("`d` (nobody of that name announces itself)"), "{text}");
-    // Without a key nobody on an encrypted port is taken for a worker.
+    assert!(text.contains("`d` (no worker with this name is announced)"), "{text}");
+    // Without a key, an encrypted port is not accepted as a worker.
     let error = find_workers(&TcpTransport, &names(&["c"]), Duration::from_secs(3), scope)
         .await
         .unwrap_err()
@@ -180,7 +180,7 @@ async fn worker_with_the_key_is_found_among_impostors() {
     tokio::task::spawn_blocking(move || drop(announcements)).await.unwrap();
 }
 
-/// A name as DNS writes it.
+/// Encodes a DNS name: each label with its length.
 fn labels(name: &[&[u8]]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for label in name {
@@ -191,18 +191,18 @@ fn labels(name: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// A record of DNS.
+/// Encodes a DNS resource record.
 fn record(name: &[u8], kind: u16, data: &[u8]) -> Vec<u8> {
     let mut bytes = name.to_vec();
     bytes.extend_from_slice(&kind.to_be_bytes());
-    // Class IN, for an hour.
+    // Class IN, with a time to live of an hour.
     bytes.extend_from_slice(&[0, 1, 0, 0, 14, 16]);
     bytes.extend_from_slice(&(data.len() as u16).to_be_bytes());
     bytes.extend_from_slice(data);
     bytes
 }
 
-/// An announcement as a hostile device would make it by hand (RFC 1035, sections 3 and 4).
+/// Builds the packet of an announcement as an attacker would (RFC 1035, sections 3 and 4).
 fn forged(number: u32, name: &[u8]) -> Vec<u8> {
     let service: [&[u8]; 3] = [b"_hearth", b"_tcp", b"local"];
     let instance = format!("forged-{number}");
@@ -219,7 +219,7 @@ fn forged(number: u32, name: &[u8]) -> Vec<u8> {
     [&[0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 0][..], &records.concat()].concat()
 }
 
-/// Sends thousands of forged, damaged and huge announcements to whichever process listens on this port of this machine.
+/// Sends thousands of forged, damaged and huge announcements to this port of this machine.
 fn flood(port: u16) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut seed = 1u32;

@@ -1,16 +1,14 @@
-//! A third party between two ends can read, change and repeat nothing.
+//! A third party between two ends cannot read, change or repeat messages.
 
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
+use super::super::noise::HANDSHAKE_MESSAGE_LEN;
 use super::*;
 use crate::wire::{ENCRYPTED_PREFIX, Frame, Message, WireError};
 
 type Read = Result<Option<Frame>, WireError>;
-
-/// Bytes of a handshake's flight.
-const FLIGHT: usize = 56;
 
 fn key() -> Key {
     Key::parse("a phrase for a test").unwrap()
@@ -36,14 +34,14 @@ fn run<T>(wait: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(soon(wait))
 }
 
-/// What the one in the middle does to the connecting end's bytes.
+/// The changes that the third party makes to the bytes of the connecting end.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tampering {
     flip: Option<(usize, u8)>,
     cut: Option<usize>,
 }
 
-/// Passes bytes on with its tampering, and gives all that passed.
+/// Forwards bytes with the changes of `how`. Returns all forwarded bytes.
 async fn tamper(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -67,7 +65,7 @@ async fn tamper(
     passed
 }
 
-/// Sends a frame from one end to the other through a third party; what was read, and all bytes that passed.
+/// Sends a frame through a third party. Returns the received frame, and all forwarded bytes.
 async fn through(how: Tampering) -> (Read, Vec<u8>) {
     let (near, near_end) = duplex(1 << 16);
     let (far_end, far) = duplex(1 << 16);
@@ -92,8 +90,8 @@ async fn through(how: Tampering) -> (Read, Vec<u8>) {
 async fn ciphertext_hides_the_frame() {
     let (read, passed) = soon(through(Tampering::default())).await;
     assert_eq!(read.unwrap(), Some(frame()));
-    let encrypted = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
-    assert_eq!(passed.len(), encrypted, "a handshake's flight and one message");
+    let encrypted = HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len();
+    assert_eq!(passed.len(), encrypted, "a handshake message and one other message");
     assert!(!passed.windows(4).any(|part| part == b"what" || part == b"know"));
 }
 
@@ -110,7 +108,7 @@ async fn wrong_key_is_refused_at_both_ends() {
     };
     let (near, far) = soon(async { tokio::join!(near, far) }).await;
     for error in [near, far] {
-        assert!(error.to_string().contains("no key or another one"), "{error}");
+        assert!(error.to_string().contains("no key or a different key"), "{error}");
     }
 }
 
@@ -137,7 +135,7 @@ async fn plain_and_encrypted_peers_refuse_each_other() {
     };
     let (told, seen) = soon(async { tokio::join!(plain, encrypted) }).await;
     assert!(matches!(told, WireError::Encrypted), "{told}");
-    assert!(seen.to_string().contains("it hung up"), "{seen}");
+    assert!(seen.to_string().contains("it closed the connection"), "{seen}");
 }
 
 #[tokio::test]
@@ -145,19 +143,19 @@ async fn silent_peer_is_disconnected_after_the_deadline() {
     let (_silent, far) = duplex(1 << 16);
     let mut far = accepting(far, key());
     let error = soon(Frame::read(&mut far, 0)).await.unwrap_err();
-    assert!(error.to_string().contains("it says nothing"), "{error}");
+    assert!(error.to_string().contains("it does not respond"), "{error}");
 }
 
 #[tokio::test]
 async fn recorded_connection_cannot_be_replayed() {
     let (_, recorded) = soon(through(Tampering::default())).await;
-    for (replayed, fine) in [(FLIGHT, true), (recorded.len(), false)] {
+    for (replayed, fine) in [(HANDSHAKE_MESSAGE_LEN, true), (recorded.len(), false)] {
         let (mut replay, far) = duplex(1 << 16);
         replay.write_all(&recorded[..replayed]).await.unwrap();
         replay.shutdown().await.unwrap();
         let mut far = accepting(far, key());
         let read = soon(Frame::read(&mut far, 1 << 10)).await;
-        // The first flight alone is answered, and nothing can follow.
+        // There is a reply to the first handshake message, but no frame can follow.
         assert!(matches!(read, Ok(None)) == fine && !matches!(read, Ok(Some(_))), "{replayed}: {read:?}");
         let again = soon(Frame::read(&mut far, 1 << 10)).await;
         assert!(!matches!(again, Ok(Some(_))), "a failed connection stays failed");
@@ -165,20 +163,20 @@ async fn recorded_connection_cannot_be_replayed() {
 }
 
 #[tokio::test]
-async fn reflected_flight_is_refused() {
+async fn reflected_handshake_message_is_refused() {
     let (near, mut mirror) = duplex(1 << 16);
     let reflect = async move {
-        let mut flight = [0; FLIGHT];
-        mirror.read_exact(&mut flight).await.unwrap();
-        mirror.write_all(&flight).await.unwrap();
-        let _ = mirror.read(&mut flight).await;
+        let mut message = [0; HANDSHAKE_MESSAGE_LEN];
+        mirror.read_exact(&mut message).await.unwrap();
+        mirror.write_all(&message).await.unwrap();
+        let _ = mirror.read(&mut message).await;
     };
     let write = async move { frame().write(&mut connecting(near, key())).await.unwrap_err() };
     let ((), error) = soon(async { tokio::join!(reflect, write) }).await;
     assert!(error.to_string().contains("another key"), "{error}");
 }
 
-/// Two ends after their handshake.
+/// Returns two ends of a connection after the handshake.
 async fn pair() -> (EncryptedStream<DuplexStream>, EncryptedStream<DuplexStream>) {
     let (near, far) = duplex(1 << 16);
     let (mut near, mut far) = (connecting(near, key()), accepting(far, key()));
@@ -212,7 +210,7 @@ async fn both_halves_carry_large_frames_at_once() {
     let (near, far) = duplex(1 << 12);
     let large = Frame { payload: (0..4u32 << 20).map(|at| (at % 251) as u8).collect(), ..frame() };
     let mut tasks = Vec::new();
-    // Nobody has shaken hands yet: each half may be the first to try.
+    // The handshake has not started yet, so either half may start it.
     for stream in [connecting(near, key()), accepting(far, key())] {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let (sent, expected) = (large.clone(), large.clone());
@@ -231,7 +229,7 @@ proptest! {
 
     #[test]
     fn flipped_bit_delivers_nothing(at in 0usize..320, bit in 0u8..8) {
-        let length = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
+        let length = HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len();
         let flip = Some((at % length, bit));
         let (read, _) = run(through(Tampering { flip, cut: None }));
         prop_assert!(!matches!(read, Ok(Some(_))), "{flip:?}: {read:?}");
@@ -239,7 +237,7 @@ proptest! {
 
     #[test]
     fn cut_stream_delivers_nothing(at in 0usize..320) {
-        let length = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
+        let length = HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len();
         let (read, _) = run(through(Tampering { flip: None, cut: Some(at % length) }));
         prop_assert!(!matches!(read, Ok(Some(_))), "{at}: {read:?}");
     }

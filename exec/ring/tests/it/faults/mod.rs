@@ -1,13 +1,13 @@
-//! A ring gives the tokens of an undisturbed run, or a clear error, whatever happens to its devices and links.
+//! Whatever faults devices and links have, a ring gives the tokens of an undisturbed run or a clear error.
 //!
-//! The code of a real ring, over a simulated network and a simulated clock ([`network`]). A seed draws a ring of two to
-//! five devices, its windows, prompts of one to four sequences, batches, drafts, and faults: crashes with and without a
-//! restart, devices that freeze, pairs that are cut off from each other, connections that break, also while the ring
-//! comes up, while it plans again, and between two requests. Tokens are sampled, so that one that was drawn twice would
-//! change all after it.
+//! The code of a real ring runs over a simulated network with a simulated clock ([`network`]). A seed determines a
+//! ring of two to five devices, its windows, prompts of one to four sequences, batches, drafts, and faults: crashes
+//! with and without a restart, frozen devices, pairs of devices that cannot communicate, and broken connections.
+//! Faults also happen while the ring connects, while it plans again, and between two requests. Tokens are sampled, so
+//! that a token that is sampled twice by mistake changes all later tokens.
 //!
-//! 100 seeds are tried, 1000 with `HEARTH_SLOW=1`. `HEARTH_STORMS` sets another number, `HEARTH_STORM` the first seed
-//! (0). A seed that fails is named.
+//! 100 seeds are tried, or 1000 with `HEARTH_SLOW=1`. `HEARTH_STORMS` sets the number of seeds, and `HEARTH_STORM`
+//! the first seed (by default 0). The error message names the seed that failed.
 
 mod network;
 
@@ -36,10 +36,10 @@ use crate::fixture::{self, address, listener};
 
 const LAYERS: u32 = 6;
 const CONTEXT: u32 = 64;
-/// Of simulated time, in which any request ends: ten devices may be lost one after the other, each after a minute.
-const HANGS: Duration = Duration::from_mins(30);
+/// The limit of simulated time for any request: ten devices may be lost one after the other, each after a minute.
+const MAX_REQUEST_TIME: Duration = Duration::from_mins(30);
 
-/// What is drawn from a seed.
+/// A ring, its requests and its faults, drawn from a seed.
 #[derive(Clone)]
 struct FaultSchedule {
     windows: Vec<u32>,
@@ -49,8 +49,8 @@ struct FaultSchedule {
     drafts: u32,
     temperature: f32,
     requests: usize,
-    slowest: Duration,
-    /// Whether something happens before the ring is up.
+    max_delay: Duration,
+    /// Whether faults may happen before the ring is connected.
     early: bool,
     faults: Vec<(Duration, usize, Fault)>,
     activations: ActivationFormat,
@@ -58,20 +58,20 @@ struct FaultSchedule {
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    Crash { back: Option<Duration> },
+    Crash { restarts_after: Option<Duration> },
     Freeze(Duration),
     Cut { other: usize, lasts: Duration },
     Reset,
 }
 
 impl FaultSchedule {
-    fn of(seed: u64) -> FaultSchedule {
+    fn from_seed(seed: u64) -> FaultSchedule {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let devices = random.random_range(2..=5usize);
         let mut windows = vec![1; devices];
         let more = random.random_range(0..=LAYERS - devices as u32);
         (0..more).for_each(|_| windows[random.random_range(0..devices)] += 1);
-        let slowest = Duration::from_millis(random.random_range(1..=40));
+        let max_delay = Duration::from_millis(random.random_range(1..=40));
         let generate = random.random_range(4..=12);
         let prompt = |random: &mut ChaCha8Rng| {
             (0..random.random_range(1..=12)).map(|_| random.random_range(0..500)).collect()
@@ -81,26 +81,26 @@ impl FaultSchedule {
         let temperature = if random.random_bool(0.5) { 0.2 } else { 1.0 };
         // About as long as the tokens take.
         let hops = LAYERS.div_ceil(windows.iter().sum::<u32>()) * devices as u32;
-        let span = slowest * hops * generate / 2;
+        let span = max_delay * hops * generate / 2;
         let faults = random.random_range(1..=4);
         let fault = |random: &mut ChaCha8Rng| {
             let lasts = Duration::from_millis(random.random_range(10..=12_000));
             let device = random.random_range(0..devices);
             let fault = match random.random_range(0..6) {
-                0 | 1 => Fault::Crash { back: random.random_bool(0.5).then_some(lasts) },
+                0 | 1 => Fault::Crash { restarts_after: random.random_bool(0.5).then_some(lasts) },
                 2 => Fault::Freeze(lasts),
                 3 => Fault::Cut { other: random.random_range(0..devices), lasts },
                 _ => Fault::Reset,
             };
             let at = span.mul_f64(random.random_range(0.0..1.5));
-            // A head that crashes takes its tokens along.
+            // The head does not crash, because its tokens would be lost.
             let device = if matches!(fault, Fault::Crash { .. }) { device.max(1) } else { device };
             (at, device, fault)
         };
         let mut faults: Vec<_> = (0..faults).map(|_| fault(&mut random)).collect();
         faults.sort_by_key(|fault| fault.0);
         let (requests, early) = (random.random_range(1..=2), random.random_bool(0.1));
-        // In every third, whatever else is drawn.
+        // For every third seed.
         let activations = if seed % 3 == 1 { ActivationFormat::F16 } else { ActivationFormat::F32 };
         FaultSchedule {
             windows,
@@ -110,7 +110,7 @@ impl FaultSchedule {
             drafts,
             temperature,
             requests,
-            slowest,
+            max_delay,
             early,
             faults,
             activations,
@@ -118,8 +118,8 @@ impl FaultSchedule {
     }
 }
 
-/// A plan for the schedule's sequences. The draft is the model itself, whose likeliest token a sampler takes now and
-/// then.
+/// Creates a plan for the sequences of a schedule. The draft model is the model itself, whose most likely token is
+/// sometimes sampled.
 fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
     let draft = PlannedDraft { model: PlannedModel::of(&model.profile), processor: Processor::Cpu };
     Plan {
@@ -131,7 +131,7 @@ fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
     }
 }
 
-fn start(network: &SimulatedNetwork, place: usize, model: &Arc<LocalModel>) {
+fn start_worker(network: &SimulatedNetwork, place: usize, model: &Arc<LocalModel>) {
     let (endpoint, model) = (network.endpoint(place), model.clone());
     tokio::spawn(async move {
         let listener = bind(&endpoint, &address(place)).await.expect("a free address");
@@ -143,12 +143,12 @@ fn start(network: &SimulatedNetwork, place: usize, model: &Arc<LocalModel>) {
 fn request(schedule: &FaultSchedule) -> GenerationRequest {
     let options = SamplerOptions { temperature: schedule.temperature, top_k: 0, top_p: 1.0, seed: 5 };
     let sampler = Sampler::new(options).expect("sound options");
-    let asked = |(prompt, number): (&Vec<u32>, u32)| {
+    let sequence = |(prompt, number): (&Vec<u32>, u32)| {
         let mut sampler = sampler.for_sequence(number);
         SequenceRequest { prompt: prompt.clone(), sampler: Box::new(move |logits| sampler.sample(logits)) }
     };
     GenerationRequest {
-        sequences: schedule.prompts.iter().zip(0..).map(asked).collect(),
+        sequences: schedule.prompts.iter().zip(0..).map(sequence).collect(),
         micro_batch: schedule.micro_batch,
         draft_tokens: schedule.drafts,
         ..GenerationRequest::single(vec![], schedule.generate, Box::new(|_| 0))
@@ -165,45 +165,45 @@ fn inline(model: &Arc<LocalModel>) -> RingOptions {
     }
 }
 
-/// Has things happen to the devices.
+/// Applies faults to the devices at their times.
 async fn inject(network: SimulatedNetwork, faults: Vec<(Duration, usize, Fault)>, model: Arc<LocalModel>) {
     let mut passed = Duration::ZERO;
     for (at, device, fault) in faults {
         sleep(at.saturating_sub(passed)).await;
         passed = at;
         match fault {
-            Fault::Crash { back } => {
+            Fault::Crash { restarts_after } => {
                 network.crash(device);
                 let (network, model) = (network.clone(), model.clone());
-                if let Some(back) = back {
+                if let Some(delay) = restarts_after {
                     tokio::spawn(async move {
-                        sleep(back).await;
-                        start(&network, device, &model);
+                        sleep(delay).await;
+                        start_worker(&network, device, &model);
                     });
                 }
             }
             Fault::Freeze(lasts) => network.freeze(device, lasts),
             Fault::Cut { other, lasts } => network.cut(device, other, lasts),
-            Fault::Reset => network.reset_one(device),
+            Fault::Reset => network.reset_connection(device),
         }
     }
 }
 
-/// How a request ended, and what the listener saw.
-struct Ended {
+/// The result of a request, and the tokens that the listener received.
+struct Response {
     result: Result<Generated, FailedRequest>,
-    seen: Vec<Vec<u32>>,
+    received: Vec<Vec<u32>>,
 }
 
-async fn ask(ring: &mut Ring<Endpoint>, schedule: &FaultSchedule) -> Ended {
-    let (seen, on_token) = listener(schedule.prompts.len());
-    let asked = ring.generate(request(schedule), on_token);
-    let result = timeout(HANGS, asked).await.expect("a request hangs");
-    let seen = seen.lock().expect("one thread").clone();
-    Ended { result, seen }
+async fn run_request(ring: &mut Ring<Endpoint>, schedule: &FaultSchedule) -> Response {
+    let (received, on_token) = listener(schedule.prompts.len());
+    let generating = ring.generate(request(schedule), on_token);
+    let result = timeout(MAX_REQUEST_TIME, generating).await.expect("a request hangs");
+    let received = received.lock().expect("one thread").clone();
+    Response { result, received }
 }
 
-/// What a schedule came to.
+/// The results of all schedules, counted.
 #[derive(Debug, Default)]
 struct Tally {
     runs: u32,
@@ -217,9 +217,9 @@ struct Tally {
 }
 
 async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>], tally: &mut Tally) {
-    let schedule = FaultSchedule::of(seed);
-    let network = SimulatedNetwork::new(seed, schedule.windows.len(), schedule.slowest);
-    (1..schedule.windows.len()).for_each(|place| start(&network, place, model));
+    let schedule = FaultSchedule::from_seed(seed);
+    let network = SimulatedNetwork::new(seed, schedule.windows.len(), schedule.max_delay);
+    (1..schedule.windows.len()).for_each(|place| start_worker(&network, place, model));
     sleep(Duration::from_millis(1)).await;
     let faults = || tokio::spawn(inject(network.clone(), schedule.faults.clone(), model.clone()));
     if schedule.early {
@@ -228,7 +228,7 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
     let own = network.endpoint(0);
     let connecting =
         Ring::connect(&own, plan(&schedule, model, &schedule.windows), model.clone(), inline(model));
-    let mut ring = match timeout(HANGS, connecting).await.expect("coming up hangs") {
+    let mut ring = match timeout(MAX_REQUEST_TIME, connecting).await.expect("connecting hangs") {
         Ok(ring) => ring,
         Err(error) => {
             assert!(schedule.early, "nothing has happened yet: {error}");
@@ -240,7 +240,7 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
         faults();
     }
     for _ in 0..schedule.requests {
-        let Ended { result, seen } = ask(&mut ring, &schedule).await;
+        let Response { result, received } = run_request(&mut ring, &schedule).await;
         tally.runs += 1;
         let generated = match result {
             Ok(generated) => {
@@ -250,13 +250,13 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
             Err(FailedRequest { error, partial }) => {
                 println!("seed {seed}: {error}");
                 *tally.failed.entry(kind(&error)).or_default() += 1;
-                *partial.expect("what there is of it")
+                *partial.expect("the tokens so far")
             }
         };
         for (tokens, expected) in generated.sequences.iter().zip(expected) {
             assert_eq!(tokens[..], expected[..tokens.len()], "wrong tokens");
         }
-        assert_eq!(generated.sequences, seen, "the listener saw others");
+        assert_eq!(generated.sequences, received, "the listener received other tokens");
         let readings = generated.trace.readings.iter();
         let accepted = readings.filter(|reading| reading.counter == Counter::Accepted);
         tally.accepted += accepted.map(|reading| reading.value).sum::<u64>();
@@ -266,10 +266,10 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
         tally.reconfigurations += reconfigurations as u32;
         *(if reconfigurations == 0 { &mut tally.undisturbed } else { &mut tally.reconfigured }) += 1;
     }
-    timeout(HANGS, ring.close()).await.expect("closing hangs");
+    timeout(MAX_REQUEST_TIME, ring.close()).await.expect("closing hangs");
 }
 
-/// An error without its numbers and names.
+/// Returns the kind of an error, without numbers and names.
 fn kind(error: &RingError) -> String {
     let text = format!("{error:?}");
     text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
@@ -294,17 +294,17 @@ fn under_a_paused_clock<T>(work: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(work)
 }
 
-/// What a ring of one device gives: the head alone, to which nothing can happen.
+/// Returns the tokens of a ring of one device, the head, which has no faults.
 fn alone(schedule: &FaultSchedule, model: &Arc<LocalModel>) -> Vec<Vec<u32>> {
     under_a_paused_clock(async {
         let network = SimulatedNetwork::new(0, 1, Duration::from_millis(1));
-        // Without drafts, and the prompts as wholes: neither changes a token.
+        // Without drafts and batches, which change no token.
         let schedule = &FaultSchedule { drafts: 0, micro_batch: 512, ..schedule.clone() };
         let plan = plan(schedule, model, &[LAYERS]);
         let mut ring = Ring::connect(&network.endpoint(0), plan, model.clone(), inline(model))
             .await
             .expect("a ring of one");
-        ask(&mut ring, schedule).await.result.expect("tokens").sequences
+        run_request(&mut ring, schedule).await.result.expect("tokens").sequences
     })
 }
 
@@ -320,7 +320,7 @@ fn any_faults_leave_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
     let mut tally = Tally::default();
     let mut different = BTreeSet::new();
     for seed in first..first + count {
-        let schedule = FaultSchedule::of(seed);
+        let schedule = FaultSchedule::from_seed(seed);
         let expected = alone(&schedule, &model);
         different.extend(expected.iter().flatten().copied());
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -331,6 +331,6 @@ fn any_faults_leave_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
     println!("{count} schedules from seed {first}: {tally:?}");
     assert!(different.len() > 50 || count < 100, "too few different tokens to tell them apart");
     let some = 0 < tally.accepted && tally.accepted < tally.drafted;
-    assert!(some || count < 100, "some drafts stand and some do not");
+    assert!(some || count < 100, "some drafts are accepted and some are not");
     assert!(tally.reconfigured > 0 || count < 100, "some schedule makes a ring plan again");
 }

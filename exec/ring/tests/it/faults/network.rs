@@ -1,11 +1,11 @@
-//! A simulated home network: delays, frozen devices, cuts, resets and crashes.
+//! A simulated home network: delays, frozen devices, blocked pairs of devices, resets and crashes.
 //!
-//! Connections between devices of one process, under tokio's paused clock. Every chunk that is written arrives in order
-//! after a delay drawn from the seed. A device may be frozen and a pair of devices cut off for a time, in which what is
-//! sent waits, as TCP holds it; a connection may be reset; a device may crash, which resets all its connections and
-//! lets nobody connect until it is started again. One thread, one seed, one order of events.
+//! It connects devices of one process, under tokio's paused clock. Every written chunk arrives in order, after a
+//! delay drawn from the seed. A device or a pair of devices may be blocked for some time; meanwhile sent bytes wait,
+//! as in TCP. A connection may be reset. A device may crash, which resets all its connections and refuses new ones
+//! until the device is started again. There is only one thread, so a seed gives one order of events.
 //!
-//! Not here: loss and reordering of packets, which TCP hides as delay, and altered bytes, which a key finds out
+//! Not here: loss and reordering of packets, which TCP turns into delay, and altered bytes, which encryption detects
 //! (`ring::security`).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,49 +22,53 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// All devices and what is between them.
+/// The simulated network between all devices.
 #[derive(Clone)]
 pub struct SimulatedNetwork(Arc<Mutex<State>>);
 
 struct State {
     random: ChaCha8Rng,
-    /// The largest delay of a chunk.
-    slowest: Duration,
-    listeners: BTreeMap<String, Listening>,
+    /// The maximum delay of a chunk.
+    max_delay: Duration,
+    listeners: BTreeMap<String, BoundListener>,
     ports: u32,
-    /// How often each device has been started.
-    lives: Vec<u32>,
+    /// The number of restarts of each device, which a crash increases.
+    restarts: Vec<u32>,
+    /// The time until which each device is frozen.
     frozen: Vec<Instant>,
-    /// Until when nothing gets from one to the other, and back.
+    /// The time until which the traffic between two devices is blocked.
     cut: BTreeMap<(usize, usize), Instant>,
-    wires: Vec<Wire>,
+    connections: Vec<Connection>,
 }
 
-struct Listening {
+struct BoundListener {
     device: usize,
-    life: u32,
+    /// The device's number of restarts when the listener was bound.
+    restarts: u32,
     incoming: mpsc::UnboundedSender<Stream>,
 }
 
 /// Both directions of a connection.
-struct Wire {
+struct Connection {
     ends: [usize; 2],
     pipes: [Arc<Mutex<Pipe>>; 2],
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Default)]
 struct Pipe {
+    /// The chunks in flight, with their arrival times.
     chunks: VecDeque<(Instant, Vec<u8>)>,
+    /// The arrival time of the last chunk.
     last: Option<Instant>,
-    /// The time at which its writer has closed it.
+    /// The time at which the end of the stream arrives, if the writer has closed the pipe.
     closed: Option<Instant>,
     reset: bool,
     reader: Option<Waker>,
 }
 
 impl Pipe {
-    fn break_off(&mut self) {
+    fn break_connection(&mut self) {
         self.reset = true;
         self.chunks.clear();
         if let Some(reader) = self.reader.take() {
@@ -74,18 +78,18 @@ impl Pipe {
 }
 
 impl SimulatedNetwork {
-    /// With so many devices.
-    pub fn new(seed: u64, devices: usize, slowest: Duration) -> SimulatedNetwork {
+    /// Creates a network of `devices` devices.
+    pub fn new(seed: u64, devices: usize, max_delay: Duration) -> SimulatedNetwork {
         let now = Instant::now();
         SimulatedNetwork(Arc::new(Mutex::new(State {
             random: ChaCha8Rng::seed_from_u64(seed),
-            slowest,
+            max_delay,
             listeners: BTreeMap::new(),
             ports: 0,
-            lives: vec![0; devices],
+            restarts: vec![0; devices],
             frozen: vec![now; devices],
             cut: BTreeMap::new(),
-            wires: Vec::new(),
+            connections: Vec::new(),
         })))
     }
 
@@ -93,19 +97,19 @@ impl SimulatedNetwork {
         self.0.lock().expect("nobody panics here")
     }
 
-    /// The network as a device sees it, in its present life.
+    /// Returns the endpoint of a device, which is valid until the device crashes.
     pub fn endpoint(&self, device: usize) -> Endpoint {
-        Endpoint { network: self.clone(), device, life: self.state().lives[device] }
+        Endpoint { network: self.clone(), device, restarts: self.state().restarts[device] }
     }
 
-    /// Nothing gets in or out of a device for a time.
+    /// Blocks all traffic of a device for the given time.
     pub fn freeze(&self, device: usize, lasts: Duration) {
         let until = Instant::now() + lasts;
         let frozen = &mut self.state().frozen[device];
         *frozen = (*frozen).max(until);
     }
 
-    /// Nothing gets from one device to another and back for a time.
+    /// Blocks the traffic between two devices for the given time.
     pub fn cut(&self, one: usize, other: usize, lasts: Duration) {
         let until = Instant::now() + lasts;
         let pair = (one.min(other), one.max(other));
@@ -113,28 +117,29 @@ impl SimulatedNetwork {
         self.state().cut.insert(pair, end.max(until));
     }
 
-    /// Breaks a connection of a device, if it has one.
-    pub fn reset_one(&self, device: usize) {
+    /// Resets a random connection of a device, if it has one.
+    pub fn reset_connection(&self, device: usize) {
         let mut state = self.state();
-        let open: Vec<usize> = (0..state.wires.len())
-            .filter(|&at| state.wires[at].ends.contains(&device) && state.wires[at].is_open())
+        let open: Vec<usize> = (0..state.connections.len())
+            .filter(|&at| state.connections[at].ends.contains(&device) && state.connections[at].is_open())
             .collect();
         if !open.is_empty() {
             let which = open[state.random.random_range(0..open.len())];
-            state.wires[which].break_off();
+            state.connections[which].reset();
         }
     }
 
-    /// Ends a device's life: its connections break, and nobody can connect.
+    /// Crashes a device: resets its connections and removes its listeners.
     pub fn crash(&self, device: usize) {
         let mut state = self.state();
-        state.lives[device] += 1;
-        state.wires.iter().filter(|wire| wire.ends.contains(&device)).for_each(Wire::break_off);
-        state.listeners.retain(|_, listening| listening.device != device);
+        state.restarts[device] += 1;
+        let own = state.connections.iter().filter(|connection| connection.ends.contains(&device));
+        own.for_each(Connection::reset);
+        state.listeners.retain(|_, listener| listener.device != device);
     }
 }
 
-impl Wire {
+impl Connection {
     fn is_open(&self) -> bool {
         self.pipes.iter().all(|pipe| {
             let pipe = pipe.lock().expect("nobody panics here");
@@ -142,64 +147,65 @@ impl Wire {
         })
     }
 
-    fn break_off(&self) {
-        self.pipes.iter().for_each(|pipe| pipe.lock().expect("nobody panics here").break_off());
+    fn reset(&self) {
+        self.pipes.iter().for_each(|pipe| pipe.lock().expect("nobody panics here").break_connection());
     }
 }
 
 impl State {
-    /// Until when what goes between two devices waits.
-    fn held(&self, one: usize, other: usize) -> Instant {
+    /// Returns the time until which the traffic between two devices is blocked.
+    fn blocked_until(&self, one: usize, other: usize) -> Instant {
         let cut = self.cut.get(&(one.min(other), one.max(other))).copied();
         let frozen = self.frozen[one].max(self.frozen[other]);
         cut.map_or(frozen, |cut| cut.max(frozen))
     }
 
     fn delay(&mut self) -> Duration {
-        let slowest = self.slowest.as_micros() as u64;
-        Duration::from_micros(self.random.random_range(slowest / 20..=slowest))
+        let max = self.max_delay.as_micros() as u64;
+        Duration::from_micros(self.random.random_range(max / 20..=max))
     }
 }
 
-/// A device's network.
+/// The transport of a device, which fails after the device has crashed.
 #[derive(Clone)]
 pub struct Endpoint {
     network: SimulatedNetwork,
     device: usize,
-    life: u32,
+    /// The device's number of restarts when the endpoint was created.
+    restarts: u32,
 }
 
 impl Endpoint {
     fn is_alive(&self) -> bool {
-        self.network.state().lives[self.device] == self.life
+        self.network.state().restarts[self.device] == self.restarts
     }
 }
 
 impl Transport for Endpoint {
     type Stream = Stream;
-    type Listener = Accepting;
+    type Listener = SimulatedListener;
 
     async fn connect(&self, address: &str) -> io::Result<Stream> {
         loop {
             let until = {
                 let mut state = self.network.state();
-                let to = state.listeners.get(address).map(|listening| listening.device);
+                let to = state.listeners.get(address).map(|listener| listener.device);
                 let delay = Instant::now() + state.delay();
-                to.map_or(delay, |to| delay.max(state.held(self.device, to)))
+                to.map_or(delay, |to| delay.max(state.blocked_until(self.device, to)))
             };
             sleep_until(until).await;
             let mut state = self.network.state();
-            if state.lives[self.device] != self.life {
+            if state.restarts[self.device] != self.restarts {
                 return Err(io::ErrorKind::NetworkDown.into());
             }
-            let Some(listening) = state.listeners.get(address) else {
+            let Some(listener) = state.listeners.get(address) else {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             };
-            let there = listening.device;
-            if state.held(self.device, there) > Instant::now() {
+            let there = listener.device;
+            if state.blocked_until(self.device, there) > Instant::now() {
                 continue;
             }
-            if state.lives[there] != listening.life {
+            if state.restarts[there] != listener.restarts {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
             let pipes = [(); 2].map(|()| Arc::new(Mutex::new(Pipe::default())));
@@ -212,16 +218,16 @@ impl Transport for Endpoint {
                 timer: None,
             };
             let (near, far) = (end(self.device, there, 0), end(there, self.device, 1));
-            if listening.incoming.send(far).is_err() {
+            if listener.incoming.send(far).is_err() {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
             let ends = [self.device, there];
-            state.wires.push(Wire { ends, pipes });
+            state.connections.push(Connection { ends, pipes });
             return Ok(near);
         }
     }
 
-    async fn bind(&self, address: &str) -> io::Result<Accepting> {
+    async fn bind(&self, address: &str) -> io::Result<SimulatedListener> {
         if !self.is_alive() {
             return Err(io::ErrorKind::NetworkDown.into());
         }
@@ -232,18 +238,19 @@ impl Transport for Endpoint {
             None => address.to_owned(),
         };
         let (incoming, connections) = mpsc::unbounded_channel();
-        state.listeners.insert(address.clone(), Listening { device: self.device, life: self.life, incoming });
-        Ok(Accepting { address, connections })
+        let listener = BoundListener { device: self.device, restarts: self.restarts, incoming };
+        state.listeners.insert(address.clone(), listener);
+        Ok(SimulatedListener { address, connections })
     }
 }
 
-/// What accepts connections; never again after a crash.
-pub struct Accepting {
+/// Accepts connections. After a crash of its device it waits forever.
+pub struct SimulatedListener {
     address: String,
     connections: mpsc::UnboundedReceiver<Stream>,
 }
 
-impl Listener for Accepting {
+impl Listener for SimulatedListener {
     type Stream = Stream;
 
     async fn accept(&mut self) -> io::Result<Stream> {
@@ -277,7 +284,7 @@ impl AsyncRead for Stream {
         let this = &mut *self;
         loop {
             let now = Instant::now();
-            let held = this.network.state().held(this.own, this.other);
+            let blocked_until = this.network.state().blocked_until(this.own, this.other);
             let mut pipe = this.into.lock().expect("nobody panics here");
             if pipe.reset {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
@@ -287,7 +294,7 @@ impl AsyncRead for Stream {
                 pipe.reader = Some(context.waker().clone());
                 return Poll::Pending;
             };
-            let due = due.max(held);
+            let due = due.max(blocked_until);
             if due <= now {
                 if let Some((_, chunk)) = pipe.chunks.front_mut() {
                     let count = chunk.len().min(buffer.remaining());
@@ -314,12 +321,12 @@ impl AsyncRead for Stream {
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let delay = self.network.state().delay();
-        let peer_is_gone = {
+        let peer_has_closed = {
             let back = self.into.lock().expect("nobody panics here");
             back.closed.is_some_and(|closed| closed <= Instant::now())
         };
         let mut pipe = self.out.lock().expect("nobody panics here");
-        if pipe.reset || peer_is_gone {
+        if pipe.reset || peer_has_closed {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let due = pipe.last.map_or(Instant::now() + delay, |last| last.max(Instant::now() + delay));

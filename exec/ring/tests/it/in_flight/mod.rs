@@ -1,6 +1,6 @@
-//! Several passes in flight give the tokens of one sequence in one process.
+//! With several passes in flight, each sequence has the same tokens as alone in one process.
 //!
-//! Prompts in batches, several sequences, and drafts, over rings of the trained model and its trained draft.
+//! Tested with batches of a prompt, several sequences and drafts, on rings of the trained model and its draft model.
 
 mod serving;
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hearth_core::metrics;
 use hearth_ring::{
     Generated, GenerationRequest, LocalModel, MemoryTransport, Ring, RingError, RingOptions, SequenceRequest,
-    for_sequences, with_draft,
+    plan_for_sequences, plan_with_draft,
 };
 use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
@@ -20,7 +20,7 @@ use hearth_schema::trace::{Counter, Kind, Trace};
 use crate::fixture::{self, Q4, listener, one_thread, open, prompts, with_residency, workers};
 
 const DRAFT: &str = "psalm-draft-1m-q8_0.gguf";
-/// Tokens of each sequence.
+/// Number of tokens generated per sequence.
 const GENERATE: u32 = 24;
 
 fn plan(model: &LocalModel, windows: &[u32], context: u32) -> Plan {
@@ -28,13 +28,13 @@ fn plan(model: &LocalModel, windows: &[u32], context: u32) -> Plan {
     with_residency(plan, ResidencyOptions::default())
 }
 
-/// The sampler of a sequence.
+/// Creates the sampler of a sequence.
 fn sampler(temperature: f32, sequence: u32) -> Sampler {
     let options = SamplerOptions { temperature, seed: 11, ..SamplerOptions::default() };
     Sampler::new(options).expect("sound options").for_sequence(sequence)
 }
 
-/// A request for these sequences, by number, of the prompts.
+/// Creates a request for sequences, each with the prompt and the sampler of its number.
 fn request(numbers: &[u32], temperature: f32, micro_batch: u32, drafts: u32) -> GenerationRequest {
     let all = prompts();
     let sequence = |&number: &u32| {
@@ -61,14 +61,14 @@ async fn run(
 ) -> Result<Generated, RingError> {
     let options = RingOptions { draft, ..one_thread() };
     let mut ring = Ring::connect(transport, plan, model.clone(), options).await?;
-    let (seen, on_token) = listener(request.sequences.len());
+    let (received, on_token) = listener(request.sequences.len());
     let generated = ring.generate(request, on_token).await.map_err(|failed| failed.error)?;
     ring.close().await;
-    assert_eq!(*seen.lock().expect("no panic"), generated.sequences, "the listener saw others");
+    assert_eq!(*received.lock().expect("no panic"), generated.sequences, "the listener got other tokens");
     Ok(generated)
 }
 
-/// What each of the prompts gives alone, in one process and without drafts.
+/// Generates the tokens of each sequence alone, in one process and without drafts.
 async fn alone(model: &Arc<LocalModel>, numbers: &[u32], temperature: f32) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     for &number in numbers {
@@ -79,7 +79,7 @@ async fn alone(model: &Arc<LocalModel>, numbers: &[u32], temperature: f32) -> Ve
     all
 }
 
-/// Whether a device computed for one pass while another pass was under way.
+/// Whether a pass began before the previous one had ended.
 fn passes_overlap(trace: &Trace) -> bool {
     let begun = |pass: u32| trace.records.iter().filter(move |record| record.pass == pass);
     trace.passes.windows(2).any(|pair| {
@@ -104,12 +104,12 @@ async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
         let passes = &generated.trace.passes;
         assert_eq!(passes.iter().filter(|pass| !pass.output).count() + 1, batches);
         assert_eq!(passes_overlap(&generated.trace), windows.len() > 1, "windows {windows:?}");
-        terms_are_sound(&generated.trace);
+        check_terms(&generated.trace);
     }
 }
 
-/// The terms of the metrics are those of a sound trace: none is negative, and together they are the time per token.
-fn terms_are_sound(trace: &Trace) {
+/// Checks the terms of the time per token: none is negative, and they sum to the time per token.
+fn check_terms(trace: &Trace) {
     let metrics = metrics::compute(trace);
     let terms = metrics.terms_ms;
     let mean = metrics.tpot_ms.expect("several tokens").mean;
@@ -117,7 +117,7 @@ fn terms_are_sound(trace: &Trace) {
         assert!(ms >= -1e-6, "{name} is {ms} ms");
     }
     assert!((terms.sum() - mean).abs() < 1e-6 * mean.max(1.0), "{} of {mean}", terms.sum());
-    assert!(terms.bubble <= 0.05 * mean, "nothing was lost, and {} of {mean} ms are a bubble", terms.bubble);
+    assert!(terms.bubble <= 0.05 * mean, "{} of {mean} ms are a bubble", terms.bubble);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -125,12 +125,12 @@ async fn concurrent_sequences_give_the_tokens_of_each_alone() {
     let model = open(Q4);
     let transport = workers(&model, 3).await;
     for temperature in [0.0, 1.0] {
-        // The fifth has the prompt of the first, and with a temperature another stream.
+        // The fifth sequence has the prompt of the first one, but other random numbers.
         let numbers = [0, 1, 2, 3, 4];
         let expected = alone(&model, &numbers, temperature).await;
         assert_eq!(expected[0] == expected[4], temperature == 0.0);
         for windows in [vec![3, 3, 2], vec![2, 2, 1], vec![8]] {
-            let plan = for_sequences(plan(&model, &windows, 600), 5);
+            let plan = plan_for_sequences(plan(&model, &windows, 600), 5);
             assert_eq!((plan.sequences, plan.context), (5, 120));
             let request = request(&numbers, temperature, 16, 0);
             let generated = run(&transport, &model, plan, None, request).await.expect("tokens");
@@ -138,7 +138,7 @@ async fn concurrent_sequences_give_the_tokens_of_each_alone() {
             let metrics = metrics::compute(&generated.trace);
             assert_eq!(metrics.sequences.len(), 5);
             assert!(metrics.sequences.iter().all(|one| one.tokens == u64::from(GENERATE) - 1));
-            terms_are_sound(&generated.trace);
+            check_terms(&generated.trace);
         }
     }
 }
@@ -151,8 +151,8 @@ async fn drafts_change_no_token_and_save_passes() {
         let expected = alone(&model, &numbers, temperature).await;
         for (windows, drafts) in [(vec![8], 4), (vec![3, 3, 2], 1), (vec![2, 1, 1], 5)] {
             let plan =
-                for_sequences(plan(&model, &windows, 128 * numbers.len() as u32), numbers.len() as u32);
-            let plan = with_draft(plan, &model, &small).expect("one tokenizer");
+                plan_for_sequences(plan(&model, &windows, 128 * numbers.len() as u32), numbers.len() as u32);
+            let plan = plan_with_draft(plan, &model, &small).expect("one tokenizer");
             let request = request(&numbers, temperature, 512, drafts);
             let generated =
                 run(&transport, &model, plan, Some(small.clone()), request).await.expect("tokens");
@@ -160,24 +160,24 @@ async fn drafts_change_no_token_and_save_passes() {
                 generated.sequences, expected,
                 "windows {windows:?}, {drafts} drafts at {temperature}"
             );
-            trace_counts_drafts(&generated.trace, numbers.len() as u64);
+            check_draft_counters(&generated.trace, numbers.len() as u64);
         }
     }
 }
 
-/// A trace has the lines from which metrics tell what drafting brought.
-fn trace_counts_drafts(trace: &Trace, sequences: u64) {
+/// Checks the counters of drafted and accepted tokens in a trace.
+fn check_draft_counters(trace: &Trace, sequences: u64) {
     let speculation = metrics::compute(trace).speculation.expect("there were drafts");
     let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
     assert_eq!(accepted.map(|reading| reading.value).sum::<u64>(), speculation.accepted);
     assert!(speculation.accepted > 0, "the draft was trained on the same text");
-    assert!(speculation.accepted < speculation.drafted, "it is no copy of the large model");
-    // One token of each sequence comes from its prompt, and of each turn one is the large model's own.
-    let turns = trace.passes.iter().filter(|pass| pass.output).count() as u64 - sequences;
-    assert_eq!(turns + speculation.accepted, (u64::from(GENERATE) - 1) * sequences);
-    assert!(turns < (u64::from(GENERATE) - 1) * sequences, "passes are saved");
+    assert!(speculation.accepted < speculation.drafted, "the draft model is not the target model");
+    // The prompt gives one token of each sequence, and each later pass gives one token beyond the accepted drafts.
+    let passes = trace.passes.iter().filter(|pass| pass.output).count() as u64 - sequences;
+    assert_eq!(passes + speculation.accepted, (u64::from(GENERATE) - 1) * sequences);
+    assert!(passes < (u64::from(GENERATE) - 1) * sequences, "passes are saved");
     assert!(trace.records.iter().any(|record| record.kind == Kind::Draft && record.device == 0));
-    terms_are_sound(trace);
+    check_terms(trace);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,7 +186,7 @@ async fn stop_token_ends_only_its_sequence() {
     let transport = workers(&model, 3).await;
     let numbers = [0, 1, 2];
     let whole = alone(&model, &numbers, 0.0).await;
-    // A token of the middle of the first text, and perhaps one of the others.
+    // A token from the middle of the first text, which may also be in the other texts.
     let last = whole[0][9];
     let cut = |tokens: &Vec<u32>| {
         let end = tokens.iter().position(|&token| token == last).map_or(tokens.len(), |at| at + 1);
@@ -195,8 +195,8 @@ async fn stop_token_ends_only_its_sequence() {
     let expected: Vec<_> = whole.iter().map(cut).collect();
     assert!(expected[0].len() <= 10 && expected.iter().any(|tokens| tokens.len() == GENERATE as usize));
     for drafts in [0, 4] {
-        let plan = for_sequences(plan(&model, &[3, 3, 2], 512), 3);
-        let plan = with_draft(plan, &model, &small).expect("one tokenizer");
+        let plan = plan_for_sequences(plan(&model, &[3, 3, 2], 512), 3);
+        let plan = plan_with_draft(plan, &model, &small).expect("one tokenizer");
         let request = GenerationRequest { stop_tokens: vec![last], ..request(&numbers, 0.0, 512, drafts) };
         let generated = run(&transport, &model, plan, Some(small.clone()), request).await.expect("tokens");
         assert_eq!(generated.sequences, expected, "{drafts} drafts");
@@ -207,21 +207,21 @@ async fn stop_token_ends_only_its_sequence() {
 async fn requests_that_do_not_fit_the_plan_are_refused() {
     let (model, transport) = (open(Q4), MemoryTransport::default());
     let whole = || plan(&model, &[8], 128);
-    let drafting = with_draft(whole(), &model, &open(DRAFT)).expect("one tokenizer");
+    let drafting = plan_with_draft(whole(), &model, &open(DRAFT)).expect("one tokenizer");
     for (plan, request, what, hint) in [
         (
             whole(),
             request(&[0, 1], 0.0, 512, 0),
-            "2 sequences at once, and the plan has caches for 1 to 1",
+            "2 concurrent sequences, but the plan has caches for 1 to 1",
             "sequences",
         ),
         (
-            for_sequences(whole(), 4),
+            plan_for_sequences(whole(), 4),
             request(&[0, 3], 0.0, 512, 0),
             "context of 32 positions for each sequence",
             "larger `context`",
         ),
-        (whole(), request(&[0], 0.0, 0, 0), "batches of 0 tokens", "1 to 512"),
+        (whole(), request(&[0], 0.0, 0, 0), "into batches of 0 tokens", "1 to 512"),
         (whole(), request(&[0], 0.0, 512, 3), "without a draft model", "--draft-model"),
         (drafting, request(&[0], 0.0, 512, 3), "the plan drafts with", "give its file with --draft-model"),
     ] {

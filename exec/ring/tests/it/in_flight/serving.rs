@@ -1,11 +1,11 @@
-//! Requests that a ring serves at once get the tokens that each would get alone.
+//! Requests that a ring serves concurrently receive the same tokens as each request alone.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_ring::{
     LocalModel, MemoryTransport, Request, ResponseEvent, Ring, RingError, RingOptions, ServeOptions, Worker,
-    bind, for_sequences, with_draft,
+    bind, plan_for_sequences, plan_with_draft,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::{DRAFT, GENERATE, alone, plan, sampler};
 use crate::fixture::{Q4, address, one_thread, open, prompts, workers};
 
-/// All events of a response.
+/// The collected events of a response.
 #[derive(Debug, Default, PartialEq)]
 struct Response {
     cached_tokens: Option<u32>,
@@ -33,7 +33,7 @@ async fn collect(mut response_rx: mpsc::UnboundedReceiver<ResponseEvent>) -> Res
     response
 }
 
-/// A ring that serves.
+/// A serving ring.
 struct Server {
     request_tx: mpsc::UnboundedSender<Request>,
     serving: JoinHandle<Result<(), RingError>>,
@@ -47,10 +47,10 @@ impl Server {
         slots: u32,
         draft: Option<Arc<LocalModel>>,
     ) -> Server {
-        // The slots share the positions.
-        let mut plan = for_sequences(plan(model, windows, 128 * slots), slots);
+        // The slots divide the positions among them.
+        let mut plan = plan_for_sequences(plan(model, windows, 128 * slots), slots);
         if let Some(draft) = &draft {
-            plan = with_draft(plan, model, draft).expect("a draft of the same vocabulary");
+            plan = plan_with_draft(plan, model, draft).expect("a draft of the same vocabulary");
         }
         let draft_tokens = if draft.is_some() { 3 } else { 0 };
         let options = RingOptions { draft, ..one_thread() };
@@ -65,7 +65,7 @@ impl Server {
         Server { request_tx, serving }
     }
 
-    /// Sends a request whose sampler has a number.
+    /// Sends a request with the sampler of sequence `number`.
     fn send(
         &self,
         prompt: &[u32],
@@ -81,12 +81,12 @@ impl Server {
         response_rx
     }
 
-    /// Lets the ring end in order.
+    /// Closes the request channel, and waits until the ring has ended without an error.
     async fn close(self) {
         drop(self.request_tx);
         let ended = tokio::time::timeout(Duration::from_mins(1), self.serving).await;
-        let ended = ended.expect("the ring ends when no request can come").expect("it does not panic");
-        ended.expect("a ring that ends in order");
+        let ended = ended.expect("the ring ends when the channel is closed").expect("it does not panic");
+        ended.expect("no error");
     }
 }
 
@@ -126,18 +126,18 @@ async fn conversation_continues_from_its_cached_prefix() {
     // Another request in between, which takes the other slot.
     let other = ask(&all[1]).await;
     assert_eq!((first.cached_tokens, other.cached_tokens), (Some(0), Some(0)));
-    // All that was said, and more: of that only the last token has not entered the ring yet.
+    // The whole conversation so far, and more. Only its last token is not in the cache.
     let said = [&all[0][..], &first.tokens].concat();
     let longer = [&said[..], &all[2][..4]].concat();
     let second = ask(&longer).await;
     assert_eq!(second.cached_tokens, Some(said.len() as u32 - 1));
-    // The same prompt again, and the turn before with another ending.
+    // The same prompt again, and the previous conversation with another continuation.
     let cached_tokens = Some(longer.len() as u32 - 1);
     assert_eq!(ask(&longer).await, Response { cached_tokens, ..ask(&longer).await });
     let changed = [&said[..], &all[1][..4]].concat();
     assert!(ask(&changed).await.cached_tokens >= Some(said.len() as u32));
     server.close().await;
-    // The cache gave what is computed from nothing.
+    // An empty cache gives the same tokens.
     let fresh = Server::start(&MemoryTransport::default(), &model, &[8], 1, None).await;
     assert_eq!(collect(fresh.send(&longer, 8, 0.0, 0)).await.tokens, second.tokens);
     fresh.close().await;
@@ -183,7 +183,7 @@ async fn requests_survive_the_loss_of_a_worker() {
     let [first, second, mut third] = [0, 1, 2].map(send);
     assert_eq!(third.recv().await, Some(ResponseEvent::Started { cached_tokens: 0 }));
     assert!(matches!(third.recv().await, Some(ResponseEvent::Token(token)) if token == expected[2][0]));
-    // All its tasks end, and with them its connections.
+    // All tasks and connections of a worker end.
     runtimes.pop().expect("two").shutdown_background();
     assert_eq!(collect(third).await.tokens, expected[2][1..]);
     for (response_rx, expected) in [first, second].into_iter().zip(&expected) {

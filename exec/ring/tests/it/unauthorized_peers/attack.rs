@@ -1,8 +1,8 @@
-//! What a peer without the key may send.
+//! An attacker without the key, which sends pseudorandom malformed connections.
 //!
-//! Bytes made from a seed: noise, noise behind the prefix of an encrypted connection, the first flight of an honest
-//! connection that was recorded (whole, damaged, cut, followed by noise), lengths far beyond every limit, and frames
-//! that an unencrypted device would understand.
+//! It sends random bytes, the prefix of an encrypted connection with random bytes, the recorded first handshake
+//! message of an honest connection (whole, damaged, truncated, followed by random bytes), lengths beyond all limits,
+//! and frames that are valid without encryption.
 
 use hearth_ring::wire::{ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL, Purpose};
 use hearth_ring::{EncryptedTransport, Key, Listener, MemoryTransport, Transport};
@@ -10,8 +10,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Bytes of a handshake's first flight.
-const FLIGHT: usize = 56;
+/// Length of the first handshake message, in bytes.
+const HANDSHAKE_MESSAGE_LEN: usize = 56;
 
 /// A peer without the key.
 pub struct Attacker {
@@ -20,40 +20,40 @@ pub struct Attacker {
 }
 
 impl Attacker {
-    /// A peer that has recorded an honest device's first flight on this network.
+    /// Creates an attacker that has recorded the first handshake message of an honest device.
     pub async fn listening(transport: &MemoryTransport, key: Key, seed: u64) -> Attacker {
         let mut listener = transport.bind("wire-tap").await.expect("a free name");
         let honest = EncryptedTransport::new(transport.clone(), key);
-        let calling = tokio::spawn(async move {
+        let connecting = tokio::spawn(async move {
             let mut stream = honest.connect("wire-tap").await.expect("somebody listens");
             let _ = Frame::from(Message::Goodbye).write(&mut stream).await;
         });
         let mut stream = listener.accept().await.expect("the honest device");
-        let mut recorded = vec![0; FLIGHT];
-        stream.read_exact(&mut recorded).await.expect("its first flight");
+        let mut recorded = vec![0; HANDSHAKE_MESSAGE_LEN];
+        stream.read_exact(&mut recorded).await.expect("its first message");
         drop(stream);
-        let _ = calling.await;
+        let _ = connecting.await;
         Attacker { random: ChaCha8Rng::seed_from_u64(seed), recorded }
     }
 
-    /// What it sends next.
+    /// Returns the bytes of the next malformed connection.
     pub fn bytes(&mut self) -> Vec<u8> {
         let count = self.random.random_range(0..200);
         let mut noise = vec![0; count];
         self.random.fill(&mut noise[..]);
-        let mut flight = self.recorded.clone();
+        let mut message = self.recorded.clone();
         match self.random.random_range(0..7) {
             0 => noise,
             1 => [&ENCRYPTED_PREFIX[..], &noise].concat(),
-            2 => [flight, noise].concat(),
+            2 => [message, noise].concat(),
             3 => {
-                let at = self.random.random_range(0..flight.len());
-                flight[at] ^= 1 << self.random.random_range(0..8u32);
-                flight
+                let at = self.random.random_range(0..message.len());
+                message[at] ^= 1 << self.random.random_range(0..8u32);
+                message
             }
             4 => {
-                flight.truncate(self.random.random_range(0..=FLIGHT));
-                flight
+                message.truncate(self.random.random_range(0..=HANDSHAKE_MESSAGE_LEN));
+                message
             }
             5 => [&[0xff; 8][..], &noise].concat(),
             _ => {
@@ -69,7 +69,8 @@ impl Attacker {
         }
     }
 
-    /// Connects, sends, and listens until the other end hangs up. How many bytes it got.
+    /// Sends the next malformed connection, and reads until the other end closes it. Returns the number of bytes
+    /// read.
     pub async fn connect(&mut self, transport: &MemoryTransport, address: &str) -> usize {
         let bytes = self.bytes();
         let mut stream = transport.connect(address).await.expect("the worker listens");

@@ -15,10 +15,10 @@ use tokio::time::timeout;
 
 use crate::fixture::{Q4, address, key, one_thread, open, plan, start_workers};
 
-/// Connections without the key; the example `unauthorized_peers` makes a million.
+/// Number of connections without the key. The example `unauthorized_peers` can make a million.
 const ATTACKS: usize = 3000;
-/// A handshake's second flight, which is the same for every peer that sends a first one.
-const MAX_ANSWER_LEN: usize = 128;
+/// Maximum length of a reply, in bytes: a handshake message or a refusal.
+const MAX_REPLY_LEN: usize = 128;
 
 async fn tokens(transport: &impl Transport, model: &Arc<LocalModel>) -> Result<Vec<u32>, RingError> {
     let mut ring = Ring::connect(transport, plan(model, &[4, 4]), model.clone(), one_thread()).await?;
@@ -28,7 +28,7 @@ async fn tokens(transport: &impl Transport, model: &Arc<LocalModel>) -> Result<V
     Ok(generated.tokens().to_vec())
 }
 
-/// A worker with the key, the transport below, and the one with the key.
+/// Starts a worker with the key. Returns the unencrypted transport, the encrypted one, and the model.
 async fn encrypted_worker() -> (MemoryTransport, EncryptedTransport<MemoryTransport>, Arc<LocalModel>) {
     let (transport, model) = (MemoryTransport::default(), open(Q4));
     let encrypted = EncryptedTransport::new(transport.clone(), key());
@@ -44,7 +44,7 @@ async fn malformed_connections_get_nothing_and_the_worker_goes_on() {
     for attack in 0..ATTACKS {
         let got = timeout(Duration::from_secs(20), attacker.connect(&transport, &address(1))).await;
         let got = got.expect("an attacker is disconnected in time");
-        assert!(got <= MAX_ANSWER_LEN, "{got} bytes for attack {attack}");
+        assert!(got <= MAX_REPLY_LEN, "{got} bytes for attack {attack}");
     }
     assert_eq!(tokens(&encrypted, &model).await.expect("an honest head"), expected);
 }
@@ -54,7 +54,7 @@ async fn silent_connections_do_not_block_an_honest_head() {
     let (transport, encrypted, model) = encrypted_worker().await;
     let mut held = Vec::new();
     for _ in 0..500 {
-        // Some say nothing, some dribble.
+        // Half of them send one byte, and the others nothing.
         let mut stream = transport.connect(&address(1)).await.expect("the worker listens");
         if held.len() % 2 == 0 {
             let _ = stream.write_all(b"h").await;

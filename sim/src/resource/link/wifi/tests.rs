@@ -1,15 +1,15 @@
-//! Shared Wi-Fi channels: transmission times against closed forms, and fairness.
+//! Tests of shared Wi-Fi channels: transmission times against closed forms, and fairness.
 
-use hearth_profiles::link::wifi::{Preset, Stalls as Document};
+use hearth_profiles::link::wifi::{StallPreset, Stalls as Document};
 use hearth_profiles::{Fraction, Sourced};
 use proptest::prelude::*;
 
-use super::super::properties::{Delivered, TestMessage, carry, check_invariants, messages};
+use super::super::properties::{Delivered, TestMessage, check_invariants, messages, send_all};
 use super::super::{ConstantLink, Wire};
 use super::*;
 
 const MILLI: Nanos = 1_000_000;
-/// 100 MB/s, so that a kilobyte takes 10 us.
+/// Rate of the first channel: 100 MB/s, so that a kilobyte takes 10 us.
 const RATE: BytesPerSecond = BytesPerSecond(100e6);
 
 fn source<T>(value: T) -> Sourced<T> {
@@ -20,8 +20,9 @@ fn wire() -> hearth_profiles::Link {
     hearth_profiles::Link { latency: source(Seconds(0.0002)), bandwidth: source(BytesPerSecond(125e6)) }
 }
 
-/// Devices 0 to 3 are on the first channel, 4 on a second of half the rate, the others on wires.
-fn wifi(stalls: Preset) -> Wifi {
+/// Returns two channels. Devices 0 to 3 use the first, device 4 the second, which has half the rate, and the others
+/// use wires.
+fn wifi(stalls: StallPreset) -> Wifi {
     let channel = |name: &str, rate: BytesPerSecond| hearth_profiles::link::wifi::WifiChannel {
         name: name.into(),
         bandwidth: source(rate),
@@ -35,15 +36,15 @@ fn wifi(stalls: Preset) -> Wifi {
     Wifi { channels: vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)], tcp: Tcp::default() }
 }
 
-/// Without losses and closing windows.
-fn quiet(stalls: Preset) -> Wifi {
+/// Returns the channels without losses and without restarts of the congestion window.
+fn lossless(stalls: StallPreset) -> Wifi {
     let tcp = Tcp { idle_restart: false, loss: source(Fraction(0.0)), ..Tcp::default() };
     Wifi { tcp, ..wifi(stalls) }
 }
 
-/// Without delays beside the transmissions.
-fn bare() -> Wifi {
-    let mut wifi = quiet(Preset::Clean);
+/// Returns the channels with almost no delay beside the transmission times.
+fn without_delays() -> Wifi {
+    let mut wifi = lossless(StallPreset::Clean);
     for channel in &mut wifi.channels {
         channel.delay.median.value = Seconds(1e-6);
     }
@@ -74,27 +75,28 @@ fn link(wifi: &Wifi, seed: u64) -> WifiLink {
     for pair in 0..49 {
         let (from, to) = (pair / 7, pair % 7);
         if let Some(path) = path(wifi, &wire, from, to).filter(|_| from != to) {
-            link = link.with(from, to, &path);
+            link = link.with_path(from, to, &path);
         }
     }
     link
 }
 
-/// Milliseconds from sending to arrival.
-fn duration_ms(carried: &Delivered) -> f64 {
-    (carried.delivery.arrives - carried.sent) as f64 * 1e-6
+/// Returns the milliseconds from sending to arrival.
+fn duration_ms(delivered: &Delivered) -> f64 {
+    (delivered.delivery.arrives - delivered.sent) as f64 * 1e-6
 }
 
-/// Mean milliseconds of a message that is sent `count` times, with everything before it delivered.
+/// Returns the mean milliseconds of a message that is sent `count` times, each time after the previous one has
+/// arrived.
 fn mean(wifi: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
     let sent: Vec<TestMessage> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
-    let carried = carry(&mut link(wifi, 1), &sent);
-    carried.iter().map(duration_ms).sum::<f64>() / count as f64
+    let delivered = send_all(&mut link(wifi, 1), &sent);
+    delivered.iter().map(duration_ms).sum::<f64>() / count as f64
 }
 
 #[test]
 fn ping_percentiles_with_awdl_stalls() {
-    let mut link = link(&quiet(Preset::Awdl), 1);
+    let mut link = link(&lossless(StallPreset::Awdl), 1);
     let mut times = Vec::new();
     let (count, mut now) = (200_000, 0);
     let mut there_or_back = |now: Nanos, from: usize, to: usize| {
@@ -109,58 +111,62 @@ fn ping_percentiles_with_awdl_stalls() {
         let there = there_or_back(now, 0, 1);
         let back = there_or_back(there, 1, 0);
         times.push((back - now) as f64 * 1e-6);
-        // A second on average, never in step with anything.
+        // One second later on average, without a regular period.
         now = back + 700 * MILLI + (back * 7919) % (600 * MILLI);
     }
     times.sort_by(f64::total_cmp);
     let rank = |share: f64| times[(share * f64::from(count)) as usize];
     let (p50, p95, p99) = (rank(0.5), rank(0.95), rank(0.99));
     println!("ping over `awdl`, {count} times: p50 {p50:.2} ms, p95 {p95:.2} ms, p99 {p99:.1} ms");
-    // By the rates and lengths of the stalls alone the last is 48 ms, not the 45 that were measured.
+    // The rates and durations of the stalls alone give a p99 of 48 ms; 45 ms were measured.
     for (found, expected, within) in [(p50, 4.06, 0.02), (p95, 7.8, 0.03), (p99, 48.0, 0.05)] {
-        assert!((found / expected - 1.0).abs() < within, "{found} ms and not {expected}");
+        assert!((found / expected - 1.0).abs() < within, "{found} ms, expected {expected}");
     }
 }
 
 #[test]
 fn message_mean_matches_formula() {
     let wire = wire();
-    println!("| air | from, to | bytes | mean of 100000, ms | formula, ms |");
-    for (name, wifi, within) in [("clean", wifi(Preset::Clean), 0.01), ("awdl", wifi(Preset::Awdl), 0.03)] {
+    println!("| stalls | from, to | bytes | mean of 100000, ms | formula, ms |");
+    for (name, wifi, within) in
+        [("clean", wifi(StallPreset::Clean), 0.01), ("awdl", wifi(StallPreset::Awdl), 0.03)]
+    {
         for (pair, bytes) in
             [((0, 1), 64), ((0, 1), 32_768), ((0, 5), 32_768), ((6, 4), 200_000), ((0, 4), 3_000_000)]
         {
-            // Twenty seconds after the last one every connection is fresh.
+            // Twenty seconds after the previous message every connection is idle and starts with the initial window.
             let found = mean(&wifi, pair, bytes, 100_000);
-            let expected =
-                path(&wifi, &wire, pair.0, pair.1).expect("on the air").mean(Bytes(bytes), true).as_millis();
+            let path = path(&wifi, &wire, pair.0, pair.1).expect("a path over Wi-Fi");
+            let expected = path.mean_time(Bytes(bytes), true).as_millis();
             println!("| {name} | {}, {} | {bytes} | {found:.3} | {expected:.3} |", pair.0, pair.1);
-            assert!((found / expected - 1.0).abs() < within, "{pair:?}, {bytes}: {found} and not {expected}");
+            assert!((found / expected - 1.0).abs() < within, "{pair:?}, {bytes}: {found}, not {expected}");
         }
     }
 }
 
 #[test]
 fn two_stations_get_half_the_channel() {
-    // 54 MB up and down: 200 bursts of 5.4 ms and 0.2 ms.
-    let carried = carry(&mut link(&bare(), 1), &[(0, 0, 1, 54_000_000)]);
-    assert_eq!(carried[0].delivery.left, 200 * (5 * MILLI + 6 * MILLI / 10));
-    // To a wire the channel is used once; the wire of 125 MB/s adds its last burst.
-    let carried = carry(&mut link(&bare(), 1), &[(0, 0, 5, 54_000_000)]);
-    assert_eq!(carried[0].delivery.left, 100 * (5 * MILLI + 6 * MILLI / 10) + 540_000 * 8);
+    // 54 MB up and down: 200 bursts of 5.4 ms, each with an overhead of 0.2 ms.
+    let delivered = send_all(&mut link(&without_delays(), 1), &[(0, 0, 1, 54_000_000)]);
+    assert_eq!(delivered[0].delivery.ends, 200 * (5 * MILLI + 6 * MILLI / 10));
+    // A message to a device on a wire uses the channel once; the wire of 125 MB/s adds the time of the last burst.
+    let delivered = send_all(&mut link(&without_delays(), 1), &[(0, 0, 5, 54_000_000)]);
+    assert_eq!(delivered[0].delivery.ends, 100 * (5 * MILLI + 6 * MILLI / 10) + 540_000 * 8);
 }
 
 #[test]
 fn small_message_interleaves_with_bursts() {
-    let mut link = link(&bare(), 1);
-    // At 10 ms the second burst goes up. The small one gets the channel when it is up, at 11.2 ms or after the first has
-    // gone down; it never waits for all of the long one.
-    let carried = carry(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 2, 3, 1000)]);
-    assert!(duration_ms(&carried[1]) < 4.0 * 5.6, "{} ms", duration_ms(&carried[1]));
-    // Behind it on the same connection it does wait.
-    let carried = carry(&mut self::link(&bare(), 1), &[(0, 0, 1, 54_000_000), (10 * MILLI, 0, 1, 1000)]);
-    assert!(carried[1].delivery.starts > carried[0].delivery.left - 10 * MILLI);
-    assert!(carried[1].delivery.arrives > carried[0].delivery.arrives);
+    let mut link = link(&without_delays(), 1);
+    // At 10 ms the second burst is being sent to the access point. The small message gets the channel when that burst
+    // ends, at 11.2 ms, or after the first burst has been sent to the receiver; it never waits for the whole long
+    // message.
+    let delivered = send_all(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 2, 3, 1000)]);
+    assert!(duration_ms(&delivered[1]) < 4.0 * 5.6, "{} ms", duration_ms(&delivered[1]));
+    // On the same connection it does wait for the long message.
+    let mut link = self::link(&without_delays(), 1);
+    let delivered = send_all(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 0, 1, 1000)]);
+    assert!(delivered[1].delivery.starts > delivered[0].delivery.ends - 10 * MILLI);
+    assert!(delivered[1].delivery.arrives > delivered[0].delivery.arrives);
 }
 
 #[test]
@@ -169,20 +175,21 @@ fn all_to_all_busy_time() {
         let pairs = (0..stations).flat_map(|from| (0..stations).map(move |to| (from, to)));
         let all: Vec<TestMessage> =
             pairs.filter(|(from, to)| from != to).map(|(from, to)| (0, from, to, 16_384)).collect();
-        let mut link = link(&bare(), 1);
-        let carried = carry(&mut link, &all);
-        // 0.2 ms and 163.84 us, up and down, for each ordered pair; the channel is never idle before the last is down.
+        let mut link = link(&without_delays(), 1);
+        let delivered = send_all(&mut link, &all);
+        // 0.2 ms and 163.84 us, up and down, for each ordered pair; the channel is never idle before the last message
+        // is delivered.
         let expected = (stations * (stations - 1)) as Nanos * 2 * 363_840;
-        assert_eq!(carried.iter().map(|carried| carried.delivery.left).max(), Some(expected));
+        assert_eq!(delivered.iter().map(|delivered| delivered.delivery.ends).max(), Some(expected));
         assert_eq!(link.busy_time(0), expected);
     }
 }
 
 #[test]
 fn added_stall_pauses_transmission() {
-    let mut link = link(&bare(), 1);
+    let mut link = link(&without_delays(), 1);
     link.send(0, 0, 1, Bytes(100_000));
-    // Hop a millisecond of 1.2 ms up is over.
+    // Half a millisecond of the 1.2 ms to the access point has passed.
     assert!(link.stall("5 GHz", MILLI / 2, 40 * MILLI));
     assert!(!link.stall("6 GHz", MILLI / 2, 40 * MILLI));
     assert_eq!(link.next_event(), Some(40 * MILLI + 7 * MILLI / 10));
@@ -190,19 +197,19 @@ fn added_stall_pauses_transmission() {
     while let Some(at) = link.next_event() {
         deliveries.extend(link.next_delivery(at));
     }
-    assert_eq!(deliveries[0].1.left, 40 * MILLI + 19 * MILLI / 10);
+    assert_eq!(deliveries[0].1.ends, 40 * MILLI + 19 * MILLI / 10);
 }
 
 #[test]
 fn busy_connection_keeps_window() {
-    let mut wifi = wifi(Preset::Clean);
+    let mut wifi = wifi(StallPreset::Clean);
     wifi.tcp.loss.value = Fraction(0.0);
     let every = |wait: Nanos| {
         let sent: Vec<TestMessage> = (0..2000).map(|_| (wait, 0, 1, 32_768)).collect();
-        carry(&mut link(&wifi, 1), &sent)[1..].iter().map(duration_ms).sum::<f64>() / 1999.0
+        send_all(&mut link(&wifi, 1), &sent)[1..].iter().map(duration_ms).sum::<f64>() / 1999.0
     };
     let (busy, idle) = (every(100 * MILLI), every(300 * MILLI));
-    // A round trip of 4.306 ms less 14480 bytes at 50 MB/s.
+    // The difference is a round trip of 4.306 ms less the time of 14480 bytes at 50 MB/s.
     assert!((idle - busy - 4.016).abs() < 0.15, "{busy} and {idle} ms");
 }
 
@@ -211,33 +218,34 @@ proptest! {
 
     #[test]
     fn wifi_link_keeps_invariants(messages in messages(7), seed: u64, awdl: bool) {
-        let wifi = wifi(if awdl { Preset::Awdl } else { Preset::Clean });
+        let wifi = wifi(if awdl { StallPreset::Awdl } else { StallPreset::Clean });
         let mut link = link(&wifi, seed);
-        let carried = check_invariants(&mut link, &messages);
-        // The same once more, and to the last nanosecond.
-        prop_assert_eq!(&carry(&mut self::link(&wifi, seed), &messages), &carried);
-        let end = carried.iter().map(|carried| carried.delivery.left).max().unwrap_or(0);
+        let delivered = check_invariants(&mut link, &messages);
+        // A second run gives the same deliveries.
+        prop_assert_eq!(&send_all(&mut self::link(&wifi, seed), &messages), &delivered);
+        let end = delivered.iter().map(|delivered| delivered.delivery.ends).max().unwrap_or(0);
         for channel in 0..2 {
-            prop_assert!(link.busy_time(channel) <= end, "two at once on the air of channel {}", channel);
+            prop_assert!(link.busy_time(channel) <= end, "two transmissions at once on channel {}", channel);
         }
     }
 
-    /// One transmission at a time, and the channel is never idle while one waits: transmissions leave no gap.
+    /// A channel has one transmission at a time and is never idle while another waits, so there are no gaps between
+    /// them.
     #[test]
     fn channel_is_exclusive_and_work_conserving(
         messages in prop::collection::vec((0usize..4, 1usize..4, 0u64..2_000_000), 1..20)
     ) {
-        let wifi = bare();
+        let wifi = without_delays();
         let sent: Vec<TestMessage> =
             messages.iter().map(|&(from, step, bytes)| (0, from, (from + step) % 4, bytes)).collect();
         let mut link = link(&wifi, 1);
-        let carried = carry(&mut link, &sent);
-        let hold = |bytes: u64| 200_000 + bytes * 10;
+        let delivered = send_all(&mut link, &sent);
+        let burst_time = |bytes: u64| 200_000 + bytes * 10;
         let bursts = |bytes: u64| {
-            (0..bytes.div_ceil(540_000).max(1)).map(move |at| hold((bytes - at * 540_000).min(540_000)))
+            (0..bytes.div_ceil(540_000).max(1)).map(move |at| burst_time((bytes - at * 540_000).min(540_000)))
         };
         let expected: u64 = sent.iter().flat_map(|message| bursts(message.3)).sum::<u64>() * 2;
         prop_assert_eq!(link.busy_time(0), expected);
-        prop_assert_eq!(carried.iter().map(|carried| carried.delivery.left).max(), Some(expected));
+        prop_assert_eq!(delivered.iter().map(|delivered| delivered.delivery.ends).max(), Some(expected));
     }
 }

@@ -1,17 +1,18 @@
-//! The kernel that multiplies a matrix with its inputs.
+//! The kernel that multiplies a weight matrix by its inputs.
 //!
-//! `out[token, row] = dot(weights[row], x[token])`. A thread works for a slice of four rows. ML Drift paper, section
-//! 3.7: there are two stages.
+//! `out[token, row] = dot(weights[row], x[token])`. A thread computes a slice of four rows. ML Drift paper, section
+//! 3.7: the two phases have different kernels.
 //!
-//! - [`Stage::Decode`], one token: the threads of a group share the row's blocks and add up at the end. Inputs of quantised
-//!   weights are rounded in the kernel, a chunk of them at a time, into shared memory.
-//! - [`Stage::Prefill`]: a thread works for several tokens, so that weights are read once for them. Inputs were rounded
-//!   by a kernel of their own (`super::quantise`).
+//! - [`Phase::Decode`], one token: the threads of a workgroup share the blocks of a row, and their partial sums are
+//!   added at the end. The kernel quantises the inputs of quantised weights itself, chunk by chunk, into workgroup
+//!   memory.
+//! - [`Phase::Prefill`]: a thread computes several tokens, so that each weight is read once for all of them. A
+//!   separate kernel has quantised the inputs (`super::quantise`).
 //!
-//! Weights are dequantised here and nowhere else. All products of a block times its integer factors are added up as
-//! integers, so that both stages, and the CPU, have the same ones; only the floats that they become are added in
-//! another order. With one scale per row a whole product is one integer (`rows`). What is done with a result at once is
-//! part of the kernel: a bias, and the gate's function and product.
+//! Weights are dequantised only here. The products of a block, multiplied by its integer factors, are summed as
+//! integers, so that both phases and the CPU have the same integers; only the order in which the resulting floats are
+//! added differs. With one scale per row, the whole dot product is one integer (`rows`). The kernel also applies the
+//! bias, the activation, and the product with the gate, if there are any.
 
 mod blocks;
 mod rows;
@@ -21,118 +22,126 @@ use std::fmt::Write;
 use hearth_runtime::hyperparameters::Gating;
 
 use super::Variant;
-use super::packing::{Packed, scale_texel};
-use super::quantise::{self, Scaled, UNIT};
+use super::packing::{PackedFormat, scale_texel};
+use super::quantise::{self, Granularity, UNIT};
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Storage, WeightOrder, WeightShape};
 use blocks::{DOTS, FACTORS};
 
-/// The stage of inference.
+/// The phase of inference: decode has one token, prefill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum Phase {
     Decode,
     Prefill,
 }
 
-/// The distribution of work over a group's threads.
+/// The layout of the weights and the distribution of a matmul over the threads of a workgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tiling {
-    /// The layout of weights.
+    /// The layout of the weights.
     pub order: WeightOrder,
-    /// Slices of four rows of a group.
+    /// Number of slices of four rows that a workgroup computes.
     pub slices: u32,
-    /// Threads that share the blocks of a row, in decode.
+    /// Number of threads that share the blocks of a row in decode (split-K).
     pub splits: u32,
-    /// Threads with tokens of their own, in prefill.
-    pub rows_of_tokens: u32,
-    /// Tokens of such a thread.
-    pub tokens: u32,
+    /// Number of threads for each slice in prefill, each with different tokens.
+    pub token_threads: u32,
+    /// Number of tokens that each thread computes in prefill.
+    pub tokens_per_thread: u32,
 }
 
 impl Tiling {
-    /// The tiling of a device that was not measured.
-    /// source: assumed, 128 threads a group
-    pub const USUAL: Tiling =
-        Tiling { order: WeightOrder::Interleaved, slices: 16, splits: 8, rows_of_tokens: 8, tokens: 4 };
-    /// The naive layout, each row's weights together.
-    pub const BY_OUTPUT: Tiling = Tiling { order: WeightOrder::ByOutput, ..Tiling::USUAL };
+    /// The tiling of a device that is not tuned.
+    /// source: assumed, 128 threads per workgroup
+    pub const DEFAULT: Tiling = Tiling {
+        order: WeightOrder::Interleaved,
+        slices: 16,
+        splits: 8,
+        token_threads: 8,
+        tokens_per_thread: 4,
+    };
+    /// The default tiling with the naive layout, in which the weights of a row are contiguous.
+    pub const BY_OUTPUT: Tiling = Tiling { order: WeightOrder::ByOutput, ..Tiling::DEFAULT };
 
-    /// Tokens that a group has in a batch.
+    /// Returns the number of tokens that a workgroup computes in prefill.
     pub fn tile(&self) -> u32 {
-        self.rows_of_tokens * self.tokens
+        self.token_threads * self.tokens_per_thread
     }
 
-    /// The same for batches of any size, the smallest first: a group computes its whole tile, so that a batch of few
-    /// tokens gets threads with fewer of them.
-    pub fn of_batches(self) -> Vec<Tiling> {
-        let few = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens);
-        let mut all: Vec<Tiling> = few.map(|tokens| Tiling { tokens, ..self }).collect();
+    /// Returns variants of this tiling with fewer tokens per thread, and the tiling itself, in ascending order. A
+    /// workgroup always computes its whole tile, so a small batch needs a small tile.
+    pub fn for_batch_sizes(self) -> Vec<Tiling> {
+        let fewer = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens_per_thread);
+        let mut all: Vec<Tiling> =
+            fewer.map(|tokens_per_thread| Tiling { tokens_per_thread, ..self }).collect();
         all.push(self);
         all
     }
 
-    fn threads(&self, stage: Stage) -> u32 {
-        self.slices * if stage == Stage::Decode { self.splits } else { self.rows_of_tokens }
+    fn threads(&self, phase: Phase) -> u32 {
+        self.slices * if phase == Phase::Decode { self.splits } else { self.token_threads }
     }
 }
 
+/// The matmul kernel of a weight matrix, or of a part of its rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Product {
-    pub packed: Packed,
-    /// Inputs.
+pub struct MatmulKernel {
+    pub packed: PackedFormat,
+    /// Number of inputs: the length of a row of weights.
     pub length: u32,
-    /// Rows of this part of the matrix.
+    /// Number of rows of this part of the matrix.
     pub rows: u32,
-    /// Rows of the matrix before it.
+    /// Index of the first row of this part in the matrix.
     pub first_row: u32,
-    /// Rows of the matrix.
+    /// Number of rows of the whole matrix.
     pub all_rows: u32,
-    pub stage: Stage,
+    pub phase: Phase,
     pub tiling: Tiling,
     pub variant: Variant,
-    /// Where inputs and outputs lie.
+    /// The layout of inputs and outputs.
     pub storage: Storage,
     /// Whether a bias is added.
     pub bias: bool,
-    /// This function is applied to the result.
+    /// The activation function that is applied to the result.
     pub activation: Option<Gating>,
-    /// Whether the result is multiplied by another tensor.
+    /// Whether the result is multiplied by another tensor, the gate.
     pub multiplies: bool,
-    /// Instead of results, the integers of each block are written: [tokens, blocks, rows]. With a scale per row a row
-    /// is one block.
+    /// Whether the kernel writes the integer sums of each block, [tokens, blocks, rows], instead of the results, for
+    /// tests. With one scale per row, a row is one block.
     pub integers: bool,
 }
 
-impl Product {
-    /// Whether inputs are rounded.
+impl MatmulKernel {
+    /// Whether the inputs are quantised.
     fn is_quantised(&self) -> bool {
         self.packed.inputs().is_some()
     }
 
-    /// Whether they are rounded in this kernel.
-    fn rounds(&self) -> bool {
-        self.is_quantised() && self.stage == Stage::Decode
+    /// Whether this kernel quantises the inputs itself.
+    fn quantises_inputs(&self) -> bool {
+        self.is_quantised() && self.phase == Phase::Decode
     }
 
-    /// The weights of this part.
+    /// Returns the shape of the packed weights of this part, in words.
     pub fn shape(&self) -> Result<WeightShape, crate::virtual_tensor::ShapeError> {
         let words = self.packed.texels(self.length) * 4;
         WeightShape::new(self.rows, [1, 1, 1], words, self.tiling.slices)
     }
 
-    /// Tokens that a thread works for.
+    /// Returns the number of tokens that a thread computes.
     fn tokens(&self) -> u32 {
-        if self.stage == Stage::Decode { 1 } else { self.tiling.tokens }
+        if self.phase == Phase::Decode { 1 } else { self.tiling.tokens_per_thread }
     }
 
-    /// Workgroups for `tokens` tokens.
-    pub fn groups(&self, tokens: u32) -> [u32; 3] {
+    /// Returns the number of workgroups for `tokens` tokens.
+    pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices);
-        [slices, if self.stage == Stage::Decode { 1 } else { tokens.div_ceil(self.tiling.tile()) }, 1]
+        [slices, if self.phase == Phase::Decode { 1 } else { tokens.div_ceil(self.tiling.tile()) }, 1]
     }
 
-    /// The kernel. Bindings after the parameters: weights; scales if the format has them; x, or codes, scales and sums
-    /// of it if another kernel rounded them; out; the bias; the gate's tensor.
+    /// Generates the kernel. Its bindings after the parameters are: weights; scales if the format stores them
+    /// separately; x, or its codes, scales and sums if another kernel has quantised it; out; bias and gate if they
+    /// are used.
     pub fn kernel(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
         let mut binding = 1;
         let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);
@@ -143,8 +152,8 @@ impl Product {
         let read = |name: &'static str, kind: &'static str| {
             move |at: u32| format!("@group(0) @binding({at}) var<storage, read> {name}: array<{kind}>;\n")
         };
-        // naga 30 cannot cast two words to four halves, so that the texels themselves are halves.
-        let halves = self.variant.half && self.packed == Packed::F16;
+        // naga 30 cannot cast two words to four f16 values, so the texels are declared as f16.
+        let halves = self.variant.half && self.packed == PackedFormat::F16;
         if halves {
             text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
         }
@@ -155,7 +164,7 @@ impl Product {
             declare(&mut text, &read("row_scales", "vec4<f32>"));
         }
         let x = Accessor::rows("x", self.storage, self.length, Direction::Read);
-        if self.is_quantised() && !self.rounds() {
+        if self.is_quantised() && !self.quantises_inputs() {
             declare(&mut text, &read("codes_object", "vec4<u32>"));
             declare(&mut text, &read("scales_object", "f32"));
             declare(&mut text, &read("sums_object", "i32"));
@@ -192,11 +201,11 @@ impl Product {
         } else {
             "fn dot4(a: u32, b: u32) -> i32 { return dot(unpack4xI8(a), unpack4xI8(b)); }\n"
         };
-        let texel = self.shape()?.wgsl(self.tiling.order, "slice * 4u + r", "t");
+        let texel = self.shape()?.texel_wgsl(self.tiling.order, "slice * 4u + r", "t");
         let _ = writeln!(
             text,
             "fn weight(slice: u32, r: u32, t: u32) -> {} {{ return weights[{texel}]; }}",
-            if self.variant.half && self.packed == Packed::F16 { "Halves" } else { "vec4<u32>" }
+            if self.variant.half && self.packed == PackedFormat::F16 { "Halves" } else { "vec4<u32>" }
         );
         let words = self.packed.scale_words(self.length);
         if words > 0 {
@@ -224,11 +233,12 @@ impl Product {
         Ok(text)
     }
 
-    /// `codes`, `input_scale` and `input_sum` of a block of this chunk, or of all.
+    /// Generates `codes`, `input_scale` and `input_sum`, which return the quantised inputs of the current chunk in
+    /// decode, and of all inputs in prefill.
     fn inputs(&self) -> String {
-        let scaled = self.packed.inputs().unwrap_or(Scaled::Row);
-        let block = scaled.block(self.length);
-        if !self.rounds() {
+        let granularity = self.packed.inputs().unwrap_or(Granularity::Row);
+        let block = granularity.block_length(self.length);
+        if !self.quantises_inputs() {
             let (units, blocks) = (self.length / UNIT, self.length / block);
             return format!(
                 "fn codes(token: u32, texel: u32) -> vec4<u32> {{ return codes_object[token * {}u + texel]; }}\n\
@@ -238,14 +248,14 @@ impl Product {
                 units * 2,
             );
         }
-        let threads = self.tiling.threads(Stage::Decode);
+        let threads = self.tiling.threads(Phase::Decode);
         let mut stored = String::from(
             "    codes_shared[2u * lane] = low;\n    codes_shared[2u * lane + 1u] = high;\n    \
              code_sums_shared[2u * lane] = sums.x;\n    code_sums_shared[2u * lane + 1u] = sums.y;\n",
         );
-        let scale = match scaled {
-            Scaled::Row => rows::INPUT_SCALE.to_owned(),
-            Scaled::Blocks(block) => {
+        let scale = match granularity {
+            Granularity::Row => rows::INPUT_SCALE.to_owned(),
+            Granularity::Blocks(block) => {
                 let in_block = block / UNIT;
                 let _ = writeln!(
                     stored,
@@ -264,24 +274,24 @@ impl Product {
              fn input_sum(token: u32, at: u32) -> i32 {{ return code_sums_shared[at]; }}\n{}",
             2 * threads,
             2 * threads,
-            quantise::functions(scaled, self.length, threads, &stored),
+            quantise::functions(granularity, self.length, threads, &stored),
         )
     }
 
-    /// A texel of weights that need no scale, as numbers.
+    /// Generates the functions that convert a texel of unquantised weights to floats.
     fn widening(&self) -> &'static str {
         match (self.packed, self.variant.half) {
-            (Packed::F16, true) => {
+            (PackedFormat::F16, true) => {
                 "fn first(w: Halves) -> vec4<f32> { return vec4<f32>(w.first); }\n\
                  fn second(w: Halves) -> vec4<f32> { return vec4<f32>(w.second); }\n"
             }
-            (Packed::F16, false) => {
+            (PackedFormat::F16, false) => {
                 "fn first(w: vec4<u32>) -> vec4<f32> \
                  { return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y)); }\n\
                  fn second(w: vec4<u32>) -> vec4<f32> \
                  { return vec4<f32>(unpack2x16float(w.z), unpack2x16float(w.w)); }\n"
             }
-            (Packed::Bf16, _) => {
+            (PackedFormat::Bf16, _) => {
                 "fn pair(w: u32) -> vec2<f32> \
                  { return vec2<f32>(bitcast<f32>(w << 16u), bitcast<f32>(w & 0xffff0000u)); }\n\
                  fn first(w: vec4<u32>) -> vec4<f32> { return vec4<f32>(pair(w.x), pair(w.y)); }\n\
@@ -293,9 +303,9 @@ impl Product {
 
     fn main(&self) -> String {
         let (tiling, tokens) = (&self.tiling, self.tokens());
-        let is_decode = self.stage == Stage::Decode;
-        let depth = if is_decode { tiling.splits } else { tiling.rows_of_tokens };
-        // Lanes that are neighbours read neighbouring texels: of several slices, or of one slice along its row.
+        let is_decode = self.phase == Phase::Decode;
+        let depth = if is_decode { tiling.splits } else { tiling.token_threads };
+        // Neighbouring threads read neighbouring texels: of different slices, or of the same slice along its row.
         let along = tiling.order == WeightOrder::ByOutput && is_decode;
         let (x, y) = if along { (depth, tiling.slices) } else { (tiling.slices, depth) };
         let (slice, part) = if along { ("local.y", "local.x") } else { ("local.x", "local.y") };
@@ -312,9 +322,9 @@ impl Product {
              let slice = group.x * {}u + {slice};\n    let part = {part};\n",
             tiling.slices
         );
-        // A binding that a kernel does not name is none.
+        // The automatic layout contains only the bindings that the kernel uses.
         text += "    _ = params.tokens;\n";
-        if self.is_quantised() && !self.rounds() {
+        if self.is_quantised() && !self.quantises_inputs() {
             text += "    _ = sums_object[0];\n";
         }
         if self.integers && self.packed.scale_words(self.length) > 0 {
@@ -340,17 +350,17 @@ impl Product {
                 let _ = writeln!(text, "    var n{t} = vec4<i32>(0);");
             }
         }
-        text += &self.walk();
-        text += &self.ending(slice);
+        text += &self.block_loop();
+        text += &self.epilogue(slice);
         text += "}\n";
         text
     }
 
-    /// The loop over blocks, or over texels of plain weights.
-    fn walk(&self) -> String {
+    /// Generates the loop over the blocks of a row, or over the texels of unquantised weights.
+    fn block_loop(&self) -> String {
         let (block, step) =
-            (self.packed.block(), if self.stage == Stage::Decode { self.tiling.splits } else { 1 });
-        let first = if self.stage == Stage::Decode { "part" } else { "0u" };
+            (self.packed.block(), if self.phase == Phase::Decode { self.tiling.splits } else { 1 });
+        let first = if self.phase == Phase::Decode { "part" } else { "0u" };
         if block == 0 {
             let texels = self.packed.texels(self.length);
             return format!(
@@ -360,22 +370,22 @@ impl Product {
         }
         let blocks = self.length / block;
         let body = match self.packed {
-            Packed::Q8_0 | Packed::Q4_0 => self.block32(),
-            Packed::Row8 | Packed::Row4 => self.unit(),
-            Packed::Q4K => self.block_q4_k(),
+            PackedFormat::Q8_0 | PackedFormat::Q4_0 => self.block32(),
+            PackedFormat::Row8 | PackedFormat::Row4 => self.unit(),
+            PackedFormat::Q4K => self.block_q4_k(),
             _ => self.block_q6_k(),
         };
-        if !self.rounds() {
+        if !self.quantises_inputs() {
             return format!(
                 "    for (var block = {first}; block < {blocks}u; block += {step}u) {{\n        \
                  let here = block;\n{body}    }}\n"
             );
         }
-        let threads = self.tiling.threads(Stage::Decode);
+        let threads = self.tiling.threads(Phase::Decode);
         let (units, in_chunk) = (self.length / UNIT, threads * UNIT / block);
         let chunks = units.div_ceil(threads);
-        let (before, rounding) = if self.packed.is_by_row() {
-            (rows::BEFORE, rows::ROUNDING)
+        let (before, quantisation) = if self.packed.is_by_row() {
+            (rows::BEFORE, rows::QUANTISATION)
         } else {
             (
                 "",
@@ -385,21 +395,22 @@ impl Product {
         };
         format!(
             "{before}    for (var chunk = 0u; chunk < {chunks}u; chunk++) {{\n    \
-             let unit = chunk * {threads}u + lane;\n    let inside = unit < {units}u;\n{rounding}    \
+             let unit = chunk * {threads}u + lane;\n    let inside = unit < {units}u;\n{quantisation}    \
              workgroupBarrier();\n    let end = min({in_chunk}u, {blocks}u - chunk * {in_chunk}u);\n    \
              for (var here = {first}; here < end; here += {step}u) {{\n        \
              let block = chunk * {in_chunk}u + here;\n{body}    }}\n    workgroupBarrier();\n    }}\n"
         )
     }
 
-    /// Adds up what a group's threads have, and writes it.
-    fn ending(&self, slice: &str) -> String {
+    /// Generates the end of the kernel: sums the partial results of a workgroup, applies bias, activation and gate,
+    /// and writes the results.
+    fn epilogue(&self, slice: &str) -> String {
         if self.integers && !self.packed.is_by_row() {
             return String::new();
         }
         let (splits, slices) = (self.tiling.splits, self.tiling.slices);
         let mut text = String::new();
-        if self.stage == Stage::Decode {
+        if self.phase == Phase::Decode {
             let sum = if self.packed.is_by_row() { "n0" } else { "acc0" };
             let _ = write!(
                 text,
@@ -409,7 +420,7 @@ impl Product {
             );
         }
         if self.packed.is_by_row() {
-            text += &self.scaled();
+            text += &self.scaled_results();
             if self.integers {
                 return text;
             }
@@ -426,10 +437,10 @@ impl Product {
             if self.multiplies {
                 let _ = writeln!(text, "    acc{t} *= gate_read(0u, token{t}, 0u, s);");
             }
-            if self.stage == Stage::Decode {
+            if self.phase == Phase::Decode {
                 text += "    out_write(0u, 0u, 0u, s, acc0);\n";
             } else {
-                let (depth, tokens) = (self.tiling.rows_of_tokens, self.tokens());
+                let (depth, tokens) = (self.tiling.token_threads, self.tokens());
                 let _ = writeln!(
                     text,
                     "    if ((group.y * {depth}u + part) * {tokens}u + {t}u < params.tokens) \
@@ -441,12 +452,12 @@ impl Product {
     }
 }
 
-/// `x sigmoid(x)`; an exponent beyond 80 changes nothing.
+/// SiLU: `x * sigmoid(x)`. The exponent is clamped so that `exp` stays finite.
 const SILU: &str = "\
 fn activate(x: vec4<f32>) -> vec4<f32> { return x / (1.0 + exp(min(-x, vec4<f32>(80.0)))); }
 ";
 
-/// `x/2 (1 + tanh z)` is `x / (1 + e^(-2z))`.
+/// GELU, approximated by tanh: `x/2 (1 + tanh z)`, which equals `x / (1 + e^(-2z))`.
 /// source: Hendrycks and Gimpel 2016, section 2
 const GELU: &str = "\
 fn activate(x: vec4<f32>) -> vec4<f32> {
@@ -460,12 +471,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_of_few_tokens_is_no_batch_of_many() {
-        let all = Tiling::USUAL.of_batches();
+    fn small_batches_get_small_tiles() {
+        let all = Tiling::DEFAULT.for_batch_sizes();
         assert_eq!(all.iter().map(Tiling::tile).collect::<Vec<_>>(), [8, 16, 32]);
-        assert_eq!(all.last(), Some(&Tiling::USUAL));
+        assert_eq!(all.last(), Some(&Tiling::DEFAULT));
         for tokens in 2..=64u32 {
-            let tiling = all.iter().find(|tiling| tiling.tile() >= tokens).unwrap_or(&Tiling::USUAL);
+            let tiling = all.iter().find(|tiling| tiling.tile() >= tokens).unwrap_or(&Tiling::DEFAULT);
             let computed = tokens.next_multiple_of(tiling.tile());
             assert!(
                 computed < tokens + 32 && (tokens > 8 || computed == 8),
@@ -473,7 +484,8 @@ mod tests {
             );
             assert!(tokens > 32 || computed < 2 * tokens.max(8), "{tokens} tokens cost {computed}");
         }
-        let odd = Tiling { tokens: 6, ..Tiling::USUAL };
-        assert_eq!(odd.of_batches().iter().map(|tiling| tiling.tokens).collect::<Vec<_>>(), [1, 2, 4, 6]);
+        let odd = Tiling { tokens_per_thread: 6, ..Tiling::DEFAULT };
+        let tokens: Vec<u32> = odd.for_batch_sizes().iter().map(|tiling| tiling.tokens_per_thread).collect();
+        assert_eq!(tokens, [1, 2, 4, 6]);
     }
 }

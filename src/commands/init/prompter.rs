@@ -1,40 +1,41 @@
-//! The questions of `hearth init`.
+//! Interactive prompts of `hearth init`.
 //!
-//! Questions go to standard error; each answer is a line of standard input. An empty line selects the default in
-//! brackets. After a wrong answer the question is repeated, up to a limit.
+//! Questions are printed to standard error; each answer is a line of standard input. An empty line selects the
+//! default in brackets. After an invalid answer the question is repeated, up to a limit.
 
 use std::io::BufRead;
 
 use hearth_profiles::{device, model};
-use hearth_workflow::init::{Network, NewDevice, is_file};
+use hearth_workflow::init::{Network, NewDevice, is_gguf_path};
 
 use crate::diagnostics::Failure;
 
-/// The most wrong answers. source: assumed
-const MAX_WRONG: usize = 20;
+/// Maximum number of invalid answers. source: assumed
+const MAX_INVALID_ANSWERS: usize = 20;
 
-pub struct Questions<R> {
+/// Asks questions and reads the answers from `answers`.
+pub struct Prompter<R> {
     answers: R,
-    /// Wrong answers so far.
-    wrong: usize,
+    /// Number of invalid answers so far.
+    invalid: usize,
 }
 
-impl<R: BufRead> Questions<R> {
+impl<R: BufRead> Prompter<R> {
     pub fn new(answers: R) -> Self {
-        Self { answers, wrong: 0 }
+        Self { answers, invalid: 0 }
     }
 
-    /// Asks for the model: a shipped one or a path.
+    /// Asks for the model: the name of a shipped model, or a path.
     pub fn model(&mut self) -> Result<String, Failure> {
         let known: Vec<&str> = model::shipped_names().collect();
         crate::output::say_stderr!("Shipped models: {}.", known.join(", "));
         self.ask("Which model, or the path of a GGUF file?", "llama-8b", |answer| {
-            let path = is_file(answer) || answer.contains('/');
+            let path = is_gguf_path(answer) || answer.contains('/');
             (path || known.contains(&answer)).then(|| answer.to_owned()).ok_or("this is not a shipped model")
         })
     }
 
-    /// Asks for devices until an empty name.
+    /// Asks for devices until an empty name is entered.
     pub fn devices(&mut self) -> Result<Vec<NewDevice>, Failure> {
         let known: Vec<&str> = device::shipped_names().collect();
         crate::output::say_stderr!(
@@ -47,15 +48,15 @@ impl<R: BufRead> Questions<R> {
                 0 => ("What is the name of this device?", "this"),
                 _ => ("What is the name of the next device? Leave it empty if there are no more.", ""),
             };
-            let taken = |answer: &str| devices.iter().any(|device| device.name == answer);
+            let is_used = |answer: &str| devices.iter().any(|device| device.name == answer);
             let name = self.ask(question, default, |answer| {
-                if taken(answer) { Err("this name is taken") } else { Ok(answer.to_owned()) }
+                if is_used(answer) { Err("another device has this name") } else { Ok(answer.to_owned()) }
             })?;
             if name.is_empty() {
                 return Ok(devices);
             }
             let default = if devices.is_empty() { "measured" } else { "d2" };
-            let question = format!("Which profile has `{name}`, or where is its document?");
+            let question = format!("Which profile does `{name}` have (a name, or the path of a document)?");
             let profile = self.ask(&question, default, |answer| {
                 let path = answer.contains('/') || answer.contains('.');
                 let is_known = path || answer == "measured" || known.contains(&answer);
@@ -67,7 +68,7 @@ impl<R: BufRead> Questions<R> {
 
     /// Asks how the devices are connected.
     pub fn network(&mut self) -> Result<Network, Failure> {
-        self.ask("Are they connected by wifi or by cable?", "wifi", |answer| match answer {
+        self.ask("Are the devices connected by wifi or by cable?", "wifi", |answer| match answer {
             "wifi" => Ok(Network::Wifi),
             "cable" => Ok(Network::Cable),
             _ => Err("answer `wifi` or `cable`"),
@@ -91,8 +92,8 @@ impl<R: BufRead> Questions<R> {
             match read(answer) {
                 Ok(answer) => return Ok(answer),
                 Err(why) => {
-                    self.wrong += 1;
-                    if length == 0 || self.wrong > MAX_WRONG {
+                    self.invalid += 1;
+                    if length == 0 || self.invalid > MAX_INVALID_ANSWERS {
                         return Err(Failure::unusable(format!("`{answer}`: {why}"))
                             .hint("use flags instead, see `hearth init --help`"));
                     }
@@ -108,23 +109,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn question_is_repeated_after_a_wrong_answer() {
-        let mut questions =
-            Questions::new("llama-9b\nllama-8b\n\nd9\nd3\nlaptop\n\n\nwhat\ncable\n".as_bytes());
-        assert_eq!(questions.model().expect("a model"), "llama-8b");
-        let devices = questions.devices().expect("devices");
+    fn question_is_repeated_after_an_invalid_answer() {
+        let mut prompter =
+            Prompter::new("llama-9b\nllama-8b\n\nd9\nd3\nlaptop\n\n\nwhat\ncable\n".as_bytes());
+        assert_eq!(prompter.model().expect("a model"), "llama-8b");
+        let devices = prompter.devices().expect("devices");
         let profiles: Vec<(&str, &str)> =
             devices.iter().map(|it| (it.name.as_str(), it.profile.as_str())).collect();
         assert_eq!(profiles, [("this", "d3"), ("laptop", "d2")]);
-        assert_eq!(questions.network().expect("a network"), Network::Cable);
+        assert_eq!(prompter.network().expect("a network"), Network::Cable);
     }
 
     #[test]
-    fn end_of_input_takes_the_defaults() {
-        let mut questions = Questions::new("".as_bytes());
-        assert_eq!(questions.model().expect("the default"), "llama-8b");
-        assert_eq!(questions.devices().expect("the default").len(), 1);
+    fn end_of_input_selects_the_defaults() {
+        let mut prompter = Prompter::new("".as_bytes());
+        assert_eq!(prompter.model().expect("the default"), "llama-8b");
+        assert_eq!(prompter.devices().expect("the default").len(), 1);
         let many = "no\n".repeat(1000);
-        assert!(Questions::new(many.as_bytes()).network().is_err());
+        assert!(Prompter::new(many.as_bytes()).network().is_err());
     }
 }

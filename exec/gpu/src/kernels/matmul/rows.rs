@@ -1,46 +1,46 @@
-//! The part of the product kernel for weights with one scale per row.
+//! The parts of the matmul kernel for weights with one scale per row.
 //!
-//! ML Drift paper, section 4.2: q8 and 8/4/4 have a scale for each channel, which is a row here. Inputs have one scale
-//! for the whole row too, so that a product is an integer until its end:
+//! ML Drift paper, section 4.2: q8 and 8/4/4 have a scale for each channel, which is a row here. The inputs of a
+//! token also have a single scale, so that the whole dot product is summed as an integer:
 //!
 //! ```text
 //! out[row] = (sum over i of code[row, i] * code(x)[i]) * scale[row] * scale(x)
 //! ```
 //!
-//! An integer holds 2^31 / 127^2 products of the largest codes: longer rows than 133 144 weights are refused. In decode
-//! the largest value of the row must be known before the first is rounded: the threads of a group read it all, which it
-//! is in the cache for, and round a chunk at a time after that.
+//! An i32 can hold the sum of 2^31 / 127^2 products of the largest codes, so rows of more than 133 144 weights are
+//! refused. In decode, the maximum of all inputs must be known before the first is quantised: the threads of a
+//! workgroup read all inputs for the maximum, then read them again from the cache and quantise them chunk by chunk.
 
 use std::fmt::Write;
 
-use super::Product;
+use super::MatmulKernel;
 use super::blocks::four_rows;
-use crate::kernels::packing::Packed;
+use crate::kernels::packing::PackedFormat;
 
-/// The scale of x in decode; `scales_of` is of the rounding, `largest` what a group found.
+/// The WGSL variable and function for the input scale in decode.
 pub(super) const INPUT_SCALE: &str = "\
 var<private> row_input_scale: f32;
 fn input_scale(token: u32, block: u32) -> f32 { return row_input_scale; }
 ";
 
-/// WGSL text before the loop over chunks.
+/// The WGSL statements before the loop over chunks, which compute the input scale.
 pub(super) const BEFORE: &str =
     "    let largest = row_largest(0u, lane);\n    row_input_scale = scales_of(largest).x;\n";
 
-/// Rounding a chunk.
-pub(super) const ROUNDING: &str = "    if (inside) {\n        _ = unit_load(0u, unit);\n        \
-                                   unit_store(0u, unit, lane, largest);\n    }\n";
+/// The WGSL statements that quantise a chunk of inputs.
+pub(super) const QUANTISATION: &str = "    if (inside) {\n        _ = unit_load(0u, unit);\n        \
+                                       unit_store(0u, unit, lane, largest);\n    }\n";
 
-impl Product {
-    /// Generates the WGSL loop body, which multiplies 32 inputs of each token by four rows.
+impl MatmulKernel {
+    /// Generates the loop body, which multiplies 32 inputs of each token by four rows.
     pub(super) fn unit(&self) -> String {
         let mut text = self.unit_weights();
         for t in 0..self.tokens() {
-            text += &Product::unit_codes(t);
+            text += &MatmulKernel::unit_codes(t);
             let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
             let _ = writeln!(text, "        n{t} += vec4<i32>({dots});");
-            if self.packed == Packed::Row4 {
-                // The numbers 0 to 15 stand for -8 to 7.
+            if self.packed == PackedFormat::Row4 {
+                // The codes 0 to 15 represent -8 to 7.
                 let _ = writeln!(
                     text,
                     "        n{t} -= vec4<i32>(8 * (input_sum(token{t}, 2u * here) + \
@@ -51,8 +51,8 @@ impl Product {
         text
     }
 
-    /// Makes results of the integers, or writes these.
-    pub(super) fn scaled(&self) -> String {
+    /// Generates the statements that scale the integers to results, or write the integers.
+    pub(super) fn scaled_results(&self) -> String {
         let mut text = String::new();
         let slices = self.all_rows.div_ceil(4);
         for t in 0..self.tokens() {

@@ -1,32 +1,33 @@
 //! The cost of the kernels of a layer other than its matrix multiplications.
 //!
-//! Two norms, the rotation of queries and keys, the scores, their softmax, the weighted values, two residual
-//! additions and the activation of the feed-forward block: nine kernels on the GPU, each bound by its arithmetic or
-//! its bytes, in FP16. Attention is not masked: each token of a prompt computes all scores of the prompt.
+//! Two norms, the rotary embedding of queries and keys, the attention scores, their softmax, the weighted sum of the
+//! values, two residual additions and the activation of the feed-forward block: nine kernels on the GPU in FP16, each
+//! bound by its arithmetic or its memory traffic. Attention is not masked: each token of a prompt computes all scores
+//! of the prompt.
 //!
-//! Not here: decoding, where only the cached keys and values count ([`super::decode`]).
+//! Not here: decoding, where only the cached keys and values are counted ([`super::decode`]).
 
 use hearth_profiles::model::ModelShape;
 
 use super::gpu::Gpu;
 
-/// The kernels between the products, in the order of computing.
+/// Times of the kernels of a layer other than matmuls, in seconds, in the order of execution.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rest {
-    /// The norm before attention.
+pub struct OtherKernels {
+    /// The norm before the attention block.
     pub before: Vec<f64>,
-    /// Rotation, scores, softmax, values.
+    /// Rotary embedding, scores, softmax, weighted values.
     pub attention: Vec<f64>,
-    /// Residual and norm between attention and feed-forward.
+    /// The residual addition and the norm between attention and feed-forward block.
     pub between: Vec<f64>,
     /// `silu(gate) * up`.
     pub activation: Vec<f64>,
-    /// The last residual.
+    /// The residual addition after the feed-forward block.
     pub after: Vec<f64>,
 }
 
-impl Rest {
-    /// Seconds for `tokens` that see `context` positions.
+impl OtherKernels {
+    /// Computes the times for `tokens` tokens that attend to `context` positions.
     pub fn new(gpu: &Gpu, shape: &ModelShape, tokens: u64, context: u64) -> Self {
         let (count, seen) = (tokens as f64, context as f64);
         let width = f64::from(shape.embedding);

@@ -1,11 +1,11 @@
-//! Products against the scalar oracle, in every format, layout, stage and variant.
+//! Compares matmuls with the scalar oracle, in every format, layout, phase and variant.
 //!
-//! The oracle rounds its input as the GPU does, so that the integers are the same ones. What differs is the order in
-//! which floats are added up, and now and then a code at a tie. Stated bound: 1e-4 of the largest result of the row.
+//! The oracle quantises its input like the GPU, so that the integers are the same. Only the order in which floats are
+//! added differs, and occasionally a code at a tie. The bound is 1e-4 of the largest result.
 
 use hearth_gpu::device::Gpu;
-use hearth_gpu::kernels::packing::Packed;
-use hearth_gpu::kernels::product::{Stage, Tiling};
+use hearth_gpu::kernels::matmul::{Phase, Tiling};
+use hearth_gpu::kernels::packing::PackedFormat;
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::tuning::candidates;
 use hearth_gpu::{CapabilityMask, GpuError};
@@ -14,7 +14,8 @@ use hearth_runtime::oracle;
 
 use crate::gpu::{alone, numbers, open, relative_difference};
 
-/// Bytes of a matrix of this format: any bytes are weights, if the f16 scales among them are small numbers.
+/// Returns the bytes of a matrix. In quantised formats any bytes are valid weights, but the f16 scales are set to
+/// small numbers.
 pub fn bytes(format: KernelFormat, rows: usize, length: usize, seed: u32) -> Vec<u8> {
     let row = format.row_bytes(length).unwrap();
     let values = numbers(rows * length, seed);
@@ -34,23 +35,23 @@ pub fn bytes(format: KernelFormat, rows: usize, length: usize, seed: u32) -> Vec
             (state >> 24) as u8
         })
         .collect();
-    // Where a block has its scale, and its minimum.
-    let (block, places): (usize, &[usize]) = match format {
+    // The bytes of a block, and the offsets of its scale and its minimum.
+    let (block, offsets): (usize, &[usize]) = match format {
         KernelFormat::Q8_0 => (34, &[0]),
         KernelFormat::Q4_0 => (18, &[0]),
         KernelFormat::Q4K => (144, &[0, 2]),
         _ => (210, &[208]),
     };
     for (at, block) in bytes.chunks_exact_mut(block).enumerate() {
-        for place in places {
+        for offset in offsets {
             let scale = half::f16::from_f32(0.01 + 0.001 * (at % 7) as f32);
-            block[*place..place + 2].copy_from_slice(&scale.to_le_bytes());
+            block[*offset..offset + 2].copy_from_slice(&scale.to_le_bytes());
         }
     }
     bytes
 }
 
-/// A matrix with its inputs and what the oracle makes of them.
+/// A matrix, its inputs, and the results of the oracle.
 struct Case {
     bytes: Vec<u8>,
     format: KernelFormat,
@@ -66,7 +67,7 @@ impl Case {
         let input = numbers(tokens * length, 3);
         let mut case = Case { bytes, format, rows, length, input, expected: Vec::new() };
         case.expected =
-            case.input.chunks_exact(length).flat_map(|row| oracle::product(case.matrix(), row)).collect();
+            case.input.chunks_exact(length).flat_map(|row| oracle::matvec(case.matrix(), row)).collect();
         case
     }
 
@@ -74,64 +75,64 @@ impl Case {
         Matrix { format: self.format, length: self.length, rows: self.rows, bytes: &self.bytes }
     }
 
-    /// Results, or integers, of the GPU.
-    fn run<T: bytemuck::Pod>(&self, gpu: &Gpu, stage: Stage, tiling: Tiling, integers: bool) -> Vec<T> {
+    /// Runs the matmul on the GPU. Returns its results, or with `integers` the integer sums of each block.
+    fn run<T: bytemuck::Pod>(&self, gpu: &Gpu, phase: Phase, tiling: Tiling, integers: bool) -> Vec<T> {
         let matrix = GpuMatrix::upload(gpu, self.matrix(), tiling).unwrap();
-        product(gpu, &matrix, &self.input, stage, integers)
+        run_matmul(gpu, &matrix, &self.input, phase, integers)
     }
 
-    /// Compares results with the oracle's; returns the difference as a share of the largest.
-    fn check(&self, gpu: &Gpu, stage: Stage, tiling: Tiling, what: &str) -> f32 {
-        let off = relative_difference(&self.run(gpu, stage, tiling, false), &self.expected);
-        assert!(off < 1e-4, "{} {stage:?} {tiling:?} {what}: off by {off}", self.format);
+    /// Compares the results with those of the oracle. Returns the largest difference relative to the largest result.
+    fn check(&self, gpu: &Gpu, phase: Phase, tiling: Tiling, what: &str) -> f32 {
+        let off = relative_difference(&self.run(gpu, phase, tiling, false), &self.expected);
+        assert!(off < 1e-4, "{} {phase:?} {tiling:?} {what}: off by {off}", self.format);
         off
     }
 }
 
-/// Results of a product on the GPU, [tokens, rows], or the integers of each block.
-pub fn product<T: bytemuck::Pod>(
+/// Runs a matmul on the GPU. Returns its results [tokens, rows], or with `integers` the integer sums of each block.
+pub fn run_matmul<T: bytemuck::Pod>(
     gpu: &Gpu,
     matrix: &GpuMatrix,
     input: &[f32],
-    stage: Stage,
+    phase: Phase,
     integers: bool,
 ) -> Vec<T> {
-    let (launches, out) = matrix.product_launches(gpu, input, stage, integers).unwrap();
+    let (launches, out) = matrix.matmul_launches(gpu, input, phase, integers).unwrap();
     gpu.submit(&launches).unwrap();
     gpu.read(&out, (out.bytes() / 4) as usize).unwrap()
 }
 
-/// Every way to use the device.
+/// Returns the masks of the tested variants, with their descriptions.
 pub fn masks() -> [(CapabilityMask, &'static str); 5] {
     let all = CapabilityMask::default();
     [
-        (all, "all of the device"),
-        (CapabilityMask { packed_dot: true, ..all }, "no packed products"),
+        (all, "all capabilities"),
+        (CapabilityMask { packed_dot: true, ..all }, "no packed dot products"),
         (CapabilityMask { half: true, ..all }, "no half precision"),
         (CapabilityMask { subgroups: true, ..all }, "no subgroups"),
-        (CapabilityMask { packed_dot: true, subgroups: true, half: true, ..all }, "nothing of the device"),
+        (CapabilityMask { packed_dot: true, subgroups: true, half: true, ..all }, "no optional capabilities"),
     ]
 }
 
-/// All that tuning may choose, where all of the device is used; else one of each layout.
+/// Returns all candidates of tuning if the mask disables nothing, otherwise one tiling of each layout.
 pub fn tilings(gpu: &Gpu, mask: CapabilityMask) -> Vec<Tiling> {
     let all = candidates(gpu.capabilities());
-    assert!(all.contains(&Tiling::USUAL) && all.contains(&Tiling::BY_OUTPUT));
-    if mask == CapabilityMask::default() { all } else { vec![Tiling::USUAL, Tiling::BY_OUTPUT] }
+    assert!(all.contains(&Tiling::DEFAULT) && all.contains(&Tiling::BY_OUTPUT));
+    if mask == CapabilityMask::default() { all } else { vec![Tiling::DEFAULT, Tiling::BY_OUTPUT] }
 }
 
 #[test]
-fn products_equal_the_oracle_in_every_variant() {
+fn matmuls_equal_the_oracle_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        for packed in Packed::ALL {
-            // Rows and tokens that fill no tile.
+        for packed in PackedFormat::ALL {
+            // Rows and tokens that do not fill a tile.
             let [one, many] = [1, 37].map(|tokens| Case::new(packed.stored().unwrap(), 100, 768, tokens));
             let mut worst = [0.0f32; 2];
             for tiling in tilings(&gpu, mask) {
-                worst[0] = worst[0].max(one.check(&gpu, Stage::Decode, tiling, what));
-                worst[1] = worst[1].max(many.check(&gpu, Stage::Prefill, tiling, what));
+                worst[0] = worst[0].max(one.check(&gpu, Phase::Decode, tiling, what));
+                worst[1] = worst[1].max(many.check(&gpu, Phase::Prefill, tiling, what));
             }
             println!("{packed:?}, {what}: decode off by {:.1e}, prefill {:.1e}", worst[0], worst[1]);
         }
@@ -144,59 +145,59 @@ fn batches_of_every_size_equal_the_oracle() {
     let Some(gpu) = open(CapabilityMask::default()) else {
         return;
     };
-    for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
+    for packed in [PackedFormat::Q8_0, PackedFormat::Q4K, PackedFormat::F16] {
         for tokens in [2, 7, 8, 9, 16, 17, 31, 33] {
             let case = Case::new(packed.stored().unwrap(), 100, 512, tokens);
-            for tiling in Tiling::USUAL.of_batches() {
-                case.check(&gpu, Stage::Prefill, tiling, "a batch");
+            for tiling in Tiling::DEFAULT.for_batch_sizes() {
+                case.check(&gpu, Phase::Prefill, tiling, "a batch");
             }
         }
     }
 }
 
 #[test]
-fn long_rows_are_rounded_in_chunks() {
+fn long_rows_are_quantised_in_chunks() {
     let _alone = alone();
     let Some(gpu) = open(CapabilityMask::default()) else { return };
-    for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
-        // 128 threads round 4096 inputs at once; the last chunk is not full.
+    for packed in [PackedFormat::Q8_0, PackedFormat::Q4K, PackedFormat::F16] {
+        // 128 threads quantise 4096 inputs at once; the last chunk is not full.
         let case = Case::new(packed.stored().unwrap(), 8, 4096 * 2 + 512, 1);
-        case.check(&gpu, Stage::Decode, Tiling::USUAL, "long rows");
+        case.check(&gpu, Phase::Decode, Tiling::DEFAULT, "long rows");
     }
 }
 
 #[test]
-fn a_matrix_that_is_larger_than_a_binding_is_split() {
+fn matrix_larger_than_a_binding_is_split() {
     let _alone = alone();
-    let mask = CapabilityMask { binding_bytes: Some(128 << 10), ..CapabilityMask::default() };
+    let mask = CapabilityMask { max_binding_bytes: Some(128 << 10), ..CapabilityMask::default() };
     let Some(gpu) = open(mask) else { return };
-    for packed in [Packed::Q8_0, Packed::Q6K] {
+    for packed in [PackedFormat::Q8_0, PackedFormat::Q6K] {
         let [one, many] = [1, 5].map(|tokens| Case::new(packed.stored().unwrap(), 1000, 512, tokens));
-        let parts = GpuMatrix::upload(&gpu, one.matrix(), Tiling::USUAL).unwrap().parts.len();
+        let parts = GpuMatrix::upload(&gpu, one.matrix(), Tiling::DEFAULT).unwrap().parts.len();
         assert!(parts > 1, "{parts} parts");
-        one.check(&gpu, Stage::Decode, Tiling::USUAL, "split");
-        many.check(&gpu, Stage::Prefill, Tiling::USUAL, "split");
+        one.check(&gpu, Phase::Decode, Tiling::DEFAULT, "split");
+        many.check(&gpu, Phase::Prefill, Tiling::DEFAULT, "split");
     }
-    // Not even a group of rows fits.
+    // Not even the rows of one workgroup fit.
     let wide = Case::new(KernelFormat::F32, 64, 4096, 1);
-    let error = GpuMatrix::upload(&gpu, wide.matrix(), Tiling::USUAL).unwrap_err();
+    let error = GpuMatrix::upload(&gpu, wide.matrix(), Tiling::DEFAULT).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
 }
 
 #[test]
-fn both_stages_have_the_same_integers() {
+fn both_phases_have_the_same_integers() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        for packed in Packed::ALL.into_iter().filter(|packed| packed.block() > 0) {
+        for packed in PackedFormat::ALL.into_iter().filter(|packed| packed.block() > 0) {
             let case = Case::new(packed.stored().unwrap(), 64, 1024, 1);
             let mut seen: Option<Vec<i32>> = None;
-            for stage in [Stage::Decode, Stage::Prefill] {
-                for tiling in [Tiling::USUAL, Tiling::BY_OUTPUT] {
-                    let integers = case.run::<i32>(&gpu, stage, tiling, true);
+            for phase in [Phase::Decode, Phase::Prefill] {
+                for tiling in [Tiling::DEFAULT, Tiling::BY_OUTPUT] {
+                    let integers = case.run::<i32>(&gpu, phase, tiling, true);
                     assert!(integers.iter().any(|&integer| integer != 0), "{what}");
                     let first = seen.get_or_insert_with(|| integers.clone());
-                    assert!(*first == integers, "{} {stage:?} {tiling:?}, {what}", case.format);
+                    assert!(*first == integers, "{} {phase:?} {tiling:?}, {what}", case.format);
                 }
             }
         }
@@ -209,7 +210,7 @@ fn formats_and_dimensions_without_a_kernel_are_refused() {
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let upload = |format: KernelFormat, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length).unwrap()];
-        GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::USUAL).unwrap_err()
+        GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::DEFAULT).unwrap_err()
     };
     let error = upload(KernelFormat::Q2K, 4, 256).to_string();
     assert!(error.contains("q2_k") && error.contains("q4_k"), "{error}");

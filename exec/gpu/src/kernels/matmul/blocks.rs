@@ -1,14 +1,15 @@
-//! The part of the product kernel for one block of each format.
+//! The loop body of the matmul kernel: the dot products of one block of weights, for each block format.
 //!
-//! Text for the body of its loop: the integers of a block for each token and each of four rows, and what becomes of
-//! them. `block` is the block in the row, `here` the block among the current inputs.
+//! The generated code computes the integer sums of a block for each token and each of four rows, scales them and adds
+//! them to the results. `block` is the index of the block in its row, `here` its index in the current chunk of
+//! inputs.
 
 use std::fmt::Write;
 
-use super::Product;
-use crate::kernels::packing::Packed;
+use super::MatmulKernel;
+use crate::kernels::packing::PackedFormat;
 
-/// Shared by all products.
+/// WGSL functions that all matmul kernels need: the dot product of 16 bytes, and the nibbles of a texel.
 pub(super) const DOTS: &str = "\
 fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w);
@@ -17,7 +18,8 @@ fn low(w: vec4<u32>) -> vec4<u32> { return w & vec4<u32>(0x0f0f0f0fu); }
 fn high(w: vec4<u32>) -> vec4<u32> { return (w >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu); }
 ";
 
-/// What K-quants have beside; functions that a kernel does not call cost nothing.
+/// WGSL functions that unpack the factors and high bits of K-quants. Functions that a kernel does not call cost
+/// nothing.
 pub(super) const FACTORS: &str = "\
 fn factors(h: vec4<u32>, u: u32) -> vec2<i32> {
     let shift = 8u * (u % 4u);
@@ -36,15 +38,16 @@ fn signed_byte(h: vec4<u32>, at: u32) -> i32 {
 }
 ";
 
-/// Expressions of rows 0 to 3, separated by commas.
+/// Generates an expression for each of the rows 0 to 3 and separates them by commas.
 pub(super) fn four_rows(of: impl Fn(u32) -> String) -> String {
     [0, 1, 2, 3].map(of).join(", ")
 }
 
-impl Product {
+impl MatmulKernel {
+    /// Generates the loop body for one texel of unquantised weights.
     pub(super) fn plain_texel(&self) -> String {
         let mut text = String::new();
-        let wide = self.packed != Packed::F32;
+        let wide = self.packed != PackedFormat::F32;
         for r in 0..4 {
             let _ = writeln!(text, "        let w{r} = weight(slice, {r}u, t);");
         }
@@ -62,7 +65,8 @@ impl Product {
         text
     }
 
-    /// Adds the integers of a block to the sum of a token, or writes them.
+    /// Generates the statement that adds the scaled integers of a block to the result of token `t`, or writes the
+    /// integers.
     fn accumulate(&self, t: u32, integers: &str, scale: &str) -> String {
         if self.integers {
             let blocks = self.length / self.packed.block();
@@ -77,9 +81,9 @@ impl Product {
         )
     }
 
-    /// `v{r}` and `w{r}`: the 32 weights of each row, as two texels or as the nibbles of one.
+    /// Generates `v{r}` and `w{r}`, the 32 weights of each row `r`: two texels, or the nibbles of one texel.
     pub(super) fn unit_weights(&self) -> String {
-        let four_bits = matches!(self.packed, Packed::Q4_0 | Packed::Row4);
+        let four_bits = matches!(self.packed, PackedFormat::Q4_0 | PackedFormat::Row4);
         let row = |r: u32| {
             if four_bits {
                 format!(
@@ -96,7 +100,7 @@ impl Product {
         [0, 1, 2, 3].map(row).concat()
     }
 
-    /// `a{t}` and `b{t}`: the 32 codes of a token's inputs.
+    /// Generates `a{t}` and `b{t}`, the codes of 32 inputs of token `t`.
     pub(super) fn unit_codes(t: u32) -> String {
         format!(
             "        let a{t} = codes(token{t}, 2u * here);\n        \
@@ -104,12 +108,13 @@ impl Product {
         )
     }
 
+    /// Generates the loop body for a block of Q8_0 or Q4_0.
     pub(super) fn block32(&self) -> String {
         let mut text = String::from("        let d = scale(slice, block);\n") + &self.unit_weights();
         for t in 0..self.tokens() {
-            text += &Product::unit_codes(t);
-            // The numbers 0 to 15 stand for -8 to 7.
-            let offset = if self.packed == Packed::Q4_0 {
+            text += &MatmulKernel::unit_codes(t);
+            // The codes 0 to 15 represent -8 to 7.
+            let offset = if self.packed == PackedFormat::Q4_0 {
                 format!(
                     " - vec4<i32>(8 * (input_sum(token{t}, 2u * here) + input_sum(token{t}, 2u * here + 1u)))"
                 )
@@ -123,8 +128,11 @@ impl Product {
         text
     }
 
-    /// The loop over the eight units of 32 weights of a block of 256: `before` it, the sums of inputs of each token,
-    /// what a row needs, and what it adds for a token.
+    /// Generates the loop over the eight units of 32 weights in a block of 256.
+    ///
+    /// `before` precedes the loop, and `totals` are the names of the accumulators. In the loop, `sums` gives the
+    /// input sums of a token, `row` loads the weights of a row, and `products` adds the products of a row and a
+    /// token.
     fn block256(
         &self,
         before: &str,
@@ -156,6 +164,7 @@ impl Product {
         text + "        }\n"
     }
 
+    /// Generates the loop body for a block of Q4_K.
     pub(super) fn block_q4_k(&self) -> String {
         let header = |r: u32| format!("        let h{r} = weight(slice, {r}u, 9u * block);\n");
         let mut text = self.block256(
@@ -191,6 +200,7 @@ impl Product {
         text
     }
 
+    /// Generates the loop body for a block of Q6_K.
     pub(super) fn block_q6_k(&self) -> String {
         let header = |r: u32| format!("        let h{r} = weight(slice, {r}u, 13u * block);\n");
         let mut text = self.block256(

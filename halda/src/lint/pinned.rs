@@ -1,7 +1,7 @@
-//! Findings about plans of other systems, which pin their weights in memory.
+//! Findings about plans of other systems, which pin weights in memory.
 //!
-//! Memory is counted as in a run of the simulator ([`hearth_core::memory`]). Plans with memory-mapped weights are
-//! checked in `devices`.
+//! Memory is counted as in a simulated run ([`hearth_core::memory`]). Plans with memory-mapped weights are checked in
+//! `devices`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::PinnedMemory;
@@ -10,13 +10,13 @@ use hearth_schema::Plan;
 
 use super::Finding;
 
-/// Returns the findings about each device, and a note that the plan can only be simulated.
+/// Returns the findings about all devices, and a note that the plan can only be simulated.
 pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     if let Some(tensor) = plan.kind.tensor()
         && let Err(error) = tensor.validate_cover(plan, &cluster.model.shape)
     {
-        let fix = "mend the slices, or plan again from this scenario";
+        let fix = "correct the slices, or plan again from this scenario";
         return vec![Finding::error("plan-invalid", "plan kind.tensor.slices", error.what(), fix)];
     }
     for (place, planned) in plan.devices.iter().enumerate() {
@@ -26,7 +26,7 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
         };
         let (name, at) = (&planned.name, format!("plan devices[{place}] `{}`", planned.name));
         if planned.gpu_layers > 0 && member.device.gpu.as_ref().is_none_or(|gpu| gpu.matvec.is_empty()) {
-            let what = format!("`{name}` is to compute on a GPU and has none with a known speed");
+            let what = format!("`{name}` has GPU layers, but no GPU with a known speed");
             found.push(Finding::error(
                 "no-gpu",
                 at,
@@ -44,35 +44,39 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     found
 }
 
+/// Checks main memory and GPU memory of a device.
 fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     let (needed, can) = (held.main(), held.available + held.swap);
     if needed > can {
         let loading = match held.loading {
             Bytes::ZERO => String::new(),
-            bytes => format!(", the whole model at loading {bytes}"),
+            bytes => format!(", loading the whole model {bytes}"),
         };
         let what = format!(
-            "weights take {}{loading}, the key-value cache {} and buffers {}: more than the {can} of `{name}`",
+            "weights take {}{loading}, the key-value cache {} and buffers {}: this exceeds the {can} of `{name}`",
             held.weights, held.kv_cache, held.buffers
         );
         let fix = "use a smaller model or more devices";
         found.push(Finding::error("memory-exceeded", at, what, fix));
     } else if held.excess() > Bytes::ZERO {
-        let what =
-            format!("{} of what `{name}` holds are swapped, and read again for every token", held.excess());
-        found.push(Finding::warning("weights-swapped", at, what, "give the device less"));
+        let what = format!(
+            "{} of the memory of `{name}` are swapped, and read again for every token",
+            held.excess()
+        );
+        found.push(Finding::warning("weights-swapped", at, what, "give the device fewer weights"));
     }
     if held.gpu > held.gpu_available {
         let (needed, can) = (held.gpu, held.gpu_available);
         let what =
-            format!("weights, cache and buffers take {needed} of the GPU of `{name}`, which has {can}");
-        found.push(Finding::error("gpu-memory", at, what, "give the device less"));
+            format!("weights, cache and buffers take {needed} of GPU memory on `{name}`, which has {can}");
+        found.push(Finding::error("gpu-memory", at, what, "give the device fewer weights"));
     }
     let again: Bytes = held.uploads.iter().copied().sum();
     if again > Bytes::ZERO {
-        let what =
-            format!("{again} of weights do not fit the GPU of `{name}` and are copied to it for every token");
+        let what = format!(
+            "{again} of weights do not fit in GPU memory on `{name}` and are copied to it for every token"
+        );
         found.push(Finding::warning("gpu-uploads", at, what, "give the device fewer layers"));
     }
     found

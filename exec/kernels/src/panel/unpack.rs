@@ -1,10 +1,11 @@
-//! The integers that each format stores, unpacked for panels.
+//! Unpacks the weights of each format for panels.
 //!
-//! One form for all formats of blocks of 256 and one for those of 32: unsigned bytes, from which an offset is taken,
-//! under integer and f32 scales. Eight neighbours are unpacked at once, as the bytes of a 64-bit number. Two formats
-//! store numbers of entries of a codebook, which are looked up when they are laid out.
+//! All formats with blocks of 256 are unpacked to one form, and all with blocks of 32 to another: unsigned bytes,
+//! from which an offset is subtracted, with integer and f32 scales. Eight adjacent weights are unpacked at once, as
+//! the bytes of a 64-bit integer. Two formats are unpacked to codebook indices, which are looked up when rows are
+//! interleaved.
 //!
-//! Not here: what they stand for, see [`crate::blocks`].
+//! Not here: the layout of the stored blocks, see [`crate::blocks`].
 
 use std::array;
 
@@ -13,44 +14,45 @@ use crate::blocks::{
     BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, Scaled,
 };
 
-/// Weight j of group g = j / 16 is `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
+/// A block of 256 weights: weight j, in group g = j / 16, is
+/// `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
 pub(super) trait Block256: bytemuck::Pod {
-    /// The stored quant of a zero weight.
+    /// The unpacked quant of a zero weight.
     const OFFSET: i32 = 0;
-    /// Whether there are minima.
+    /// Whether the format has minima.
     const MINIMA: bool = false;
-    /// The largest quant, or entry of the codebook.
-    const LARGEST: i32;
-    /// Whether quants are numbers of entries of [`CODEBOOK`].
+    /// The maximum unpacked quant or entry of [`CODEBOOK`].
+    const MAX_QUANT: i32;
+    /// Whether quants are unpacked to indices of [`CODEBOOK`].
     const FROM_CODEBOOK: bool = false;
-    /// Neighbours under one scale and minimum, 16 or 32; of 32 both groups of 16 have the same.
+    /// Number of adjacent weights with one scale and minimum, 16 or 32. With 32, two groups of 16 have the same ones.
     const GROUP: usize = 16;
 
-    /// Writes quants, scales and minima of groups; gives scale and minimum.
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2];
+    /// Writes the quants and the scales and minima of the groups; returns the f32 scale and minimum of the block.
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2];
 }
 
-/// Weight j is `scale * (quants[j] - OFFSET) + minimum`.
+/// A block of 32 weights: weight j is `scale * (quants[j] - OFFSET) + minimum`.
 pub(super) trait Block32: bytemuck::Pod {
-    /// The stored quant of a zero weight.
+    /// The unpacked quant of a zero weight.
     const OFFSET: i32 = 0;
-    /// Whether there are minima.
+    /// Whether the format has minima.
     const MINIMA: bool = false;
-    /// The largest quant, or entry of the codebook.
-    const LARGEST: i32;
-    /// Whether quants are numbers of entries of [`CODEBOOK`].
+    /// The maximum unpacked quant or entry of [`CODEBOOK`].
+    const MAX_QUANT: i32;
+    /// Whether quants are unpacked to indices of [`CODEBOOK`].
     const FROM_CODEBOOK: bool = false;
 
-    /// Writes quants; gives scale and minimum.
-    fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2];
+    /// Writes the quants; returns the f32 scale and minimum of the block.
+    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2];
 }
 
-/// The same byte eight times.
+/// Returns eight copies of a byte.
 const fn repeat(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
-/// Writes `of` eight neighbouring bytes, eight by eight. What `of` shifts beyond a byte it is to mask out.
+/// Applies `of` to every eight adjacent bytes. `of` must mask out bits that it shifts into other bytes.
 #[inline(always)]
 fn map_bytes<const N: usize>(out: &mut [u8; N], bytes: &[u8; N], of: impl Fn(u64) -> u64) {
     for (out, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -58,15 +60,15 @@ fn map_bytes<const N: usize>(out: &mut [u8; N], bytes: &[u8; N], of: impl Fn(u64
     }
 }
 
-/// Adds `of` eight neighbouring bytes, bits that are not there yet.
+/// Applies `of` to every eight adjacent bytes and ORs the results into `out`.
 #[inline(always)]
-fn add(out: &mut [u8; 32], bytes: &[u8; 32], of: impl Fn(u64) -> u64) {
+fn or_bytes(out: &mut [u8; 32], bytes: &[u8; 32], of: impl Fn(u64) -> u64) {
     for (out, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *out = (u64::from_le_bytes(*out) | of(u64::from_le_bytes(*bytes))).to_le_bytes();
     }
 }
 
-/// Groups of 32: low halves of 32 bytes, their high halves, and so on.
+/// Unpacks four-bit integers in groups of 32: first the low halves of 32 bytes, then their high halves, and so on.
 #[inline(always)]
 fn four_bits(out: &mut [u8; 256], bytes: &[u8; 128]) {
     for (out, bytes) in out.as_chunks_mut::<64>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
@@ -76,7 +78,7 @@ fn four_bits(out: &mut [u8; 256], bytes: &[u8; 128]) {
     }
 }
 
-/// Groups of 32: the two lowest bits of 32 bytes, the next two, and so on.
+/// Unpacks two-bit integers in groups of 32: first the two lowest bits of 32 bytes, then the next two, and so on.
 #[inline(always)]
 fn two_bits(out: &mut [u8; 256], bytes: &[u8; 64]) {
     for (out, bytes) in out.as_chunks_mut::<128>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
@@ -86,7 +88,7 @@ fn two_bits(out: &mut [u8; 256], bytes: &[u8; 64]) {
     }
 }
 
-/// Each of eight numbers for two groups.
+/// Duplicates each of eight bytes.
 #[inline(always)]
 fn twice(eight: u64) -> [i8; 16] {
     let eight = eight.to_le_bytes();
@@ -95,10 +97,10 @@ fn twice(eight: u64) -> [i8; 16] {
 
 impl Block256 for BlockQ2K {
     const MINIMA: bool = true;
-    const LARGEST: i32 = 3;
+    const MAX_QUANT: i32 = 3;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
         two_bits(quants, &self.quants);
         *scales = self.packed.map(|packed| (packed & 15).cast_signed());
         *minima = self.packed.map(|packed| (packed >> 4).cast_signed());
@@ -108,13 +110,13 @@ impl Block256 for BlockQ2K {
 
 impl Block256 for BlockQ3K {
     const OFFSET: i32 = 4;
-    const LARGEST: i32 = 7;
+    const MAX_QUANT: i32 = 7;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         two_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            add(out, &self.high, |eight| (eight >> group & repeat(1)) << 2);
+            or_bytes(out, &self.high, |eight| (eight >> group & repeat(1)) << 2);
         }
         *scales = self.scales();
         [self.scale(), 0.0]
@@ -123,11 +125,11 @@ impl Block256 for BlockQ3K {
 
 impl Block256 for BlockQ4K {
     const MINIMA: bool = true;
-    const LARGEST: i32 = 15;
+    const MAX_QUANT: i32 = 15;
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
         four_bits(quants, &self.quants);
         let (eight_scales, eight_minima) = self.scales_and_minima();
         (*scales, *minima) = (twice(eight_scales), twice(eight_minima));
@@ -137,14 +139,14 @@ impl Block256 for BlockQ4K {
 
 impl Block256 for BlockQ5K {
     const MINIMA: bool = true;
-    const LARGEST: i32 = 31;
+    const MAX_QUANT: i32 = 31;
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
         four_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            add(out, &self.high, |eight| (eight >> group & repeat(1)) << 4);
+            or_bytes(out, &self.high, |eight| (eight >> group & repeat(1)) << 4);
         }
         let (eight_scales, eight_minima) = self.scales_and_minima();
         (*scales, *minima) = (twice(eight_scales), twice(eight_minima));
@@ -154,16 +156,16 @@ impl Block256 for BlockQ5K {
 
 impl Block256 for BlockQ6K {
     const OFFSET: i32 = 32;
-    const LARGEST: i32 = 63;
+    const MAX_QUANT: i32 = 63;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         let (lows, highs) = (self.low.as_chunks::<64>().0, self.high.as_chunks::<32>().0);
         for (out, (low, high)) in quants.as_chunks_mut::<128>().0.iter_mut().zip(lows.iter().zip(highs)) {
             let low = low.as_chunks::<32>().0;
             for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
                 map_bytes(out, &low[group % 2], |eight| eight >> (4 * (group / 2)) & repeat(15));
-                add(out, high, |eight| (eight >> (2 * group) & repeat(3)) << 4);
+                or_bytes(out, high, |eight| (eight >> (2 * group) & repeat(3)) << 4);
             }
         }
         *scales = self.scales;
@@ -171,16 +173,16 @@ impl Block256 for BlockQ6K {
     }
 }
 
-/// Weights are unpacked in units of an eighth; entries of the grid are eight too large.
+/// Unpacks weights in units of one eighth. The offset 9 is 8, which the grid entries contain, plus 1 for the shift.
 impl Block256 for BlockIq1S {
     const OFFSET: i32 = 9;
-    const LARGEST: i32 = 18;
+    const MAX_QUANT: i32 = 18;
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            // 16 + 2 at most: no byte reaches its neighbour.
+            // A byte is at most 16 + 2, so the addition does not carry into the next byte.
             let up = repeat(9 - self.offset(row / 4));
             *out = (self.row(row) + up).to_le_bytes();
         }
@@ -189,7 +191,7 @@ impl Block256 for BlockIq1S {
     }
 }
 
-/// Entries of the codebook of `IQ4_NL` and `IQ4_XS`, 128 above themselves.
+/// The codebook of `IQ4_NL` and `IQ4_XS`, with 128 added to each entry.
 pub(super) const CODEBOOK: [u8; 16] = {
     let mut codebook = [0; 16];
     let mut at = 0;
@@ -202,12 +204,12 @@ pub(super) const CODEBOOK: [u8; 16] = {
 
 impl Block256 for BlockIq4Xs {
     const OFFSET: i32 = 128;
-    const LARGEST: i32 = 241;
+    const MAX_QUANT: i32 = 241;
     const FROM_CODEBOOK: bool = true;
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         for (out, bytes) in quants.as_chunks_mut::<32>().0.iter_mut().zip(self.quants.as_chunks::<16>().0) {
             nibbles(out, bytes);
         }
@@ -216,7 +218,7 @@ impl Block256 for BlockIq4Xs {
     }
 }
 
-/// The first 16 weights in low halves of bytes, the others in high halves.
+/// Unpacks 32 four-bit integers: the first 16 from the low halves of bytes, the others from the high halves.
 #[inline(always)]
 fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
     let [low, high] = out.as_chunks_mut::<16>().0 else { unreachable!("32 are twice 16") };
@@ -224,11 +226,11 @@ fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
     map_bytes(high, bytes, |eight| eight >> 4 & repeat(15));
 }
 
-/// The fifth bit of weight j is bit j.
+/// Sets the fifth bit of each of 32 quants; bit j of `bits` is that of quant j.
 #[inline(always)]
 fn fifth_bits(out: &mut [u8; 32], bits: [u8; 4]) {
     for (out, bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(bits) {
-        // Each byte keeps the bit of its place, which then carries into the byte's highest bit.
+        // Byte j of the product keeps bit j of `bits`; the addition carries it into the highest bit of the byte.
         let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
         let fifth = ((own + repeat(0x7f)) & repeat(0x80)) >> 3;
         *out = (u64::from_le_bytes(*out) | fifth).to_le_bytes();
@@ -237,10 +239,10 @@ fn fifth_bits(out: &mut [u8; 32], bits: [u8; 4]) {
 
 impl Block32 for BlockQ4_0 {
     const OFFSET: i32 = 8;
-    const LARGEST: i32 = 15;
+    const MAX_QUANT: i32 = 15;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         nibbles(quants, &self.quants);
         [self.scale(), 0.0]
     }
@@ -248,10 +250,10 @@ impl Block32 for BlockQ4_0 {
 
 impl Block32 for BlockQ4_1 {
     const MINIMA: bool = true;
-    const LARGEST: i32 = 15;
+    const MAX_QUANT: i32 = 15;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         nibbles(quants, &self.quants);
         [self.scale(), self.minimum()]
     }
@@ -259,10 +261,10 @@ impl Block32 for BlockQ4_1 {
 
 impl Block32 for BlockQ5_0 {
     const OFFSET: i32 = 16;
-    const LARGEST: i32 = 31;
+    const MAX_QUANT: i32 = 31;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         nibbles(quants, &self.quants);
         fifth_bits(quants, self.high);
         [self.scale(), 0.0]
@@ -271,10 +273,10 @@ impl Block32 for BlockQ5_0 {
 
 impl Block32 for BlockQ5_1 {
     const MINIMA: bool = true;
-    const LARGEST: i32 = 31;
+    const MAX_QUANT: i32 = 31;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         nibbles(quants, &self.quants);
         fifth_bits(quants, self.high);
         [self.scale(), self.minimum()]
@@ -283,10 +285,10 @@ impl Block32 for BlockQ5_1 {
 
 impl Block32 for BlockQ8_0 {
     const OFFSET: i32 = 128;
-    const LARGEST: i32 = 255;
+    const MAX_QUANT: i32 = 255;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         map_bytes(quants, bytemuck::cast_ref(&self.quants), |eight| eight ^ repeat(0x80));
         [self.scale(), 0.0]
     }
@@ -294,11 +296,11 @@ impl Block32 for BlockQ8_0 {
 
 impl Block32 for BlockIq4Nl {
     const OFFSET: i32 = 128;
-    const LARGEST: i32 = 241;
+    const MAX_QUANT: i32 = 241;
     const FROM_CODEBOOK: bool = true;
 
     #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         nibbles(quants, &self.quants);
         [self.scale(), 0.0]
     }
