@@ -18,8 +18,8 @@ use clap::{Parser, Subcommand};
 pub use self::init::InitArgs;
 pub use self::lab::LabArgs;
 pub use self::measure::{BenchArgs, GpuArgs, GpuWeights, MeasureGpu, ProfileArgs};
-use self::planning::PLANNING;
-pub use self::planning::{LintArgs, PlanArgs, PlanSource, Planning, SimulateArgs, WhatifArgs};
+use self::planning::PLANNING_FLAGS;
+pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateArgs, WhatifArgs};
 pub use self::report::{ReportArgs, ReproduceArgs};
 pub use self::ring::{Announce, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
@@ -48,7 +48,7 @@ pub struct Cli {
     /// Print one JSON document instead of text; errors are JSON on standard error.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Show diagnostics of this level (off, error, warn, info, debug, trace) or of these targets, such as
+    /// Show diagnostics at this level and above (off, error, warn, info, debug, trace), or of these targets, such as
     /// `hearth=debug`
     /// [default: the environment variable HEARTH_LOG, else hearth=info].
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Diagnostics")]

@@ -1,4 +1,4 @@
-//! Printed errors: three lines (what, where, hint) or one line of JSON, and the exit code.
+//! Prints an error as three lines (what, where, hint) or as one line of JSON, and sets the exit code.
 //!
 //! Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used (arguments, documents,
 //! models); 3 the run did not complete (out of memory, a lost device), or a lint found an error.
@@ -9,28 +9,28 @@ use hearth_ring::{KeyError, RingError};
 use hearth_runtime::ExecError;
 use hearth_workflow::{Error, ErrorKind};
 
-/// Exit code if something failed while running.
-pub const FAILED: u8 = 1;
-/// Exit code if the input cannot be used.
-pub const UNUSABLE: u8 = 2;
+/// Exit code if an operation failed.
+pub const EXIT_FAILED: u8 = 1;
+/// Exit code if the input is invalid.
+pub const EXIT_INVALID: u8 = 2;
 /// Exit code if the run did not complete.
-pub const INCOMPLETE: u8 = 3;
+pub const EXIT_INCOMPLETE: u8 = 3;
 
 /// An error with the exit code of the process.
 #[derive(Debug)]
 pub struct Failure {
     error: Error,
-    pub code: u8,
+    pub exit_code: u8,
 }
 
 impl Failure {
-    /// Creates an error with exit code [`FAILED`].
-    pub fn running(what: impl fmt::Display) -> Self {
+    /// Creates an error with exit code [`EXIT_FAILED`].
+    pub fn failed(what: impl fmt::Display) -> Self {
         Error::failed(what).into()
     }
 
-    /// Creates an error with exit code [`UNUSABLE`].
-    pub fn unusable(what: impl fmt::Display) -> Self {
+    /// Creates an error with exit code [`EXIT_INVALID`].
+    pub fn invalid(what: impl fmt::Display) -> Self {
         Error::invalid(what).into()
     }
 
@@ -42,7 +42,7 @@ impl Failure {
         let message =
             lines.take_while(|line| !["Usage:", "tip:", "For more"].iter().any(|end| line.starts_with(end)));
         let what = message.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned();
-        Self::unusable(what).hint("see `hearth --help`, or `hearth COMMAND --help` for one command")
+        Self::invalid(what).hint("see `hearth --help`, or `hearth COMMAND --help` for one command")
     }
 
     /// Returns the error as one line of JSON.
@@ -52,8 +52,8 @@ impl Failure {
             "error": {
                 "what": what,
                 "where": self.error.place(),
-                "hint": self.error.fix().or(inner),
-                "code": self.code,
+                "hint": self.error.hint_text().or(inner),
+                "code": self.exit_code,
             }
         });
         error.to_string()
@@ -62,7 +62,7 @@ impl Failure {
     /// Splits the message into what is wrong and a hint: the message of a library may end with a hint after a
     /// semicolon, which is printed on a separate line.
     fn parts(&self) -> (&str, Option<&str>) {
-        match (self.error.fix(), self.error.text().rsplit_once("; ")) {
+        match (self.error.hint_text(), self.error.text().rsplit_once("; ")) {
             (None, Some((what, hint))) => (what, Some(hint)),
             _ => (self.error.text(), None),
         }
@@ -80,11 +80,6 @@ impl Failure {
         Self { error: self.error.hint(hint), ..self }
     }
 
-    #[must_use]
-    pub fn code(self, code: u8) -> Self {
-        Self { code, ..self }
-    }
-
     /// Returns the error without its exit code.
     pub fn into_error(self) -> Error {
         self.error
@@ -98,7 +93,7 @@ impl fmt::Display for Failure {
         if let Some(place) = self.error.place() {
             writeln!(f, "where: {place}")?;
         }
-        if let Some(hint) = self.error.fix().or(inner) {
+        if let Some(hint) = self.error.hint_text().or(inner) {
             writeln!(f, "hint:  {hint}")?;
         }
         Ok(())
@@ -107,31 +102,31 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = match error.kind() {
-            ErrorKind::Invalid => UNUSABLE,
-            ErrorKind::Failed => FAILED,
+        let exit_code = match error.kind() {
+            ErrorKind::Invalid => EXIT_INVALID,
+            ErrorKind::Failed => EXIT_FAILED,
         };
-        Self { error, code }
+        Self { error, exit_code }
     }
 }
 
 impl From<RingError> for Failure {
     fn from(error: RingError) -> Self {
-        let code = match &error {
+        let exit_code = match &error {
             RingError::Disconnected { .. }
             | RingError::Deadline { .. }
             | RingError::CannotRecover { .. }
-            | RingError::Interrupted => INCOMPLETE,
+            | RingError::Interrupted => EXIT_INCOMPLETE,
             RingError::ModelMismatch { .. }
             | RingError::NoAddress { .. }
             | RingError::KeyRequired { .. }
             | RingError::KeyMismatch { .. }
-            | RingError::Plan { .. } => UNUSABLE,
-            _ => FAILED,
+            | RingError::Plan { .. } => EXIT_INVALID,
+            _ => EXIT_FAILED,
         };
-        let failure = Failure::running(error.what()).code(code);
-        let failure = match error.place() {
-            Some(place) => failure.at(place),
+        let failure = Failure { exit_code, ..Failure::failed(error.what()) };
+        let failure = match error.path() {
+            Some(path) => failure.at(path),
             None => failure,
         };
         match error.hint() {
@@ -143,13 +138,13 @@ impl From<RingError> for Failure {
 
 impl From<KeyError> for Failure {
     fn from(error: KeyError) -> Self {
-        let (place, hint) = (error.place(), error.hint());
-        Failure::unusable(error).at(place).hint(hint)
+        let (location, hint) = (error.location(), error.hint());
+        Failure::invalid(error).at(location).hint(hint)
     }
 }
 
 impl From<ExecError> for Failure {
     fn from(error: ExecError) -> Self {
-        Failure::unusable(error)
+        Failure::invalid(error)
     }
 }

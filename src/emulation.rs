@@ -1,8 +1,8 @@
 //! The emulated links of the processes of a lab.
 //!
-//! The lab writes a file for each device, with the emulated path to every peer by address, and one path for all other
-//! addresses. A worker starts before the addresses of the other devices are known, so the file is read at each new
-//! connection.
+//! The lab writes a file for each device, with the emulated path to the address of every other device, and one path
+//! for all other addresses. A worker starts before the addresses of the other devices are known, so the file is read
+//! at each new connection.
 //!
 //! Not here: how a path delays messages (`hearth_ring::EmulatedTransport`).
 
@@ -27,9 +27,11 @@ const MAX_BYTES: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
     /// The path to all other addresses.
-    pub others: EmulatedPath,
-    /// The paths to peers by address.
-    pub peers: BTreeMap<String, EmulatedPath>,
+    #[serde(rename = "others")]
+    pub default_path: EmulatedPath,
+    /// The paths to the other devices.
+    #[serde(rename = "peers")]
+    pub paths_by_address: BTreeMap<String, EmulatedPath>,
 }
 
 impl EmulatedLinks {
@@ -44,7 +46,7 @@ impl EmulatedLinks {
 
     /// Returns the contents of the file.
     pub fn to_json(&self) -> Result<String, Failure> {
-        serde_json::to_string_pretty(self).map_err(Failure::running)
+        serde_json::to_string_pretty(self).map_err(Failure::failed)
     }
 }
 
@@ -52,16 +54,17 @@ impl EmulatedLinks {
 pub fn paths(path: &Path) -> EmulatedPaths {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
-        let EmulatedLinks { others, peers } = EmulatedLinks::read(&path)?;
-        Ok(address.and_then(|address| peers.get(address)).cloned().unwrap_or(others))
+        let EmulatedLinks { default_path, paths_by_address } = EmulatedLinks::read(&path)?;
+        Ok(address.and_then(|address| paths_by_address.get(address)).cloned().unwrap_or(default_path))
     })
 }
 
 /// Returns the maximum delay of the paths in a file at three standard deviations, limited to 1 s.
 pub fn max_delay(path: &Path) -> Duration {
     let latency = |path: &EmulatedPath| path.latency.0 * (3.0 * path.sigma).exp();
-    let max = EmulatedLinks::read(path)
-        .map_or(0.0, |links| links.peers.values().map(latency).fold(latency(&links.others), f64::max));
+    let max = EmulatedLinks::read(path).map_or(0.0, |links| {
+        links.paths_by_address.values().map(latency).fold(latency(&links.default_path), f64::max)
+    });
     Duration::from_secs_f64(max.clamp(0.0, 1.0))
 }
 
@@ -72,17 +75,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn named_peers_have_their_own_path() {
+    fn each_known_address_has_its_own_path() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("links.json");
         let paths = paths(&file);
         assert!(paths(Some("a:1")).is_err(), "there is no file yet");
         let (near, far) = (
-            EmulatedPath::of(Seconds(0.001)),
-            EmulatedPath { sigma: 0.5, ..EmulatedPath::of(Seconds(0.02)) },
+            EmulatedPath::with_latency(Seconds(0.001)),
+            EmulatedPath { sigma: 0.5, ..EmulatedPath::with_latency(Seconds(0.02)) },
         );
-        let links =
-            EmulatedLinks { others: near.clone(), peers: BTreeMap::from([("a:1".into(), far.clone())]) };
+        let links = EmulatedLinks {
+            default_path: near.clone(),
+            paths_by_address: BTreeMap::from([("a:1".into(), far.clone())]),
+        };
         fs::write(&file, links.to_json().expect("JSON")).expect("it is written");
         assert_eq!(paths(Some("a:1")).expect("a path"), far);
         assert_eq!(paths(Some("b:1")).expect("a path"), near);

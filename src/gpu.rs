@@ -1,27 +1,27 @@
-//! The GPU of this machine: its accelerator and its measurement.
+//! The GPU of this machine: the factory of its backends, and its measurement.
 //!
-//! A build without the feature `gpu` has no accelerator. Tuned kernels are stored in a file in the cache folder of
+//! A build without the feature `gpu` has no GPU backend. Tuned kernels are stored in a file in the cache folder of
 //! the user; without this file, the default tiling is used.
 
 use hearth_profiles::Device;
 use hearth_profiles::device::Gpu as GpuProfile;
-use hearth_runtime::Accelerator;
+use hearth_runtime::BackendFactory;
 
 use crate::cli::{GpuWeights, ProfileArgs};
 use crate::diagnostics::Failure;
 
-/// Returns the accelerator for the layers of a model.
+/// Returns `None`: this build has no GPU backend.
 #[cfg(not(feature = "gpu"))]
-pub fn accelerator(_: GpuWeights) -> Option<Accelerator> {
+pub fn backend_factory(_: GpuWeights) -> Option<BackendFactory> {
     None
 }
 
-/// Returns the accelerator for the layers of a model. The GPU is opened only when a plan needs it.
+/// Returns the factory of GPU backends. The GPU is opened only when a plan needs it.
 #[cfg(feature = "gpu")]
 #[allow(clippy::unnecessary_wraps)] // the build without a GPU returns `None`
-pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
+pub fn backend_factory(weights: GpuWeights) -> Option<BackendFactory> {
     use hearth_gpu::Conversion;
-    use hearth_gpu::layers::Upload;
+    use hearth_gpu::layers::UploadOptions;
 
     let conversion = match weights {
         GpuWeights::AsStored => Conversion::None,
@@ -38,9 +38,9 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
                 info.name
             );
         }
-        Upload { tiling: tuned_kernels::choices().get(gpu).unwrap_or(Tiling::DEFAULT), conversion }
+        UploadOptions { tiling: tuned_kernels::load().get(gpu).unwrap_or(Tiling::DEFAULT), conversion }
     };
-    Some(hearth_gpu::accelerator(hearth_gpu::CapabilityMask::default(), upload, notes))
+    Some(hearth_gpu::backend_factory(hearth_gpu::CapabilityMask::default(), upload, notes))
 }
 
 #[cfg(feature = "gpu")]
@@ -52,7 +52,7 @@ pub mod tuned_kernels {
 
     use hearth_gpu::tuning::TunedTilings;
 
-    /// Returns the path of the file, if there is a cache folder.
+    /// Returns the path of the file with the tuned kernels; `None` without a cache folder.
     pub fn path() -> Option<PathBuf> {
         let folder =
             |name: &str| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
@@ -60,8 +60,8 @@ pub mod tuned_kernels {
         Some(cache.join("hearth").join("gpu-kernels"))
     }
 
-    /// Returns the tuned kernels; empty without a readable file.
-    pub fn choices() -> TunedTilings {
+    /// Reads the tuned kernels; empty if the file cannot be read.
+    pub fn load() -> TunedTilings {
         let text = path().and_then(|path| std::fs::read_to_string(path).ok());
         TunedTilings::parse(&text.unwrap_or_default())
     }
@@ -71,7 +71,7 @@ pub mod tuned_kernels {
 #[cfg(not(feature = "gpu"))]
 pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Failure> {
     match args.gpu {
-        crate::cli::MeasureGpu::Always => Err(Failure::unusable(
+        crate::cli::MeasureGpu::Always => Err(Failure::invalid(
             "this build computes on CPUs only: it was compiled without the feature `gpu`",
         )),
         _ => Ok(None),
@@ -95,7 +95,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
     };
     let Some(facts) = found.filter(|_| is_requested) else {
         return match args.gpu {
-            MeasureGpu::Always => Err(Failure::unusable(hearth_gpu::GpuError::NoAdapter)),
+            MeasureGpu::Always => Err(Failure::invalid(hearth_gpu::GpuError::NoAdapter)),
             _ => Ok(None),
         };
     };
@@ -109,15 +109,15 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
             return Ok(None);
         }
         None => {
-            return Err(Failure::unusable(format!(
+            return Err(Failure::invalid(format!(
                 "the driver does not report the memory size of `{}`",
                 facts.name
             ))
             .hint("set the usable memory with --gpu-memory"));
         }
     };
-    let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::running)?;
-    let tiling = tuned_kernels::choices().get(&gpu).unwrap_or(Tiling::DEFAULT);
+    let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::failed)?;
+    let tiling = tuned_kernels::load().get(&gpu).unwrap_or(Tiling::DEFAULT);
     let model = args.model.as_deref().map(hearth_workflow::read_model_profile).transpose()?;
     let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {
         let groups = model.layers.iter().chain([&model.output]);
@@ -133,5 +133,5 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
     let effort = if args.quick { Effort::quick() } else { Effort::full() };
     hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort)
         .map(Some)
-        .map_err(Failure::running)
+        .map_err(Failure::failed)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Exit code after Ctrl-C: by convention 128 plus the number of the signal.
-pub const INTERRUPTED: i32 = 130;
+pub const EXIT_INTERRUPTED: i32 = 130;
 
 static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
@@ -63,7 +63,7 @@ fn listen() {
     runtime.block_on(async {
         while tokio::signal::ctrl_c().await.is_ok() {
             if !IS_CANCELLABLE.load(Ordering::SeqCst) || IS_CANCELLED.swap(true, Ordering::SeqCst) {
-                std::process::exit(INTERRUPTED);
+                std::process::exit(EXIT_INTERRUPTED);
             }
         }
     });

@@ -38,7 +38,7 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     };
     let targets = match filter {
         Some(filter) => Targets::from_str(&filter).map_err(|error| {
-            Failure::unusable(format!("invalid log filter `{filter}`: {error}"))
+            Failure::invalid(format!("invalid log filter `{filter}`: {error}"))
                 .at(place)
                 .hint("use a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`")
         })?,

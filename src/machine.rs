@@ -22,12 +22,12 @@ pub struct ThisMachine;
 impl Resolver for ThisMachine {
     fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
         tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
-        let line = progress::line();
+        let spinner = progress::spinner();
         let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
         let options =
             ProfileOptions { name: entry.name.clone(), quick: true, threads, ..ProfileOptions::default() };
         let links = || Ok(probe::measure_links(&[], None, ProbeEffort::quick())?);
-        profile(&options, links, |what| line.set_message(format!("{}: {what}", entry.name)))
+        profile(&options, links, |what| spinner.set_message(format!("{}: {what}", entry.name)))
             .map_err(Error::failed)
     }
 
@@ -45,9 +45,9 @@ pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     Ok(loaded)
 }
 
-/// Opens a model file, with the GPU of this machine as its accelerator.
+/// Opens a model file, with the GPU of this machine as its backend.
 pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
     check_model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
-    Ok(model.with_accelerator(gpu::accelerator(GpuWeights::AsStored)))
+    Ok(model.with_backend_factory(gpu::backend_factory(GpuWeights::AsStored)))
 }

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|failure| {
         let text = if json { failure.json() } else { failure.to_string() };
         output::say_stderr!("{}", text.trim_end());
-        ExitCode::from(failure.code)
+        ExitCode::from(failure.exit_code)
     })
 }
 

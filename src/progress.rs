@@ -1,4 +1,4 @@
-//! Shows the progress of long work on standard error as a bar or a line, only if it is a terminal.
+//! Shows the progress of long work as a bar or a spinner on standard error, if that is a terminal.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -9,29 +9,29 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::interruption::Cancellation;
 
-const LINE: &str = "{spinner} {msg} {elapsed}";
+const SPINNER: &str = "{spinner} {msg} {elapsed}";
 const BAR: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
 
 /// Shows the progress of a workflow; Ctrl-C cancels work that can end early.
-pub struct Terminal {
+pub struct TerminalProgress {
     bar: ProgressBar,
     /// Set by the first call of `is_cancelled`; from then on Ctrl-C cancels the work instead of exiting.
     cancellation: OnceLock<Cancellation>,
 }
 
-impl Terminal {
+impl TerminalProgress {
     pub fn new() -> Self {
-        Self { bar: line(), cancellation: OnceLock::new() }
+        Self { bar: spinner(), cancellation: OnceLock::new() }
     }
 }
 
-impl Progress for Terminal {
+impl Progress for TerminalProgress {
     fn report(&self, what: &str, done: u64, total: u64) {
         if self.bar.is_hidden() {
             return;
         }
         if self.bar.length() != Some(total) {
-            self.bar.set_style(style(if total == 0 { LINE } else { BAR }));
+            self.bar.set_style(style(if total == 0 { SPINNER } else { BAR }));
             self.bar.set_length(total);
         }
         self.bar.set_position(done);
@@ -44,30 +44,30 @@ impl Progress for Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for TerminalProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// Returns a bar that counts bytes.
-pub fn bytes(what: &str, total: u64) -> ProgressBar {
+/// Returns a progress bar that counts bytes.
+pub fn byte_bar(what: &str, total: u64) -> ProgressBar {
     bar(total, "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
         .with_message(what.to_string())
 }
 
-/// Returns a bar that counts items.
-pub fn count(what: &str, total: u64) -> ProgressBar {
+/// Returns a progress bar that counts items.
+pub fn item_bar(what: &str, total: u64) -> ProgressBar {
     bar(total, BAR).with_message(what.to_string())
 }
 
-/// Returns a line that shows the current step.
-pub fn line() -> ProgressBar {
-    let line = bar(0, LINE);
-    if !line.is_hidden() {
-        line.enable_steady_tick(Duration::from_millis(120));
+/// Returns a spinner with a message and the elapsed time, for work of unknown length.
+pub fn spinner() -> ProgressBar {
+    let spinner = bar(0, SPINNER);
+    if !spinner.is_hidden() {
+        spinner.enable_steady_tick(Duration::from_millis(120));
     }
-    line
+    spinner
 }
 
 fn bar(total: u64, template: &str) -> ProgressBar {

@@ -26,8 +26,11 @@ const FIXED_TEXT: &str =
 pub enum Prompts {
     Texts(Vec<String>),
     Conversations(Vec<Vec<Message>>),
-    /// A fixed text: the number of tokens, and the number of sequences.
-    Fixed(u32, u32),
+    /// The first `tokens` tokens of a fixed text, in each of several sequences.
+    Fixed {
+        tokens: u32,
+        sequences: u32,
+    },
 }
 
 /// A line in JSON of a file of prompts.
@@ -51,7 +54,7 @@ impl Prompts {
             let standard = path.as_os_str() == "-";
             if standard && args.ring.exit_with_stdin {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
-                return Err(Failure::unusable(what).hint("give the messages in a file"));
+                return Err(Failure::invalid(what).hint("give the messages in a file"));
             }
             let text = if standard {
                 read_text_from(io::stdin(), path, MAX_FILE_LEN)?
@@ -61,7 +64,7 @@ impl Prompts {
             return Ok(Prompts::Conversations(vec![conversation(path, &text)?]));
         }
         if let Some(count) = args.prompt_tokens {
-            return Ok(Prompts::Fixed(count, args.sequences));
+            return Ok(Prompts::Fixed { tokens: count, sequences: args.sequences });
         }
         let mut texts = args.prompt.clone();
         if let Some(path) = &args.prompts {
@@ -82,7 +85,7 @@ impl Prompts {
         match self {
             Prompts::Texts(texts) => texts.len(),
             Prompts::Conversations(conversations) => conversations.len(),
-            Prompts::Fixed(_, sequences) => *sequences as usize,
+            Prompts::Fixed { sequences, .. } => *sequences as usize,
         }
     }
 
@@ -99,11 +102,11 @@ impl Prompts {
                 let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
                 conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages)?)).collect()
             }
-            Prompts::Fixed(count, _) if *count > context => {
+            Prompts::Fixed { tokens: count, .. } if *count > context => {
                 let what = format!("a prompt of {count} tokens does not fit the plan's context of {context}");
-                Err(Failure::unusable(what).hint("use fewer tokens, or plan with a larger `context`"))
+                Err(Failure::invalid(what).hint("use fewer tokens, or plan with a larger `context`"))
             }
-            Prompts::Fixed(count, sequences) => {
+            Prompts::Fixed { tokens: count, sequences } => {
                 Ok(vec![fixed(tokenizer, *count as usize)?; *sequences as usize])
             }
         }
@@ -121,7 +124,7 @@ fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
             return Ok(tokens);
         }
         if tokens.len() <= previous_len {
-            return Err(Failure::unusable("the tokenizer of the model has no tokens for English text")
+            return Err(Failure::invalid("the tokenizer of the model has no tokens for English text")
                 .hint("use another text with --prompt"));
         }
         previous_len = tokens.len();
@@ -135,7 +138,7 @@ fn conversation(path: &Path, text: &str) -> Result<Vec<Message>, Failure> {
         let reason = error.to_string();
         let place = format!(" at line {line} column {column}");
         let reason = reason.strip_suffix(&place).unwrap_or(&reason);
-        Failure::unusable(format!("this is not a list of messages: {reason}"))
+        Failure::invalid(format!("this is not a list of messages: {reason}"))
             .at(format!("{}:{line}:{column}", path.display()))
             .hint(r#"write [{"role": "user", "content": "Hello"}]"#)
     })
@@ -152,7 +155,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
             Line::Text(text) | Line::Named(Named { prompt: text }) => text,
         });
         read.map_err(|_| {
-            Failure::unusable("this line begins like JSON but is not a prompt")
+            Failure::invalid("this line begins like JSON but is not a prompt")
                 .at(format!("{}:{}", path.display(), number + 1))
                 .hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
         })
@@ -161,7 +164,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let prompts: Vec<String> = non_empty.map(prompt).collect::<Result<_, _>>()?;
     if prompts.is_empty() {
         let what = "this file has no prompts";
-        return Err(Failure::unusable(what).at(path.display()).hint("write one prompt on each line"));
+        return Err(Failure::invalid(what).at(path.display()).hint("write one prompt on each line"));
     }
     Ok(prompts)
 }

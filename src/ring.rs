@@ -27,7 +27,7 @@ pub const PROMPT_MARK: &str = "begins";
 
 /// Default number of tokens drafted at a time.
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few tokens at a time
-const DRAFT_TOKENS: u32 = 4;
+const DEFAULT_DRAFT_TOKENS: u32 = 4;
 
 /// The plan, the model and the options of a ring.
 pub struct RingBuilder {
@@ -37,9 +37,9 @@ pub struct RingBuilder {
     /// Maximum number of prompt tokens in one batch.
     pub micro_batch: u32,
     /// Number of tokens drafted at a time; 0 without a draft model.
-    pub drafts: u32,
+    pub draft_tokens: u32,
     /// Time limit for finding workers without an address; `None` disables discovery.
-    discover: Option<Duration>,
+    discovery_timeout: Option<Duration>,
 }
 
 impl RingBuilder {
@@ -57,8 +57,8 @@ impl RingBuilder {
         }
         let workload = scenario.as_ref().map(|loaded| &loaded.scenario.workload);
         let drafts =
-            args.draft_tokens.or_else(|| workload.map(Workload::drafts).filter(|&drafts| drafts > 0));
-        let drafts = plan.draft.as_ref().map_or(0, |_| drafts.unwrap_or(DRAFT_TOKENS));
+            args.draft_tokens.or_else(|| workload.map(Workload::drafted_tokens).filter(|&drafts| drafts > 0));
+        let draft_tokens = plan.draft.as_ref().map_or(0, |_| drafts.unwrap_or(DEFAULT_DRAFT_TOKENS));
         let default_batch = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
         let options = RingOptions {
             threads: args.threads.unwrap_or(0),
@@ -68,19 +68,19 @@ impl RingBuilder {
             on_fetch: Some(report_fetching()),
             ..RingOptions::default()
         };
-        let (micro_batch, discover) =
+        let (micro_batch, discovery_timeout) =
             (args.micro_batch.unwrap_or(default_batch), args.discover.map(Duration::from_secs));
-        Ok(Self { plan, model, options, micro_batch, drafts, discover })
+        Ok(Self { plan, model, options, micro_batch, draft_tokens, discovery_timeout })
     }
 
-    /// Connects the ring; first finds workers without an address, if requested.
+    /// Finds the workers without an address, if requested, and connects the ring.
     pub async fn connect<T: Transport>(&self, transport: &T) -> Result<Ring<T>, RingError> {
         let mut plan = self.plan.clone();
-        if let Some(limit) = self.discover {
+        if let Some(timeout) = self.discovery_timeout {
             let unknown = plan.devices.iter().skip(1).filter(|device| device.address.is_none());
             let names: BTreeSet<String> = unknown.map(|device| device.name.clone()).collect();
             if !names.is_empty() {
-                let found = discovery::find_workers(transport, &names, limit, MdnsScope::default()).await?;
+                let found = discovery::find_workers(transport, &names, timeout, MdnsScope::default()).await?;
                 for (name, address) in &found {
                     tracing::info!("found {name} at {address}");
                 }
@@ -112,7 +112,7 @@ pub enum LinkEmulation<'a> {
 }
 
 impl<'a> LinkEmulation<'a> {
-    /// Returns the emulation of two flags, of which at most one is given.
+    /// Returns the emulation for two flags, of which at most one is given.
     pub fn of(delay: Option<Duration>, links: Option<&'a Path>) -> Self {
         links.map(LinkEmulation::Paths).or(delay.map(LinkEmulation::Delay)).unwrap_or_default()
     }
@@ -151,7 +151,7 @@ pub async fn with_transport<V: TransportTask>(
     output
 }
 
-/// Logs in steps of 10 % how much of its layers each worker has fetched.
+/// Logs, in steps of 10 %, the share of its layers that each worker has fetched.
 fn report_fetching() -> OnFetch {
     let logged: Mutex<BTreeMap<String, u64>> = Mutex::default();
     Arc::new(move |name, done, total| {

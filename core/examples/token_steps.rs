@@ -26,13 +26,13 @@ devices:
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Arc::new(Plan::from_yaml(PLAN)?);
     let mut ring: Vec<_> = (0..plan.devices.len()).map(|place| Schedule::new(plan.clone(), place)).collect();
-    let token = Pass::plain(0, 0, 1, true);
+    let token = Pass::new(0, 0, 1, true);
     let mut next = Some((0, Event::Begin(token)));
     while let Some((place, event)) = next.take() {
         for step in ring[place].react(&event)? {
             println!("{:<8} {}", plan.devices[place].name, description(&plan, &step));
-            if let Step::Send { pass, next_round, to, .. } = step {
-                next = Some((to, Event::Arrived { pass, round: next_round }));
+            if let Step::Send { pass, next_round, receiver, .. } = step {
+                next = Some((receiver, Event::Arrived { pass, round: next_round }));
             }
         }
     }
@@ -48,7 +48,7 @@ fn description(plan: &Plan, step: &Step) -> String {
             format!("computes layers {}..{} on {processor:?}, round {round}", layers.start, layers.end)
         }
         Step::Output { .. } => "computes the logits and samples".into(),
-        Step::Send { to, .. } => format!("sends to {}", plan.devices[*to].name),
+        Step::Send { receiver, .. } => format!("sends to {}", plan.devices[*receiver].name),
         Step::Prefetch { part, .. } => format!("starts to prefetch {part:?}"),
         Step::Release { part, .. } => format!("releases {part:?}"),
     }

@@ -21,12 +21,12 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Unreachable, Wo
 /// A device of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// Its name in the scenario.
+    /// The name of the device in the scenario.
     pub name: String,
-    /// The address (`HOST:PORT`) of its worker.
+    /// The address (`HOST:PORT`) of the device's worker.
     pub address: Option<String>,
     pub device: Device,
-    /// Its residency options; the planner chooses them if absent.
+    /// The residency options of the device; the planner chooses them if absent.
     pub residency: Option<ResidencyOptions>,
 }
 
@@ -56,7 +56,7 @@ impl LinkTable {
         Self { channels: channels.flat_map(stations).collect(), links }
     }
 
-    /// The link between two devices for which the scenario has no entry in `links.between`.
+    /// Returns the link between two devices for which the scenario has no entry in `links.between`.
     pub fn default_link(&self) -> &Link {
         &self.links.default
     }
@@ -84,7 +84,7 @@ impl LinkTable {
     /// Returns the link from one device to another, by name; `None` if the first cannot send to the second. A Wi-Fi
     /// path is returned as a constant link with its mean message time on idle channels
     /// ([`WirelessPath::expected_link`]).
-    pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
+    pub fn link_between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
         Some(match self.connection(from, to)? {
             Connection::Link(link) => Cow::Borrowed(link),
             Connection::Wireless(path) => Cow::Owned(path.expected_link()),
@@ -97,7 +97,7 @@ impl LinkTable {
         let end = |name: &str| match self.channels.get(name) {
             Some(&index) => {
                 let channel = &wifi.channels[index];
-                Endpoint::Station { index, channel, rate: channel.rate(name) }
+                Endpoint::Station { index, channel, rate: channel.station_rate(name) }
             }
             None => Endpoint::Wire(&self.links.default),
         };
@@ -106,7 +106,7 @@ impl LinkTable {
     }
 
     /// Checks that every device of a valid plan can reach all devices that it sends to.
-    pub fn check_plan(&self, plan: &Plan) -> Result<(), UnreachablePeer> {
+    pub fn check_plan(&self, plan: &Plan) -> Result<(), UnreachableReceiver> {
         let shared = Arc::new(plan.clone());
         for (place, sender) in plan.devices.iter().enumerate() {
             let receivers = match plan.kind.tensor() {
@@ -118,7 +118,10 @@ impl LinkTable {
             for to in receivers {
                 let receiver = &plan.devices[to].name;
                 if self.connection(&sender.name, receiver).is_none() {
-                    return Err(UnreachablePeer { from: sender.name.clone(), to: receiver.clone() });
+                    return Err(UnreachableReceiver {
+                        sender: sender.name.clone(),
+                        receiver: receiver.clone(),
+                    });
                 }
             }
         }
@@ -126,15 +129,15 @@ impl LinkTable {
     }
 }
 
-/// A plan sends between two devices that the scenario marks as unreachable.
+/// The error that a plan sends between two devices that the scenario marks as unreachable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the plan sends from `{from}` to `{to}`, which the scenario says cannot be reached from there; plan again \
+    "the plan sends from `{sender}` to `{receiver}`, which the scenario says cannot be reached from there; plan again \
      from this scenario"
 )]
-pub struct UnreachablePeer {
-    pub from: String,
-    pub to: String,
+pub struct UnreachableReceiver {
+    pub sender: String,
+    pub receiver: String,
 }
 
 /// A scenario with every reference resolved.

@@ -1,10 +1,11 @@
 //! Compute cost: the time that a processor needs for a layer whose weights are in memory.
 //!
 //! A roofline for each weight format: a matmul takes the longer of its arithmetic at the processor's rate for the
-//! format and reading the weights at the processor's read bandwidth. Decoding reads every weight once per token; a
-//! rate that was measured with weights streamed from memory covers both terms. A batch of tokens shares one read of
-//! the weights. Attention takes the longer of its arithmetic and reading the keys and values of all positions so far.
-//! The copy of the new keys and values and the fixed overhead of a layer are added if the profile has them.
+//! format and the time to read the weights at the processor's read bandwidth. Decoding reads every weight once per
+//! token; a rate that was measured with weights streamed from memory covers both terms. A batch of tokens shares one
+//! read of the weights. Attention takes the longer of its arithmetic and the time to read the keys and values of all
+//! positions so far. The copy of the new keys and values and the fixed overhead of a layer are added if the profile
+//! has them.
 //!
 //! The kernel also spends CPU time on each page that it adds to the page cache or evicts. This bounds the rate at
 //! which one thread can stream weights, however fast the disk is ([`stream_rate`]).
@@ -18,7 +19,7 @@ use hearth_profiles::device::{Cpu, Device, Disk, Gpu, nearest_rate};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
 
-use crate::soc::Chip;
+use crate::soc::SocLatencyModel;
 use hearth_schema::pass::Pass;
 
 /// The kernel's time to read these bytes ahead into the page cache: allocating, charging and queueing pages.
@@ -30,23 +31,23 @@ pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200))
 pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
 
 /// The kernel's time to scan these bytes for pages to evict.
-/// source: measured on Linux 6.18: with 200 MiB to age and 200 MiB to evict the calls for 200 MiB took 60 to 70 ms
-/// instead of 28
+/// source: measured on Linux 6.18: with 200 MiB to age and 200 MiB to evict, the calls for 200 MiB took 60 to 70 ms
+/// instead of 28 ms
 pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 
 /// Returns the rate at which one thread can add pages to the page cache and evict them, without the limit of the
-/// disk: the rate of the profile, or the rate that follows from the constants above.
-pub fn turnover(disk: &Disk) -> BytesPerSecond {
+/// disk: the rate in the profile, or a default that follows from the constants above.
+pub fn turnover_rate(disk: &Disk) -> BytesPerSecond {
     let default =
         BytesPerSecond(1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST)));
     disk.turnover.as_ref().map_or(default, |rate| rate.value)
 }
 
-/// Returns the rate at which a thread reads ahead if the operating system evicts: bounded by the disk, and by the CPU
-/// time to insert, scan, unmap and free pages.
-pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
+/// Returns the rate at which a thread reads ahead if the operating system evicts: the rate of the disk, but at most
+/// that which the CPU time to insert, scan, unmap and free pages allows.
+pub fn os_read_ahead_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(
-        disk.read_ahead_rate().0.min(1.0 / (1.0 / turnover(disk).0 + seconds_per_byte(PAGE_SCAN_COST))),
+        disk.read_ahead_rate().0.min(1.0 / (1.0 / turnover_rate(disk).0 + seconds_per_byte(PAGE_SCAN_COST))),
     )
 }
 
@@ -54,9 +55,10 @@ fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
     time.0 / bytes.as_f64()
 }
 
-/// Returns the rate at which a device streams weights that it does not keep: bounded by its disk and by [`turnover`].
+/// Returns the rate at which a device streams weights that it does not keep: bounded by its disk and by
+/// [`turnover_rate`].
 pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
-    BytesPerSecond(disk.read_ahead_rate().0.min(turnover(disk).0))
+    BytesPerSecond(disk.read_ahead_rate().0.min(turnover_rate(disk).0))
 }
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
@@ -75,17 +77,17 @@ pub struct ComputeCost<'a> {
     kv_copy: &'a hearth_profiles::device::Transfer,
     layer_overhead: Seconds,
     /// The SoC that computes layers and the output matrix instead of the CPU, if there is one.
-    chip: Option<Chip<'a>>,
+    soc_model: Option<SocLatencyModel<'a>>,
 }
 
 impl<'a> ComputeCost<'a> {
-    /// Computes with weights in main memory: on the SoC of a device, or on its CPU if it has none.
-    pub fn in_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
-        let chip = device.soc.as_ref().map(|soc| Chip::new(soc, model, kv_element));
-        Self { chip, ..Self::on_cpu(&device.cpu, model, kv_element) }
+    /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if it has none.
+    pub fn for_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+        let soc_model = device.soc.as_ref().map(|soc| SocLatencyModel::new(soc, model, kv_element));
+        Self { soc_model, ..Self::for_cpu(&device.cpu, model, kv_element) }
     }
 
-    pub fn on_cpu(cpu: &'a Cpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+    pub fn for_cpu(cpu: &'a Cpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         Self {
             model,
             kv_element,
@@ -96,11 +98,11 @@ impl<'a> ComputeCost<'a> {
             attention: cpu.attention.as_ref().map(|rate| rate.value),
             kv_copy: &cpu.kv_copy,
             layer_overhead: cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
-            chip: None,
+            soc_model: None,
         }
     }
 
-    pub fn on_gpu(gpu: &'a Gpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+    pub fn for_gpu(gpu: &'a Gpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         Self {
             model,
             kv_element,
@@ -111,14 +113,14 @@ impl<'a> ComputeCost<'a> {
             attention: None,
             kv_copy: &gpu.kv_copy,
             layer_overhead: Seconds(0.0),
-            chip: None,
+            soc_model: None,
         }
     }
 
     /// Returns the time to compute one layer for all tokens of a pass.
-    pub fn layer(&self, layer: u32, pass: Pass) -> Seconds {
-        if let Some(chip) = &self.chip {
-            return chip.layer_time(pass);
+    pub fn layer_time(&self, layer: u32, pass: Pass) -> Seconds {
+        if let Some(soc_model) = &self.soc_model {
+            return soc_model.layer_time(pass);
         }
         let shape = &self.model.shape;
         let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
@@ -128,22 +130,17 @@ impl<'a> ComputeCost<'a> {
             + self.layer_overhead
     }
 
-    /// Returns the time to compute the logits of one position.
-    pub fn output(&self) -> Seconds {
-        self.outputs(1)
-    }
-
     /// Returns the time to compute the logits of `positions` positions in one batch.
-    pub fn outputs(&self, positions: u32) -> Seconds {
-        match &self.chip {
+    pub fn output_time(&self, positions: u32) -> Seconds {
+        match &self.soc_model {
             _ if positions == 0 => Seconds(0.0),
-            Some(chip) => chip.output_time(positions),
+            Some(soc_model) => soc_model.output_time(positions),
             None => self.matmul_time(&self.model.output, positions),
         }
     }
 
     /// Returns the time to look up the embedding rows of `tokens` tokens.
-    pub fn embed(&self, tokens: u32) -> Seconds {
+    pub fn embed_time(&self, tokens: u32) -> Seconds {
         self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
@@ -177,7 +174,7 @@ impl<'a> ComputeCost<'a> {
         longer(work / rate, seen / self.bandwidth)
     }
 
-    /// Returns the arithmetic rate for a format. A run with a profile without rates has been refused before.
+    /// Returns the arithmetic rate for a format. Profiles without rates have been refused before.
     fn rate(&self, format: Format, tokens: u32) -> FlopsPerSecond {
         let batched = if tokens > 1 { nearest_rate(self.matmul, format) } else { None };
         batched.or_else(|| nearest_rate(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))

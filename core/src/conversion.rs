@@ -15,7 +15,7 @@ pub fn is_matrix(group: &TensorGroup, format: Format) -> bool {
 }
 
 /// Returns the group with its matrices converted to `format`, unchanged if `format` is `None`.
-pub fn converted(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
+pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
     let Some(to) = format else { return group.clone() };
     let mut result = TensorGroup::default();
     let (mut weights, mut work) = (0u128, Flops(0.0));
@@ -37,13 +37,14 @@ pub fn converted(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
 
 /// Returns the model with the matrices of each layer converted to the format that `of_layer` returns, and the
 /// embedding and the output matrix converted to `ends`.
-pub fn model_as(
+pub fn converted_model(
     model: &ModelProfile,
     ends: Option<Format>,
     of_layer: impl Fn(u32) -> Option<Format>,
 ) -> ModelProfile {
-    let layers = (0..).zip(&model.layers).map(|(layer, group)| converted(group, of_layer(layer))).collect();
-    let (input, output) = (converted(&model.input, ends), converted(&model.output, ends));
+    let layers =
+        (0..).zip(&model.layers).map(|(layer, group)| converted_group(group, of_layer(layer))).collect();
+    let (input, output) = (converted_group(&model.input, ends), converted_group(&model.output, ends));
     ModelProfile { layers, input, output, ..model.clone() }
 }
 
@@ -57,19 +58,19 @@ mod tests {
     fn a_layer_of_llama_8b_in_other_formats() {
         let model = shipped("llama-8b").expect("shipped");
         // 218 103 808 weights in matrices, and two norms of 4096 elements of 4 bytes.
-        let bytes = |format| converted(&model.layers[0], Some(format)).bytes();
+        let bytes = |format| converted_group(&model.layers[0], Some(format)).bytes();
         assert_eq!(bytes(Format::Q4_0), Bytes(218_103_808 / 32 * 18 + 32_768));
         assert_eq!(bytes(Format::F16), Bytes(2 * 218_103_808 + 32_768));
         // All tensors then have one format, so the norms are counted as weights.
         assert_eq!(bytes(Format::F32), Bytes(4 * 218_103_808 + 32_768));
-        assert_eq!(converted(&model.layers[0], None), model.layers[0]);
-        assert_eq!(converted(&model.layers[0], Some(Format::F16)).flops(), model.layers[0].flops());
+        assert_eq!(converted_group(&model.layers[0], None), model.layers[0]);
+        assert_eq!(converted_group(&model.layers[0], Some(Format::F16)).flops(), model.layers[0].flops());
     }
 
     #[test]
     fn each_layer_may_have_its_own_format() {
         let model = shipped("llama-8b").expect("shipped");
-        let mixed = model_as(&model, Some(Format::F16), |layer| (layer < 2).then_some(Format::F32));
+        let mixed = converted_model(&model, Some(Format::F16), |layer| (layer < 2).then_some(Format::F32));
         assert_eq!(mixed.layer_bytes(2), model.layer_bytes(2));
         assert_eq!(mixed.layer_bytes(1), Bytes(4 * 218_103_808 + 32_768));
         assert_eq!(mixed.output_bytes(), Bytes(2 * 128_256 * 4096 + 16_384));

@@ -11,15 +11,15 @@ use crate::latency::{Breakdown, LatencyModel};
 use crate::problem::assignment::{Assignment, Share, ring_order};
 use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::exact::Exact;
-use crate::solvers::overlap::{ChoiceTables, Overlap, best_choice, fastest};
+use crate::solvers::overlap::{ChoiceTables, Overlap, best_choice, fastest_plan};
 use crate::solvers::search_space::{HeadChoice, OrderChoice};
 use crate::solvers::shortest_cycle::with_missing_devices;
-use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy};
+use crate::strategy::{InfeasibleReason, Objective, Proposal, SearchLimit, SearchStep, Strategy};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
     /// The best T for each ring size, and so for each k, that the strategy searched.
-    pub searched: Vec<SearchStep>,
+    pub search_steps: Vec<SearchStep>,
     /// The explanation of each device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
     /// The optimal T in seconds by the same objective, with the same head, where any devices may be dropped. For an
@@ -35,13 +35,13 @@ pub struct Explanation {
 pub struct DeviceExplanation {
     pub name: String,
     /// The constraints that keep the device from having more layers.
-    pub binding: Vec<BindingConstraint>,
+    pub binding_constraints: Vec<BindingConstraint>,
     /// The increase of T in seconds if the window grows by one layer (k layers of the model), with the best split and
     /// everything else equal. It excludes the time that another device saves with a smaller window. `None` if a wider
     /// window is not allowed.
-    pub one_more_layer: Option<f64>,
+    pub extra_layer_seconds: Option<f64>,
     /// Why the device has no layers; `None` if it has some.
-    pub dropped: Option<DropReason>,
+    pub drop_reason: Option<DropReason>,
     /// Set if the device has no layers and only forwards activations in the ring.
     pub relay: Option<RelayPlacement>,
 }
@@ -52,7 +52,7 @@ pub struct RelayPlacement {
     pub from: String,
     pub to: String,
     /// Whether `from` also has a direct, slower link to `to`.
-    pub reachable: bool,
+    pub has_direct_link: bool,
 }
 
 /// A constraint that keeps a device from having more or fewer layers.
@@ -92,7 +92,7 @@ pub enum DropReason {
 /// devices and 128 layers take 2 s
 const MAX_DEVICES_COMPARED: usize = 24;
 
-/// A checked plan with what is needed to explain it.
+/// A checked plan, with its times and the rules under which it was made.
 pub(crate) struct PlanToExplain<'a> {
     pub assignment: &'a Assignment,
     pub breakdown: &'a Breakdown,
@@ -106,7 +106,7 @@ impl Explanation {
     pub(crate) fn new(
         model: &LatencyModel,
         plan: &PlanToExplain,
-        searched: Vec<SearchStep>,
+        search_steps: Vec<SearchStep>,
         optimum: Option<f64>,
     ) -> Self {
         let optimum = optimum.or_else(|| best_with_the_same_head(model, plan));
@@ -116,7 +116,7 @@ impl Explanation {
         let devices = (0..model.device_count())
             .map(|device| explain_device(model, plan, device, &mut tables))
             .collect();
-        Self { searched, devices, optimum, gap, limit: None }
+        Self { search_steps, devices, optimum, gap, limit: None }
     }
 }
 
@@ -134,7 +134,7 @@ fn best_with_the_same_head(model: &LatencyModel, plan: &PlanToExplain) -> Option
         }
         Objective::SteadyState => {
             (Overlap { rules, head, rounds: None, order }.propose(model), |model, proposal| {
-                model.steady_seconds(&proposal.assignment, &proposal.residencies)
+                model.steady_state_seconds(&proposal.assignment, &proposal.residencies)
             })
         }
     };
@@ -159,15 +159,15 @@ fn explain_device(
     let hops = f64::from(terms.share.windows) * model.devices[device].hop;
     let (slowest, wait) = plan.breakdown.disk_wait.unwrap_or((device, 0.0));
     let own = terms.compute + terms.memory + terms.disk + hops - if slowest == device { wait } else { 0.0 };
-    let binding = if window == 0 {
+    let binding_constraints = if window == 0 {
         Vec::new()
     } else {
         binding_constraints(model, plan, device, round_counts, wider_window)
     };
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
-        binding,
-        one_more_layer: wider_window.map(|wider_window| match plan.objective {
+        binding_constraints,
+        extra_layer_seconds: wider_window.map(|wider_window| match plan.objective {
             Objective::Paper => wider_window.seconds - own,
             // The wait for the slowest disk remains, and a token takes at least as long as the slowest disk is busy.
             Objective::SteadyState => {
@@ -177,7 +177,7 @@ fn explain_device(
                 (others + wider_window.seconds).max(wider_window.busy).max(floor) - all
             }
         }),
-        dropped: (window == 0).then(|| drop_reason(model, plan, device, tables)),
+        drop_reason: (window == 0).then(|| drop_reason(model, plan, device, tables)),
         relay: plan.assignment.is_relay(device).then(|| relay_placement(model, plan.assignment, device)),
     }
 }
@@ -205,7 +205,11 @@ fn wider_window(
     match plan.objective {
         Objective::Paper => model.best_split(device, head, window, round_counts).map(|split| {
             let share = Share::new(window, split.gpu_layers, round_counts.rounds, round_counts.rest);
-            WiderWindow { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
+            WiderWindow {
+                seconds: split.seconds,
+                busy: 0.0,
+                over: model.terms(device, head, share).exceeds_memory,
+            }
         }),
         // A window cannot have more layers than the model.
         Objective::SteadyState if window > model.model_layers() => None,
@@ -215,7 +219,11 @@ fn wider_window(
             let device_work = model.device_work(device, offset, window, choice.gpu_layers);
             let timing = model.timing(device, head, &device_work, &choice.residency)?;
             let hops = f64::from(device_work.share.windows) * model.devices[device].hop;
-            Some(WiderWindow { seconds: choice.own + hops, busy: choice.busy, over: timing.terms.over })
+            Some(WiderWindow {
+                seconds: choice.own_seconds + hops,
+                busy: choice.busy_seconds,
+                over: timing.terms.exceeds_memory,
+            })
         }
     }
 }
@@ -225,8 +233,8 @@ fn relay_placement(model: &LatencyModel, assignment: &Assignment, device: usize)
     let place = ring.iter().position(|other| *other == device).unwrap_or(0);
     let (before, after) = (ring[(place + ring.len() - 1) % ring.len()], ring[(place + 1) % ring.len()]);
     let name = |device: usize| model.instance().devices[device].name.clone();
-    let reachable = model.hops.seconds(before, after) < f64::INFINITY;
-    RelayPlacement { from: name(before), to: name(after), reachable }
+    let has_direct_link = model.hops.seconds(before, after) < f64::INFINITY;
+    RelayPlacement { from: name(before), to: name(after), has_direct_link }
 }
 
 /// Returns the number of whole rounds, and the layers that remain in the partial last round at the device.
@@ -256,7 +264,7 @@ fn binding_constraints(
     }
     match wider_window {
         None if window < model.model_layers() => found.push(BindingConstraint::SlowDisk),
-        Some(_) if plan.breakdown.devices[device].over => found.push(BindingConstraint::Overloaded),
+        Some(_) if plan.breakdown.devices[device].exceeds_memory => found.push(BindingConstraint::Overloaded),
         Some(wider_window) if wider_window.over => found.push(BindingConstraint::Memory),
         None | Some(_) => {}
     }
@@ -272,7 +280,7 @@ fn drop_reason(
     let head = plan.assignment.head;
     let mut windows = vec![0; model.device_count()];
     (windows[head], windows[device]) = (1, 1);
-    let (ring_layers, least_windows) = (plan.assignment.ring_layers() as u32, windows.as_slice());
+    let (ring_layers, min_windows) = (plan.assignment.ring_layers() as u32, windows.as_slice());
     if ring_layers < 2 {
         return DropReason::NoLayerLeft;
     }
@@ -283,20 +291,20 @@ fn drop_reason(
         Some(order) => with_missing_devices(model, order.clone()),
         None => ring_order(head, model.device_count()).collect(),
     };
-    let problem = RingSizeProblem { model, order: &order, ring_layers, least_windows };
+    let problem = RingSizeProblem { model, order: &order, ring_layers, min_windows };
     let with_device = match plan.objective {
         Objective::Paper => problem.optimum().map(|assignment| model.seconds(&assignment)),
         Objective::SteadyState => {
             let tables = tables.get_or_insert_with(|| ChoiceTables::new(model, head, ring_layers));
             // The optimal plan is a lower bound for plans that use this device.
             let at_least = if plan.is_optimal { plan.breakdown.seconds } else { 0.0 };
-            fastest(&problem, tables, at_least)
-                .map(|proposal| model.steady_seconds(&proposal.assignment, &proposal.residencies))
+            fastest_plan(&problem, tables, at_least)
+                .map(|proposal| model.steady_state_seconds(&proposal.assignment, &proposal.residencies))
         }
     };
     match with_device {
         Ok(seconds) => DropReason::Slower(seconds - plan.breakdown.seconds),
-        Err(Infeasible::NoRoute { .. }) => DropReason::Unreachable,
+        Err(InfeasibleReason::NoRoute { .. }) => DropReason::Unreachable,
         Err(_) => DropReason::NoLayerFits,
     }
 }

@@ -52,14 +52,14 @@ impl From<&PlannerOptions> for StrategyOptions {
 /// An unknown name of a strategy, or a missing option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    #[error("no strategy is called `{name}`: use one of {}", NAMES.join(", "))]
-    Unknown { name: String },
+    #[error("no strategy is called `{name}`: use one of {}", STRATEGY_NAMES.join(", "))]
+    UnknownStrategy { name: String },
     #[error("strategy `{strategy}` needs {needs}")]
-    Missing { strategy: &'static str, needs: &'static str },
+    MissingOption { strategy: &'static str, needs: &'static str },
 }
 
 /// The names of all strategies, in the order in which comparisons print them.
-pub const NAMES: [&str; 13] = [
+pub const STRATEGY_NAMES: [&str; 13] = [
     "overlap",
     "exact",
     "halda",
@@ -96,7 +96,7 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
         "mem" => Box::new(MemoryProportional::default()),
         "mem-total" => {
             let needs = "the total memory of every device";
-            let missing = LookupError::Missing { strategy: "mem-total", needs };
+            let missing = LookupError::MissingOption { strategy: "mem-total", needs };
             let totals = options.total_memory.clone().ok_or(missing)?;
             Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
         }
@@ -105,7 +105,8 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
         "lingualinked" => Box::new(LinguaLinked),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
         "manual" => {
-            let missing = LookupError::Missing { strategy: "manual", needs: "a window for every device" };
+            let missing =
+                LookupError::MissingOption { strategy: "manual", needs: "a window for every device" };
             Box::new(Manual {
                 head: options.head.unwrap_or(0),
                 rounds,
@@ -115,7 +116,7 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
             })
         }
         "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),
-        _ => return Err(LookupError::Unknown { name: name.to_owned() }),
+        _ => return Err(LookupError::UnknownStrategy { name: name.to_owned() }),
     })
 }
 
@@ -130,7 +131,7 @@ mod tests {
             total_memory: Some(vec![1]),
             ..StrategyOptions::default()
         };
-        for name in NAMES {
+        for name in STRATEGY_NAMES {
             assert_eq!(strategy_by_name(name, &options).unwrap().name(), name);
         }
         let unknown = strategy_by_name("haldo", &options).err().unwrap().to_string();

@@ -22,33 +22,36 @@ pub struct RuntimeModel {
     /// Seconds per token that the head spends outside the layers.
     pub token_overhead: f64,
     /// Disk read rates by access pattern; if `None`, `s_disk` is used for all of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reads: Option<ReadRates>,
+    #[serde(rename = "reads", skip_serializing_if = "Option::is_none")]
+    pub read_rates: Option<ReadRates>,
     /// Compute times with all weights in memory; if `None`, they follow from the paper's coefficients.
-    pub work: Option<WorkTimes>,
+    #[serde(rename = "work")]
+    pub work_times: Option<WorkTimes>,
 }
 
 /// Disk read rates by access pattern, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadRates {
-    /// Reading by page faults during a computation.
+    /// The rate of page faults during a computation.
     pub fault: f64,
-    /// Reading ahead by a helper thread, while the operating system evicts pages.
-    pub ahead: f64,
-    /// Streaming by a helper thread, which also releases the pages, so that the kernel spends time on both.
+    /// The rate of reading ahead by a helper thread, while the operating system evicts pages.
+    #[serde(rename = "ahead")]
+    pub read_ahead: f64,
+    /// The rate of streaming by a helper thread, which also releases the pages, so that the kernel spends time on
+    /// both.
     pub stream: f64,
 }
 
 impl ReadRates {
     /// Creates the same rate for every access pattern.
     pub(crate) fn all(rate: f64) -> Self {
-        Self { fault: rate, ahead: rate, stream: rate }
+        Self { fault: rate, read_ahead: rate, stream: rate }
     }
 
     /// Returns the lowest of the rates.
     pub(crate) fn slowest(&self) -> f64 {
-        self.fault.min(self.ahead).min(self.stream)
+        self.fault.min(self.read_ahead).min(self.stream)
     }
 }
 
@@ -61,14 +64,17 @@ pub struct WorkTimes {
     /// The time of each layer on the GPU; empty without a GPU.
     pub gpu_layers: Vec<f64>,
     /// The time of the output head on the CPU.
-    pub output: f64,
+    #[serde(rename = "output")]
+    pub cpu_output: f64,
     /// The time of the output head on the GPU; `None` without a GPU.
-    #[serde(default)]
-    pub output_on_gpu: Option<f64>,
-    /// Overhead of a window with layers on the CPU.
-    pub cpu_window: f64,
-    /// Overhead of a window with layers on the GPU.
-    pub gpu_window: f64,
+    #[serde(rename = "output_on_gpu", default)]
+    pub gpu_output: Option<f64>,
+    /// The overhead of a window with layers on the CPU.
+    #[serde(rename = "cpu_window")]
+    pub cpu_window_overhead: f64,
+    /// The overhead of a window with layers on the GPU.
+    #[serde(rename = "gpu_window")]
+    pub gpu_window_overhead: f64,
 }
 
 /// What a page cache reads again for each token if the weights do not fit.
@@ -89,8 +95,8 @@ impl Default for RuntimeModel {
             rereads: Rereads::default(),
             processors: 1,
             token_overhead: 0.0,
-            reads: None,
-            work: None,
+            read_rates: None,
+            work_times: None,
         }
     }
 }

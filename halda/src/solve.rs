@@ -33,7 +33,7 @@ impl Solution {
 /// # Errors
 /// If the strategy finds no plan, or its plan violates a constraint.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
-    let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
+    let Proposal { assignment, mut residencies, mut search_steps, limit } = strategy.propose(model)?;
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
@@ -58,8 +58,8 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
         Objective::SteadyState => model.steady_state(&assignment, &residencies),
     }
     .map_err(|violation| breaks(vec![violation]))?;
-    if searched.is_empty() {
-        searched.push(SearchStep {
+    if search_steps.is_empty() {
+        search_steps.push(SearchStep {
             head: assignment.head,
             rounds: assignment.rounds,
             ring_layers: assignment.ring_layers() as u32,
@@ -71,7 +71,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     let optimum = is_optimal.then_some(breakdown.seconds);
     let explained =
         PlanToExplain { assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
-    let explanation = Explanation { limit, ..Explanation::new(model, &explained, searched, optimum) };
+    let explanation = Explanation { limit, ..Explanation::new(model, &explained, search_steps, optimum) };
     let (strategy, options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
 }

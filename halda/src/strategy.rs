@@ -61,7 +61,7 @@ pub struct Proposal {
     /// The residency of each device. If empty, each device gets the first residency that it allows.
     pub residencies: Vec<ResidencyOptions>,
     /// Each ring size that was searched, with its outcome; empty if the strategy searches no ring sizes.
-    pub searched: Vec<SearchStep>,
+    pub search_steps: Vec<SearchStep>,
     /// What the search skipped; `None` if it was complete.
     pub limit: Option<SearchLimit>,
 }
@@ -82,8 +82,8 @@ impl Proposal {
     }
 
     /// Creates a proposal with the ring sizes that were searched.
-    pub fn with_steps(assignment: Assignment, searched: Vec<SearchStep>) -> Self {
-        Self { assignment, residencies: Vec::new(), searched, limit: None }
+    pub fn with_steps(assignment: Assignment, search_steps: Vec<SearchStep>) -> Self {
+        Self { assignment, residencies: Vec::new(), search_steps, limit: None }
     }
 }
 
@@ -94,12 +94,12 @@ pub struct SearchStep {
     pub rounds: u32,
     pub ring_layers: u32,
     /// The best T in seconds, or why there is none.
-    pub outcome: Result<f64, Infeasible>,
+    pub outcome: Result<f64, InfeasibleReason>,
 }
 
 /// Why a ring size has no plan, or was not searched.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Infeasible {
+pub enum InfeasibleReason {
     #[error("a round of {ring_layers} layers cannot give each of {devices} devices a layer")]
     MoreDevicesThanLayers { ring_layers: u32, devices: usize },
     #[error(
@@ -134,7 +134,7 @@ pub enum Infeasible {
     NothingAllowed { ring_layers: u32 },
 }
 
-impl Infeasible {
+impl InfeasibleReason {
     /// Returns whether the ring size was skipped because of other results.
     fn is_skipped(&self) -> bool {
         matches!(self, Self::Pruned { .. } | Self::LimitReached { .. })
@@ -209,7 +209,7 @@ impl StrategyError {
                 let reasons = || steps.iter().filter_map(|step| step.outcome.as_ref().err());
                 // A skipped ring size says nothing about why there is no plan.
                 let named = reasons().find(|reason| !reason.is_skipped()).or_else(|| reasons().next());
-                named.map_or("try another strategy, such as `overlap`", Infeasible::hint)
+                named.map_or("try another strategy, such as `overlap`", InfeasibleReason::hint)
             }
             Self::ConstraintsViolated { violations, .. } => {
                 violations.first().map_or("try another strategy, such as `overlap`", Violation::hint)
@@ -244,7 +244,7 @@ fn listed<T>(items: &[T], describe: impl Fn(&T) -> String) -> String {
 
 /// Formats why no step has a plan: each kind of reason once, for the first k, followed by the other values of k.
 fn reasons(steps: &[SearchStep]) -> String {
-    let mut kinds: Vec<(&Infeasible, Vec<u32>)> = Vec::new();
+    let mut kinds: Vec<(&InfeasibleReason, Vec<u32>)> = Vec::new();
     for step in steps {
         let Err(reason) = &step.outcome else { continue };
         match kinds.iter_mut().find(|(known, _)| discriminant(*known) == discriminant(reason)) {

@@ -33,11 +33,11 @@ impl Link {
     }
 }
 
-/// A measured link to a named peer.
+/// A measured link to a named device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PeerLink {
-    /// The peer's name or address.
+    /// The name or the address of the other device.
     pub peer: String,
     /// One-way delay of a small message.
     pub latency: Sourced<Seconds>,

@@ -54,7 +54,7 @@ pub struct Fraction(pub f64);
 pub enum UnitError {
     /// A number without a unit.
     #[error("`{text}` has no unit: write for example `{example}`")]
-    Bare {
+    MissingUnit {
         text: String,
         /// A correct example.
         example: &'static str,
@@ -110,7 +110,7 @@ trait Unit: Sized {
         let bad = || UnitError::Number { text: text.into(), kind: Self::KIND, example: Self::EXAMPLE };
         let number: f64 = number.parse().map_err(|_| bad())?;
         if unit.is_empty() {
-            return Err(UnitError::Bare { text: text.into(), example: Self::EXAMPLE });
+            return Err(UnitError::MissingUnit { text: text.into(), example: Self::EXAMPLE });
         }
         let Some((_, factor)) = Self::UNITS.iter().find(|(name, _)| *name == unit) else {
             let names = || Self::UNITS.iter().map(|(name, _)| *name);

@@ -11,7 +11,7 @@ use crate::charts::lines::LineChart;
 use crate::comparison::Comparison;
 use crate::document::json;
 use crate::exports::{csv, perfetto};
-use crate::published::Published;
+use crate::published::PublishedResults;
 use crate::published::matching::{self, MatchError};
 use crate::sections;
 use crate::text::escape;
@@ -51,7 +51,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Validates the traces and makes a report on them; the report lists them in the given order.
+    /// Validates the traces and makes a report on them, in the given order.
     pub fn new(traces: Vec<Trace>) -> Result<Report, ReportError> {
         if traces.is_empty() {
             return Err(ReportError::NoTraces);
@@ -63,13 +63,13 @@ impl Report {
         Ok(Report { traces, comparison, sweeps: Vec::new() })
     }
 
-    /// Adds the published numbers of the same scenarios: those of `system`, or of all systems if it is `None`.
+    /// Adds the published results of the same scenarios: those of `system`, or of all systems if `system` is `None`.
     pub fn with_published(
         mut self,
-        published: &Published,
+        published: &PublishedResults,
         system: Option<&str>,
     ) -> Result<Report, MatchError> {
-        self.comparison.published.extend(matching::find(published, system, &self.comparison.runs)?);
+        self.comparison.published_cells.extend(matching::find(published, system, &self.comparison.runs)?);
         self.comparison.caveats.extend(published.caveats.iter().map(|caveat| escape::paragraph(caveat)));
         Ok(self)
     }

@@ -24,16 +24,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::editor::or_text;
 
-/// Maximum number of events in a scenario: more than a person writes, and few enough to scan for every change.
+/// Maximum number of events in a scenario, larger than in any scenario written by hand, and small enough to scan all
+/// events for every change.
 const MAX_EVENTS: usize = 1000;
-/// Maximum time or duration of an event: longer than any request, and sums in nanoseconds do not overflow.
+/// Maximum time or duration of an event: longer than any request, and so short that sums in nanoseconds do not
+/// overflow.
 const MAX_TIME: Seconds = Seconds(30.0 * 86_400.0);
-/// Maximum number of threads of a load: more than the programs of any device have.
+/// Maximum number of threads of a load, larger than the number of threads of the programs on any device.
 const MAX_THREADS: u32 = 1024;
-/// Minimum share of a clock, a GPU or a disk that remains for the run; with 0 the run would never end.
+/// Minimum share of a clock rate, a GPU or a disk that remains for the run; with 0 the run would never end.
 const MIN_SHARE_LEFT: f64 = 0.01;
 
-/// A change to a device or its links at a time during a run.
+/// A change to a device or its links during a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -46,9 +48,9 @@ pub struct Event {
     /// The number of generated tokens, over all sequences, after which the event happens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<u32>,
-    /// The duration; until the end of the run if absent.
+    /// The duration of the event; it lasts until the end of the run if absent.
     #[serde(default, rename = "for", skip_serializing_if = "Option::is_none")]
-    pub lasts: Option<Seconds>,
+    pub duration: Option<Seconds>,
     /// The name of the device. Only `stalls` can omit it; then all links stall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -62,17 +64,17 @@ pub struct Event {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
     /// The share of the clock rate of CPU and GPU that remains, for example during thermal throttling.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slow: Option<Fraction>,
+    #[serde(default, rename = "slow", skip_serializing_if = "Option::is_none")]
+    pub clock_share: Option<Fraction>,
     /// The share of the disk's bandwidth that other programs use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_load: Option<Fraction>,
     /// Whether the device leaves: from then on it neither sends nor receives messages.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaves: bool,
-    /// A device that had left returns.
+    /// A device that had left returns; the value says when it rejoins the ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub returns: Option<Return>,
+    pub returns: Option<RejoinTime>,
     /// Whether messages to and from the device are delayed until the event ends.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalls: bool,
@@ -86,8 +88,8 @@ pub struct Load {
     /// The number of threads of other programs that are always runnable.
     pub threads: u32,
     /// The share of the GPU that remains for the run; all of it if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<Fraction>,
+    #[serde(default, rename = "gpu", skip_serializing_if = "Option::is_none")]
+    pub gpu_available: Option<Fraction>,
 }
 
 /// Memory that other programs allocate. A document may give the size alone: `memory: 2 GiB`.
@@ -96,11 +98,12 @@ pub struct Load {
 #[schemars(!remote, transform = or_size)]
 pub struct MemoryLoad {
     /// The size of the allocated memory.
-    pub taken: Bytes,
-    /// The time over which it is allocated at a constant rate (a ramp); at once (a step) if absent. It is freed at
-    /// the end of the event.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub over: Option<Seconds>,
+    #[serde(rename = "taken")]
+    pub size: Bytes,
+    /// The time over which the memory is allocated at a constant rate (a ramp); it is allocated at once (a step) if
+    /// absent. It is freed at the end of the event.
+    #[serde(default, rename = "over", skip_serializing_if = "Option::is_none")]
+    pub ramp_time: Option<Seconds>,
 }
 
 /// Compressed swap in memory (zram).
@@ -116,7 +119,7 @@ pub struct Swap {
 /// The time at which a returned device rejoins the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Return {
+pub enum RejoinTime {
     /// The ring plans again before the next token and recomputes all tokens so far.
     BetweenTokens,
     /// The ring plans again before the next request.
@@ -132,7 +135,7 @@ pub enum Change {
     Slow(Fraction),
     DiskLoad(Fraction),
     Leaves,
-    Returns(Return),
+    Returns(RejoinTime),
     Stalls,
 }
 
@@ -159,7 +162,7 @@ impl Event {
             self.load.map(Change::Load),
             self.memory.map(Change::Memory),
             self.swap.map(Change::Swap),
-            self.slow.map(Change::Slow),
+            self.clock_share.map(Change::Slow),
             self.disk_load.map(Change::DiskLoad),
             self.leaves.then_some(Change::Leaves),
             self.returns.map(Change::Returns),
@@ -188,19 +191,21 @@ impl Event {
         if self.device.is_none() && change != Change::Stalls {
             return refuse(format!("`{key}` needs a `device`"));
         }
-        for (name, time) in [("at", self.at), ("for", self.lasts)] {
+        for (name, time) in [("at", self.at), ("for", self.duration)] {
             if time.is_some_and(|time| time > MAX_TIME) {
                 return refuse(format!("`{name}` is longer than {MAX_TIME}"));
             }
         }
         let needs_duration = change == Change::Stalls;
         let has_no_duration = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
-        match self.lasts {
+        match self.duration {
             Some(_) if has_no_duration => {
                 return refuse(format!("`{key}` has no `for`: end it with a later event"));
             }
             None if needs_duration => return refuse(format!("`{key}` needs `for`, a duration")),
-            Some(lasts) if lasts.0 <= 0.0 => return refuse("`for` is 0 s: give a longer duration".into()),
+            Some(duration) if duration.0 <= 0.0 => {
+                return refuse("`for` is 0 s: give a longer duration".into());
+            }
             _ => {}
         }
         self.check_values(change, place)?;
@@ -214,7 +219,7 @@ impl Event {
             Change::Load(load) if load.threads > MAX_THREADS => {
                 refuse(format!("`load` must be at most {MAX_THREADS} threads"))
             }
-            Change::Load(Load { gpu: Some(left), .. }) if !within(left) => {
+            Change::Load(Load { gpu_available: Some(left), .. }) if !within(left) => {
                 refuse("`load.gpu` is the share of the GPU that remains: it must be 1 % to 100 %".into())
             }
             Change::Slow(left) if !within(left) => {
@@ -223,8 +228,8 @@ impl Event {
             Change::DiskLoad(taken) if !within(Fraction(1.0 - taken.0)) => {
                 refuse("`disk_load` is the share that other programs use: it must be 0 % to 99 %".into())
             }
-            Change::Memory(MemoryLoad { over: Some(over), .. })
-                if over > self.lasts.unwrap_or(MAX_TIME) || over > MAX_TIME =>
+            Change::Memory(MemoryLoad { ramp_time: Some(ramp), .. })
+                if ramp > self.duration.unwrap_or(MAX_TIME) || ramp > MAX_TIME =>
             {
                 refuse("`memory.over` is longer than the event: it must be at most as long as `for`".into())
             }
@@ -239,7 +244,7 @@ impl Event {
     /// Returns start and end in seconds, `None` for an event that happens after a token.
     fn span(&self) -> Option<(f64, f64)> {
         let at = self.at?.0;
-        Some((at, self.lasts.map_or(f64::INFINITY, |lasts| at + lasts.0)))
+        Some((at, self.duration.map_or(f64::INFINITY, |duration| at + duration.0)))
     }
 }
 
@@ -352,7 +357,7 @@ impl<'de> Deserialize<'de> for Load {
                 let threads = threads.ok_or_else(|| {
                     E::custom(format!("`{words}` is not a number of threads, such as `4 threads`"))
                 })?;
-                Ok(Load { threads, gpu: None })
+                Ok(Load { threads, gpu_available: None })
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
@@ -380,7 +385,7 @@ impl<'de> Deserialize<'de> for MemoryLoad {
             }
 
             fn visit_str<E: serde::de::Error>(self, size: &str) -> Result<Self::Value, E> {
-                Ok(MemoryLoad { taken: size.parse().map_err(E::custom)?, over: None })
+                Ok(MemoryLoad { size: size.parse().map_err(E::custom)?, ramp_time: None })
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {

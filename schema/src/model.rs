@@ -84,7 +84,7 @@ impl ActivationFormat {
     }
 
     /// Returns the size of the activations of one token in a message, in bytes.
-    pub fn bytes(self, shape: &ModelShape) -> Bytes {
+    pub fn token_bytes(self, shape: &ModelShape) -> Bytes {
         let wide = shape.activation_bytes();
         match self {
             ActivationFormat::F16 => Bytes(wide.0 / 2),

@@ -38,13 +38,13 @@ pub(crate) fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
 
 impl Pass {
     /// Creates a pass of sequence 0 without drafted tokens.
-    pub const fn plain(index: u32, first_position: u32, tokens: u32, output: bool) -> Self {
+    pub const fn new(index: u32, first_position: u32, tokens: u32, output: bool) -> Self {
         Self { index, first_position, tokens, output, sequence: 0, drafted: 0 }
     }
 
     /// Returns the number of positions after which a token is sampled: the last one, and one more for each drafted
     /// token.
-    pub fn outputs(&self) -> u32 {
+    pub fn output_count(&self) -> u32 {
         if self.output { self.drafted.saturating_add(1) } else { 0 }
     }
 

@@ -4,7 +4,7 @@
 //! evicts the least recently used pages reads all of it from disk for every token. A scenario sets a policy for all
 //! devices or for each device. The plan passes it to simulator and executor:
 //!
-//! - [`Residency::Os`], [`Residency::Windowed`]: the operating system evicts; it is advised of the next window;
+//! - [`Residency::Os`], [`Residency::Windowed`]: the operating system evicts pages; it is advised of the next window;
 //! - [`Residency::Managed`]: the device keeps the pieces that fit in memory and streams the others through a bounded
 //!   buffer (`hearth_core::residency`).
 //!
@@ -27,13 +27,14 @@ use crate::editor::or_text;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
-    /// The operating system evicts. It is advised of the next window in chunks that the kernel reads completely.
+    /// The operating system evicts pages. It is advised of the next window in chunks that the kernel reads
+    /// completely.
     #[default]
     Os,
-    /// The operating system evicts. A helper thread populates the next window within a budget.
+    /// The operating system evicts pages. A helper thread populates the next window within a budget.
     Windowed,
-    /// The device evicts. It keeps a set of pieces; the others stream through a buffer, are read ahead and evicted
-    /// after use.
+    /// The device itself evicts pieces of weights. It keeps a set of pieces in memory; the other pieces are read
+    /// ahead into a buffer and evicted after use.
     Managed,
     /// Nothing is evicted: the weights are copied into anonymous memory. Simulated only.
     Pinned,
@@ -69,14 +70,14 @@ pub struct ResidencyOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch_budget: Option<Bytes>,
     /// `os`: whether the next window is advised in one call, as in the paper's implementation. The kernel then reads
-    /// only one read-ahead window. For comparisons.
+    /// only one read-ahead window. Used for comparisons.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_call: bool,
     /// `os`, `windowed`: whether a window is evicted after its computation. `managed` evicts the pieces that it does
     /// not keep.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release: bool,
-    /// `managed`: the size of the buffer for streamed pieces; [`STREAM_BUFFER`] if absent.
+    /// `managed`: the size of the buffer for streamed pieces; [`DEFAULT_STREAM_BUFFER`] if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_buffer: Option<Bytes>,
     /// `managed`: the maximum size of the kept set; limited only by the available memory if absent.
@@ -96,7 +97,7 @@ pub struct ResidencyOptions {
 
 /// Default size of the stream buffer, so that some pieces can be in flight while others are in use.
 /// source: assumed
-pub const STREAM_BUFFER: Bytes = Bytes::mib(8);
+pub const DEFAULT_STREAM_BUFFER: Bytes = Bytes::mib(8);
 
 /// Minimum size of the stream buffer: eight pieces of 64 KiB.
 const MIN_STREAM_BUFFER: Bytes = Bytes(512 << 10);
@@ -104,10 +105,11 @@ const MIN_STREAM_BUFFER: Bytes = Bytes(512 << 10);
 /// Maximum size of the stream buffer, larger than the memory of any device.
 const MAX_STREAM_BUFFER: Bytes = Bytes(1 << 40);
 
-/// Maximum number of blocks, more than any model has.
+/// Maximum number of blocks, larger than the number of blocks of any model.
 const MAX_BLOCKS: u32 = 20_000;
 
-/// Maximum size of a piece: small relative to the buffer, and its read is long relative to the latency of a disk.
+/// Maximum size of a piece: small relative to the buffer, and so large that reading it takes long relative to the
+/// latency of a disk.
 const MAX_PIECE_BYTES: u64 = 1 << 20;
 
 /// Allows a policy name instead of the map in the JSON Schema.
@@ -141,7 +143,7 @@ impl<'de> Deserialize<'de> for ResidencyOptions {
             }
 
             fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Self::Value, E> {
-                Residency::deserialize(word.into_deserializer()).map(ResidencyOptions::of)
+                Residency::deserialize(word.into_deserializer()).map(ResidencyOptions::with_policy)
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
@@ -154,13 +156,13 @@ impl<'de> Deserialize<'de> for ResidencyOptions {
 
 impl Default for ResidencyOptions {
     fn default() -> Self {
-        Self::of(Residency::Os)
+        Self::with_policy(Residency::Os)
     }
 }
 
 impl ResidencyOptions {
     /// Creates the default options of a policy.
-    pub const fn of(policy: Residency) -> Self {
+    pub const fn with_policy(policy: Residency) -> Self {
         Self {
             policy,
             prefetch: true,
@@ -177,7 +179,7 @@ impl ResidencyOptions {
 
     /// Creates the options for weights copied into anonymous memory, converted to `weights_as` if it is given.
     pub const fn pinned(weights_as: Option<Format>) -> Self {
-        Self { weights_as, ..Self::of(Residency::Pinned) }
+        Self { weights_as, ..Self::with_policy(Residency::Pinned) }
     }
 
     /// Returns the options without prefetch.
@@ -197,9 +199,9 @@ impl ResidencyOptions {
 
     /// Returns the maximum number of prefetched bytes: the prefetch budget, or the stream buffer of a managed device.
     /// `None` means the whole next window, or the blocks of a sliding window.
-    pub fn budget(&self) -> Option<Bytes> {
+    pub fn max_prefetch(&self) -> Option<Bytes> {
         match self.policy {
-            Residency::Managed => Some(self.buffer()),
+            Residency::Managed => Some(self.stream_buffer_bytes()),
             Residency::Sliding => None,
             _ if !self.prefetches() => Some(Bytes::ZERO),
             _ => self.prefetch_budget,
@@ -212,7 +214,7 @@ impl ResidencyOptions {
     }
 
     /// Returns the format to which matrices are converted on the GPU or on the CPU, `None` if they are not converted.
-    pub fn format_on(&self, gpu: bool) -> Option<Format> {
+    pub fn weight_format(&self, gpu: bool) -> Option<Format> {
         if gpu { self.gpu_weights_as.or(self.weights_as) } else { self.weights_as }
     }
 
@@ -222,8 +224,8 @@ impl ResidencyOptions {
     }
 
     /// Returns the size of the stream buffer.
-    pub fn buffer(&self) -> Bytes {
-        self.stream_buffer.unwrap_or(STREAM_BUFFER)
+    pub fn stream_buffer_bytes(&self) -> Bytes {
+        self.stream_buffer.unwrap_or(DEFAULT_STREAM_BUFFER)
     }
 
     /// Returns the maximum number of kept bytes of a share that these options allow.
@@ -233,8 +235,8 @@ impl ResidencyOptions {
 
     /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the
     /// buffer, so that some pieces are in flight while others are in use, rounded down to a multiple of 64 KiB.
-    pub fn piece(&self) -> Bytes {
-        Bytes((self.buffer().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
+    pub fn piece_bytes(&self) -> Bytes {
+        Bytes((self.stream_buffer_bytes().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
     }
 
     /// Checks the options in a scenario, which must not have the policies of other systems. `place` is the key.
@@ -276,10 +278,10 @@ impl ResidencyOptions {
                 "{place}: `managed` always evicts weights that it does not keep: remove `release`"
             )));
         }
-        if self.buffer() < MIN_STREAM_BUFFER || self.buffer() > MAX_STREAM_BUFFER {
+        if self.stream_buffer_bytes() < MIN_STREAM_BUFFER || self.stream_buffer_bytes() > MAX_STREAM_BUFFER {
             return Err(DocumentError::invalid(format!(
                 "{place}: `stream_buffer` is {}, but must be {MIN_STREAM_BUFFER} to {MAX_STREAM_BUFFER}",
-                self.buffer()
+                self.stream_buffer_bytes()
             )));
         }
         Ok(())
@@ -317,13 +319,13 @@ mod tests {
     #[test]
     fn policy_name_can_replace_the_map() {
         let read = |text: &str| serde_yaml::from_str::<ResidencyOptions>(text);
-        assert_eq!(read("managed").unwrap(), ResidencyOptions::of(Residency::Managed));
+        assert_eq!(read("managed").unwrap(), ResidencyOptions::with_policy(Residency::Managed));
         assert_eq!(read("{policy: os, release: true}").unwrap().policy, Residency::Os);
         assert_eq!(read("{}").unwrap(), ResidencyOptions::default());
         assert!(read("swap").unwrap_err().to_string().contains("`windowed`"));
         assert!(read("3").unwrap_err().to_string().contains("a policy"));
         assert!(read("{policy: managed, kepd: 1 GiB}").unwrap_err().to_string().contains("kepd"));
-        let written = serde_yaml::to_string(&ResidencyOptions::of(Residency::Managed)).unwrap();
+        let written = serde_yaml::to_string(&ResidencyOptions::with_policy(Residency::Managed)).unwrap();
         assert_eq!(written, "policy: managed\n");
     }
 }

@@ -71,6 +71,6 @@ pub struct RunEvent {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub what: String,
     /// Digest of the new plan, if the ring was planned again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<String>,
+    #[serde(default, rename = "plan", skip_serializing_if = "Option::is_none")]
+    pub plan_digest: Option<String>,
 }

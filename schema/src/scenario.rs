@@ -47,7 +47,7 @@ pub struct Scenario {
     /// Planner options. Flags of the command line override them.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// Residency of all devices that do not set their own. If neither is set, the planner chooses.
+    /// Residency of all devices without a residency of their own. If neither is set, the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
     /// Events during the run. Planners do not use them.
@@ -69,7 +69,7 @@ pub struct DeviceEntry {
     /// The name of a shipped device, such as `d3`, the path of a `device/1` document, or `measured` for a measurement
     /// of this machine within the limits below.
     pub profile: String,
-    /// The address (`HOST:PORT`) of its worker.
+    /// The address (`HOST:PORT`) of the device's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Whether the device is the head, which computes embedding and output and samples tokens.
@@ -78,7 +78,7 @@ pub struct DeviceEntry {
     /// Residency of this device; the residency of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
-    /// Options for the GPU and NPU of a SoC; those of its profile if absent.
+    /// Options for the GPU and NPU of a SoC; the options of its profile if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
     /// The limits of the device in the lab.
@@ -120,7 +120,7 @@ pub struct Limits {
     /// Maximum CPU time of all threads together, in processors: `0.5` is half of a processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<f64>,
-    /// The processors of this machine that it may run on, by number.
+    /// The numbers of the processors of this machine on which the device can run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Vec<u32>>,
 }
@@ -245,7 +245,7 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
 pub struct NamedLink {
     /// The names of the two devices.
     pub devices: [String; 2],
-    /// Latency and bandwidth of every direction that is not `unreachable`; those of the default link if absent.
+    /// Latency and bandwidth of every direction that is not `unreachable`; the default link if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
     /// The directions in which the devices cannot send; none if absent.
@@ -305,18 +305,18 @@ pub struct PlannerOptions {
     /// Whether every device must have at least one layer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_all: bool,
-    /// The order of the devices in the ring; that of the scenario if absent.
+    /// The order of the devices in the ring; the order of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<RingOrder>,
     /// Whether the strategies `overlap` and `exact` choose the head, instead of the head of the scenario.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub best_head: bool,
-    /// Devices with a slower disk must have all their weights in memory; 0.1 GB/s if absent (the default of the
-    /// public implementation).
+    /// Disk bandwidth below which a device must have all its weights in memory; 0.1 GB/s if absent (the default of
+    /// the public implementation).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_disk: Option<BytesPerSecond>,
-    /// The format to which the strategies `tpi-llm`, `hepti`, `galaxy` and `airinfer` convert weights; that of the
-    /// system if absent.
+    /// The format to which the strategies `tpi-llm`, `hepti`, `galaxy` and `airinfer` convert weights; the format of
+    /// the original system if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_as: Option<Format>,
     /// `airinfer`: the time of one all-reduce.

@@ -25,9 +25,9 @@ use crate::run_events::RunEvent;
 
 /// Maximum length of a line, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// Maximum number of run events: several for each event that a scenario may have.
+/// Maximum number of run events: several for each event of the largest scenario.
 const MAX_RUN_EVENTS: usize = 5000;
-/// Maximum number of lines: two hours of a fast ring.
+/// Maximum number of lines, enough for two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
 /// The runner that wrote a trace.
@@ -47,8 +47,8 @@ pub struct TracedDevice {
     /// The name in the plan.
     pub name: String,
     /// Digest of the device's profile, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub profile: Option<String>,
+    #[serde(default, rename = "profile", skip_serializing_if = "Option::is_none")]
+    pub profile_digest: Option<String>,
     /// Total memory in bytes. Memory pressure is relative to it.
     pub memory_total: u64,
     /// Operating system and kernel version, if measured.
@@ -72,7 +72,8 @@ pub struct Header {
     /// The name of the scenario.
     pub scenario: String,
     /// The digest of the plan.
-    pub plan: String,
+    #[serde(rename = "plan")]
+    pub plan_digest: String,
     /// The name of the model.
     pub model: String,
     /// The kind of the plan. In a `tensor` trace the `round` of a step is the index of its block, two per layer.
@@ -141,7 +142,7 @@ pub struct Cost {
     pub cpu: u64,
     /// Run-queue delay: time runnable but not running.
     pub queue: u64,
-    /// Time of explicit copies.
+    /// Time of memory copies.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub copy: u64,
     /// Bytes of the step's weights that were in memory.
@@ -192,7 +193,7 @@ impl Record {
     }
 }
 
-/// The quantity of a counter.
+/// The quantity that a counter measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counter {
@@ -209,14 +210,14 @@ pub enum Counter {
     Accepted,
 }
 
-/// The value of a counter at a time.
+/// The value of a counter at a point in time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reading {
     /// The index of the device in the header.
     pub device: u16,
     pub counter: Counter,
-    /// The pass after which it was measured.
+    /// The pass after which the counter was read.
     pub pass: u32,
     /// Time in nanoseconds from the start of the run.
     pub at: u64,
@@ -261,7 +262,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Returns the outcome as text for users.
-    pub fn word(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
             Outcome::OutOfMemory => "out of memory",

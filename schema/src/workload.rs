@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::model::{ModelRef, Processor};
 use crate::pass::MAX_PASS_TOKENS;
 
-/// Maximum number of concurrent sequences: more than a home has, and products of counts do not overflow.
+/// Maximum number of concurrent sequences: larger than in any home, and so small that products of counts do not
+/// overflow.
 /// source: assumed
 pub const MAX_SEQUENCES: u32 = 1024;
 
@@ -44,7 +45,7 @@ pub struct Workload {
     expecting = "a draft, such as `{draft: {profile: llama-8b}, tokens: 4, acceptance: {value: 70 %, source: \"assumed\"}}`"
 )]
 pub struct Speculation {
-    /// The draft model. It must have the vocabulary of the large model. The head stores all of it.
+    /// The draft model. It must have the vocabulary of the large model. The head stores the whole draft model.
     pub draft: ModelRef,
     /// The number of tokens drafted for one pass of the large model.
     pub tokens: u32,
@@ -75,12 +76,12 @@ fn is_largest_batch(tokens: &u32) -> bool {
 
 impl Workload {
     /// Creates a workload of one request with the largest batches, without a draft model.
-    pub const fn plain(prompt: u32, generate: u32) -> Self {
+    pub const fn new(prompt: u32, generate: u32) -> Self {
         Self { prompt, generate, sequences: 1, micro_batch: MAX_PASS_TOKENS, speculation: None }
     }
 
     /// Returns the number of tokens drafted for a pass, 0 without a draft model.
-    pub fn drafts(&self) -> u32 {
+    pub fn drafted_tokens(&self) -> u32 {
         self.speculation.as_ref().map_or(0, |speculation| speculation.tokens)
     }
 

@@ -14,10 +14,10 @@ use axum::response::{IntoResponse, Response};
 use crate::AppState;
 use crate::error::{ApiError, excerpt};
 
-/// Rejects requests whose `Host` is another machine, if there is no token.
+/// Rejects requests whose `Host` names another machine, unless the server has a token.
 pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    if state.token.is_some() || is_loopback_host(host) {
+    if state.bearer_token.is_some() || is_loopback_host(host) {
         return next.run(request).await;
     }
     let message = format!(
@@ -27,9 +27,9 @@ pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, ne
     ApiError::new(StatusCode::FORBIDDEN, "wrong_host", message).into_response()
 }
 
-/// Rejects requests without the token.
+/// Rejects requests without the token, if the server has one.
 pub async fn check_token(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    let Some(token) = &state.token else { return next.run(request).await };
+    let Some(token) = &state.bearer_token else { return next.run(request).await };
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = header
         .and_then(|value| value.split_once(' '))

@@ -12,19 +12,19 @@ pub struct ApiError {
     pub status: StatusCode,
     /// The problem, and how to fix it.
     pub message: String,
-    /// The key of the request at fault.
+    /// The field of the request that is invalid.
     pub param: Option<&'static str>,
-    /// An identifier of the error for programs.
+    /// The machine-readable identifier of the error.
     pub code: &'static str,
 }
 
 impl ApiError {
-    /// Creates an error that does not concern a single key.
+    /// Creates an error that does not concern a single field.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code }
     }
 
-    /// Creates the error for an invalid value of a key.
+    /// Creates the error for an invalid value of the field `param`.
     pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,

@@ -30,19 +30,20 @@ pub enum Chunk {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "the names of the API")]
 pub struct Usage {
-    pub prompt: u32,
-    /// Tokens of the prompt found in the cache.
-    pub cached: u32,
-    pub generated: u32,
+    pub prompt_tokens: u32,
+    /// Tokens of the prompt that were found in the cache.
+    pub cached_tokens: u32,
+    pub generated_tokens: u32,
 }
 
 impl std::iter::Sum for Usage {
     fn sum<I: Iterator<Item = Usage>>(usages: I) -> Usage {
         usages.fold(Usage::default(), |sum, more| Usage {
-            prompt: sum.prompt + more.prompt,
-            cached: sum.cached + more.cached,
-            generated: sum.generated + more.generated,
+            prompt_tokens: sum.prompt_tokens + more.prompt_tokens,
+            cached_tokens: sum.cached_tokens + more.cached_tokens,
+            generated_tokens: sum.generated_tokens + more.generated_tokens,
         })
     }
 }
@@ -54,7 +55,7 @@ pub struct Generation {
     text: TextStream,
     stop: StopMatcher,
     usage: Usage,
-    /// The reason for the end, once it is known.
+    /// Why the generation ended, once it has.
     reason: Option<FinishReason>,
     is_done: bool,
 }
@@ -72,13 +73,13 @@ impl Generation {
             tokenizer,
             text: TextStream::default(),
             stop: StopMatcher::new(stop),
-            usage: Usage { prompt, ..Usage::default() },
+            usage: Usage { prompt_tokens: prompt, ..Usage::default() },
             reason: None,
             is_done: false,
         }
     }
 
-    /// Returns the number of tokens so far.
+    /// Returns the token counts so far.
     pub fn usage(&self) -> Usage {
         self.usage
     }
@@ -95,7 +96,7 @@ impl Generation {
             }
             let text = match self.events.recv().await {
                 Some(ResponseEvent::Started { cached_tokens }) => {
-                    self.usage.cached = cached_tokens;
+                    self.usage.cached_tokens = cached_tokens;
                     continue;
                 }
                 Some(ResponseEvent::Token(token)) => self.decode(token),
@@ -115,7 +116,7 @@ impl Generation {
     }
 
     fn decode(&mut self, token: u32) -> String {
-        self.usage.generated += 1;
+        self.usage.generated_tokens += 1;
         if self.tokenizer.is_end(token) {
             self.reason = Some(FinishReason::Stop);
             return self.flush();

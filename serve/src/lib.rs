@@ -56,20 +56,20 @@ const CHAT_PAGE: &str = include_str!("page.html");
 pub struct AppState {
     pub request_tx: mpsc::UnboundedSender<RingRequest>,
     pub tokenizer: Arc<Tokenizer>,
-    /// The model's chat template, or why it has none.
-    pub template: Result<ChatTemplate, String>,
+    /// The model's chat template, or the reason why it cannot be used.
+    pub chat_template: Result<ChatTemplate, String>,
     /// The model's name in the API.
-    pub model: Arc<str>,
+    pub model_name: Arc<str>,
     /// The context length of each sequence, in tokens.
-    pub context: u32,
-    pub vocabulary: u32,
+    pub context_length: u32,
+    pub vocab_size: u32,
     pub metrics: Arc<Metrics>,
-    /// The token that clients must send; `None` on loopback only.
-    pub token: Option<String>,
+    /// The bearer token that clients must send; only a server on loopback may have none.
+    pub bearer_token: Option<String>,
     /// The plan of the running ring.
     pub plan: Mutex<Plan>,
     /// The time at which the server started, in seconds since 1970.
-    pub started: u64,
+    pub start_time: u64,
     pub request_count: AtomicU64,
 }
 
@@ -139,11 +139,11 @@ async fn get_ring(State(state): State<Arc<AppState>>) -> Json<Value> {
     };
     let devices: Vec<Value> = plan.devices.iter().enumerate().map(device).collect();
     Json(json!({
-        "model": &*state.model,
+        "model": &*state.model_name,
         "rounds": plan.rounds,
         "sequences": plan.sequences,
-        "context": state.context,
-        "can_chat": state.template.is_ok(),
+        "context": state.context_length,
+        "can_chat": state.chat_template.is_ok(),
         "devices": devices,
         "status": state.metrics.snapshot(),
     }))
@@ -199,8 +199,8 @@ async fn respond(
         Err(error) => error.into_response(),
         Ok((generations, params)) => {
             let prefix = if kind == ResponseKind::Chat { "chatcmpl" } else { "cmpl" };
-            let id = format!("{prefix}-{}-{id}", state.started);
-            let header = ResponseHeader { kind, id, created: unix_time(), model: state.model.clone() };
+            let id = format!("{prefix}-{}-{id}", state.start_time);
+            let header = ResponseHeader { kind, id, created: unix_time(), model: state.model_name.clone() };
             if params.stream {
                 response::stream(header, generations, params.include_usage)
             } else {
@@ -232,7 +232,7 @@ async fn collect_all(
     Ok(Json(header.complete(texts, usages.into_iter().sum())))
 }
 
-/// Waits for a generation. Returns its text, its finish reason and its usage, or the reason of a failure.
+/// Waits for a generation to end. Returns its text, its finish reason and its usage, or the reason of a failure.
 async fn collect(
     mut generation: Generation,
     mut active: ActiveRequest,
@@ -267,13 +267,14 @@ impl AppState {
     }
 
     fn model_object(&self) -> Value {
-        json!({"id": &*self.model, "object": "model", "created": self.started, "owned_by": "hearth"})
+        json!({"id": &*self.model_name, "object": "model", "created": self.start_time, "owned_by": "hearth"})
     }
 
     fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
         match name {
-            Some(name) if name != &*self.model => {
-                let message = format!("there is no model `{}` here: use `{}`", excerpt(name), self.model);
+            Some(name) if name != &*self.model_name => {
+                let message =
+                    format!("there is no model `{}` here: use `{}`", excerpt(name), self.model_name);
                 let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
                 Err(ApiError { param: Some("model"), ..error })
             }
@@ -284,11 +285,11 @@ impl AppState {
     fn params(&self, common: &CommonFields, id: u64) -> Result<GenerationParams, ApiError> {
         self.check_model(common.model.as_deref())?;
         // Each request has its own random numbers; `seed` makes it repeatable.
-        common.params(self.started.wrapping_mul(1 << 20).wrapping_add(id))
+        common.params(self.start_time.wrapping_mul(1 << 20).wrapping_add(id))
     }
 
     fn chat_tokens(&self, chat: &ChatRequest) -> Result<Vec<u32>, ApiError> {
-        let template = self.template.as_ref().map_err(|reason| {
+        let template = self.chat_template.as_ref().map_err(|reason| {
             let message = format!("{reason} (/v1/completions continues a text)");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
         })?;
@@ -307,9 +308,9 @@ impl AppState {
         if tokens.is_empty() {
             return Err(ApiError::invalid("prompt", "the prompt is empty: give some text"));
         }
-        match tokens.iter().find(|&&token| token >= self.vocabulary) {
+        match tokens.iter().find(|&&token| token >= self.vocab_size) {
             Some(token) => {
-                let message = format!("there is no token {token}: the vocabulary has {}", self.vocabulary);
+                let message = format!("there is no token {token}: the vocabulary has {}", self.vocab_size);
                 Err(ApiError::invalid("prompt", message))
             }
             None => Ok(tokens),
@@ -330,7 +331,7 @@ impl AppState {
                 "the ring is down and reconnects as soon as its devices are reachable: try again later",
             );
         }
-        if self.metrics.active() + prompts.len() as u64 > MAX_ACTIVE_REQUESTS {
+        if self.metrics.active_requests() + prompts.len() as u64 > MAX_ACTIVE_REQUESTS {
             return unavailable("overloaded", "too many requests are waiting: try again later");
         }
         let sampler = Sampler::new(params.sampler).map_err(|error| {
@@ -341,8 +342,12 @@ impl AppState {
         for (index, prompt) in (0..).zip(prompts) {
             let generate = self.tokens_to_generate(prompt.len() as u64, params)?;
             let (response_tx, events) = mpsc::unbounded_channel();
-            let generation =
-                Generation::new(events, self.tokenizer.clone(), prompt.len() as u32, params.stop.clone());
+            let generation = Generation::new(
+                events,
+                self.tokenizer.clone(),
+                prompt.len() as u32,
+                params.stop_strings.clone(),
+            );
             let mut sampler = sampler.for_sequence(index);
             let sample = Box::new(move |logits: &[f32]| sampler.sample(logits));
             started.push((
@@ -362,7 +367,7 @@ impl AppState {
 
     /// Returns the number of tokens to generate after a prompt of `prompt` tokens.
     fn tokens_to_generate(&self, prompt: u64, params: &GenerationParams) -> Result<u32, ApiError> {
-        let context = u64::from(self.context);
+        let context = u64::from(self.context_length);
         let left = context.saturating_sub(prompt);
         let wanted = params.max_tokens.map_or(left, u64::from);
         if left == 0 || wanted > left {

@@ -1,6 +1,6 @@
 //! Metrics of a server: Prometheus metrics for `/metrics`, and a snapshot for the chat page.
 //!
-//! Device times come from the traces that the running ring reports. No data of single requests are stored.
+//! Device times come from the traces that the running ring reports. No data of individual requests are stored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -63,7 +63,7 @@ pub struct Metrics {
     devices: Mutex<BTreeMap<String, DeviceActivity>>,
 }
 
-/// How a device spent its time since the server started.
+/// How a device has spent its time since the server started.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DeviceActivity {
     /// Seconds of processor time.
@@ -83,9 +83,11 @@ pub struct Snapshot {
     /// Whether the ring accepts requests.
     pub is_up: bool,
     /// Number of running and waiting requests.
-    pub active: u64,
+    #[serde(rename = "active")]
+    pub active_requests: u64,
     /// Number of tokens generated since the server started.
-    pub generated: u64,
+    #[serde(rename = "generated")]
+    pub generated_tokens: u64,
     /// Seconds since the server started.
     pub uptime_s: f64,
     pub devices: BTreeMap<String, DeviceActivity>,
@@ -152,7 +154,7 @@ impl Metrics {
     }
 
     /// Returns the number of running and waiting requests.
-    pub fn active(&self) -> u64 {
+    pub fn active_requests(&self) -> u64 {
         u64::try_from(self.active.get()).unwrap_or(0)
     }
 
@@ -211,8 +213,8 @@ impl Metrics {
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             is_up: self.is_ring_up(),
-            active: self.active(),
-            generated: self.tokens.get_or_create(&TokenLabels { kind: "generated" }).get(),
+            active_requests: self.active_requests(),
+            generated_tokens: self.tokens.get_or_create(&TokenLabels { kind: "generated" }).get(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             devices: self.devices().clone(),
         }
@@ -245,14 +247,17 @@ impl ActiveRequest {
         }
     }
 
-    /// Marks the request as finished, with success or failure. A request that is dropped before counts as cancelled.
+    /// Marks the request as finished, whether it succeeded or failed. A request that is dropped unfinished counts as
+    /// cancelled.
     pub fn finish(&mut self) {
         self.is_finished = true;
     }
 
     /// Counts the tokens of a finished request.
-    pub fn record_usage(&self, Usage { prompt, cached, generated }: Usage) {
-        for (kind, count) in [("prompt", prompt), ("cached", cached), ("generated", generated)] {
+    pub fn record_usage(&self, Usage { prompt_tokens, cached_tokens, generated_tokens }: Usage) {
+        for (kind, count) in
+            [("prompt", prompt_tokens), ("cached", cached_tokens), ("generated", generated_tokens)]
+        {
             self.metrics.tokens.get_or_create(&TokenLabels { kind }).inc_by(u64::from(count));
         }
     }
@@ -279,7 +284,7 @@ mod tests {
         let mut finished = metrics.start_request();
         finished.record_text();
         finished.finish();
-        finished.record_usage(Usage { prompt: 3, cached: 1, generated: 2 });
+        finished.record_usage(Usage { prompt_tokens: 3, cached_tokens: 1, generated_tokens: 2 });
         drop(finished);
         drop(metrics.start_request());
         metrics.record_device("a \"b\"", &[], &[]);
@@ -297,6 +302,6 @@ mod tests {
         ] {
             assert!(encoded.lines().any(|found| found == line), "no line `{line}` in\n{encoded}");
         }
-        assert_eq!(metrics.snapshot().generated, 2);
+        assert_eq!(metrics.snapshot().generated_tokens, 2);
     }
 }

@@ -117,7 +117,7 @@ pub struct GenerationParams {
     /// Maximum number of generated tokens; `None` generates until the context is full.
     pub max_tokens: Option<u32>,
     pub sampler: SamplerOptions,
-    pub stop: Vec<String>,
+    pub stop_strings: Vec<String>,
     /// Whether the response is streamed.
     pub stream: bool,
     /// Whether a streamed response ends with its token usage.
@@ -204,7 +204,7 @@ impl CommonFields {
         Ok(GenerationParams {
             max_tokens,
             sampler,
-            stop,
+            stop_strings: stop,
             stream: self.stream.unwrap_or(false),
             include_usage,
         })
@@ -269,7 +269,10 @@ mod tests {
             .common
             .params(7)
             .expect("fine");
-        assert_eq!((params.max_tokens, params.sampler.seed, params.stop.len()), (Some(5), u64::MAX, 2));
+        assert_eq!(
+            (params.max_tokens, params.sampler.seed, params.stop_strings.len()),
+            (Some(5), u64::MAX, 2)
+        );
         assert!(params.stream && params.include_usage);
     }
 

@@ -112,10 +112,10 @@ impl ResponseHeader {
 
 fn usage_object(usage: Usage) -> Value {
     json!({
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.generated,
-        "total_tokens": usage.prompt + usage.generated,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.generated_tokens,
+        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     })
 }
 

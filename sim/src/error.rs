@@ -2,7 +2,7 @@
 //!
 //! A device that runs out of memory is not an error but an outcome of the run, which the trace records.
 
-use hearth_core::cluster::UnreachablePeer;
+use hearth_core::cluster::UnreachableReceiver;
 use hearth_core::memory::draft::DraftError;
 use hearth_core::schedule::{GenerationError, ScheduleError};
 use hearth_profiles::{DocumentError, Seconds};
@@ -12,7 +12,7 @@ use hearth_profiles::{DocumentError, Seconds};
 pub enum SimError {
     /// The plan contradicts itself.
     #[error("the plan is invalid: {0}")]
-    Plan(#[from] DocumentError),
+    InvalidPlan(#[from] DocumentError),
     /// The plan names a device that the scenario does not have.
     #[error(
         "plan devices[{place}] is `{name}`, but the scenario has no such device; make a new plan from this \
@@ -33,13 +33,13 @@ pub enum SimError {
     NoGpu { place: usize, name: String, layers: u32, missing: &'static str },
     /// A chunk size that the page cache does not support.
     #[error("the chunk size is {bytes} bytes; it must be from 128 KiB to 8 MiB")]
-    Chunk { bytes: u64 },
+    UnsupportedChunkSize { bytes: u64 },
     /// A stream buffer so small that the model has too many pieces.
     #[error(
         "plan devices[{place}] streams the model in pieces of {bytes} bytes, which are too many pieces; set \
          a larger `stream_buffer`"
     )]
-    Pieces { place: usize, bytes: u64 },
+    TooManyPieces { place: usize, bytes: u64 },
     /// Events for a plan that the executor cannot run: tensor-parallel, or with pinned weights.
     #[error(
         "events can be simulated only for plans that the executor can run, and {why}; or remove the \
@@ -57,19 +57,19 @@ pub enum SimError {
         "an event swaps out memory of `{device}`, but its page cache (`memory.page_cache`) already swaps \
          automatically; remove the event, or choose a page cache that does not swap, such as `two-list`"
     )]
-    SwapsItself { device: String },
+    AutomaticSwap { device: String },
     /// The run takes longer than the simulator's limit.
     #[error(
         "the simulated run has taken {at} for {tokens} tokens and is not complete; a rate of a device or a \
          link is far too small"
     )]
-    TooLong { tokens: u32, at: Seconds },
+    RunTooLong { tokens: u32, at: Seconds },
     /// Every device waits for another: a defect of the simulator.
     #[error("the simulated ring is deadlocked after {tokens} tokens, at {at}")]
     Deadlock { tokens: u32, at: Seconds },
     /// The plan sends between two devices that cannot reach each other.
     #[error(transparent)]
-    UnreachablePeer(#[from] UnreachablePeer),
+    UnreachableReceiver(#[from] UnreachableReceiver),
     /// Plan and scenario differ in their draft models or sequences.
     #[error(transparent)]
     Draft(#[from] DraftError),

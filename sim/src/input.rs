@@ -32,9 +32,9 @@ pub struct Input<'a> {
 pub struct Options {
     /// Chunk size of the page cache, except on devices with managed residency. A smaller size is slower to simulate
     /// and closer to the kernel.
-    pub chunk: Bytes,
+    pub chunk_size: Bytes,
     /// Whether the page cache starts in the state in which earlier tokens would have left it.
-    pub warm: bool,
+    pub warm_start: bool,
     /// Whether to run plans that need more memory than the devices have.
     pub ignore_memory: bool,
     /// Maximum memory of a device's process beyond what its profile states; the seed determines the actual amount. If
@@ -49,8 +49,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            chunk: Bytes(CHUNK_BYTES),
-            warm: false,
+            chunk_size: Bytes(CHUNK_BYTES),
+            warm_start: false,
             ignore_memory: false,
             process_spread: Bytes::ZERO,
             rows_read_around: false,
@@ -86,8 +86,8 @@ impl Run {
 pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
-    if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk.0) {
-        return Err(SimError::Chunk { bytes: input.options.chunk.0 });
+    if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk_size.0) {
+        return Err(SimError::UnsupportedChunkSize { bytes: input.options.chunk_size.0 });
     }
     let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;
     let same_file = plan
@@ -113,9 +113,9 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
             return Err(SimError::NoGpu { place, name, layers: planned.gpu_layers, missing });
         }
         let residency = planned.residency;
-        let piece = residency.piece().0.max(1);
+        let piece = residency.piece_bytes().0.max(1);
         if residency.policy == Residency::Managed && cluster.model.total_bytes().0 / piece > MAX_PIECES {
-            return Err(SimError::Pieces { place, bytes: piece });
+            return Err(SimError::TooManyPieces { place, bytes: piece });
         }
         devices.push(&member.device);
     }
@@ -123,24 +123,24 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         tensor.validate_cover(plan, &cluster.model.shape)?;
     }
     cluster.links.check_plan(plan)?;
-    draft::check(plan, cluster)?;
+    draft::check_plan(plan, cluster)?;
     Ok(devices)
 }
 
 /// Checks that the events can be simulated with this plan and these devices.
 pub fn check_events(input: &Input, disturbances: &Disturbances) -> Result<(), SimError> {
-    if let Some(why) = input.plan.only_simulated().filter(|_| !disturbances.events.is_empty()) {
+    if let Some(why) = input.plan.simulation_only_reason().filter(|_| !disturbances.events.is_empty()) {
         return Err(SimError::EventsWithoutRing { why });
     }
     for event in disturbances.events {
         let (Some(Change::Swap(_)), Some(name)) = (event.change(), &event.device) else { continue };
         let memory = input.cluster.member(name).map(|member| &member.device.memory);
-        if memory.is_none_or(|memory| memory.obtainable() == memory.available.value) {
+        if memory.is_none_or(|memory| memory.obtainable_bytes() == memory.available.value) {
             return Err(SimError::NoSwap { device: name.clone() });
         }
         let swaps_itself = [PageCachePolicy::Android, PageCachePolicy::Macos, PageCachePolicy::MacosMetal];
         if memory.is_some_and(|memory| swaps_itself.contains(&memory.page_cache)) {
-            return Err(SimError::SwapsItself { device: name.clone() });
+            return Err(SimError::AutomaticSwap { device: name.clone() });
         }
     }
     Ok(())

@@ -18,9 +18,9 @@
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
 
-/// The weight format. ML Drift paper, section 4.2; the scale of each channel is not counted.
+/// The format of the weights (ML Drift paper, section 4.2). The scale of each channel is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weights {
+pub enum WeightFormat {
     /// Eight bits for all weights.
     Q8,
     /// Eight bits in attention, four bits in the feed-forward block and the embedding (8/4/4).
@@ -31,15 +31,15 @@ pub enum Weights {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MobileGpu {
     /// Arithmetic rate, F.
-    pub compute: FlopsPerSecond,
+    pub arithmetic_rate: FlopsPerSecond,
     /// Bandwidth of reading weights and key-value cache, BW.
     pub bandwidth: BytesPerSecond,
 }
 
 /// Measured speeds of one model in tokens per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Measured {
-    pub weights: Weights,
+pub struct MeasuredSpeeds {
+    pub weights: WeightFormat,
     pub prefill: f64,
     pub decode: f64,
 }
@@ -58,16 +58,16 @@ fn weight_counts(shape: &ModelShape) -> WeightCounts {
     WeightCounts {
         attention: layers * wide * (rows + mixed),
         feed_forward: layers * 3.0 * wide * f64::from(shape.feed_forward),
-        embedding: f64::from(shape.vocabulary) * wide,
+        embedding: f64::from(shape.vocab_size) * wide,
     }
 }
 
 /// Returns W, the bytes of weights that are read for a token.
-pub fn weight_bytes(shape: &ModelShape, weights: Weights) -> f64 {
+pub fn weight_bytes(shape: &ModelShape, weights: WeightFormat) -> f64 {
     let WeightCounts { attention, feed_forward, embedding } = weight_counts(shape);
     match weights {
-        Weights::Q8 => attention + feed_forward + embedding,
-        Weights::Mixed => attention + 0.5 * (feed_forward + embedding),
+        WeightFormat::Q8 => attention + feed_forward + embedding,
+        WeightFormat::Mixed => attention + 0.5 * (feed_forward + embedding),
     }
 }
 
@@ -85,36 +85,36 @@ fn cache_bytes(shape: &ModelShape, position: u32) -> f64 {
 }
 
 impl MobileGpu {
-    /// Returns the GPU that fits measured speeds with a prompt of `prompt` tokens and a mean position of `position`
-    /// in decoding. Both rates are geometric means over the measurements, because speeds are ratios. `None` without a
-    /// measurement.
-    pub fn fitted(
+    /// Fits the rates of a GPU to measured speeds with a prompt of `prompt` tokens and a mean position of `position`
+    /// in decoding. Both rates are geometric means over the measurements, because speeds are ratios. Returns `None`
+    /// without a measurement.
+    pub fn fit(
         shape: &ModelShape,
-        measured: &[Measured],
+        measured: &[MeasuredSpeeds],
         prompt: u32,
         position: u32,
     ) -> Option<MobileGpu> {
-        let mean = |of: &dyn Fn(&Measured) -> f64| {
+        let mean = |of: &dyn Fn(&MeasuredSpeeds) -> f64| {
             let logarithms: f64 = measured.iter().map(|one| of(one).ln()).sum();
             Some((logarithms / measured.len() as f64).exp()).filter(|mean| mean.is_finite())
         };
-        let compute = |one: &Measured| prefill_flops(shape, prompt).0 * one.prefill / f64::from(prompt);
-        let bytes = |one: &Measured| weight_bytes(shape, one.weights) + cache_bytes(shape, position);
+        let compute = |one: &MeasuredSpeeds| prefill_flops(shape, prompt).0 * one.prefill / f64::from(prompt);
+        let bytes = |one: &MeasuredSpeeds| weight_bytes(shape, one.weights) + cache_bytes(shape, position);
         Some(MobileGpu {
-            compute: FlopsPerSecond(mean(&compute)?),
+            arithmetic_rate: FlopsPerSecond(mean(&compute)?),
             bandwidth: BytesPerSecond(mean(&|one| bytes(one) * one.decode)?),
         })
     }
 
     /// Returns the prefill speed in tokens per second.
-    pub fn prefill(&self, shape: &ModelShape, weights: Weights, prompt: u32) -> f64 {
-        let work = prefill_flops(shape, prompt).0 / self.compute.0;
+    pub fn prefill_speed(&self, shape: &ModelShape, weights: WeightFormat, prompt: u32) -> f64 {
+        let work = prefill_flops(shape, prompt).0 / self.arithmetic_rate.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;
         f64::from(prompt) / work.max(reading)
     }
 
     /// Returns the decode speed at a position in tokens per second.
-    pub fn decode(&self, shape: &ModelShape, weights: Weights, position: u32) -> f64 {
+    pub fn decode_speed(&self, shape: &ModelShape, weights: WeightFormat, position: u32) -> f64 {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }
 }

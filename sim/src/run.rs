@@ -23,7 +23,8 @@ pub fn simulate_with_disturbances(input: &Input, disturbances: &Disturbances) ->
     if let Some(tensor) = input.plan.kind.tensor() {
         return Ok(Run::undisturbed(tensor::simulate(input, tensor, &devices, header)?));
     }
-    let memories = devices.iter().enumerate().map(|(place, device)| setup::budget(input, place, device));
+    let memories =
+        devices.iter().enumerate().map(|(place, device)| setup::device_memory(input, place, device));
     let memories: Vec<Option<DeviceMemory>> = memories.collect();
     let drafts_fit = memories.iter().all(Option::is_some);
     let memories: Vec<DeviceMemory> = memories.into_iter().flatten().collect();
@@ -31,11 +32,11 @@ pub fn simulate_with_disturbances(input: &Input, disturbances: &Disturbances) ->
     if short || !drafts_fit {
         // The passes that do not depend on the acceptance of drafts.
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
-        let pins = input.plan.only_simulated().is_some();
+        let pins = input.plan.simulation_only_reason().is_some();
         let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable);
         let shortages = memories.iter().flat_map(|memory| memory.shortages.clone()).collect();
         return Ok(Run {
-            trace: trace::out_of_memory(header, passes, unreclaimable, shortages),
+            trace: trace::out_of_memory_trace(header, passes, unreclaimable, shortages),
             plans: vec![],
             unreached_events: (0..disturbances.events.len()).collect(),
         });

@@ -11,8 +11,8 @@
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::Generation;
-use hearth_core::soc::sync::Wait;
-use hearth_core::soc::{Chip, SyncInterval};
+use hearth_core::soc::sync::KernelWait;
+use hearth_core::soc::{SocLatencyModel, SyncInterval};
 use hearth_profiles::device::{Device, Soc};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
@@ -40,7 +40,7 @@ pub fn standalone_soc<'a>(
     let plan = input.plan;
     let is_alone = plan.devices.len() == 1 && disturbances.events.is_empty();
     let is_in_memory =
-        input.options.warm && (input.options.ignore_memory || memory.weights <= memory.weight_cache);
+        input.options.warm_start && (input.options.ignore_memory || memory.weights <= memory.weight_cache);
     let is_plain = !plan.devices[0].residency.is_pinned() && plan.kind.is_ring();
     device.soc.as_ref().filter(|_| is_alone && is_in_memory && is_plain)
 }
@@ -64,15 +64,15 @@ pub fn simulate(
 ) -> Result<Trace, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     let kv_element = Bytes(plan.kv_cache.element_bytes());
-    let chip = Chip::new(soc, &cluster.model, kv_element);
-    let workload = with_graph_batches(&cluster.workload, chip.largest_graph());
+    let latency_model = SocLatencyModel::new(soc, &cluster.model, kv_element);
+    let workload = with_graph_batches(&cluster.workload, latency_model.largest_graph());
     let drafter = plan.draft.as_ref().zip(cluster.draft.as_ref());
     let mut run = SocSimulation {
         layers: cluster.model.shape.layers.0,
         bytes: cluster.model.layers_bytes(),
-        work: ComputeCost::in_main_memory(device, &cluster.model, kv_element),
-        chip,
-        sleep: soc.synchronisation.sleep.value,
+        work: ComputeCost::for_main_memory(device, &cluster.model, kv_element),
+        latency_model,
+        sleep: soc.synchronisation.min_sleep.value,
         drafter: drafter.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
         engine: Engine::new(),
         records: Vec::new(),
@@ -81,17 +81,17 @@ pub fn simulate(
     let acceptance = Acceptance::new(cluster.seed, &workload);
     let mut generation = Generation::new(&workload);
     let (mut passes, mut readings, mut tokens) = (Vec::new(), Vec::new(), 0);
-    while let Some(pass) = generation.begin() {
+    while let Some(pass) = generation.begin_pass() {
         passes.push(pass);
         let at = run.pass(pass);
         if at > MAX_SIM_TIME {
-            return Err(SimError::TooLong { tokens, at: Seconds::from_nanos(at) });
+            return Err(SimError::RunTooLong { tokens, at: Seconds::from_nanos(at) });
         }
         if !pass.output {
             continue;
         }
-        let accepted = acceptance.accepted(pass);
-        tokens += generation.output(pass.index, accepted)?;
+        let accepted = acceptance.accepted_drafts(pass);
+        tokens += generation.complete_pass(pass.index, accepted)?;
         let counters = [
             (Counter::BytesRead, 0),
             (Counter::Resident, cluster.model.total_bytes().0),
@@ -119,7 +119,7 @@ struct SocSimulation<'a> {
     /// Weight bytes of all layers.
     bytes: Bytes,
     work: ComputeCost<'a>,
-    chip: Chip<'a>,
+    latency_model: SocLatencyModel<'a>,
     /// Shortest sleep of a CPU thread.
     sleep: Seconds,
     drafter: Option<Drafter<'a>>,
@@ -137,11 +137,11 @@ impl SocSimulation<'_> {
             let resource = if processor == Processor::Gpu { Resource::Gpu } else { Resource::Cpu };
             self.step(Kind::Draft, resource, pass, time);
         }
-        let embed = self.work.embed(pass.tokens);
+        let embed = self.work.embed_time(pass.tokens);
         self.step(Kind::Embed, Resource::Cpu, pass, embed);
-        let forward = self.chip.forward(pass);
-        if forward.preparation.0 > 0.0 {
-            self.step(Kind::Prepare, Resource::Cpu, pass, forward.preparation);
+        let forward = self.latency_model.forward_cost(pass);
+        if forward.preparation_time.0 > 0.0 {
+            self.step(Kind::Prepare, Resource::Cpu, pass, forward.preparation_time);
         }
         let compute = Record {
             layers: Some([0, self.layers]),
@@ -149,14 +149,14 @@ impl SocSimulation<'_> {
             ..start_record(0, Resource::Gpu, Kind::Compute, (pass.index, 0), self.engine.now())
         };
         for layer in 0..self.layers {
-            for (index, interval) in (0..).zip(&forward.layer) {
+            for (index, interval) in (0..).zip(&forward.layer_intervals) {
                 self.run_interval(interval, pass, index, Some([layer, layer + 1]));
             }
         }
         self.records.push(Record { end: self.engine.now(), ..compute });
         if pass.output {
             let output = start_record(0, Resource::Gpu, Kind::Output, (pass.index, 1), self.engine.now());
-            self.run_interval(&forward.head, pass, forward.layer.len() as u32, None);
+            self.run_interval(&forward.output_interval, pass, forward.layer_intervals.len() as u32, None);
             self.records.push(Record { end: self.engine.now(), ..output });
         }
         self.engine.now()
@@ -178,7 +178,7 @@ impl SocSimulation<'_> {
         for processor in [Event::Gpu, Event::Npu] {
             self.begin_kernel(interval, processor, next[lane(processor)]);
         }
-        while next != [interval.gpu.len(), interval.npu.len()] {
+        while next != [interval.gpu_times.len(), interval.npu_times.len()] {
             let Some(event) = self.engine.next_event() else { break };
             let (at, kernels) = (&mut next[lane(event)], kernels(interval, event));
             let (end, time) = (self.engine.now(), Seconds(kernels[*at]).to_nanos());
@@ -190,11 +190,11 @@ impl SocSimulation<'_> {
             self.push_detail(Record { end, layers, ..record });
             self.begin_kernel(interval, event, at);
         }
-        if interval.events > 0 {
-            let (waited, events) = (self.engine.now() - begin, Seconds(interval.waiting).to_nanos());
+        if interval.event_count > 0 {
+            let (waited, events) = (self.engine.now() - begin, Seconds(interval.event_time).to_nanos());
             self.run_cpu(events);
-            let wait = Wait::until(Seconds::from_nanos(waited), self.sleep);
-            let cost = Some(Cost { cpu: wait.polled.to_nanos(), copy: events, ..Cost::default() });
+            let wait = KernelWait::for_kernel(Seconds::from_nanos(waited), self.sleep);
+            let cost = Some(Cost { cpu: wait.poll_time.to_nanos(), copy: events, ..Cost::default() });
             let record = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begin);
             self.push_detail(Record { end: self.engine.now(), cost, layers, ..record });
         }
@@ -226,5 +226,5 @@ fn lane(processor: Event) -> usize {
 }
 
 fn kernels(interval: &SyncInterval, processor: Event) -> &[f64] {
-    if processor == Event::Gpu { &interval.gpu } else { &interval.npu }
+    if processor == Event::Gpu { &interval.gpu_times } else { &interval.npu_times }
 }

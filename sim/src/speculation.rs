@@ -65,24 +65,26 @@ impl<'a> Drafter<'a> {
     }
 
     fn pass(&self, first_position: u32, tokens: u32, output: bool) -> Seconds {
-        let pass = Pass::plain(0, first_position, tokens, output);
+        let pass = Pass::new(0, first_position, tokens, output);
         let gpu = self.device.gpu.as_ref().filter(|_| self.processor == Processor::Gpu);
         let (work, fixed, copies) = if let Some(gpu) = gpu {
             let ids = gpu.upload.time(ELEMENT_BYTES * u64::from(tokens));
-            let logits = ELEMENT_BYTES * u64::from(self.model.shape.vocabulary) * u64::from(pass.outputs());
+            let logits =
+                ELEMENT_BYTES * u64::from(self.model.shape.vocab_size) * u64::from(pass.output_count());
             let copies = if gpu.unified_memory { Seconds(0.0) } else { ids + gpu.download.time(logits) };
-            (ComputeCost::on_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
+            (ComputeCost::for_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
         } else {
             let cpu = &self.device.cpu;
             (
-                ComputeCost::in_main_memory(self.device, self.model, self.kv_element),
+                ComputeCost::for_main_memory(self.device, self.model, self.kv_element),
                 &cpu.window_overhead,
                 Seconds(0.0),
             )
         };
-        let layers: Seconds = (0..self.model.layers.len() as u32).map(|layer| work.layer(layer, pass)).sum();
+        let layers: Seconds =
+            (0..self.model.layers.len() as u32).map(|layer| work.layer_time(layer, pass)).sum();
         let fixed = fixed.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-        work.embed(tokens) + layers + work.outputs(pass.outputs()) + fixed + copies
+        work.embed_time(tokens) + layers + work.output_time(pass.output_count()) + fixed + copies
     }
 }
 
@@ -101,7 +103,7 @@ impl Acceptance {
     }
 
     /// Returns how many of a pass's drafts are accepted.
-    pub fn accepted(&self, pass: Pass) -> u32 {
+    pub fn accepted_drafts(&self, pass: Pass) -> u32 {
         let is_accepted = |&draft: &u32| {
             let position = u64::from(pass.first_position + draft);
             random::draw(self.seed, Purpose::Acceptance, pass.sequence, position) < self.probability
@@ -126,8 +128,8 @@ mod tests {
     fn rejected_drafts_are_processed_again() {
         let (device, model) = (shipped("d3").expect("shipped"), model::shipped("1b").expect("shipped"));
         let mut drafter = Drafter::new(&device, &model, Bytes(2), Processor::Cpu);
-        let step = |first, drafted| Pass { drafted, ..Pass::plain(0, first, drafted + 1, true) };
-        let prompt = drafter.time(Pass::plain(0, 0, 8, true)).0;
+        let step = |first, drafted| Pass { drafted, ..Pass::new(0, first, drafted + 1, true) };
+        let prompt = drafter.time(Pass::new(0, 0, 8, true)).0;
         assert!((prompt - drafter.pass(0, 8, false).0).abs() < 1e-15);
         // The token at 8 and the drafts at 9 and 10 are processed; the draft at 11 is generated and not processed.
         let expected: f64 = (8..11).map(|position| one(&drafter, position)).sum();
@@ -138,7 +140,7 @@ mod tests {
         let both = drafter.pass(11, 2, true).0;
         assert!((drafter.time(step(12, 1)).0 - both).abs() < 1e-15);
         // Another sequence starts with an empty cache.
-        let other = Pass { sequence: 1, ..Pass::plain(0, 0, 8, true) };
+        let other = Pass { sequence: 1, ..Pass::new(0, 0, 8, true) };
         assert!((drafter.time(other).0 - prompt).abs() < 1e-15);
     }
 }

@@ -9,7 +9,7 @@ use hearth_schema::trace::{
 
 use crate::engine::Nanos;
 use crate::input::Input;
-use crate::page_cache::for_device::unvalidated;
+use crate::page_cache::for_device::unvalidated_parts;
 
 /// The records and readings of a run so far.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ pub fn record_steps(
 
 /// Returns the trace of a plan that does not fit in memory: the shortages, and the unreclaimable memory of each
 /// device.
-pub fn out_of_memory(
+pub fn out_of_memory_trace(
     header: Header,
     passes: Vec<Pass>,
     unreclaimable: impl Iterator<Item = Bytes>,
@@ -91,7 +91,7 @@ pub fn header(input: &Input, devices: &[&Device]) -> Header {
         schema: Trace::SCHEMA.into(),
         origin: Origin::Simulated,
         scenario: input.plan.scenario.name.clone(),
-        plan: input.plan.digest(),
+        plan_digest: input.plan.digest(),
         model: input.plan.model.name.clone(),
         kind: input.plan.kind.parallelism(),
         seed: input.cluster.seed,
@@ -103,10 +103,10 @@ pub fn header(input: &Input, devices: &[&Device]) -> Header {
 pub fn traced_device(name: &str, device: &Device) -> TracedDevice {
     TracedDevice {
         name: name.to_owned(),
-        profile: Some(hearth_schema::digest::of(&device.to_yaml())),
+        profile_digest: Some(hearth_schema::digest::of_text(&device.to_yaml())),
         memory_total: device.memory.total.value.0,
         kernel: None,
-        unvalidated: unvalidated(device),
+        unvalidated: unvalidated_parts(device),
         policy: Some(device.memory.page_cache),
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use super::{PLANNING, Planning};
+use super::{PLANNING_FLAGS, PlanningArgs};
 
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["scenario", "suite", "random"])))]
@@ -12,10 +12,10 @@ pub struct LabArgs {
     /// The scenario file.
     pub scenario: Option<PathBuf>,
     /// Read the plan from FILE instead of planning.
-    #[arg(long, value_name = "FILE", conflicts_with_all = PLANNING, requires = "scenario")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = PLANNING_FLAGS, requires = "scenario")]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
-    pub planning: Planning,
+    pub planning: PlanningArgs,
     /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
@@ -29,10 +29,10 @@ pub struct LabArgs {
     #[arg(long, value_name = "FOLDER")]
     pub scratch: Option<PathBuf>,
     /// Run every scenario in FOLDER and report the accuracy of the predictions.
-    #[arg(long, value_name = "FOLDER", requires = "output", conflicts_with_all = PLANNING)]
+    #[arg(long, value_name = "FOLDER", requires = "output", conflicts_with_all = PLANNING_FLAGS)]
     pub suite: Option<PathBuf>,
     /// Generate this many random scenarios, write them to the output folder, and run them as a suite.
-    #[arg(long, value_name = "N", requires = "output", conflicts_with_all = PLANNING, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", requires = "output", conflicts_with_all = PLANNING_FLAGS, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub random: Option<u32>,
     /// Set the seed of --random.
     #[arg(long, default_value_t = 1, requires = "random")]

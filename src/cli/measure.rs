@@ -72,12 +72,12 @@ pub struct BenchArgs {
     pub repeats: u32,
     /// Run llama.cpp with this Python, which needs the package llama-cpp-python; `llama.cpp` means `python3`, `none`
     /// skips llama.cpp.
-    #[arg(long, default_value = "llama.cpp", value_name = "PYTHON")]
-    pub peer: String,
+    #[arg(long = "peer", default_value = "llama.cpp", value_name = "PYTHON")]
+    pub llama_cpp_python: String,
     /// Stop a run after this many seconds.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: u64,
-    /// Run this engine once and print the result as JSON.
+    /// Measure only hearth, once, and print the result as JSON.
     #[arg(long, hide = true)]
     pub once: bool,
 }

@@ -12,8 +12,8 @@ use hearth_workflow::{Budget, Overrides, Progress};
 /// source: assumed, an acceptable waiting time
 const REFINE_SECONDS: u64 = 30;
 
-/// Names of the flags of [`Planning`], which conflict with `--plan`.
-pub(super) const PLANNING: [&str; 13] = [
+/// Names of the flags of [`PlanningArgs`], which conflict with `--plan`.
+pub(super) const PLANNING_FLAGS: [&str; 13] = [
     "strategy",
     "rounds",
     "windows",
@@ -31,7 +31,7 @@ pub(super) const PLANNING: [&str; 13] = [
 
 /// The planning flags, which override the scenario.
 #[derive(Debug, Clone, Args)]
-pub struct Planning {
+pub struct PlanningArgs {
     /// Plan with this strategy: overlap (default), exact, halda, halda-shipped, single, mem, mem-total, perf,
     /// edgeshard, lingualinked, even, manual or exhaustive. `refine` improves the plan of overlap (or manual) by
     /// simulating similar plans. The plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti,
@@ -66,7 +66,7 @@ pub struct Planning {
     /// Set the residency policy of every device. By default `overlap` chooses one for each device, and other
     /// strategies use `os`.
     #[arg(long, value_enum)]
-    pub residency: Option<Policy>,
+    pub residency: Option<ResidencyPolicy>,
     /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap`
     /// chooses it, and other strategies use 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
@@ -94,7 +94,7 @@ pub enum Order {
 
 /// A residency policy.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Policy {
+pub enum ResidencyPolicy {
     /// Page cache of the operating system, with `madvise` for the next window.
     Os,
     /// Page cache of the operating system; the next window is read ahead.
@@ -103,7 +103,7 @@ pub enum Policy {
     Managed,
 }
 
-impl Planning {
+impl PlanningArgs {
     pub fn overrides(&self) -> Overrides {
         Overrides {
             strategy: self.strategy.clone(),
@@ -117,9 +117,9 @@ impl Planning {
                 Order::Best => RingOrder::Best,
             }),
             residency: self.residency.map(|policy| match policy {
-                Policy::Os => Residency::Os,
-                Policy::Windowed => Residency::Windowed,
-                Policy::Managed => Residency::Managed,
+                ResidencyPolicy::Os => Residency::Os,
+                ResidencyPolicy::Windowed => Residency::Windowed,
+                ResidencyPolicy::Managed => Residency::Managed,
             }),
             stream_buffer: self.stream_buffer,
             weights_as: self.weights_as,
@@ -129,7 +129,7 @@ impl Planning {
 
     /// Returns the search budget of `refine`.
     pub fn budget<'p>(&self, progress: &'p dyn Progress) -> Budget<'p> {
-        Budget { seconds: self.refine_seconds, evaluations: self.refine_evaluations, progress }
+        Budget { max_seconds: self.refine_seconds, max_evaluations: self.refine_evaluations, progress }
     }
 }
 
@@ -137,10 +137,10 @@ impl Planning {
 #[derive(Debug, Clone, Args)]
 pub struct PlanSource {
     /// Read the plan from FILE instead of planning.
-    #[arg(long, value_name = "FILE", conflicts_with_all = PLANNING)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = PLANNING_FLAGS)]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
-    pub planning: Planning,
+    pub planning: PlanningArgs,
 }
 
 #[derive(Debug, Args)]
@@ -148,7 +148,7 @@ pub struct PlanArgs {
     /// The scenario file.
     pub scenario: PathBuf,
     #[command(flatten)]
-    pub planning: Planning,
+    pub planning: PlanningArgs,
     /// Compare all strategies, except `exhaustive` and those of other systems, by a short simulation of their plans.
     /// No plan is written.
     #[arg(long, conflicts_with_all = ["output", "strategy"])]
@@ -197,7 +197,7 @@ pub struct WhatifArgs {
     /// The scenario file.
     pub scenario: PathBuf,
     #[command(flatten)]
-    pub planning: Planning,
+    pub planning: PlanningArgs,
     /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,

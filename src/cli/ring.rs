@@ -80,7 +80,7 @@ pub struct ServeArgs {
     /// Read the model from this GGUF file on this device, the head.
     #[arg(long, value_name = "GGUF")]
     pub model: PathBuf,
-    /// Listen for HTTP requests at this address; port 0 selects a free port. An address that other machines can reach
+    /// Listen for HTTP requests on this address; port 0 selects a free port. An address that other machines can reach
     /// requires a token.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = own_address)]
     pub listen: SocketAddr,
@@ -106,7 +106,7 @@ fn own_address(text: &str) -> Result<SocketAddr, String> {
 
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// Listen at this address; port 0 selects a free port. An address that other machines can reach requires a key.
+    /// Listen on this address; port 0 selects a free port. An address that other machines can reach requires a key.
     #[arg(long, value_name = "HOST:PORT", value_parser = address::parse)]
     pub listen: String,
     /// Read the model from this GGUF file.

@@ -72,18 +72,20 @@ pub struct MergeArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     /// The number of the shard, from 1.
-    pub part: usize,
+    pub number: usize,
     /// The number of shards.
-    pub of: usize,
+    pub count: usize,
 }
 
 impl FromStr for Shard {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let numbers = text.split_once('/').map(|(part, of)| (part.parse().ok(), of.parse().ok()));
+        let numbers = text.split_once('/').map(|(number, count)| (number.parse().ok(), count.parse().ok()));
         match numbers {
-            Some((Some(part), Some(of))) if 1 <= part && part <= of => Ok(Shard { part, of }),
+            Some((Some(number), Some(count))) if 1 <= number && number <= count => {
+                Ok(Shard { number, count })
+            }
             _ => Err("write I/N with 1 <= I <= N, such as 2/8".to_owned()),
         }
     }

@@ -24,10 +24,10 @@ use crate::output::say;
 use crate::progress;
 
 /// Python script that measures llama.cpp.
-const PEER_SCRIPT: &str = include_str!("bench/llama_cpp.py");
-/// Default of `--peer`, and the Python that it stands for.
-const DEFAULT_PEER: (&str, &str) = ("llama.cpp", "python3");
-/// Exit code of [`PEER_SCRIPT`] if the package is missing.
+const LLAMA_CPP_SCRIPT: &str = include_str!("bench/llama_cpp.py");
+/// The default of `--peer`, and the Python program that it stands for.
+const DEFAULT_PYTHON: (&str, &str) = ("llama.cpp", "python3");
+/// Exit code of [`LLAMA_CPP_SCRIPT`] if the package is missing.
 const MISSING_PACKAGE: i32 = 77;
 /// Time between two checks whether an engine has exited. source: assumed, short compared to a run
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -95,7 +95,8 @@ fn share_of_reading(hearth: &Speed, tokens_per_s: f64) -> Option<f64> {
 pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     if args.once {
         let threads = args.threads.first().map_or(1, |&threads| threads as usize);
-        let options = SpeedOptions { threads, prompts: args.prompts.clone(), tokens: args.tokens };
+        let options =
+            SpeedOptions { threads, prompt_lengths: args.prompts.clone(), decode_tokens: args.tokens };
         print_json(&measure(&args.model, &options)?)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -104,16 +105,17 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         Weights::open(&args.model)?.parts().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
-    let bar = progress::count("runs", u64::from(args.repeats) * threads.len() as u64);
-    let (mut comparisons, mut no_peer) = (Vec::new(), (args.peer == "none").then(String::new));
+    let bar = progress::item_bar("runs", u64::from(args.repeats) * threads.len() as u64);
+    let (mut comparisons, mut no_llama_cpp) =
+        (Vec::new(), (args.llama_cpp_python == "none").then(String::new));
     for &threads in &threads {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..args.repeats {
-            ours.push(run_engine(hearth_command(args, threads)?, args).map_err(Failure::running)?);
-            if no_peer.is_none() {
+            ours.push(run_engine(hearth_command(args, threads)?, args).map_err(Failure::failed)?);
+            if no_llama_cpp.is_none() {
                 match run_engine(llama_cpp_command(args, threads), args) {
                     Ok(run) => theirs.push(run),
-                    Err(why) => no_peer = Some(why),
+                    Err(why) => no_llama_cpp = Some(why),
                 }
             }
             bar.inc(1);
@@ -130,7 +132,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             Ok::<_, Failure>(())
         })?,
     }
-    if let Some(why) = no_peer.filter(|why| !why.is_empty()) {
+    if let Some(why) = no_llama_cpp.filter(|why| !why.is_empty()) {
         tracing::info!("note: some runs of llama.cpp have no result: {why}");
         tracing::info!(
             "hint:  use --peer to select a Python with the package llama-cpp-python, or `--peer none`"
@@ -145,7 +147,7 @@ fn file_bytes(path: &Path) -> Result<u64, Failure> {
 
 /// Returns the command that measures hearth.
 fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
-    let program = std::env::current_exe().map_err(Failure::running)?;
+    let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut command = Command::new(program);
     command.arg("bench").arg(&args.model).arg("--once");
     command.arg("--threads").arg(threads.to_string());
@@ -156,9 +158,10 @@ fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
 
 /// Returns the command that measures llama.cpp.
 fn llama_cpp_command(args: &BenchArgs, threads: u32) -> Command {
-    let python = if args.peer == DEFAULT_PEER.0 { DEFAULT_PEER.1 } else { &args.peer };
+    let python =
+        if args.llama_cpp_python == DEFAULT_PYTHON.0 { DEFAULT_PYTHON.1 } else { &args.llama_cpp_python };
     let mut command = Command::new(python);
-    command.arg("-c").arg(PEER_SCRIPT).arg(&args.model);
+    command.arg("-c").arg(LLAMA_CPP_SCRIPT).arg(&args.model);
     command.arg(threads.to_string()).arg(joined(&args.prompts)).arg(args.tokens.to_string());
     command
 }
@@ -242,28 +245,28 @@ fn median(runs: &[Speed]) -> Option<Speed> {
 
 fn table(comparison: &Comparison) -> String {
     let Comparison { hearth, llama_cpp, threads, file_bytes, .. } = comparison;
-    let peer = llama_cpp.as_ref();
+    let llama_cpp = llama_cpp.as_ref();
     let mut lines = vec![format!(
         "{}, {threads} thread{}, {}",
         comparison.model,
         if *threads == 1 { "" } else { "s" },
         hearth.instructions.as_deref().unwrap_or("")
     )];
-    let heads = if peer.is_some() { ["hearth", "llama.cpp", "ratio"] } else { ["hearth", "", ""] };
+    let heads = if llama_cpp.is_some() { ["hearth", "llama.cpp", "ratio"] } else { ["hearth", "", ""] };
     lines.push(format!("{:<28}{:>10}{:>11}{:>8}", "", heads[0], heads[1], heads[2]));
     let mut row = |name: &str, digits: usize, ours: f64, theirs: Option<f64>, ratio: Option<f64>| {
         let theirs = theirs.map_or(String::new(), |number| format!("{number:.digits$}"));
         let ratio = ratio.map_or(String::new(), |number| format!("{number:.2}"));
         lines.push(format!("{name:<28}{ours:>10.digits$}{theirs:>11}{ratio:>8}").trim_end().to_string());
     };
-    let load = peer.map(|peer| peer.load_s);
+    let load = llama_cpp.map(|speed| speed.load_s);
     row("time to first token, s", 2, hearth.load_s, load, load.map(|load| load / hearth.load_s));
     for (at, prefill) in hearth.prefill.iter().enumerate() {
-        let theirs = peer.and_then(|peer| peer.prefill.get(at)).map(|prefill| prefill.tokens_per_s);
+        let theirs = llama_cpp.and_then(|speed| speed.prefill.get(at)).map(|prefill| prefill.tokens_per_s);
         let name = format!("prefill of {}, tokens/s", prefill.tokens);
         row(&name, 1, prefill.tokens_per_s, theirs, theirs.map(|theirs| prefill.tokens_per_s / theirs));
     }
-    let (ours, theirs) = (hearth.decode_tokens_per_s, peer.map(|peer| peer.decode_tokens_per_s));
+    let (ours, theirs) = (hearth.decode_tokens_per_s, llama_cpp.map(|speed| speed.decode_tokens_per_s));
     row("decode, tokens/s", 2, ours, theirs, theirs.map(|theirs| ours / theirs));
     if let (Some(share), Some(reading)) = (comparison.bandwidth_share, hearth.read_bytes_per_s) {
         let theirs = theirs.and_then(|theirs| share_of_reading(hearth, theirs));
@@ -273,7 +276,7 @@ fn table(comparison: &Comparison) -> String {
     let in_files = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / *file_bytes as f64);
     let mut memory = |name: &str, bytes: fn(&Speed) -> Option<u64>| {
         if let Some(ours) = in_files(bytes(hearth)) {
-            row(name, 3, ours, peer.and_then(|peer| in_files(bytes(peer))), None);
+            row(name, 3, ours, llama_cpp.and_then(|speed| in_files(bytes(speed))), None);
         }
     };
     memory("resident memory / file", |speed| speed.resident_bytes);
@@ -319,7 +322,7 @@ mod tests {
         let table = table(&comparison);
         assert!(table.contains("decode, tokens/s                  3.00       2.00    1.50"), "{table}");
         assert!(table.contains("decode, % of reading                50         33\n"), "{table}");
-        let ratio = comparison.ratio.expect("there is a peer");
+        let ratio = comparison.ratio.expect("a speed of llama.cpp");
         assert_eq!((ratio.decode, ratio.prefill, comparison.bandwidth_share), (1.5, Some(1.5), Some(0.5)));
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use hearth_core::metrics::sequences::SequenceMetrics;
 use hearth_core::metrics::token_times::TokenTimes;
-use hearth_ring::{FailedRequest, Generated, GenerationRequest, Key, RingError, SequenceRequest, Transport};
+use hearth_ring::{
+    FailedRequest, GenerationRequest, GenerationResult, Key, RingError, SequenceRequest, Transport,
+};
 use hearth_runtime::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_workflow::documents::{check_run_outputs, read_plan, write_run};
 use serde::Serialize;
@@ -16,7 +18,7 @@ use super::print_json;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 use crate::gpu;
-use crate::interruption::INTERRUPTED;
+use crate::interruption::EXIT_INTERRUPTED;
 use crate::machine::open_model;
 use crate::output::run::{RunOutput, table};
 use crate::output::{run_events, say};
@@ -51,8 +53,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::from_file_or_env(args.ring.key.as_deref())?;
     let inputs = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
-    let accelerator = gpu::accelerator(args.ring.gpu_weights);
-    let model = Arc::new(open_model(&args.model)?.with_accelerator(accelerator));
+    let backend_factory = gpu::backend_factory(args.ring.gpu_weights);
+    let model = Arc::new(open_model(&args.model)?.with_backend_factory(backend_factory));
     if args.ring.exit_with_stdin {
         crate::ring::exit_with_stdin();
     }
@@ -62,7 +64,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let builder = RingBuilder::new(&args.ring, (plan, sequences), (model, &args.model))?;
     let request = request(args, &builder, prompts, &tokenizer)?;
     request.generation(&builder.plan)?;
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let run = Run {
         builder,
         request,
@@ -75,22 +77,25 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
         run,
     ));
-    // After an interruption the head may still execute a step; the process does not wait for it.
+    // After an interruption the head may still be executing a step; the process does not wait for it.
     runtime.shutdown_background();
     let (generated, error) = match ended {
         Ok(generated) => (Some(generated), None),
-        Err(FailedRequest { error, partial }) => (partial.map(|generated| *generated), Some(error)),
+        Err(FailedRequest { error, partial_result }) => {
+            (partial_result.map(|generated| *generated), Some(error))
+        }
     };
     // Keeps the error for later, so that the output is shown even if the trace cannot be written.
     let written = generated.as_ref().zip(args.trace.as_ref());
     let written = written.map_or(Ok(()), |(output, path)| write_run(path, &output.trace, &output.plans));
-    let has_tokens = |generated: &Generated| generated.sequences.iter().any(|tokens| !tokens.is_empty());
+    let has_tokens =
+        |generated: &GenerationResult| generated.sequences.iter().any(|tokens| !tokens.is_empty());
     if error.is_some() && !json && generated.as_ref().is_some_and(has_tokens) {
         // The streamed tokens do not end with a newline.
         say!("\n");
     }
     // Only the tokens of a single sequence were streamed.
-    let must_show = |generated: &Generated| error.is_none() || json || generated.sequences.len() > 1;
+    let must_show = |generated: &GenerationResult| error.is_none() || json || generated.sequences.len() > 1;
     if let Some(generated) = generated.as_ref().filter(|generated| must_show(generated)) {
         show(generated, &tokenizer, json)?;
     }
@@ -115,12 +120,12 @@ fn request(
         let mut sampler = sampler.for_sequence(number);
         SequenceRequest { prompt, sampler: Box::new(move |logits| sampler.sample(logits)) }
     };
-    let vocabulary = builder.model.weights.shape().vocabulary;
+    let vocabulary = builder.model.weights.shape().vocab_size;
     Ok(GenerationRequest {
         sequences: prompts.into_iter().zip(0..).map(sequence).collect(),
         max_new_tokens: args.tokens,
         micro_batch: builder.micro_batch,
-        draft_tokens: builder.drafts,
+        draft_tokens: builder.draft_tokens,
         stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect(),
         scenario: builder.plan.scenario.name.clone(),
         seed,
@@ -128,7 +133,7 @@ fn request(
 }
 
 /// Describes how far a run got before it failed.
-fn progress(args: &ExecuteArgs, generated: &Generated) -> String {
+fn progress(args: &ExecuteArgs, generated: &GenerationResult) -> String {
     let trace =
         args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
     let tokens: usize = generated.sequences.iter().map(Vec::len).sum();
@@ -136,7 +141,7 @@ fn progress(args: &ExecuteArgs, generated: &Generated) -> String {
     format!("after token {tokens} of {requested}{trace}")
 }
 
-fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
+fn show(generated: &GenerationResult, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
     let mut run = RunOutput::of(&generated.trace);
     let texts = generated.sequences.iter().map(|tokens| tokenizer.decode(tokens));
     if json {
@@ -155,9 +160,9 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
             say!("[{number}] {text}\n");
         }
     }
-    let outputs = TokenTimes::of(&generated.trace);
+    let outputs = TokenTimes::from_trace(&generated.trace);
     let count: usize = generated.sequences.iter().map(Vec::len).sum();
-    let prompts = outputs.prompts(&generated.trace);
+    let prompts = outputs.prompt_tokens(&generated.trace);
     say!(
         "\n\n{prompts} prompt tokens, {count} generated tokens\n{}{}\n",
         table(&run.metrics),
@@ -178,7 +183,7 @@ struct Run {
 }
 
 impl TransportTask for Run {
-    type Output = Result<Generated, FailedRequest>;
+    type Output = Result<GenerationResult, FailedRequest>;
 
     async fn run<T: Transport>(self, transport: T) -> Self::Output {
         let Run { builder, request, tokenizer, print, mark } = self;
@@ -218,7 +223,7 @@ impl TransportTask for Run {
             cancel_handle.cancel();
             // After a second signal the process exits without waiting for the traces of the workers.
             termination_signal().await;
-            std::process::exit(INTERRUPTED);
+            std::process::exit(EXIT_INTERRUPTED);
         });
         let generated = ring.generate(request, move |_, token| {
             let _ = token_tx.send(token);

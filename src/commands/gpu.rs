@@ -85,7 +85,7 @@ mod listing {
         let (opened, cannot_open) = match found.first().map(|_| Gpu::open(CapabilityMask::default())) {
             None => (None, None),
             Some(Ok(gpu)) => (Some(gpu), None),
-            Some(Err(error)) if args.tune => return Err(Failure::running(error)),
+            Some(Err(error)) if args.tune => return Err(Failure::failed(error)),
             Some(Err(error)) => (None, Some(error.to_string())),
         };
         let kernels = match &opened {
@@ -108,7 +108,7 @@ mod listing {
     }
 
     fn adapter(facts: AdapterInfo) -> Adapter {
-        let AdapterInfo { name, kind, interface, driver, capabilities } = facts;
+        let AdapterInfo { name, kind, api: interface, driver, capabilities } = facts;
         Adapter {
             name,
             kind,
@@ -116,7 +116,7 @@ mod listing {
             driver,
             packed_dot: capabilities.packed_dot,
             subgroups: capabilities.subgroups,
-            half: capabilities.half,
+            half: capabilities.shader_f16,
             timestamps: capabilities.timestamps,
             binding_bytes: capabilities.max_binding_bytes,
             shared_bytes: capabilities.workgroup_memory_bytes,
@@ -137,19 +137,19 @@ mod listing {
     }
 
     fn selected_kernels(gpu: &Gpu) -> Kernels {
-        let measured = tuned_kernels::choices().get(gpu);
+        let measured = tuned_kernels::load().get(gpu);
         measured.map_or(kernels(Tiling::DEFAULT, "usual"), |tiling| kernels(tiling, "measured"))
     }
 
     fn tune(gpu: &Gpu) -> Result<Kernels, Failure> {
-        let timed = tuning::measure(gpu).map_err(Failure::running)?;
+        let timed = tuning::measure(gpu).map_err(Failure::failed)?;
         let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
         let micros = |timed: &TimedTiling| (timed.mean_seconds() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
             let what = "the GPU supports too few threads per workgroup for all kernel variants";
-            return Err(Failure::running(what).hint("omit --tune: the default layout needs fewer threads"));
+            return Err(Failure::failed(what).hint("omit --tune: the default layout needs fewer threads"));
         };
-        let mut choices = tuned_kernels::choices();
+        let mut choices = tuned_kernels::load();
         choices.set(gpu, best.tiling);
         if let Some(path) = tuned_kernels::path() {
             if let Some(folder) = path.parent() {
@@ -171,8 +171,8 @@ mod listing {
         for (at, adapter) in list.iter().enumerate() {
             let used = if at == 0 && adapter.cannot_open.is_none() { ", used" } else { "" };
             let yes = |has: bool| if has { "yes" } else { "no" };
-            let lanes = adapter.subgroups.map_or("no".to_owned(), |(least, most)| {
-                if least == most { format!("{least} lanes") } else { format!("{least} to {most} lanes") }
+            let lanes = adapter.subgroups.map_or("no".to_owned(), |(min, max)| {
+                if min == max { format!("{min} lanes") } else { format!("{min} to {max} lanes") }
             });
             let _ = writeln!(text, "{} ({}{used})", adapter.name, adapter.kind);
             let _ = writeln!(text, "  driver          {}, {}", adapter.interface, adapter.driver);
@@ -229,7 +229,7 @@ mod listing {
             let capabilities = Capabilities {
                 packed_dot: true,
                 subgroups: Some((8, 32)),
-                half: false,
+                shader_f16: false,
                 timestamps: false,
                 max_binding_bytes: 1 << 27,
                 max_buffer_bytes: 1 << 28,
@@ -237,8 +237,8 @@ mod listing {
                 max_workgroup_threads: 256,
             };
             let named = |name: &str| {
-                let (interface, driver) = ("vulkan".to_owned(), "a driver".to_owned());
-                adapter(AdapterInfo { name: name.into(), kind: "discrete", interface, driver, capabilities })
+                let (api, driver) = ("vulkan".to_owned(), "a driver".to_owned());
+                adapter(AdapterInfo { name: name.into(), kind: "discrete", api, driver, capabilities })
             };
             let broken = Adapter { cannot_open: Some("the driver is too old".into()), ..named("one") };
             let text = text(&[broken, named("other")]);

@@ -7,16 +7,16 @@ use hearth_workflow::lint;
 
 use super::print_json;
 use crate::cli::{LintArgs, PlanSource};
-use crate::diagnostics::{Failure, INCOMPLETE};
+use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
-use crate::progress::Terminal;
+use crate::progress::TerminalProgress;
 
 pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
     let PlanSource { plan, planning } = &args.source;
     let mut loaded = read_scenario(&args.scenario)?;
     planning.overrides().apply(&mut loaded)?;
-    let progress = Terminal::new();
+    let progress = TerminalProgress::new();
     let findings =
         lint::findings(&loaded, plan.as_deref(), planning.model.as_deref(), planning.budget(&progress))?;
     drop(progress);
@@ -26,7 +26,7 @@ pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}", table(&findings));
     }
     let has_errors = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if has_errors { ExitCode::from(INCOMPLETE) } else { ExitCode::SUCCESS })
+    Ok(if has_errors { ExitCode::from(EXIT_INCOMPLETE) } else { ExitCode::SUCCESS })
 }
 
 fn table(findings: &[Finding]) -> String {

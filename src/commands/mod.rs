@@ -52,7 +52,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
 }
 
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(Failure::running)?;
+    let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
     say!("{text}\n");
     Ok(())
 }

@@ -15,9 +15,9 @@ use super::print_json;
 use crate::cli::PlanArgs;
 use crate::diagnostics::Failure;
 use crate::machine::read_scenario;
-use crate::output::plan::{Device, Summary, table};
+use crate::output::plan::{Device, PlanSummary, table};
 use crate::output::{say, say_stderr};
-use crate::progress::Terminal;
+use crate::progress::TerminalProgress;
 
 /// A row of `--compare` as `--json` prints it.
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     strategy: Option<&'static str>,
     #[serde(flatten)]
-    plan: Option<Summary>,
+    plan: Option<PlanSummary>,
     simulated: Option<PlanScore>,
     /// Whether no other plan is faster in the simulator.
     best: bool,
@@ -39,7 +39,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     check_outputs(&args.output, loaded.files().iter().chain(&args.planning.model))?;
     args.planning.overrides().apply(&mut loaded)?;
     let cluster = loaded.cluster(args.planning.model.as_deref())?;
-    let progress = Terminal::new();
+    let progress = TerminalProgress::new();
     let budget = args.planning.budget(&progress);
     if args.compare {
         let results = compare(&loaded, &cluster, budget);
@@ -54,7 +54,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         None => {}
     }
     if json {
-        print_json(&Summary::of(&plan))?;
+        print_json(&PlanSummary::of(&plan))?;
     } else if args.output.is_some() {
         say!("{}", table(&plan));
     } else {
@@ -67,10 +67,10 @@ fn show_comparison(results: Vec<StrategyResult>, json: bool) -> Result<ExitCode,
     if json {
         let row = |result: StrategyResult| Row {
             strategy: result.plan.is_none().then_some(result.strategy),
-            plan: result.plan.as_ref().map(Summary::of),
+            plan: result.plan.as_ref().map(PlanSummary::of),
             simulated: result.score,
-            best: result.best,
-            refused: result.refused,
+            best: result.is_best,
+            refused: result.refusal_reason,
         };
         print_json(&results.into_iter().map(row).collect::<Vec<_>>())?;
     } else {
@@ -89,9 +89,9 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
         "strategy", "expected", "simulated", "rounds"
     );
     for row in rows {
-        let mark = if row.best { '*' } else { ' ' };
-        let Some(plan) = row.plan.as_ref().map(Summary::of) else {
-            let reason = row.refused.as_deref().unwrap_or_default();
+        let mark = if row.is_best { '*' } else { ' ' };
+        let Some(plan) = row.plan.as_ref().map(PlanSummary::of) else {
+            let reason = row.refusal_reason.as_deref().unwrap_or_default();
             let _ = writeln!(text, "{mark} {:<13} refused: {reason}", row.strategy);
             continue;
         };
@@ -105,7 +105,7 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
             plan.rounds,
             windows.join(", ")
         );
-        if let Some(reason) = &row.refused {
+        if let Some(reason) = &row.refusal_reason {
             let _ = writeln!(text, "  {:<13} not simulated: {reason}", "");
         }
     }
@@ -116,6 +116,6 @@ fn simulated(score: PlanScore) -> String {
     match (score.outcome, score.tpot_ms) {
         (Outcome::Ok, Some(ms)) => format!("{ms:.1}"),
         (Outcome::Ok, None) => "-".into(),
-        (ended, _) => ended.word().into(),
+        (ended, _) => ended.label().into(),
     }
 }

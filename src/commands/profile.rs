@@ -63,13 +63,13 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
     }
     let key = Key::from_file_or_env(args.key.as_deref())?;
     let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
-    let line = progress::line();
+    let spinner = progress::spinner();
     let mut device =
-        profile(&options, links, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
-    line.set_message("GPU");
+        profile(&options, links, |what| spinner.set_message(what.to_string())).map_err(Failure::failed)?;
+    spinner.set_message("GPU");
     device.gpu = gpu::measure(args, &device)?;
-    device.validate().map_err(Failure::running)?;
-    line.finish_and_clear();
+    device.validate().map_err(Failure::failed)?;
+    spinner.finish_and_clear();
     let uncertain = lint::uncertain_rates(&device, |_| true);
     if !uncertain.is_empty() {
         tracing::warn!(

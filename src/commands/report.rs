@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use hearth_profiles::Document;
 use hearth_reports::Report;
-use hearth_reports::published::{Published, SHIPPED, shipped};
+use hearth_reports::published::{PublishedResults, SHIPPED_DOCUMENTS, shipped};
 use hearth_workflow::documents::{read, read_table, read_trace};
 use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::sweep::chart;
@@ -16,16 +16,17 @@ use crate::diagnostics::Failure;
 use crate::output::say;
 
 /// Reads a document of published numbers: a shipped one by its name, or a file.
-fn published(name: &str) -> Result<Published, Failure> {
+fn published(name: &str) -> Result<PublishedResults, Failure> {
     if let Some(document) = shipped(name) {
-        return Published::from_yaml(document).map_err(|error| Failure::unusable(error.what()).at(name));
+        return PublishedResults::from_yaml(document)
+            .map_err(|error| Failure::invalid(error.what()).at(name));
     }
     let path = Path::new(name);
     if path.extension().is_none() && !path.exists() {
         let what = format!("no document of published numbers is called `{name}`");
-        return Err(Failure::unusable(what).hint(format!(
+        return Err(Failure::invalid(what).hint(format!(
             "use one of {}, or the path of a document",
-            SHIPPED.map(|(name, _)| name).join(", ")
+            SHIPPED_DOCUMENTS.map(|(name, _)| name).join(", ")
         )));
     }
     Ok(read(path)?)
@@ -34,12 +35,12 @@ fn published(name: &str) -> Result<Published, Failure> {
 pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
     check_folder(&args.output)?;
     let traces = args.traces.iter().map(|path| read_trace(path)).collect::<Result<Vec<_>, _>>()?;
-    let mut report = Report::new(traces).map_err(Failure::unusable)?;
+    let mut report = Report::new(traces).map_err(Failure::invalid)?;
     for name in &args.published {
         let published = published(name)?;
         let system = args.system.as_deref();
         report =
-            report.with_published(&published, system).map_err(|error| Failure::unusable(error).at(name))?;
+            report.with_published(&published, system).map_err(|error| Failure::invalid(error).at(name))?;
     }
     for path in &args.sweep {
         let chart = chart::line_chart(&read_table(path)?).map_err(|failure| failure.at(path.display()))?;

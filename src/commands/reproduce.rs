@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hearth_reports::published::scores::Scores;
-use hearth_reports::published::{Published, page};
+use hearth_reports::published::{PublishedResults, page};
 use hearth_workflow::Error;
 use hearth_workflow::documents::read;
 use hearth_workflow::files::{check_folder, write_in_folder};
@@ -16,10 +16,10 @@ use crate::cli::ReproduceArgs;
 use crate::diagnostics::Failure;
 use crate::machine::ThisMachine;
 use crate::output::say;
-use crate::progress::Terminal;
+use crate::progress::TerminalProgress;
 
 /// Folder of the shipped documents in a clone of the repository.
-const SHIPPED: &str = "reports/published";
+const SHIPPED_FOLDER: &str = "reports/published";
 
 /// The scores of a document as `--json` prints them.
 #[derive(Serialize)]
@@ -33,10 +33,10 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
     args.output.as_deref().map_or(Ok(()), check_folder)?;
     let mut outputs = Vec::new();
     for path in &documents {
-        let published: Published = read(path)?;
+        let published: PublishedResults = read(path)?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let progress = Terminal::new();
-        let Reproduction { results, refused } =
+        let progress = TerminalProgress::new();
+        let Reproduction { results, refused_cells: refused } =
             reproduce(&published, folder, args.draws as usize, &ThisMachine, &progress)?;
         drop(progress);
         for (row, system, error) in refused {
@@ -65,7 +65,7 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// Returns the paths of the shipped documents.
 fn shipped_paths() -> Result<Vec<PathBuf>, Error> {
-    let folder = Path::new(SHIPPED);
+    let folder = Path::new(SHIPPED_FOLDER);
     let entries = std::fs::read_dir(folder).map_err(|error| {
         Error::file(folder, "list", &error)
             .hint("run the command in a clone of the repository, or name the documents")

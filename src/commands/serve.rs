@@ -47,12 +47,12 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let token = token(args.token.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but there is no token", args.listen);
-        return Err(Failure::unusable(what)
+        return Err(Failure::invalid(what)
             .hint("set --token FILE (make it with `openssl rand -hex 32 > token`), or listen on 127.0.0.1"));
     }
     let plan = read_plan(&args.plan)?;
-    let accelerator = gpu::accelerator(args.ring.gpu_weights);
-    let model = Arc::new(open_model(&args.model)?.with_accelerator(accelerator));
+    let backend_factory = gpu::backend_factory(args.ring.gpu_weights);
+    let model = Arc::new(open_model(&args.model)?.with_backend_factory(backend_factory));
     if args.ring.exit_with_stdin {
         exit_with_stdin();
     }
@@ -61,33 +61,33 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let tokenizer = Arc::new(Tokenizer::new(metadata)?);
     let template = ChatTemplate::new(metadata, &tokenizer).map_err(|error| error.to_string());
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
-    let vocabulary = model.weights.shape().vocabulary;
+    let vocab_size = model.weights.shape().vocab_size;
     let mut builder = RingBuilder::new(&args.ring, (plan, sequences), (model, &args.model))?;
     let (request_tx, request_rx) = mpsc::unbounded_channel();
     let state = Arc::new(AppState {
         request_tx,
         tokenizer,
-        template,
-        model: name.into(),
-        context: builder.plan.context,
-        vocabulary,
+        chat_template: template,
+        model_name: name.into(),
+        context_length: builder.plan.context,
+        vocab_size,
         metrics: Arc::<Metrics>::default(),
-        token,
+        bearer_token: token,
         plan: Mutex::new(builder.plan.clone()),
-        started: unix_time(),
+        start_time: unix_time(),
         request_count: AtomicU64::new(0),
     });
     let shared = state.clone();
     builder.options.on_run_event =
         Some(Arc::new(move |run_event, plan| report_event(&shared, run_event, plan)));
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let task = ServeTask { args, builder, state, request_rx, json };
     let ended = runtime.block_on(with_transport(
         key,
         LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
         task,
     ));
-    // The head may still execute a step; the process does not wait for it.
+    // The head may still be executing a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
@@ -120,7 +120,7 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let text = text.trim().to_owned();
     if text.len() < MIN_TOKEN_LEN || !is_valid_token(&text) {
         let what = format!("the token must be one word of at least {MIN_TOKEN_LEN} printable characters");
-        return Err(Failure::unusable(what).at(place).hint("make one with `openssl rand -hex 32 > token`"));
+        return Err(Failure::invalid(what).at(place).hint("make one with `openssl rand -hex 32 > token`"));
     }
     Ok(Some(text))
 }
@@ -150,10 +150,10 @@ impl TransportTask for ServeTask<'_> {
     async fn run<T: Transport>(self, transport: T) -> Self::Output {
         let ServeTask { args, builder, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
-            Failure::running(format!("cannot listen at {}: {error}", args.listen))
+            Failure::failed(format!("cannot listen on {}: {error}", args.listen))
                 .hint("choose another port with --listen, or stop the program that uses it")
         })?;
-        let address = listener.local_addr().map_err(Failure::running)?;
+        let address = listener.local_addr().map_err(Failure::failed)?;
         let ring = tokio::select! {
             ring = builder.connect(&transport) => ring?,
             () = termination_signal() => return Ok(()),
@@ -165,17 +165,17 @@ impl TransportTask for ServeTask<'_> {
         if json {
             let ready = Ready {
                 listening: &address.to_string(),
-                model: &state.model,
+                model: &state.model_name,
                 sequences: builder.plan.sequences,
                 devices: builder.plan.devices.len(),
-                can_chat: state.template.is_ok(),
+                can_chat: state.chat_template.is_ok(),
             };
-            print(format_args!("{}\n", serde_json::to_string(&ready).map_err(Failure::running)?))?;
+            print(format_args!("{}\n", serde_json::to_string(&ready).map_err(Failure::failed)?))?;
         } else {
             announce(&state, &builder.plan, address)?;
         }
         let ended_by = tokio::select! {
-            () = serve(listener, router(state.clone())) => Failure::running("the HTTP server stopped"),
+            () = serve(listener, router(state.clone())) => Failure::failed("the HTTP server stopped"),
             failure = supervisor.run(&transport, ring, request_rx) => failure,
             () = termination_signal() => {
                 supervisor.shut_down().await;
@@ -189,11 +189,11 @@ impl TransportTask for ServeTask<'_> {
 
 /// Prints that the server accepts requests.
 fn announce(state: &AppState, plan: &Plan, address: SocketAddr) -> Result<(), Failure> {
-    let chat = if state.template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
+    let chat = if state.chat_template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
     let count = plan.devices.len();
     print(format_args!(
         "serving {} at http://{address}, {} concurrent requests on {count} device{}{chat}\n",
-        state.model,
+        state.model_name,
         plan.sequences,
         if count == 1 { "" } else { "s" }
     ))
@@ -221,7 +221,7 @@ impl RingSupervisor<'_> {
             ring.close().await;
             self.state.metrics.set_ring_up(false);
             match ended {
-                Ok(()) => return Failure::running("the ring closed while the server was running"),
+                Ok(()) => return Failure::failed("the ring closed while the server was running"),
                 Err(error) => tracing::info!("the ring failed: {error}"),
             }
             ring = self.reconnect(transport, &mut request_rx).await;
@@ -258,12 +258,12 @@ impl RingSupervisor<'_> {
     }
 
     fn serve_options(&self) -> ServeOptions {
-        let AppState { vocabulary, tokenizer, metrics, .. } = self.state;
+        let AppState { vocab_size, tokenizer, metrics, .. } = self.state;
         let metrics = metrics.clone();
         ServeOptions {
             micro_batch: self.builder.micro_batch,
-            draft_tokens: self.builder.drafts,
-            stop_tokens: (0..*vocabulary).filter(|&token| tokenizer.is_end(token)).collect(),
+            draft_tokens: self.builder.draft_tokens,
+            stop_tokens: (0..*vocab_size).filter(|&token| tokenizer.is_end(token)).collect(),
             on_report: Some(Arc::new(move |name, lines| {
                 metrics.record_device(name, &lines.records, &lines.readings);
             })),
@@ -276,7 +276,7 @@ impl RingSupervisor<'_> {
             cancel_handle.cancel();
         }
         let drained = async {
-            while self.state.metrics.active() > 0 {
+            while self.state.metrics.active_requests() > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

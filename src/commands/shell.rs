@@ -35,7 +35,7 @@ struct Pages {
 pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), NAME, &mut script);
-    let script = String::from_utf8(script).map_err(Failure::running)?;
+    let script = String::from_utf8(script).map_err(Failure::failed)?;
     if json {
         print_json(&Completions { shell: args.shell.to_string(), script })?;
     } else {
@@ -47,7 +47,7 @@ pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failu
 /// Runs `hearth schema`, whose output is always JSON.
 pub fn schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
     let schema = editor::schema(&args.kind)
-        .ok_or_else(|| Failure::unusable(format!("no kind of document is called `{}`", args.kind)))?;
+        .ok_or_else(|| Failure::invalid(format!("no kind of document is called `{}`", args.kind)))?;
     print_json(&schema)?;
     Ok(ExitCode::SUCCESS)
 }

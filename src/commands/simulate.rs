@@ -8,16 +8,16 @@ use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
 use hearth_sim::{Disturbances, Run};
 use hearth_workflow::documents::{check_run_outputs, write_run};
-use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with, soc_metrics};
+use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_disturbances, soc_metrics};
 use hearth_workflow::{MidRunPlanner, limits, planning, uncertainty};
 
 use super::print_json;
 use crate::cli::{PlanSource, SimulateArgs};
-use crate::diagnostics::{Failure, INCOMPLETE};
+use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunOutput};
 use crate::output::{plan, run_events, say, soc};
-use crate::progress::{self, Terminal};
+use crate::progress::{self, TerminalProgress};
 
 /// Printed before the results of a run with `--ignore-memory`.
 const MEMORY_IGNORED: &str =
@@ -38,7 +38,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut cluster = loaded.cluster(flags.model.as_deref())?;
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = {
-        let progress = Terminal::new();
+        let progress = TerminalProgress::new();
         planning::read_or_make(plan.as_deref(), &loaded, &cluster, flags.budget(&progress))?
     };
     if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.origin.digest {
@@ -47,12 +47,12 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
             plan.scenario.name
         );
     }
-    limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = MidRunPlanner::new(&loaded);
     let disturbances = Disturbances { events: &loaded.scenario.events, replanner: Some(&replanner) };
     let memory = MemoryOptions { warm: args.warm, ignore_size: args.ignore_memory };
     let Run { trace, plans, unreached_events } =
-        simulate_with(&cluster, &plan, &loaded.scenario, memory, &disturbances)?;
+        simulate_with_disturbances(&cluster, &plan, &loaded.scenario, memory, &disturbances)?;
     if let Some(path) = &args.trace {
         write_run(path, &trace, &plans)?;
     }
@@ -62,12 +62,12 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut output = RunOutput::of(&trace);
     output.soc = soc_metrics(&cluster, &plan, &trace);
     if args.draws > 0 && trace.outcome == Outcome::Ok {
-        let line = progress::line();
-        line.set_message("drawing the parameters of devices and links");
+        let spinner = progress::spinner();
+        spinner.set_message("drawing the parameters of devices and links");
         let draws = args.draws as usize;
         output.spread =
             Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &disturbances, draws)?);
-        line.finish_and_clear();
+        spinner.finish_and_clear();
     }
     if json {
         print_json(&output)?;
@@ -78,7 +78,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
-        Outcome::OutOfMemory | Outcome::Killed => ExitCode::from(INCOMPLETE),
+        Outcome::OutOfMemory | Outcome::Killed => ExitCode::from(EXIT_INCOMPLETE),
     })
 }
 
@@ -97,7 +97,7 @@ fn show(
     say!("\n{ignored}{}{events}\n", run::table(&output.metrics));
     match &output.soc {
         Some(numbers) => say!("{}", soc::lines(numbers)),
-        None if is_cold_soc => say!("{}\n", soc::COLD),
+        None if is_cold_soc => say!("{}\n", soc::COLD_START_NOTE),
         None => {}
     }
     if let Some(note) = disagreement(plan, &output.metrics) {

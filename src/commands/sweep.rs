@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::cli::{MergeArgs, PlanSource, Shard, SweepArgs, SweepVerb};
-use crate::diagnostics::{Failure, INCOMPLETE};
+use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
-use crate::progress::Terminal;
+use crate::progress::TerminalProgress;
 
 /// A sweep as `--json` prints it.
 #[derive(Serialize)]
@@ -41,21 +41,21 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         return merge_tables(args, json);
     }
     let sweep = read(args)?;
-    let shard = args.shard.map(|Shard { part, of }| (part, of));
-    let (first, step) = shard.map_or((0, 1), |(part, of)| (part - 1, of));
-    let indices: Vec<usize> = (first..sweep.rows()).step_by(step).collect();
+    let shard = args.shard.map(|Shard { number, count }| (number, count));
+    let (first, step) = shard.map_or((0, 1), |(number, count)| (number - 1, count));
+    let indices: Vec<usize> = (first..sweep.row_count()).step_by(step).collect();
     let save = |rows: &[Row]| match &args.output {
         Some(path) => write(path, table::text(&sweep, shard, rows).as_bytes()),
         None => Ok(()),
     };
-    let progress = Terminal::new();
-    let rows = sweep.run(&indices, workers::threads(args.jobs), &progress, save)?;
+    let progress = TerminalProgress::new();
+    let rows = sweep.run(&indices, workers::thread_count(args.jobs), &progress, save)?;
     drop(progress);
     save(&rows)?;
     let text = table::text(&sweep, shard, &rows);
     if json {
         let fields = sweep.fields.iter().map(|field| field.path.as_str()).collect();
-        print_json(&Output { digest: &sweep.digest, fields, all_rows: sweep.rows(), rows: &rows })?;
+        print_json(&Output { digest: &sweep.digest, fields, all_rows: sweep.row_count(), rows: &rows })?;
     } else if args.output.is_none() {
         say!("{text}");
     } else {
@@ -66,24 +66,24 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     if rows.len() < indices.len() {
         tracing::info!("stopped: {} of {} rows were computed", rows.len(), indices.len());
-        return Ok(ExitCode::from(INCOMPLETE));
+        return Ok(ExitCode::from(EXIT_INCOMPLETE));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
-    let Some(path) = &args.scenario else { return Err(Failure::unusable("no scenario is given")) };
+    let Some(path) = &args.scenario else { return Err(Failure::invalid("no scenario is given")) };
     let PlanSource { plan, planning } = &args.source;
     let loaded = read_scenario(path)?;
     let inputs = loaded.files();
     check_outputs(args.output.iter().chain(&args.chart), inputs.iter().chain(plan).chain(&planning.model))?;
     let options = SweepOptions {
-        vary: args.vary.clone(),
+        varied_fields: args.vary.clone(),
         overrides: planning.overrides(),
         plan: plan.clone(),
         model: planning.model.clone(),
         tokens: args.tokens,
-        repeat: args.repeat,
+        seeds_per_point: args.repeat,
         is_shard: args.shard.is_some(),
     };
     Ok(Sweep::new(loaded, &options)?)

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::SynthArgs;
 use crate::diagnostics::Failure;
-use crate::interruption::{self, INTERRUPTED};
+use crate::interruption::{self, EXIT_INTERRUPTED};
 use crate::output::say;
 use crate::progress;
 
@@ -30,9 +30,9 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     let partial_path = partial_path(&args.output);
     interruption::on_signal(move || {
         let _ = std::fs::remove_file(&partial_path);
-        std::process::exit(INTERRUPTED);
+        std::process::exit(EXIT_INTERRUPTED);
     });
-    let bar = progress::bytes("weights", 0);
+    let bar = progress::byte_bar("weights", 0);
     let model = synthesise(&options, &args.output, &mut |written, total| {
         bar.set_length(total);
         bar.set_position(written);
@@ -42,7 +42,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     let path = model.path.display().to_string();
     if json {
         let (file_bytes, parameters) = (model.file_bytes.0, model.parameters);
-        return print_json(&Output { path, file_bytes, parameters, tensors: model.tensors })
+        return print_json(&Output { path, file_bytes, parameters, tensors: model.tensor_count })
             .map(|()| ExitCode::SUCCESS);
     }
     say!("wrote {path}: {}, {:.1} million weights\n", model.file_bytes, model.parameters as f64 / 1e6);
@@ -50,17 +50,17 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
-    let mut options = SynthOptions::preset(&args.preset).map_err(Failure::unusable)?;
+    let mut options = SynthOptions::preset(&args.preset).map_err(Failure::invalid)?;
     (options.seed, options.gain) = (args.seed, args.gain);
     if let Some(quant) = &args.quant {
-        options.quant = quant.parse().map_err(|error| Failure::unusable(format!("`--quant`: {error}")))?;
+        options.quant = quant.parse().map_err(|error| Failure::invalid(format!("`--quant`: {error}")))?;
     }
     options.rope_frequencies = args.rope_factors;
-    let preset = SynthOptions::preset(&args.preset).map_err(Failure::unusable)?;
+    let preset = SynthOptions::preset(&args.preset).map_err(Failure::invalid)?;
     let shape = &mut options.shape;
     if let Some(name) = &args.arch {
         let parsed = name.parse();
-        shape.architecture = parsed.map_err(|error| Failure::unusable(format!("`--arch`: {error}")))?;
+        shape.architecture = parsed.map_err(|error| Failure::invalid(format!("`--arch`: {error}")))?;
         options.tokenizer = TokenizerKind::of(shape.architecture);
         shape.tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     }
@@ -71,7 +71,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         (&mut shape.heads, args.heads),
         (&mut shape.kv_heads, args.kv_heads),
         (&mut shape.context_length, args.context),
-        (&mut shape.vocabulary, args.vocab),
+        (&mut shape.vocab_size, args.vocab),
     ] {
         *field = value.unwrap_or(*field);
     }
@@ -99,9 +99,9 @@ fn with_flag(error: &SynthError) -> Failure {
         SynthError::Vocabulary { .. } => ("--vocab", "use a number in this range"),
         SynthError::RopeFactors { .. } => ("--rope-factors", "omit this flag, or use `--arch llama`"),
         SynthError::Block(_) => ("--quant", "use multiples of the block size as lengths, or `--quant f16`"),
-        _ => return Failure::unusable(error),
+        _ => return Failure::invalid(error),
     };
-    Failure::unusable(format!("`{flag}`: {error}")).hint(hint)
+    Failure::invalid(format!("`{flag}`: {error}")).hint(hint)
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::cli::WhatifArgs;
-use crate::diagnostics::{Failure, INCOMPLETE};
+use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
-use crate::progress::Terminal;
+use crate::progress::TerminalProgress;
 
 /// A ranking as `--json` prints it.
 #[derive(Serialize)]
@@ -35,14 +35,14 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
         loaded.set_tokens(tokens)?;
     }
     let model = loaded.model_profile(args.planning.model.as_deref())?;
-    let progress = Terminal::new();
-    let ranking = rank(&loaded, &model, workers::threads(args.jobs), &progress)?;
+    let progress = TerminalProgress::new();
+    let ranking = rank(&loaded, &model, workers::thread_count(args.jobs), &progress)?;
     drop(progress);
-    let Ranking { base: Some(base), variants, count } = ranking else {
+    let Ranking { base: Some(base), variants, variant_count } = ranking else {
         tracing::info!("stopped before the unchanged scenario was simulated");
-        return Ok(ExitCode::from(INCOMPLETE));
+        return Ok(ExitCode::from(EXIT_INCOMPLETE));
     };
-    let stopped = variants.len() < count;
+    let stopped = variants.len() < variant_count;
     if json {
         let (scenario, seed) = (loaded.scenario.name.as_str(), loaded.scenario.seed);
         print_json(&Output { scenario, seed, base: &base, variants: &variants, stopped })?;
@@ -50,10 +50,10 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}", table(&base, &variants));
     }
     if stopped {
-        tracing::info!("stopped: {} of {count} variants were simulated", variants.len());
+        tracing::info!("stopped: {} of {variant_count} variants were simulated", variants.len());
     }
     let any = base.is_ok() || variants.iter().any(|it| it.evaluation.is_ok());
-    Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode::from(INCOMPLETE) })
+    Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
 }
 
 fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {

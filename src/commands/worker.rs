@@ -23,20 +23,20 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let source = match (&args.fetch, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
         (None, Some(model)) => ModelSource::File(Arc::new(
-            open_model(model)?.with_accelerator(gpu::accelerator(args.gpu_weights)),
+            open_model(model)?.with_backend_factory(gpu::backend_factory(args.gpu_weights)),
         )),
-        (None, None) => return Err(Failure::unusable("neither --model nor --fetch is given")),
+        (None, None) => return Err(Failure::invalid("neither --model nor --fetch is given")),
     };
     if args.exit_with_stdin {
         exit_with_stdin();
     }
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let ended = runtime.block_on(with_transport(
         key,
         LinkEmulation::of(args.link_delay, args.emulate_links.as_deref()),
         WorkerTask { args, source, json },
     ));
-    // The worker may still execute a step; the process does not wait for it.
+    // The worker may still be executing a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
@@ -75,19 +75,19 @@ impl TransportTask for WorkerTask<'_> {
         let name = announcement.as_ref().map(|(name, _)| name.as_str());
         if json {
             let ready = Ready { listening: &address, model, fetch, announced: name };
-            say!("{}\n", serde_json::to_string(&ready).map_err(Failure::running)?);
+            say!("{}\n", serde_json::to_string(&ready).map_err(Failure::failed)?);
         } else {
             let fetched_into = fetch.map(|folder| format!("layers fetched into {}", folder.display()));
             let with = fetched_into.as_deref().or(model).unwrap_or_default();
             let announced_as = name.map_or(String::new(), |name| format!(", announced as {name}"));
-            say!("listening at {address} with {with}{announced_as}\n");
+            say!("listening on {address} with {with}{announced_as}\n");
         }
         let options = WorkerOptions {
             threads: args.threads.unwrap_or(0),
-            accelerator: gpu::accelerator(args.gpu_weights),
+            backend_factory: gpu::backend_factory(args.gpu_weights),
             ..WorkerOptions::default()
         };
-        let worker = Worker::with(transport, source, options);
+        let worker = Worker::with_options(transport, source, options);
         let report = |ended: Result<(), RingError>| match ended {
             Ok(()) => {}
             Err(RingError::Disconnected { name, reason }) => tracing::info!("{name} left: {reason}"),
@@ -126,7 +126,7 @@ fn announce(
             return Ok(None);
         }
         return Err(
-            Failure::unusable("this machine has no host name to announce").hint("set a name with --name")
+            Failure::invalid("this machine has no host name to announce").hint("set a name with --name")
         );
     };
     let result = Announcement::start(&name, address, MdnsScope { loopback, ..MdnsScope::default() });
@@ -134,7 +134,7 @@ fn announce(
         Ok(announcement) => Ok(Some((name, announcement))),
         // This is an error only if the announcement was requested: heads that know the address do not need it.
         Err(error) if args.announce == Announce::Always || args.name.is_some() => {
-            Err(Failure::unusable(&error).hint(error.hint()))
+            Err(Failure::invalid(&error).hint(error.hint()))
         }
         Err(error) => {
             tracing::info!("not announced: {error}");

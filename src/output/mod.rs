@@ -1,6 +1,6 @@
 //! Formats results and prints them to standard output.
 //!
-//! If the pipe is closed, the program exits silently, as is usual; other errors, such as a full disk, are reported.
+//! If standard output is a closed pipe, the program exits silently. Other errors, such as a full disk, are reported.
 
 pub mod counters;
 pub mod plan;
@@ -18,7 +18,7 @@ pub fn print(text: fmt::Arguments) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(error) => Err(Failure::running(format!("cannot write the output: {error}"))),
+        Err(error) => Err(Failure::failed(format!("cannot write the output: {error}"))),
         Ok(()) => Ok(()),
     }
 }

@@ -8,12 +8,12 @@ use serde::Serialize;
 
 /// A plan as `--json` prints it.
 #[derive(Serialize)]
-pub struct Summary {
+pub struct PlanSummary {
     strategy: String,
     #[serde(skip_serializing_if = "Parallelism::is_ring")]
     kind: Parallelism,
     pub rounds: u32,
-    pub predicted: Predicted,
+    pub predicted: PlannerPrediction,
     /// The devices, in ring order.
     pub devices: Vec<Device>,
     dropped: Vec<hearth_schema::plan::DroppedDevice>,
@@ -22,7 +22,7 @@ pub struct Summary {
 
 /// The prediction of the planner.
 #[derive(Serialize)]
-pub struct Predicted {
+pub struct PlannerPrediction {
     pub tpot_ms: Option<f64>,
 }
 
@@ -51,8 +51,8 @@ impl Device {
     }
 }
 
-impl Summary {
-    pub fn of(plan: &Plan) -> Summary {
+impl PlanSummary {
+    pub fn of(plan: &Plan) -> PlanSummary {
         let slice = |index: usize| plan.kind.tensor().and_then(|tensor| tensor.slices.get(index).cloned());
         let device = |(index, device): (usize, &hearth_schema::plan::PlannedDevice)| Device {
             slice: slice(index),
@@ -61,13 +61,15 @@ impl Summary {
             window: device.window,
             gpu_layers: device.gpu_layers,
             residency: device.residency,
-            budget: device.residency.budget().map(|budget| budget.0),
+            budget: device.residency.max_prefetch().map(|budget| budget.0),
         };
-        Summary {
+        PlanSummary {
             strategy: plan.planner.strategy.clone(),
             kind: plan.kind.parallelism(),
             rounds: plan.rounds,
-            predicted: Predicted { tpot_ms: plan.predicted.map(|predicted| predicted.tpot.as_millis()) },
+            predicted: PlannerPrediction {
+                tpot_ms: plan.predicted.map(|predicted| predicted.tpot.as_millis()),
+            },
             devices: plan.devices.iter().enumerate().map(device).collect(),
             dropped: plan.dropped.clone(),
             explanation: plan.explanation.clone(),

@@ -20,7 +20,8 @@ pub struct RunOutput {
     #[serde(flatten)]
     pub metrics: Metrics,
     /// Number of steps and counter readings in the trace.
-    pub events: usize,
+    #[serde(rename = "events")]
+    pub event_count: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub run_events: Vec<EventSummary>,
     /// The uncertainty of the time per token, if requested.
@@ -33,10 +34,10 @@ pub struct RunOutput {
 
 impl RunOutput {
     pub fn of(trace: &Trace) -> RunOutput {
-        let events = trace.records.len() + trace.readings.len();
+        let event_count = trace.records.len() + trace.readings.len();
         RunOutput {
             metrics: metrics::compute(trace),
-            events,
+            event_count,
             run_events: run_events::summaries(trace),
             spread: None,
             soc: None,
@@ -81,7 +82,7 @@ fn sequences(text: &mut String, metrics: &Metrics) {
 
 /// Returns the first line: the outcome and the times, or why there are no times.
 fn headline(metrics: &Metrics) -> String {
-    let outcome = metrics.outcome.word();
+    let outcome = metrics.outcome.label();
     let has_failed = metrics.outcome != Outcome::Ok;
     let Some(tpot) = metrics.tpot_ms.as_ref() else {
         if let (true, None) = (has_failed, metrics.ttft_ms) {

@@ -6,7 +6,7 @@ use hearth_core::soc::SocMetrics;
 use hearth_core::soc::metrics::{FRAME_TIME, QueueOccupancy};
 
 /// Note for a run in which a phone reads its weights from disk.
-pub const COLD: &str = "note: the times include reading the weights from disk. Add --warm to see the times of GPU and NPU \
+pub const COLD_START_NOTE: &str = "note: the times include reading the weights from disk. Add --warm to see the times of GPU and NPU \
                         with the model in memory.";
 
 /// Returns the metrics as text.
@@ -48,7 +48,7 @@ fn queue(text: &mut String, phase: &str, queue: &QueueOccupancy) {
         text,
         "  GPU queue in {phase}: busy for up to {:.1} ms, {relation} a frame of {:.1} ms; longest kernel {:.1} ms, \
          busy {:.0} % of the time",
-        queue.max_ms,
+        queue.max_busy_ms,
         FRAME_TIME.as_millis(),
         queue.max_kernel_ms,
         queue.busy_share * 100.0

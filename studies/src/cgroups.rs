@@ -17,7 +17,7 @@ use std::time::Duration;
 use memmap2::Mmap;
 
 pub const MIB: usize = 1 << 20;
-pub const PAGE: usize = 4096;
+pub const PAGE_SIZE: usize = 4096;
 /// The environment variable with the name of the cgroups of a child.
 const GROUPS: &str = "HEARTH_GROUPS";
 const ROOT: &str = "/sys/fs/cgroup";
@@ -76,11 +76,11 @@ impl Drop for WeightFile {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Limits {
     /// Maximum memory in bytes.
-    pub memory: usize,
+    pub memory_bytes: usize,
     /// Maximum disk reads in MB/s.
     pub disk_mbps: u64,
-    /// CPU bandwidth control: the quota and the period, both in microseconds.
-    pub cpu: Option<(u64, u64)>,
+    /// Quota and period of the CPU bandwidth control, in microseconds.
+    pub cpu_quota: Option<(u64, u64)>,
 }
 
 /// The cgroups of one experiment; removed on drop.
@@ -95,14 +95,14 @@ impl Cgroups {
         for group in groups.all() {
             fs::create_dir(&group)?;
         }
-        if limits.memory > 0 {
-            fs::write(groups.memory().join("memory.limit_in_bytes"), limits.memory.to_string())?;
+        if limits.memory_bytes > 0 {
+            fs::write(groups.memory_folder().join("memory.limit_in_bytes"), limits.memory_bytes.to_string())?;
         }
         if limits.disk_mbps > 0 {
             let rule = format!("{} {}", whole_disk(file)?, limits.disk_mbps * 1_000_000);
             fs::write(groups.blkio().join("blkio.throttle.read_bps_device"), rule)?;
         }
-        if let Some((quota, period)) = limits.cpu {
+        if let Some((quota, period)) = limits.cpu_quota {
             fs::write(groups.cpu().join("cpu.cfs_period_us"), period.to_string())?;
             fs::write(groups.cpu().join("cpu.cfs_quota_us"), quota.to_string())?;
         }
@@ -137,11 +137,11 @@ impl Cgroups {
     }
 
     fn all(&self) -> [PathBuf; 3] {
-        [self.memory(), self.blkio(), self.cpu()]
+        [self.memory_folder(), self.blkio(), self.cpu()]
     }
 
     /// Returns the folder of the memory cgroup.
-    pub fn memory(&self) -> PathBuf {
+    pub fn memory_folder(&self) -> PathBuf {
         Path::new(ROOT).join("memory").join(&self.name)
     }
 
@@ -203,8 +203,8 @@ pub fn advise(piece: &[u8], advice: i32) -> i32 {
 }
 
 /// Returns for each page of a part of a mapping whether it is in the page cache.
-pub fn resident(piece: &[u8]) -> Vec<bool> {
-    let mut pages = vec![0u8; piece.len().div_ceil(PAGE)];
+pub fn resident_pages(piece: &[u8]) -> Vec<bool> {
+    let mut pages = vec![0u8; piece.len().div_ceil(PAGE_SIZE)];
     // SAFETY: the range is mapped and page aligned, and `pages` has a byte for each of its pages.
     unsafe { libc::mincore(piece.as_ptr().cast_mut().cast(), piece.len(), pages.as_mut_ptr()) };
     pages.into_iter().map(|page| page & 1 == 1).collect()
@@ -212,7 +212,7 @@ pub fn resident(piece: &[u8]) -> Vec<bool> {
 
 /// Returns the number of pages of a part of a mapping that are not in the page cache.
 pub fn missing_pages(piece: &[u8]) -> usize {
-    resident(piece).into_iter().filter(|resident| !resident).count()
+    resident_pages(piece).into_iter().filter(|resident| !resident).count()
 }
 
 /// Reads all words of some bytes and returns their wrapping sum.
@@ -231,49 +231,49 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Counters {
     /// Bytes read through the disk throttle.
-    pub bytes: u64,
+    pub bytes_read: u64,
     pub major_faults: u64,
     /// Number of pages that were reclaimed and read again.
     pub refaults: u64,
     /// Bytes of files on the active list: the current value.
-    pub active: u64,
+    pub active_bytes: u64,
     /// Number of times that the memory limit was hit.
     pub limit_hits: u64,
     /// Bytes charged to the cgroup: the current value.
-    pub used: u64,
-    /// Bytes of kernel memory, such as page tables, in `used`.
-    pub kernel: u64,
+    pub used_bytes: u64,
+    /// Bytes of kernel memory, such as page tables, in `used_bytes`.
+    pub kernel_bytes: u64,
 }
 
 impl Counters {
     /// Reads the current counters.
     pub fn read(groups: &Cgroups) -> Result<Self, Failure> {
-        let stat = fs::read_to_string(groups.memory().join("memory.stat"))?;
+        let stat = fs::read_to_string(groups.memory_folder().join("memory.stat"))?;
         let of = |key: &str| {
             let line = stat.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
             line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
         };
         let single = |file: &str| -> Result<u64, Failure> {
-            parse_number(fs::read_to_string(groups.memory().join(file))?.trim())
+            parse_number(fs::read_to_string(groups.memory_folder().join(file))?.trim())
         };
         let served = fs::read_to_string(groups.blkio().join("blkio.throttle.io_service_bytes"))?;
         let read = served.lines().filter(|line| line.contains(" Read "));
         Ok(Self {
-            bytes: read.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum(),
+            bytes_read: read.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum(),
             major_faults: of("pgmajfault"),
             refaults: of("workingset_refault_file"),
-            active: of("active_file"),
+            active_bytes: of("active_file"),
             limit_hits: single("memory.failcnt")?,
-            used: single("memory.usage_in_bytes")?,
-            kernel: single("memory.kmem.usage_in_bytes").unwrap_or(0),
+            used_bytes: single("memory.usage_in_bytes")?,
+            kernel_bytes: single("memory.kmem.usage_in_bytes").unwrap_or(0),
         })
     }
 
-    /// Returns the counts since `before`, and the current values of `active`, `used` and `kernel`.
+    /// Returns the counts since `before`, and the current values of the active, used and kernel bytes.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
-            bytes: self.bytes - before.bytes,
+            bytes_read: self.bytes_read - before.bytes_read,
             major_faults: self.major_faults - before.major_faults,
             refaults: self.refaults - before.refaults,
             limit_hits: self.limit_hits - before.limit_hits,

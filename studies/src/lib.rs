@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use hearth_core::Cluster;
 use hearth_halda::{Device, Instance, Model, empty_plan};
 use hearth_schema::Plan;
-use hearth_schema::plan::{Origin, PlannedDevice, PlannerRecord, Role};
+use hearth_schema::plan::{PlannedDevice, PlannerRecord, Role, ScenarioRecord};
 
 #[cfg(target_os = "linux")]
 pub mod cgroups;
@@ -75,7 +75,7 @@ pub fn manual_plan(cluster: &Cluster, rounds: u32, windows: &[u32], gpu_layers: 
         residency: cluster.members[place].residency.unwrap_or_default(),
         predicted: None,
     };
-    let origin = Origin { name: "study".into(), digest: String::new() };
+    let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
         rounds,

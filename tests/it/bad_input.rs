@@ -112,7 +112,7 @@ fn plan_that_does_not_fit_the_model_or_memory_is_refused() {
 fn port_in_use_is_refused() {
     let worker = Worker::start(&model("q4_k"));
     let text = error(&["worker", "--listen", &worker.address, "--model", &model("q4_k")], 1);
-    assert!(text.contains("cannot listen at") && text.contains("a free port"), "{text}");
+    assert!(text.contains("cannot listen on") && text.contains("a free port"), "{text}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn inputs_are_not_overwritten() {
     let profile = folder.write("own.yaml", device.to_yaml());
     let named = folder.write("named.yaml", one_device().replace("d3", "own.yaml"));
     let later = folder.write("run.plan-1.yaml", plan("q4_k", &[4], &[], 4096));
-    let (trace, device) = (folder.at("run.trace"), format!("one={profile}"));
+    let (trace, device) = (folder.path_of("run.trace"), format!("one={profile}"));
     let commands: [&[&str]; 9] = [
         &["plan", &file, "-o", &file],
         &["plan", &file, "--model", &weights, "-o", &weights],
@@ -220,7 +220,7 @@ fn dead_worker_is_named_within_its_deadline() {
     let killed = Instant::now();
     second.kill();
     let observed = head.finish();
-    assert_eq!(observed.code, Some(3), "{}", observed.text);
+    assert_eq!(observed.exit_code, Some(3), "{}", observed.text);
     assert!(observed.text.contains("lost the connection to `d2`"), "{}", observed.text);
     assert!(killed.elapsed().as_secs() < 10, "a deadline of 2 s, on a busy machine");
 }

@@ -1,4 +1,4 @@
-//! Tests of `hearth bench`: measured speeds, and problems with the other engine.
+//! Tests of `hearth bench`: measured speeds, and failures of llama.cpp.
 
 use crate::folder::Folder;
 use crate::processes::{assert_refused, json, list, model, outputs, parse, test_data};

@@ -103,7 +103,7 @@ async fn simulator_and_executor_run_the_same_steps() {
     ] {
         let plan = Plan::from_yaml(&plan("q8_0", &windows, &addresses, 1200)).expect("a plan");
         let plan = plan_for_sequences(plan, sequences);
-        let workload = Workload { sequences, micro_batch, ..Workload::plain(prompt, 3) };
+        let workload = Workload { sequences, micro_batch, ..Workload::new(prompt, 3) };
         let (real, model) = (
             executed(plan.clone(), &local, &network, &workload).await,
             simulated(&plan, &local, workload.clone()),

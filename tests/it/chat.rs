@@ -43,7 +43,7 @@ pub fn plan_for(path: &str, windows: &[u32], addresses: &[&str], context: u32) -
 #[test]
 fn messages_are_formatted_with_the_template() {
     let folder = Folder::new();
-    let chat_model = folder.at("chat.gguf");
+    let chat_model = folder.path_of("chat.gguf");
     write_with_template(Path::new(&chat_model));
     let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
     let tokens = |more: &[&str]| {
@@ -67,7 +67,7 @@ fn wrong_messages_are_refused() {
     let wrong = folder.write("wrong.json", r#"[{"role": "user", "text": "Hello"}]"#);
     let cases: [(&[&str], &[&str]); 6] = [
         (&["--chat", "--prompt", "Hello"], &["no chat template", "\nhint:  use an instruction-tuned"]),
-        (&["--messages", &folder.at("none.json")], &["cannot open the file", "\nwhere: "]),
+        (&["--messages", &folder.path_of("none.json")], &["cannot open the file", "\nwhere: "]),
         (&["--messages", &wrong], &["unknown field `text`", "wrong.json:1:", "\nhint:  write [{\"role\""]),
         (&["--prompt", "x", "--chat", "--prompt-tokens=8"], &["cannot be used with"]),
         (&["--prompt", "x", "--chat", "--messages=x"], &["cannot be used with"]),
@@ -77,7 +77,7 @@ fn wrong_messages_are_refused() {
         assert_refused(&execute(&plan, &model("q4_k"), flags), parts);
     }
     let long = format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500));
-    let (long, chat_model) = (folder.write("long.json", long), folder.at("chat.gguf"));
+    let (long, chat_model) = (folder.write("long.json", long), folder.path_of("chat.gguf"));
     write_with_template(Path::new(&chat_model));
     let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
     let parts = ["do not fit the plan's context of 128"];

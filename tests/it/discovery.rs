@@ -27,7 +27,7 @@ fn start_announced(name: &str, key: &str) -> Process {
 
 /// Returns whether this process receives its own announcement by multicast.
 fn multicast_works(key: &str, name: &str) -> bool {
-    let worker = Worker::with(&["--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", key]);
+    let worker = Worker::with_flags(&["--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", key]);
     let address = worker.address.parse().expect("an address");
     let scope = MdnsScope { loopback: true, ..MdnsScope::default() };
     let Ok(_announcement) = Announcement::start(name, address, scope) else { return false };
@@ -81,11 +81,11 @@ fn worker_beyond_loopback_announces_itself() {
     let folder = Folder::new();
     let (key, q4_k, name) = (write_key(&folder), model("q4_k"), format!("far-{}", std::process::id()));
     // A worker with a key and a reachable address announces itself without a flag.
-    let _worker = Worker::inside(&namespace, &["--model", &q4_k, "--key", &key, "--name", &name]);
+    let _worker = Worker::in_namespace(&namespace, &["--model", &q4_k, "--key", &key, "--name", &name]);
     let plan = folder.write("plan.yaml", plan_without_addresses(&[4, 4], &[&name]));
     let flags = ["--prompt", "And", "--tokens", "4", "--key", &key, "--discover", "30"];
     let (_, stderr) = outputs(&execute(&plan, &q4_k, &flags), 0);
-    assert!(stderr.contains(&format!("found {name} at {}:", namespace.inside)), "{stderr}");
+    assert!(stderr.contains(&format!("found {name} at {}:", namespace.address_inside)), "{stderr}");
 }
 
 #[test]

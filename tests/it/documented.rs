@@ -140,7 +140,7 @@ set -x
         script(document, &ports)
     );
     // The output goes to a file, because a process that outlives the script would keep a pipe open.
-    let file = fs::File::create(folder.at("log")).expect("a file");
+    let file = fs::File::create(folder.path_of("log")).expect("a file");
     let status = Command::new("timeout")
         .args(["900", "bash", "-c", &script])
         .current_dir(folder.path())

@@ -103,7 +103,7 @@ fn every_document_passes_the_schema_of_its_kind() {
     let schemas = ["scenario", "plan", "device", "model"].map(|kind| (format!("{kind}/1"), schema(kind)));
     let (folder, home) = (Folder::new(), scenario_path("home/llama-70b-on-four"));
     let plans = ["overlap", "mem", "exo", "dllama", "tpi-llm"].map(|strategy| {
-        succeed(&["plan", &home, "--strategy", strategy, "-o", &folder.at(strategy)]);
+        succeed(&["plan", &home, "--strategy", strategy, "-o", &folder.path_of(strategy)]);
         TextFile { path: strategy.into(), text: folder.read(strategy) }
     });
     let shipped = text_files().into_iter().filter(|file| {

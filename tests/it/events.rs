@@ -19,7 +19,7 @@ use crate::repository::root;
 
 /// Simulates a scenario. Returns the JSON output and the trace.
 fn simulate(scenario: &str, more: &[&str], folder: &Folder) -> (Value, Trace) {
-    let output = json(&[&["simulate", scenario, "--trace", &folder.at("run.trace")][..], more].concat());
+    let output = json(&[&["simulate", scenario, "--trace", &folder.path_of("run.trace")][..], more].concat());
     (output, folder.read_trace("run.trace"))
 }
 
@@ -94,7 +94,7 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     let bubble = json["terms_ms"]["bubble"].as_f64().expect("a term");
     assert!(bubble < 2.0 * expected, "the terms include the loss: {bubble} ms of each token");
     let second = folder.read_plan("run.plan-1.yaml");
-    assert_eq!(second.position("phone"), None);
+    assert_eq!(second.device_index("phone"), None);
     assert_eq!(folder.read_plan("run.plan-2.yaml").devices.len(), 3);
     assert_eq!(json["run_events"][2]["plan"], second.digest());
     // The same seed gives the same trace, byte for byte.
@@ -113,7 +113,7 @@ fn manual_windows_are_replanned_when_a_device_is_lost() {
     assert_eq!((&json["outcome"], &json["run_events"][2]["kind"]), (&"ok".into(), &"replanned".into()));
     assert_eq!(folder.read_plan("run.plan-1.yaml").planner.strategy, "overlap");
     // Windows without a strategy are `manual`.
-    succeed(&["plan", &file, "--output", &folder.at("plan.yaml")]);
+    succeed(&["plan", &file, "--output", &folder.path_of("plan.yaml")]);
     assert_eq!(folder.read_plan("plan.yaml").planner.strategy, "manual");
 }
 
@@ -122,11 +122,11 @@ fn swap_is_limited_by_compression() {
     let folder = Folder::new();
     let file = home("zram-on-the-phone");
     let (json, trace) = simulate(&file, &[], &folder);
-    succeed(&["plan", &file, "--output", &folder.at("plan.yaml")]);
+    succeed(&["plan", &file, "--output", &folder.path_of("plan.yaml")]);
     let plan = folder.read_plan("plan.yaml");
     let phone = Device::from_yaml(&read_home("devices/zram-phone")).expect("a device");
     let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
-    let swapped = phone.memory.obtainable().saturating_sub(phone.memory.available.value);
+    let swapped = phone.memory.obtainable_bytes().saturating_sub(phone.memory.available.value);
     // A third of the swapped bytes remains in memory in compressed form; the plan assumed none.
     let weight_cache = MemoryBudget::new(&plan, 0, &model, &phone).weight_cache;
     let budget = weight_cache.saturating_sub(Bytes(swapped.0 / 3));
@@ -225,7 +225,7 @@ fn invalid_events_are_refused_and_late_events_reported() {
 fn report_lists_the_events() {
     let folder = Folder::new();
     simulate(&home("phone-leaves"), &[], &folder);
-    succeed(&["report", &folder.at("run.trace"), "--output", &folder.at("report")]);
+    succeed(&["report", &folder.path_of("run.trace"), "--output", &folder.path_of("report")]);
     let report = folder.read("report/report.md");
     assert!(report.contains("## Events") && report.contains("52 tokens computed again"));
     assert!(report.contains("phone was detected as lost 1537 ms"), "{report}");

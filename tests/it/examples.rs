@@ -45,10 +45,10 @@ fn examples() -> Vec<(String, String)> {
 /// Writes the files that the examples name.
 fn prepare(folder: &Folder) {
     for name in ["scenarios", "reports"] {
-        symlink(root().join(name), folder.at(name)).expect("a link");
+        symlink(root().join(name), folder.path_of(name)).expect("a link");
     }
     for name in ["model.gguf", "small.gguf"] {
-        symlink(model("q4_k"), folder.at(name)).expect("a link");
+        symlink(model("q4_k"), folder.path_of(name)).expect("a link");
     }
     folder.write_key("ring.key", &"0123456789abcdef".repeat(4));
     let alone = scenario("  - {name: this, profile: d1}").replace("profile: llama-8b", "file: model.gguf");
@@ -110,7 +110,7 @@ fn completions_and_man_pages_are_generated() {
     let script = folder.write("hearth.bash", succeed(&["completions", "bash"]));
     let checked = std::process::Command::new("bash").args(["-n", &script]).status();
     assert!(checked.is_ok_and(|status| status.success()), "bash reads its script");
-    let summary = json(&["man", &folder.at("man1")]);
+    let summary = json(&["man", &folder.path_of("man1")]);
     assert!(list(&summary["pages"]).len() > 14, "{summary}");
     let page = folder.read("man1/hearth-sweep-merge.1").replace("\\-", "-");
     assert!(page.contains(".TH hearth-sweep-merge 1"), "{page}");

@@ -14,7 +14,7 @@ fn several_prompts_give_the_texts_of_each_alone() {
     let alone = folder.write("alone.yaml", plan("q4_k", &[8], &[], 300));
     let ring = folder.write("ring.yaml", plan("q4_k", &[5, 3], &[&worker.address], 300));
     let lines = format!("{}\n\n\"{}\"\n{{\"prompt\": \"{}\"}}\n", PROMPTS[0], PROMPTS[1], PROMPTS[2]);
-    let (prompts, trace) = (folder.write("prompts.jsonl", lines), folder.at("run.trace"));
+    let (prompts, trace) = (folder.write("prompts.jsonl", lines), folder.path_of("run.trace"));
     let run = |plan: &str, more: &[&str]| {
         json(&execute(plan, &model("q4_k"), &[&["--tokens", "20"], more].concat()))
     };
@@ -37,7 +37,7 @@ fn several_prompts_give_the_texts_of_each_alone() {
 #[test]
 fn wrong_drafts_and_prompts_are_refused_before_running() {
     let folder = Folder::new();
-    let (plan, other) = (folder.write_plan(&[8], &[], 64), folder.at("other.gguf"));
+    let (plan, other) = (folder.write_plan(&[8], &[], 64), folder.path_of("other.gguf"));
     succeed(&["synth", "--layers", "1", "--vocab", "2048", "-o", &other]);
     let prompts = folder.write("prompts", "{\"text\": 3}\n");
     let cases: [(&[&str], &[&str]); 4] = [

@@ -29,14 +29,14 @@ impl Folder {
     }
 
     /// Returns the path of a file in this folder.
-    pub fn at(&self, name: &str) -> String {
+    pub fn path_of(&self, name: &str) -> String {
         self.path().join(name).display().to_string()
     }
 
     /// Writes a file and returns its path.
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
         fs::write(self.path().join(name), bytes).expect("the temporary folder can be written");
-        self.at(name)
+        self.path_of(name)
     }
 
     /// Writes a file that only its owner can read, and returns its path.

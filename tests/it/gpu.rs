@@ -139,7 +139,7 @@ fn unsupported_gpu_weight_type_is_refused() {
         return;
     }
     let folder = Folder::new();
-    let file = folder.at("model.gguf");
+    let file = folder.path_of("model.gguf");
     succeed(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
     let opened = hearth_ring::LocalModel::open(std::path::Path::new(&file)).expect("a model");
     let layers = opened.profile.shape.layers.0;

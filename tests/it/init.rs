@@ -15,7 +15,7 @@ fn check(path: &str) {
 #[test]
 fn flags_make_a_valid_scenario() {
     let folder = Folder::new();
-    let [one, two, file] = ["one.yaml", "two.yaml", "file.yaml"].map(|name| folder.at(name));
+    let [one, two, file] = ["one.yaml", "two.yaml", "file.yaml"].map(|name| folder.path_of(name));
     let devices = ["--device", "desktop=d3", "--device", "laptop=d2@192.168.1.7:9001"];
     succeed(&[&["init", &one], &devices[..]].concat());
     check(&one);
@@ -50,17 +50,17 @@ fn wrong_flags_are_refused_before_writing() {
         (&["--device", "laptop=d2", "--model", "llama-9b"], "llama-9b"),
         (&["--device", "a=d2", "--device", "a=d3"], "used twice"),
     ] {
-        assert_refused(&[&["init", &folder.at("new.yaml")], flags].concat(), &[part]);
+        assert_refused(&[&["init", &folder.path_of("new.yaml")], flags].concat(), &[part]);
     }
     assert!(!folder.has("new.yaml"));
-    let missing = folder.at("no/such/folder.yaml");
+    let missing = folder.path_of("no/such/folder.yaml");
     assert_refused(&["init", &missing, "--device", "laptop=d2"], &["does not exist"]);
 }
 
 #[test]
 fn prompts_read_one_answer_per_line() {
     let folder = Folder::new();
-    let path = folder.at("asked.yaml");
+    let path = folder.path_of("asked.yaml");
     let mut command = hearth(&["init", &path, "--ask", "--context", "256"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = command.spawn().expect("the program starts");

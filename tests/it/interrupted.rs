@@ -13,7 +13,7 @@ use crate::processes::{Head, Worker, assert_refused, becomes_true, hearth, model
 #[test]
 fn unfinished_model_is_removed() {
     let folder = Folder::new();
-    let mut command = hearth(&["synth", "--preset", "8b", "--output", &folder.at("8b.gguf")]);
+    let mut command = hearth(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
     let mut writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     assert!(becomes_true(Duration::from_secs(10), || folder.names().len() == 1), "an unfinished file");
     signal(writer.id(), "INT");
@@ -24,7 +24,7 @@ fn unfinished_model_is_removed() {
 #[test]
 fn interrupted_sweep_keeps_its_rows() {
     let folder = Folder::new();
-    let (file, table) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.at("table.csv"));
+    let (file, table) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.path_of("table.csv"));
     // Overlapping seeds are refused, so another way to get many rows is used.
     let overlapping = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &table];
     assert_refused(&overlapping, &["seed"]);
@@ -51,12 +51,12 @@ fn interrupted_run_frees_its_workers() {
     let worker = Worker::start(&model("q4_k"));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
     for signal in ["INT", "TERM"] {
-        let mut head = Head::start(&plan, 4000, &["--trace", &folder.at("run.trace")]);
+        let mut head = Head::start(&plan, 4000, &["--trace", &folder.path_of("run.trace")]);
         head.wait_for_tokens(10);
         let start = Instant::now();
         head.signal(signal);
         let observed = head.finish();
-        assert_eq!(observed.code, Some(3), "{signal}: {}", observed.text);
+        assert_eq!(observed.exit_code, Some(3), "{signal}: {}", observed.text);
         assert!(observed.text.contains("interrupted"), "{signal}: {}", observed.text);
         assert!(start.elapsed() < Duration::from_secs(10), "{signal}: {:?}", start.elapsed());
         let trace = folder.read_trace("run.trace");
@@ -82,5 +82,5 @@ fn interrupted_head_exits_although_a_worker_is_silent() {
     let observed = head.finish();
     worker.signal("CONT");
     assert!(start.elapsed().as_secs() < 8, "it ended after {} s", start.elapsed().as_secs());
-    assert!(observed.code.is_some_and(|code| code != 0), "{}", observed.text);
+    assert!(observed.exit_code.is_some_and(|code| code != 0), "{}", observed.text);
 }

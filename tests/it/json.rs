@@ -54,7 +54,7 @@ fn every_documented_key_is_printed() {
     let worker = Worker::start(&model("q4_k"));
     let plan = folder.write_plan(&[2, 2], &[&worker.address], 64);
     let [trace, first, tiny, report] =
-        ["run.trace", "first.yaml", "tiny.gguf", "report"].map(|name| folder.at(name));
+        ["run.trace", "first.yaml", "tiny.gguf", "report"].map(|name| folder.path_of(name));
     succeed(&["simulate", &toy, "--trace", &trace]);
     let q4_k = model("q4_k");
     let commands: [(&str, &[&str]); 11] = [

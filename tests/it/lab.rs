@@ -28,7 +28,7 @@ fn write_scenario(folder: &Folder, limits: &str) -> String {
 /// Runs the lab, checks its results, and returns its JSON.
 fn check(folder: &Folder, limits: &str) -> Value {
     let (file, model) = (write_scenario(folder, limits), model("q8_0"));
-    let (scratch, report) = (folder.at(""), folder.at("report"));
+    let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
     let arguments = ["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"];
     let result = parse(&outputs(&arguments, 0).0);
     for run in ["predicted", "measured"] {
@@ -56,8 +56,8 @@ fn two_devices_without_limits() {
     check(&Folder::new(), "");
 }
 
-/// Returns the folder of memory control groups; `None` if this process may not create groups.
-pub fn groups(test: &str) -> Option<PathBuf> {
+/// Returns the folder of memory control groups; `None` if this process is not allowed to create groups.
+pub fn memory_groups(test: &str) -> Option<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let groups = root.join(if root.join("memory").exists() { "memory" } else { "" });
     let probe = groups.join(format!("hearth-{test}"));
@@ -72,7 +72,7 @@ pub fn groups(test: &str) -> Option<PathBuf> {
 /// Starts a slow lab. Also returns the prefix of the names of its files and control groups.
 fn start_slow_lab(folder: &Folder) -> (Child, String) {
     let file = write_scenario(folder, ", memory: 40 MiB, disk_read: 10 MB/s");
-    let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &folder.at("")])
+    let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &folder.path_of("")])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -91,7 +91,7 @@ fn groups_of(groups: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
 
 #[test]
 fn interrupted_lab_leaves_nothing_behind() {
-    let Some(groups) = groups("interrupted_lab_leaves_nothing_behind") else { return };
+    let Some(groups) = memory_groups("interrupted_lab_leaves_nothing_behind") else { return };
     let folder = Folder::on_disk();
     let (mut lab, prefix) = start_slow_lab(&folder);
     let has_groups = || groups_of(&groups, &prefix).next().is_some();
@@ -120,7 +120,7 @@ fn is_alive(process: u32) -> bool {
 
 #[test]
 fn killed_lab_is_cleaned_up_by_the_next() {
-    let Some(groups) = groups("killed_lab_is_cleaned_up_by_the_next") else { return };
+    let Some(groups) = memory_groups("killed_lab_is_cleaned_up_by_the_next") else { return };
     let folder = Folder::on_disk();
     let (mut first, prefix) = start_slow_lab(&folder);
     let find = |verb: &str| processes(&groups, &prefix).into_iter().find(|(_, line)| line.contains(verb));
@@ -164,7 +164,7 @@ fn stopped_worker_is_killed_by_the_next_lab() {
 
 #[test]
 fn two_devices_with_limits() {
-    if groups("two_devices_with_limits").is_none() {
+    if memory_groups("two_devices_with_limits").is_none() {
         return;
     }
     let result = check(&Folder::on_disk(), ", memory: 26 MiB, disk_read: 100 MB/s");

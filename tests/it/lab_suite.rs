@@ -10,14 +10,14 @@ use hearth_schema::Scenario;
 use serde_json::{Value, json};
 
 use crate::folder::Folder;
-use crate::lab::groups;
+use crate::lab::memory_groups;
 use crate::processes::{assert_refused, list, parse, run, texts};
 use crate::repository::root;
 
 /// Runs a suite that writes to the subfolder `out`. Returns the results, standard error and the exit code.
 fn suite(scenarios: &str, folder: &Folder, out: &str) -> (Value, String, Option<i32>) {
     let arguments =
-        ["lab", "--suite", scenarios, "--scratch", &folder.at(""), "-o", &folder.at(out), "--json"];
+        ["lab", "--suite", scenarios, "--scratch", &folder.path_of(""), "-o", &folder.path_of(out), "--json"];
     let output = run(&arguments);
     let [stdout, stderr] =
         [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it).into_owned());
@@ -28,7 +28,7 @@ fn suite(scenarios: &str, folder: &Folder, out: &str) -> (Value, String, Option<
 
 #[test]
 fn interrupted_suite_continues() {
-    if groups("interrupted_suite_continues").is_none() {
+    if memory_groups("interrupted_suite_continues").is_none() {
         return;
     }
     let folder = Folder::on_disk();
@@ -67,7 +67,7 @@ fn interrupted_suite_continues() {
     let links = links.replace("../../../tests/data/models", &models);
     folder.write("broken/a.yaml", links.replace("psalm-7m-q8_0", "none").replace("ci-links", "ci-broken"));
     folder.write("broken/b.yaml", links);
-    let (result, stderr, code) = suite(&folder.at("broken"), &folder, "second");
+    let (result, stderr, code) = suite(&folder.path_of("broken"), &folder, "second");
     assert_eq!(code, Some(3), "{stderr}");
     assert_eq!(list(&result["cases"]).len(), 1);
     assert_eq!(result["failed"][0]["name"], "ci-broken");
@@ -76,10 +76,10 @@ fn interrupted_suite_continues() {
 #[test]
 fn invalid_suite_is_refused() {
     let folder = Folder::new();
-    let (suite, out, model) = (folder.at(""), folder.at("out"), folder.at("none.gguf"));
+    let (suite, out, model) = (folder.path_of(""), folder.path_of("out"), folder.path_of("none.gguf"));
     let check = |flags: &[&str], part: &str| assert_refused(&[&["lab", "-o", &out], flags].concat(), &[part]);
     check(&["--suite", &suite], "no scenario in this folder");
-    check(&["--suite", &folder.at("none")], "check the path");
+    check(&["--suite", &folder.path_of("none")], "check the path");
     check(&["--random", "2", "--seed", "3", "--model", &model], "hearth synth");
     let text = fs::read_to_string(root().join("scenarios/lab/ci/ci-links.yaml")).expect("a scenario");
     folder.write("one.yaml", &text);

@@ -54,7 +54,7 @@ fn memory_errors_predict_runs_out_of_memory() {
                 let plan = succeed(&["plan", &ample_file, "--windows", "16,16", "--gpu-layers", gpu]);
                 let plan = plan
                     .replace("context: 512", &format!("context: {context}"))
-                    .replace(&hearth_schema::digest::of(&ample), &hearth_schema::digest::of(&text));
+                    .replace(&hearth_schema::digest::of_text(&ample), &hearth_schema::digest::of_text(&text));
                 let plan = folder.write("p.yaml", plan);
                 let simulate = ["simulate", &file, "--plan", &plan, "--tokens", "2", "--json"];
                 let fails = crate::processes::run(&simulate).status.code() == Some(3);
@@ -73,7 +73,7 @@ fn memory_errors_predict_runs_out_of_memory() {
 #[test]
 fn plan_of_another_model_is_a_finding() {
     let folder = Folder::new();
-    let (file, plan) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.at("p.yaml"));
+    let (file, plan) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.path_of("p.yaml"));
     succeed(&["plan", &file, "--windows", "16,16", "--output", &plan]);
     assert!(codes(&lint(&[&file, "--plan", &plan], 0)).is_empty());
     let twice = folder.write("twice.yaml", folder.read("p.yaml").replace("rounds: 1", "rounds: 2"));

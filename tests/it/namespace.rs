@@ -1,8 +1,7 @@
 //! A network namespace in which tests can take a real link down.
 //!
-//! A pair of virtual Ethernet devices (`ip netns`, `ip link` of the package iproute2) connects it with the host. A
-//! link that is down drops all packets silently, like a router without power. This needs root; otherwise tests are
-//! skipped.
+//! A pair of virtual Ethernet devices (`ip netns`, `ip link` of the package iproute2) connects the namespace with the
+//! host. A link that is down drops all packets silently, like a router without power. Without root, tests are skipped.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,20 +10,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Namespace {
     pub name: String,
     /// The address of the host on the link.
-    pub here: String,
+    pub host_address: String,
     /// The address of the namespace on the link.
-    pub inside: String,
-    /// The name of the device of the host.
+    pub address_inside: String,
+    /// The name of the network device on the host.
     link: String,
 }
 
 /// An end of the link.
 #[derive(Debug, Clone, Copy)]
 pub enum End {
-    /// In the namespace.
-    Inside,
-    /// On the host.
-    Here,
+    Namespace,
+    Host,
 }
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -53,8 +50,8 @@ impl Namespace {
             |host: u32| format!("198.{}.{}.{}", 18 + (net >> 16), (net >> 8) & 255, (net & 255) + host);
         let namespace = Namespace {
             name: format!("hearth-{process}-{count}"),
-            here: address(1),
-            inside: address(2),
+            host_address: address(1),
+            address_inside: address(2),
             link: format!("h{process}x{count}"),
         };
         namespace.build()?;
@@ -62,12 +59,12 @@ impl Namespace {
     }
 
     fn build(&self) -> Result<(), String> {
-        let Namespace { name, here, inside, link } = self;
+        let Namespace { name, host_address, address_inside, link } = self;
         ip(&["netns", "add", name])?;
         ip(&["link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name])?;
-        ip(&["addr", "add", &format!("{here}/30"), "dev", link])?;
+        ip(&["addr", "add", &format!("{host_address}/30"), "dev", link])?;
         ip(&["link", "set", link, "up"])?;
-        ip(&["-n", name, "addr", "add", &format!("{inside}/30"), "dev", "eth0"])?;
+        ip(&["-n", name, "addr", "add", &format!("{address_inside}/30"), "dev", "eth0"])?;
         ip(&["-n", name, "link", "set", "eth0", "up"])?;
         ip(&["-n", name, "link", "set", "lo", "up"])
     }
@@ -76,8 +73,8 @@ impl Namespace {
     pub fn set(&self, end: End, up: bool) {
         let state = if up { "up" } else { "down" };
         let set = match end {
-            End::Inside => ip(&["-n", &self.name, "link", "set", "eth0", state]),
-            End::Here => ip(&["link", "set", &self.link, state]),
+            End::Namespace => ip(&["-n", &self.name, "link", "set", "eth0", state]),
+            End::Host => ip(&["link", "set", &self.link, state]),
         };
         set.expect("a link of ours");
     }

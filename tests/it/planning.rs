@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hearth_halda::registry::NAMES;
+use hearth_halda::registry::STRATEGY_NAMES;
 use serde_json::Value;
 
 use crate::folder::{Folder, scenario};
@@ -45,7 +45,7 @@ fn comparison_has_a_plan_or_a_reason_for_every_strategy() {
     let rows = json(&["plan", &scenario_path("home/llama-70b-on-four"), "--compare"]);
     let names = texts(&rows, "strategy");
     let expected: Vec<&str> =
-        NAMES.into_iter().filter(|name| !["manual", "exhaustive"].contains(name)).collect();
+        STRATEGY_NAMES.into_iter().filter(|name| !["manual", "exhaustive"].contains(name)).collect();
     let (last, planners) = names.split_last().expect("rows");
     assert_eq!((planners, *last), (&expected[..], "refine"));
     for row in list(&rows) {
@@ -96,7 +96,7 @@ fn refine_is_deterministic_by_evaluations() {
     let folder = Folder::new();
     let file = two_desktops(&folder, "", "planner: {strategy: even}\n");
     let plan = |name: &str, evaluations: &str| {
-        let path = folder.at(name);
+        let path = folder.path_of(name);
         let flags = ["--windows", "16,16", "--strategy", "refine", "--refine-evaluations", evaluations];
         let text = succeed(&[&["plan", &file, "--output", &path], &flags[..]].concat());
         let simulated = json(&["simulate", &file, "--plan", &path, "--tokens", "8"]);
@@ -133,7 +133,7 @@ fn planners_use_only_absolute_limits() {
 
     // Planning and simulating in two commands gives the same result as simulating in one.
     let file = two_desktops(&folder, ", limits: {memory: 4 GiB}", "");
-    let plan = folder.at("plan.yaml");
+    let plan = folder.path_of("plan.yaml");
     succeed(&["plan", &file, "--output", &plan]);
     assert_eq!(json(&["simulate", &file, "--plan", &plan]), json(&["simulate", &file]));
 }
@@ -150,8 +150,8 @@ fn wrong_search_flags_are_refused() {
     }
 }
 
-/// Maximum ratio of the simulated time of a plan, which is the fastest only by the model of the planner, to the best
-/// time.
+/// Maximum ratio of the simulated time of a plan to the best time. A plan is the fastest only by the latency model of
+/// the planner, which differs from the simulator.
 const TOLERANCE: f64 = 1.03;
 
 /// Plans and simulates scenarios over a range of disk rates. If the simulator had a limit that the planner does not

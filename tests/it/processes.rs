@@ -148,7 +148,7 @@ impl Drop for Process {
     }
 }
 
-/// A worker process that listens at a free port.
+/// A worker process that listens on a free port.
 pub struct Worker {
     process: Process,
     pub address: String,
@@ -156,25 +156,25 @@ pub struct Worker {
 
 impl Worker {
     pub fn start(model: &str) -> Worker {
-        Self::with(&["--listen", "127.0.0.1:0", "--model", model])
+        Self::with_flags(&["--listen", "127.0.0.1:0", "--model", model])
     }
 
     /// Starts a worker with one thread and the given flags.
-    pub fn with(flags: &[&str]) -> Worker {
+    pub fn with_flags(flags: &[&str]) -> Worker {
         Self::spawn(hearth(&["worker", "--threads", "1"]).args(flags))
     }
 
     /// Starts a worker with the given flags in a network namespace.
-    pub fn inside(namespace: &Namespace, flags: &[&str]) -> Worker {
+    pub fn in_namespace(namespace: &Namespace, flags: &[&str]) -> Worker {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &namespace.name, &program(), "worker", "--threads", "1"]).args(flags);
-        command.args(["--listen", &format!("{}:0", namespace.inside)]);
+        command.args(["--listen", &format!("{}:0", namespace.address_inside)]);
         Self::spawn(command.stdin(Stdio::null()).env_remove("HEARTH_KEY"))
     }
 
     fn spawn(command: &mut Command) -> Worker {
         let (process, line) = Process::until_ready(command);
-        let address = line.split_ascii_whitespace().nth(2).expect("listening at ADDRESS").to_string();
+        let address = line.split_ascii_whitespace().nth(2).expect("listening on ADDRESS").to_string();
         Worker { process, address }
     }
 
@@ -209,8 +209,7 @@ pub struct Observation {
     pub timed_out: bool,
     /// The other lines of standard output, and standard error.
     pub text: String,
-    /// The exit code.
-    pub code: Option<i32>,
+    pub exit_code: Option<i32>,
 }
 
 /// A head with the q4_k test model, whose tokens are recorded when they are printed.
@@ -277,7 +276,7 @@ impl Head {
         self.wait_for_tokens(usize::MAX);
         let output = self.process.wait_with_output().expect("the head ends");
         self.observed.text += &String::from_utf8_lossy(&output.stderr);
-        self.observed.code = output.status.code();
+        self.observed.exit_code = output.status.code();
         self.observed
     }
 }

@@ -57,7 +57,7 @@ impl Proxy {
     }
 
     /// Returns the number of bytes received from the target.
-    pub fn received(&self) -> u64 {
+    pub fn received_bytes(&self) -> u64 {
         self.state.received.load(Ordering::SeqCst)
     }
 }

@@ -111,12 +111,13 @@ fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
     use hearth_profiles::Document;
     use hearth_profiles::model::ModelDocument;
     use hearth_reports::published::speeds::Quantisation;
-    use hearth_reports::published::{Published, shipped};
-    use hearth_sim::mobile_gpu::{Measured, MobileGpu, Weights};
+    use hearth_reports::published::{PublishedResults, shipped};
+    use hearth_sim::mobile_gpu::{MeasuredSpeeds, MobileGpu, WeightFormat};
 
-    let published = Published::from_yaml(shipped("ml-drift").expect("shipped")).expect("a document");
+    let published = PublishedResults::from_yaml(shipped("ml-drift").expect("shipped")).expect("a document");
     let folder = root().join("reports/published");
-    let rows: Vec<_> = published.rows.iter().filter(|row| published.fitted.contains(&row.label)).collect();
+    let rows: Vec<_> =
+        published.rows.iter().filter(|row| published.fitted_rows.contains(&row.label)).collect();
     assert_eq!(rows.len(), 2);
     for system in &published.systems {
         let gpu = system.gpu.as_ref().expect("a GPU");
@@ -124,17 +125,18 @@ fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
         let mut shape = None;
         for row in &rows {
             let (run, cell) = (row.roofline.as_ref().expect("a run on one GPU"), &row.cells[&system.name]);
-            let weights = if run.weights == Quantisation::Q8 { Weights::Q8 } else { Weights::Mixed };
+            let weights =
+                if run.weights == Quantisation::Q8 { WeightFormat::Q8 } else { WeightFormat::Mixed };
             let [prefill, decode] = [cell.prefill, cell.decode].map(|speed| speed.expect("a speed").0);
-            measured.push(Measured { weights, prefill, decode });
+            measured.push(MeasuredSpeeds { weights, prefill, decode });
             let text = std::fs::read_to_string(folder.join(&run.model)).expect("a model");
             shape = Some(ModelDocument::from_yaml(&text).expect("a model").shape());
         }
         let shape = shape.expect("a row");
-        let own = MobileGpu::fitted(&shape, &measured, 1024, 1024 + 128).expect("speeds");
+        let own = MobileGpu::fit(&shape, &measured, 1024, 1024 + 128).expect("speeds");
         // The document has three digits.
         let near = |own: f64, documented: f64| (own / documented - 1.0).abs() < 2e-3;
-        assert!(near(own.compute.0, gpu.compute.value.0), "{}: {own:?}", system.name);
+        assert!(near(own.arithmetic_rate.0, gpu.compute.value.0), "{}: {own:?}", system.name);
         assert!(near(own.bandwidth.0, gpu.bandwidth.value.0), "{}: {own:?}", system.name);
     }
 }

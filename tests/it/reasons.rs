@@ -47,13 +47,13 @@ fn ignored_memory_and_disagreement_are_noted() {
 fn missing_folder_is_not_created() {
     let folder = Folder::new();
     let file = folder.write("s.yaml", scenario(TWO_DEVICES));
-    assert_refused(&["plan", &file, "-o", &folder.at("missing/plan.yaml")], &["does not exist"]);
-    error(&["simulate", &file, "--trace", &folder.at("missing/run.trace")], 2);
-    error(&["reproduce", "-o", &folder.at("missing/report")], 2);
+    assert_refused(&["plan", &file, "-o", &folder.path_of("missing/plan.yaml")], &["does not exist"]);
+    error(&["simulate", &file, "--trace", &folder.path_of("missing/run.trace")], 2);
+    error(&["reproduce", "-o", &folder.path_of("missing/report")], 2);
     assert!(!folder.has("missing"));
     // A folder for several files is created in an existing folder.
-    let trace = folder.at("run.trace");
+    let trace = folder.path_of("run.trace");
     succeed(&["simulate", &file, "--trace", &trace]);
-    succeed(&["report", &trace, "-o", &folder.at("report")]);
+    succeed(&["report", &trace, "-o", &folder.path_of("report")]);
     assert!(folder.has("report/index.html"));
 }

@@ -84,21 +84,21 @@ fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<O
     let flags = ["--model", &q4_k, "--key", &key];
     let worker = |index: usize| {
         if index == victim {
-            return Worker::inside(&namespace, &flags);
+            return Worker::in_namespace(&namespace, &flags);
         }
-        Worker::with(&[&flags[..], &["--listen", &format!("{}:0", namespace.here)]].concat())
+        Worker::with_flags(&[&flags[..], &["--listen", &format!("{}:0", namespace.host_address)]].concat())
     };
     let workers: Vec<Worker> = (0..3).map(worker).collect();
     let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
     let plan = folder.write_plan(&[1, 2, 1, 2], &addresses, 512);
     let mut head = Head::start(&plan, expected.len(), &["--key", &key]);
     head.wait_for_tokens(at);
-    namespace.set(if seed.is_multiple_of(2) { End::Inside } else { End::Here }, false);
+    namespace.set(if seed.is_multiple_of(2) { End::Namespace } else { End::Host }, false);
     Some(head.finish())
 }
 
 /// Returns the tokens that a single process generates.
-pub fn undisturbed(count: usize) -> Vec<u32> {
+pub fn undisturbed_tokens(count: usize) -> Vec<u32> {
     let observed = Head::run(&Folder::new().write_plan(&[8], &[], 512), count, &[]);
     assert_eq!(observed.tokens.len(), count, "{}", observed.text);
     observed.tokens
@@ -106,7 +106,7 @@ pub fn undisturbed(count: usize) -> Vec<u32> {
 
 /// Runs trials that cycle through the faults, and checks that no token is wrong, lost or duplicated.
 fn trials(count: u64, first: u64, faults: &[Fault]) {
-    let expected = undisturbed(TOKENS);
+    let expected = undisturbed_tokens(TOKENS);
     let (mut wrong, mut lost, mut doubled, mut timeouts) = (0, 0, 0, 0);
     let mut gaps: Vec<(Fault, Duration)> = Vec::new();
     for seed in first..first + count {
@@ -157,7 +157,7 @@ fn recovery_is_in_the_trace_and_its_plan_is_written() {
     let folder = Folder::new();
     let (first, mut second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
     let plan = folder.write_plan(&[2, 1, 1], &[&first.address, &second.address], 512);
-    let mut head = Head::start(&plan, 60, &["--trace", &folder.at("run.trace")]);
+    let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace")]);
     head.wait_for_tokens(20);
     second.kill();
     let observed = head.finish();
@@ -168,7 +168,7 @@ fn recovery_is_in_the_trace_and_its_plan_is_written() {
     let replanned = &trace.run_events[1];
     assert_eq!(replanned.device.as_deref(), Some("d2"));
     assert!(replanned.end.is_some() && replanned.what.starts_with("d0 3, d1 1; "), "{}", replanned.what);
-    assert_eq!(replanned.plan, Some(hearth_schema::digest::of(&folder.read("run.plan-1.yaml"))));
+    assert_eq!(replanned.plan_digest, Some(hearth_schema::digest::of_text(&folder.read("run.plan-1.yaml"))));
     let has_records = |device: u16| trace.records.iter().any(|record| record.device == device);
     assert!(has_records(0) && has_records(1), "the remaining devices send their traces");
     assert!(observed.text.contains("\"trace_lost\": true"), "{}", observed.text);
@@ -179,7 +179,7 @@ fn failed_run_keeps_its_tokens() {
     let folder = Folder::new();
     let mut worker = Worker::start(&model("q4_k"));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
-    let mut head = Head::start(&plan, 400, &["--trace", &folder.at("run.trace"), "--give-up"]);
+    let mut head = Head::start(&plan, 400, &["--trace", &folder.path_of("run.trace"), "--give-up"]);
     head.wait_for_tokens(20);
     worker.kill();
     let observed = head.finish();
@@ -198,13 +198,13 @@ fn suspended_head_loses_no_worker() {
     let folder = Folder::new();
     let worker = Worker::start(&model("q4_k"));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
-    let mut head = Head::start(&plan, 60, &["--trace", &folder.at("run.trace")]);
+    let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace")]);
     head.wait_for_tokens(10);
     head.signal("STOP");
     std::thread::sleep(Duration::from_secs(3));
     head.signal("CONT");
     let observed = head.finish();
-    assert_eq!((observed.tokens.len(), observed.code), (60, Some(0)));
+    assert_eq!((observed.tokens.len(), observed.exit_code), (60, Some(0)));
     let trace = folder.read_trace("run.trace");
     assert_eq!((trace.outcome, trace.run_events), (Outcome::Ok, vec![]));
 }
@@ -212,15 +212,15 @@ fn suspended_head_loses_no_worker() {
 #[test]
 fn worker_without_the_model_fetches_its_layers() {
     let (folder, cache) = (Folder::new(), Folder::new());
-    let worker = Worker::with(&["--listen", "127.0.0.1:0", "--fetch", &cache.at("")]);
+    let worker = Worker::with_flags(&["--listen", "127.0.0.1:0", "--fetch", &cache.path_of("")]);
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
-    let expected = undisturbed(8);
+    let expected = undisturbed_tokens(8);
     for session in ["fetched", "cached"] {
         let observed = Head::run(&plan, 8, &[]);
         assert_eq!(observed.tokens, expected, "{}", observed.text);
         assert_eq!(observed.text.contains("d1 has fetched"), session == "fetched", "{}", observed.text);
     }
-    let partial = cache.at(&format!("{}/model.gguf", cache.names()[0]));
+    let partial = cache.path_of(&format!("{}/model.gguf", cache.names()[0]));
     assert_refused(&["worker", "--listen", "127.0.0.1:0", "--model", &partial], &["only some layers"]);
 }
 
@@ -243,7 +243,7 @@ fn scenario_planner_replans_during_a_run() {
     let devices = ["d0", "d1", "d2"].map(|name| format!("  - {{name: {name}, profile: d4}}")).join("\n");
     let even = scenario(&devices).replace("llama-8b", "tiny") + "planner: {strategy: even}\n";
     let even = folder.write("scenario.yaml", even);
-    let mut head = Head::start(&plan, 60, &["--trace", &folder.at("run.trace"), "--scenario", &even]);
+    let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace"), "--scenario", &even]);
     head.wait_for_tokens(20);
     second.kill();
     let observed = head.finish();

@@ -24,7 +24,7 @@ use crate::folder::Folder;
 use crate::namespace::{End, Namespace};
 use crate::processes::{Observation, PROMPT, Worker, model, plan, signal};
 use crate::proxy::Proxy;
-use crate::recovery::undisturbed;
+use crate::recovery::undisturbed_tokens;
 
 /// A head that handles several requests.
 struct Session<T: Transport> {
@@ -79,7 +79,7 @@ impl<T: Transport> Session<T> {
             Ok(Ok(generated)) => Some(generated),
             Ok(Err(unfinished)) => {
                 observed.text = unfinished.error.to_string();
-                unfinished.partial.map(|generated| *generated)
+                unfinished.partial_result.map(|generated| *generated)
             }
             Err(_) => {
                 observed.timed_out = true;
@@ -149,7 +149,7 @@ fn check_rejoining<T: Transport>(
     fail: impl FnOnce() + Send + 'static,
     restore: impl FnOnce(),
 ) {
-    let expected = undisturbed(40);
+    let expected = undisturbed_tokens(40);
     let all = ["d0", "d1", "d2"];
     let (before, trace) = session.short_request(4);
     assert_eq!(before.tokens, expected[..4]);
@@ -186,7 +186,7 @@ fn restarted_worker_rejoins_at_the_next_request() {
         move || signal(process, "KILL"),
         || {
             drop(second);
-            again = Some(Worker::with(&["--listen", &address, "--model", &model("q4_k")]));
+            again = Some(Worker::with_flags(&["--listen", &address, "--model", &model("q4_k")]));
         },
     );
     session.close();
@@ -194,7 +194,7 @@ fn restarted_worker_rejoins_at_the_next_request() {
 
 #[test]
 fn resumed_worker_rejoins_at_the_next_request() {
-    let expected = undisturbed(40);
+    let expected = undisturbed_tokens(40);
     let (observed, rejoined) = suspend_worker(1, 10, Duration::from_secs(3), &expected);
     assert_eq!(observed.tokens, expected, "{}", observed.text);
     assert!(rejoined && !observed.timed_out);
@@ -208,8 +208,9 @@ fn reconnected_worker_rejoins_at_the_next_request() {
     let (folder, q4_k) = (Folder::new(), model("q4_k"));
     let key = folder.write_key("ring.key", "a phrase for tests of links");
     let flags = ["--model", &q4_k, "--key", &key];
-    let near = Worker::with(&[&flags[..], &["--listen", &format!("{}:0", namespace.here)]].concat());
-    let far = Worker::inside(&namespace, &flags);
+    let near =
+        Worker::with_flags(&[&flags[..], &["--listen", &format!("{}:0", namespace.host_address)]].concat());
+    let far = Worker::in_namespace(&namespace, &flags);
     let plan = parsed_plan("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
     let transport = EncryptedTransport::new(
         TcpTransport,
@@ -220,9 +221,9 @@ fn reconnected_worker_rejoins_at_the_next_request() {
     let link = namespace.clone();
     check_rejoining(
         &mut session,
-        move || link.set(End::Inside, false),
+        move || link.set(End::Namespace, false),
         || {
-            namespace.set(End::Inside, true);
+            namespace.set(End::Namespace, true);
             // Waits until the neighbour table is rebuilt and the worker has noticed the loss of its head.
             std::thread::sleep(Duration::from_secs(3));
         },
@@ -295,7 +296,7 @@ fn count_chunks(cache: &Folder, source: &[u8]) -> usize {
 #[test]
 fn interrupted_fetch_resumes() {
     let cache = Folder::new();
-    let worker = Worker::with(&["--listen", "127.0.0.1:0", "--fetch", &cache.at("")]);
+    let worker = Worker::with_flags(&["--listen", "127.0.0.1:0", "--fetch", &cache.path_of("")]);
     let source = std::fs::read(model("f16")).expect("a test model");
     let plan = parsed_plan("f16", &[2, 6], &[&worker.address]);
     let mut before = 0;
@@ -304,7 +305,7 @@ fn interrupted_fetch_resumes() {
         let transport = ProxiedTransport { limit, ..ProxiedTransport::default() };
         let session = Session::connect(&transport, "f16", plan.clone());
         let proxy = transport.proxy.lock().expect("no panic");
-        let received = proxy.as_ref().expect("the head listens").received();
+        let received = proxy.as_ref().expect("the head listens").received_bytes();
         drop(proxy);
         let chunks = count_chunks(&cache, &source);
         println!("{received} bytes received, {chunks} chunks present");

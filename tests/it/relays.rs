@@ -20,13 +20,13 @@ fn scenario_with_relay() -> String {
 #[test]
 fn relay_forwards_every_message() {
     let folder = Folder::new();
-    let (file, planned) = (folder.write("s.yaml", scenario_with_relay()), folder.at("plan.yaml"));
+    let (file, planned) = (folder.write("s.yaml", scenario_with_relay()), folder.path_of("plan.yaml"));
     succeed(&["plan", &file, "--output", &planned]);
     let plan = folder.read_plan("plan.yaml");
     let ring: Vec<(&str, Role)> = plan.devices.iter().map(|it| (it.name.as_str(), it.role)).collect();
     assert_eq!(ring, [("desktop", Role::Head), ("phone", Role::Relay), ("laptop", Role::Worker)]);
 
-    succeed(&["simulate", &file, "--plan", &planned, "--trace", &folder.at("run.trace")]);
+    succeed(&["simulate", &file, "--plan", &planned, "--trace", &folder.path_of("run.trace")]);
     let trace = folder.read_trace("run.trace");
     assert_eq!(trace.outcome, Outcome::Ok);
     assert!(!trace.records.iter().any(|it| it.device == 1 && it.kind == Kind::Compute));

@@ -6,8 +6,8 @@ use crate::processes::{assert_refused, scenario_path, succeed};
 #[test]
 fn report_has_published_numbers_and_a_sweep() {
     let folder = Folder::new();
-    let (scenario, trace) = (scenario_path("paper/llama-8b-on-d1-d4"), folder.at("a.trace"));
-    let (table, out) = (folder.at("k.csv"), folder.at("report"));
+    let (scenario, trace) = (scenario_path("paper/llama-8b-on-d1-d4"), folder.path_of("a.trace"));
+    let (table, out) = (folder.path_of("k.csv"), folder.path_of("report"));
     succeed(&["simulate", &scenario, "--tokens", "3", "--strategy", "single", "--trace", &trace]);
     let rounds = ["--vary", "planner.rounds=1,2,4", "--tokens", "2", "--strategy", "exact", "-o", &table];
     succeed(&[&["sweep", &scenario], &rounds[..]].concat());
@@ -26,7 +26,7 @@ fn report_has_published_numbers_and_a_sweep() {
 #[test]
 fn wrong_report_input_is_refused() {
     let folder = Folder::new();
-    let (trace, out) = (folder.at("a.trace"), folder.at("report"));
+    let (trace, out) = (folder.path_of("a.trace"), folder.path_of("report"));
     succeed(&["simulate", &scenario_path("paper/fig-6-a"), "--tokens", "2", "--trace", &trace]);
     for (flags, part) in [
         (["--published", "prima-table-5"], "no document of published numbers is called `prima-table-5`"),

@@ -18,7 +18,7 @@ use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
 
 use crate::folder::{Folder, scenario};
-use crate::lab::groups;
+use crate::lab::memory_groups;
 use crate::processes::{execute, list, outputs, parse, succeed};
 
 /// Memory limit. A token uses 57 of the 64 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
@@ -53,7 +53,7 @@ fn hog_program(folder: &Folder) -> String {
 
 /// Writes a synthetic model and returns its path.
 fn synthesize(folder: &Folder) -> String {
-    let model = folder.at("model.gguf");
+    let model = folder.path_of("model.gguf");
     succeed(&["synth", "--preset", "120m", "--quant", "q4_k_m", "--output", &model]);
     model
 }
@@ -70,7 +70,7 @@ fn write_scenario(folder: &Folder, devices: &str, more: &str) -> String {
 /// Writes a plan of one managed device and returns the arguments that execute it.
 fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     let scenario = write_scenario(folder, "  - {name: a, profile: d3}", "");
-    let [plan, model, trace] = ["plan.yaml", "model.gguf", "run.trace"].map(|name| folder.at(name));
+    let [plan, model, trace] = ["plan.yaml", "model.gguf", "run.trace"].map(|name| folder.path_of(name));
     let flags = ["--windows", "12", "--residency", "managed", "--stream-buffer", "2 MiB"];
     succeed(&[&["plan", &scenario, "--output", &plan], &flags[..]].concat());
     execute(&plan, &model, &["--prompt-tokens", "4", "--tokens", tokens, "--json", "--trace", &trace])
@@ -122,7 +122,7 @@ fn median(numbers: &[u64]) -> u64 {
 
 #[test]
 fn managed_device_yields_memory_and_recovers() {
-    if groups("managed_device_yields_memory_and_recovers").is_none() {
+    if memory_groups("managed_device_yields_memory_and_recovers").is_none() {
         return;
     }
     let folder = Folder::on_disk();
@@ -163,7 +163,7 @@ fn managed_device_yields_memory_and_recovers() {
 
 #[test]
 fn killed_managed_run_leaves_nothing_behind() {
-    let Some(groups) = groups("killed_managed_run_leaves_nothing_behind") else { return };
+    let Some(groups) = memory_groups("killed_managed_run_leaves_nothing_behind") else { return };
     let folder = Folder::on_disk();
     synthesize(&folder);
     let arguments = execution(&folder, "200");
@@ -187,7 +187,7 @@ fn killed_managed_run_leaves_nothing_behind() {
 
 #[test]
 fn lab_runs_managed_devices() {
-    if groups("lab_runs_managed_devices").is_none() {
+    if memory_groups("lab_runs_managed_devices").is_none() {
         return;
     }
     let folder = Folder::on_disk();
@@ -197,7 +197,7 @@ fn lab_runs_managed_devices() {
     let more =
         "planner: {strategy: manual, windows: [3, 4, 5]}\nresidency: {policy: managed, stream_buffer: 4 MiB}";
     let scenario = write_scenario(&folder, &devices, more);
-    let (scratch, report) = (folder.at(""), folder.at("report"));
+    let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
     let arguments =
         ["lab", &scenario, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"];
     let result = parse(&outputs(&arguments, 0).0);

@@ -14,7 +14,7 @@ fn ring_needs_the_same_key() {
     let key = folder.write_key("ring.key", KEY);
     let other = folder.write_key("other.key", "a phrase that is another key");
     let q4_k = model("q4_k");
-    let worker = Worker::with(&["--listen", "127.0.0.1:0", "--model", &q4_k, "--key", &key]);
+    let worker = Worker::with_flags(&["--listen", "127.0.0.1:0", "--model", &q4_k, "--key", &key]);
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 64);
     let command = |key: &[&str]| execute(&plan, &q4_k, &[&TWO_TOKENS[..], key].concat());
 
@@ -43,10 +43,10 @@ fn worker_without_the_key_is_refused() {
 }
 
 #[test]
-fn worker_with_a_key_may_listen_at_all_addresses() {
+fn worker_with_a_key_can_listen_on_all_addresses() {
     let folder = Folder::new();
     let key = folder.write_key("ring.key", KEY);
-    let worker = Worker::with(&["--listen", "0.0.0.0:0", "--model", &model("q4_k"), "--key", &key]);
+    let worker = Worker::with_flags(&["--listen", "0.0.0.0:0", "--model", &model("q4_k"), "--key", &key]);
     assert!(worker.address.starts_with("0.0.0.0:"), "{}", worker.address);
 }
 
@@ -55,7 +55,7 @@ fn wrong_key_is_refused_at_start() {
     let folder = Folder::new();
     for (key, what) in [
         (folder.write_key("short.key", "hunter2"), "is only 7 bytes long"),
-        (folder.at("absent.key"), "cannot read the key file"),
+        (folder.path_of("absent.key"), "cannot read the key file"),
         (folder.write("open.key", KEY), "chmod 600"),
     ] {
         let arguments = ["worker", "--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", &key];

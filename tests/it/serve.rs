@@ -26,7 +26,7 @@ impl Server {
     /// Starts a server with the given number of workers and additional flags.
     fn start(workers: usize, more: &[&str]) -> Server {
         let folder = Folder::new();
-        let chat_model = folder.at("chat.gguf");
+        let chat_model = folder.path_of("chat.gguf");
         write_with_template(Path::new(&chat_model));
         let workers: Vec<Worker> = (0..workers).map(|_| Worker::start(&chat_model)).collect();
         let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();

@@ -44,7 +44,7 @@ fn row_equals_simulating_the_changed_document() {
         let read = |device: &serde_json::Value| device["bytes_read_per_token"].as_f64();
         let read: f64 = list(&alone["devices"]).iter().filter_map(read).sum();
         assert_eq!(row["bytes_read_per_token"].as_f64(), Some(read));
-        let plan = json(&["plan", &file, "-o", &folder.at("plan.yaml")]);
+        let plan = json(&["plan", &file, "-o", &folder.path_of("plan.yaml")]);
         assert_eq!((&row["rounds"], &row["strategy"]), (&plan["rounds"], &plan["strategy"]));
         assert_eq!((row["outcome"].as_str(), row["seed"].as_u64()), (Some("ok"), Some(7)));
         times.push(row["tpot_ms"].to_string());
@@ -60,16 +60,16 @@ fn shards_merge_byte_for_byte() {
     let vary = ["--vary", "devices.b.memory.available=2GiB..9GiB/3", "--vary", "seed=1,2"];
     let sweep = |more: &[&str]| succeed(&[&["sweep", &file][..], &vary, more].concat());
     let printed = sweep(&["--jobs", "1"]);
-    sweep(&["--jobs", "3", "-o", &folder.at("whole.csv"), "--chart", &folder.at("whole.svg")]);
+    sweep(&["--jobs", "3", "-o", &folder.path_of("whole.csv"), "--chart", &folder.path_of("whole.svg")]);
     let whole = folder.read("whole.csv");
     assert_eq!(whole, printed, "the number of threads changes nothing");
     assert_eq!(whole.lines().count(), 2 + 6);
-    let [first, second, third, fourth] = [1, 2, 3, 4].map(|part| folder.at(&format!("{part}.csv")));
+    let [first, second, third, fourth] = [1, 2, 3, 4].map(|part| folder.path_of(&format!("{part}.csv")));
     for (shard, name) in [("1/4", &first), ("2/4", &second), ("3/4", &third), ("4/4", &fourth)] {
         sweep(&["--shard", shard, "-o", name]);
     }
     let merge = ["sweep", "merge", &third, &first, &fourth, &second];
-    let (table, chart) = (folder.at("merged.csv"), folder.at("merged.svg"));
+    let (table, chart) = (folder.path_of("merged.csv"), folder.path_of("merged.svg"));
     succeed(&[&merge[..], &["-o", &table, "--chart", &chart]].concat());
     assert_eq!(folder.read("merged.csv"), whole);
     let chart = folder.read("whole.svg");
@@ -77,7 +77,7 @@ fn shards_merge_byte_for_byte() {
     assert_eq!((chart.matches("<polyline").count(), chart.matches("<circle").count()), (2, 6));
     assert!(!folder.names().concat().contains(".part"), "{:?}", folder.names());
 
-    let other = folder.at("other.csv");
+    let other = folder.path_of("other.csv");
     succeed(&["sweep", &file, "--vary", "seed=1,2", "-o", &other]);
     let cases: [(&[&str], &[&str]); 4] = [
         (&[&first, &second, &fourth], &["rows are missing: 2\n", "--shard 3/4"]),
@@ -93,7 +93,7 @@ fn shards_merge_byte_for_byte() {
 #[test]
 fn row_of_a_failed_point_has_the_reason() {
     let folder = Folder::new();
-    let (file, plan) = (write_scenario(&folder, "9.7 GiB"), folder.at("plan.yaml"));
+    let (file, plan) = (write_scenario(&folder, "9.7 GiB"), folder.path_of("plan.yaml"));
     succeed(&["plan", &file, "-o", &plan]);
     let outcomes = |vary: &str| {
         let rows = json(&["sweep", &file, "--plan", &plan, "--vary", vary])["rows"].take();
@@ -171,7 +171,7 @@ fn field_that_a_limit_replaces_is_refused() {
 fn flags_without_effect_are_refused() {
     let folder = Folder::new();
     let file = folder.write("s.yaml", scenario(TWO_DEVICES));
-    let (plan, table) = (folder.at("plan.yaml"), folder.write("table.csv", "mine"));
+    let (plan, table) = (folder.path_of("plan.yaml"), folder.write("table.csv", "mine"));
     succeed(&["plan", &file, "-o", &plan]);
     let cases: [(&str, &[&str], &str); 11] = [
         ("context=512,600", &["--plan", &plan], "is fixed by the plan"),
@@ -184,7 +184,7 @@ fn flags_without_effect_are_refused() {
         ("seed=1", &["--shard", "1"], "--shard"),
         ("seed=1", &["--shard", "a/b"], "--shard"),
         ("sede=1", &["-o", &table], "did you mean `seed`?"),
-        ("seed=1", &["-o", &folder.at("")], "this is a folder"),
+        ("seed=1", &["-o", &folder.path_of("")], "this is a folder"),
     ];
     for (vary, flags, part) in cases {
         let text = error(&[&["sweep", &file, "--vary", vary][..], flags].concat(), 2);

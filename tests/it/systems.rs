@@ -7,7 +7,7 @@ use crate::processes::{
 
 /// Writes the plan of another system and returns its path.
 fn write_plan(folder: &Folder, strategy: &str) -> String {
-    let path = folder.at("plan.yaml");
+    let path = folder.path_of("plan.yaml");
     succeed(&["plan", &scenario_path("paper/llama-8b-on-d1-d4"), "--strategy", strategy, "-o", &path]);
     path
 }

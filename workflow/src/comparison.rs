@@ -4,7 +4,7 @@
 //! windows.
 
 use hearth_core::Cluster;
-use hearth_halda::registry::NAMES;
+use hearth_halda::registry::STRATEGY_NAMES;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
@@ -19,16 +19,16 @@ pub struct StrategyResult {
     pub plan: Option<Plan>,
     pub score: Option<PlanScore>,
     /// Whether no other plan is faster in the simulation.
-    pub best: bool,
+    pub is_best: bool,
     /// Reason why there is no plan or no score.
-    pub refused: Option<String>,
+    pub refusal_reason: Option<String>,
 }
 
 /// Plans with every strategy and simulates each plan.
 pub fn compare(loaded: &LoadedScenario, cluster: &Cluster, budget: Budget) -> Vec<StrategyResult> {
     let options = &loaded.scenario.planner;
     let mut results = Vec::new();
-    for strategy in NAMES.into_iter().chain([REFINE]) {
+    for strategy in STRATEGY_NAMES.into_iter().chain([REFINE]) {
         if strategy == "exhaustive" || strategy == "manual" && options.windows.is_none() {
             continue;
         }
@@ -46,16 +46,17 @@ fn result(
     budget: Budget,
 ) -> StrategyResult {
     let options = PlannerOptions { strategy: Some(strategy.into()), ..loaded.scenario.planner.clone() };
-    let mut result = StrategyResult { strategy, plan: None, score: None, best: false, refused: None };
+    let mut result =
+        StrategyResult { strategy, plan: None, score: None, is_best: false, refusal_reason: None };
     match planning::make(loaded, cluster, &options, budget) {
         Ok(plan) => {
             match score(&plan, cluster, &loaded.scenario) {
                 Ok(score) => result.score = Some(score),
-                Err(error) => result.refused = Some(error.what()),
+                Err(error) => result.refusal_reason = Some(error.what()),
             }
             result.plan = Some(plan);
         }
-        Err(error) => result.refused = Some(error.what()),
+        Err(error) => result.refusal_reason = Some(error.what()),
     }
     result
 }
@@ -65,6 +66,6 @@ fn mark_best(results: &mut [StrategyResult]) {
     let time = |result: &StrategyResult| result.score.and_then(|score| score.tpot_ms);
     let best = results.iter().filter_map(time).min_by(f64::total_cmp);
     for result in results {
-        result.best = best.is_some() && time(result) == best;
+        result.is_best = best.is_some() && time(result) == best;
     }
 }

@@ -12,13 +12,13 @@ use hearth_profiles::{Document, DocumentError};
 use hearth_schema::{Plan, Trace};
 
 use crate::Error;
-use crate::files::{canonical_path, check_outputs, read_at_most, write, write_by};
+use crate::files::{canonical_path, check_outputs, read_at_most, write, write_with};
 
 /// Maximum size in bytes of the table of a sweep.
 /// source: computed, about a kilobyte for each row, rounded up
 const MAX_TABLE_BYTES: u64 = 128 << 20;
 
-/// Number of later plan files of a run that must not be an input.
+/// Maximum number of plan files that a run writes after the first plan; none of them must be an input.
 /// source: assumed, more than the number of devices in a home
 const MAX_LATER_PLANS: usize = 64;
 
@@ -44,8 +44,8 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     read(path)
 }
 
-/// Reads a plan that may have invalid values. They are the inner error, because `lint` reports them as a finding; the
-/// outer error is that of a file that is not a plan.
+/// Reads a plan that may have invalid values. Invalid values are the inner error, because `lint` reports them as a
+/// finding. The outer error means that the file is not a plan.
 pub fn read_unchecked_plan(path: &Path) -> Result<Result<Plan, DocumentError>, Error> {
     match Plan::from_yaml(&read_text(path)?) {
         Err(error @ DocumentError::Invalid { .. }) => Ok(Err(error)),
@@ -73,7 +73,7 @@ pub fn check_run_outputs<'p>(
 
 /// Writes the trace of a run, and into the same folder the plans after the first.
 pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error> {
-    write_by(path, |path| {
+    write_with(path, |path| {
         let mut out = BufWriter::new(fs::File::create(path)?);
         trace.write(&mut out).and_then(|()| out.flush())
     })?;

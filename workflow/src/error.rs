@@ -84,7 +84,7 @@ impl Error {
     }
 
     /// Returns the hint, which says how to fix the error.
-    pub fn fix(&self) -> Option<&str> {
+    pub fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 }

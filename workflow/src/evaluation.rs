@@ -12,17 +12,17 @@ use hearth_schema::trace::Outcome;
 use hearth_sim::{Disturbances, Run};
 use serde::Serialize;
 
-use crate::simulation::{MemoryOptions, simulate_with};
+use crate::simulation::{MemoryOptions, simulate_with_disturbances};
 use crate::{Budget, Error, ErrorKind, LoadedScenario, MidRunPlanner, limits, planning};
 
 /// Runs a plan in the simulator with the limits and the events of its scenario. When a device is lost, a new plan is
 /// made.
 pub fn run_scenario(loaded: &LoadedScenario, mut cluster: Cluster, plan: &Plan) -> Result<Run, Error> {
     let scenario = &loaded.scenario;
-    limits::restrict_memory(scenario, &mut cluster, plan, Bytes::ZERO);
+    limits::apply_memory_limits(scenario, &mut cluster, plan, Bytes::ZERO);
     let replanner = MidRunPlanner::new(loaded);
     let disturbances = Disturbances { events: &scenario.events, replanner: Some(&replanner) };
-    simulate_with(&cluster, plan, scenario, MemoryOptions::default(), &disturbances)
+    simulate_with_disturbances(&cluster, plan, scenario, MemoryOptions::default(), &disturbances)
 }
 
 /// The result of planning and simulating. Unknown values are `None`.
@@ -49,7 +49,7 @@ pub struct Evaluation {
 impl Evaluation {
     /// Evaluates a cluster: makes a plan, unless one is given, and simulates it.
     pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given: Option<&Plan>) -> Self {
-        limits::bound_memory(&loaded.scenario, &mut cluster);
+        limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
         let made = given.map_or_else(
             || planning::make(loaded, &cluster, &loaded.scenario.planner, Budget::NONE),
             |plan| Ok(plan.clone()),
@@ -85,7 +85,7 @@ impl Evaluation {
 
     /// Sets the outcome, and the metrics if the run succeeded.
     fn with_metrics(self, metrics: &Metrics) -> Self {
-        let ended = self.ended(metrics.outcome.word());
+        let ended = self.ended(metrics.outcome.label());
         if metrics.outcome != Outcome::Ok {
             return ended;
         }
@@ -101,7 +101,7 @@ impl Evaluation {
 
     /// Returns whether the run succeeded.
     pub fn is_ok(&self) -> bool {
-        self.outcome == Outcome::Ok.word()
+        self.outcome == Outcome::Ok.label()
     }
 }
 

@@ -85,11 +85,11 @@ pub fn canonical_path(path: &Path) -> PathBuf {
 
 /// Writes a file atomically, so that readers see the old or the new content. A pipe or a device is written directly.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    write_by(path, |path| fs::write(path, bytes))
+    write_with(path, |path| fs::write(path, bytes))
 }
 
-/// Does the same as `write` with a function that writes the content to the file at a given path.
-pub fn write_by(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
+/// Writes a file atomically like [`write`]; `fill` writes the content to the path that it receives.
+pub fn write_with(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
     let Some(temporary) = temporary_path(path)? else {
         check_folder(path)?;
         return fill(path).map_err(|error| Error::file(path, "write", &error));

@@ -27,7 +27,7 @@ pub struct NewDevice {
     /// Address of the worker on the device.
     pub address: Option<String>,
     /// Whether the profile is a placeholder until the device is measured.
-    pub placeholder: bool,
+    pub is_placeholder: bool,
 }
 
 /// The content of a new scenario.
@@ -65,13 +65,13 @@ impl NewDevice {
             return Err(wrong());
         }
         let (name, profile) = (name.trim().to_owned(), profile.trim().to_owned());
-        Ok(Self { name, profile, address, placeholder: false })
+        Ok(Self { name, profile, address, is_placeholder: false })
     }
 }
 
 impl NewScenario {
     /// Returns the text of the document.
-    pub fn yaml(&self) -> String {
+    pub fn to_yaml(&self) -> String {
         let names: Vec<&str> = self.devices.iter().map(|device| device.name.as_str()).collect();
         let [prompt, generate] = WORKLOAD;
         // In a shorter context each has at most half of the positions.
@@ -99,7 +99,7 @@ impl NewScenario {
         for device in &self.devices {
             let address = device.address.as_ref();
             let address = address.map_or(String::new(), |at| format!(", address: {}", quoted(at)));
-            if device.placeholder {
+            if device.is_placeholder {
                 let _ = writeln!(
                     text,
                     "  # This profile is a placeholder: run `hearth profile --name NAME -o FILE.yaml` on the device, and write FILE.yaml here."
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn names_round_trip() {
         let odd = ["laptop", "no", "a: b", "#1", "tab\tlet", "\"quoted\"", "3", "line\nbreak", "ümlaut {x}"];
-        let text = scenario(&odd).yaml();
+        let text = scenario(&odd).to_yaml();
         let scenario = Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let names: Vec<&str> = scenario.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, odd);
@@ -190,11 +190,11 @@ mod tests {
     fn every_network_and_the_smallest_context_are_valid() {
         for network in [Network::Wifi, Network::Cable] {
             for context in [2, 3, 40, 4096] {
-                let text = NewScenario { network, context, ..scenario(&["laptop"]) }.yaml();
+                let text = NewScenario { network, context, ..scenario(&["laptop"]) }.to_yaml();
                 Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
             }
         }
-        let text = NewScenario { model: "models/a b.GGUF".into(), ..scenario(&["laptop"]) }.yaml();
+        let text = NewScenario { model: "models/a b.GGUF".into(), ..scenario(&["laptop"]) }.to_yaml();
         assert_eq!(Scenario::from_yaml(&text).expect("valid").model.file.as_deref(), Some("models/a b.GGUF"));
     }
 

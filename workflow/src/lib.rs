@@ -36,6 +36,6 @@ mod scenario;
 pub use error::{Error, ErrorKind};
 pub use overrides::Overrides;
 pub use planning::Budget;
-pub use progress::{Progress, Silent};
+pub use progress::{NoProgress, Progress};
 pub use replanner::MidRunPlanner;
-pub use scenario::{FilesOnly, LoadedScenario, Resolver, check_model_exists, read_model_profile};
+pub use scenario::{FileResolver, LoadedScenario, Resolver, check_model_exists, read_model_profile};

@@ -3,7 +3,7 @@
 //! - A disk limit sets the throttle of the disk, and a CPU limit the quota of the processor.
 //! - A memory limit in bytes replaces the memory of the device, also for planners.
 //! - A memory limit as a share leaves memory for that share of the weights that the plan assigns to the device, and
-//!   for everything else in its process. It is computed from a plan, so planners use the device's own memory.
+//!   for everything else in its process. The limit is computed from a plan, so planners use the device's own memory.
 //! - `threads` and `affinity` apply to measurements and runs; the measured profile of the device contains their
 //!   effect.
 //!
@@ -18,7 +18,7 @@ use hearth_schema::Plan;
 use hearth_schema::scenario::{Limits, Scenario};
 
 /// Applies the disk and CPU limits. The members of the cluster must be in the order of the scenario.
-pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
+pub fn apply_throttles(scenario: &Scenario, cluster: &mut Cluster) {
     let set = "set: the scenario's limit";
     for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
         let Some(limits) = &entry.limits else { continue };
@@ -26,7 +26,7 @@ pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
             member.device.disk.limit = Some(Sourced::new(rate, set));
         }
         if let Some(cores) = limits.cpu {
-            let period = Sourced::new(quota::PERIOD, "set: the lab's");
+            let period = Sourced::new(quota::EMULATION_PERIOD, "set: the lab's");
             member.device.cpu.quota = Some(Quota { cores: Sourced::new(cores, set), period });
         }
     }
@@ -34,7 +34,7 @@ pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
 
 /// Applies the memory limits in bytes, before planning. The members of the cluster must be in the order of the
 /// scenario.
-pub fn bound_memory(scenario: &Scenario, cluster: &mut Cluster) {
+pub fn apply_absolute_memory_limits(scenario: &Scenario, cluster: &mut Cluster) {
     for (index, entry) in scenario.devices.iter().enumerate() {
         if let Some(limit) = entry.limits.as_ref().and_then(|limits| limits.memory) {
             let process = process_bytes(&cluster.model.shape, index == cluster.head, Bytes::ZERO);
@@ -44,24 +44,24 @@ pub fn bound_memory(scenario: &Scenario, cluster: &mut Cluster) {
 }
 
 /// Returns the memory limit of the device at index `place` of the plan, `None` if it has none.
-pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> Option<Bytes> {
+pub fn memory_limit(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> Option<Bytes> {
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
         let device = &cluster.member(&plan.devices[place].name)?.device;
         let device = draft::device_without_draft(plan, place, cluster.draft.as_ref(), device)?;
         let memory = DeviceMemory::new(plan, place, &cluster.model, &device, true);
         let process = process_bytes(&cluster.model.shape, place == 0, Bytes::ZERO);
-        Some(Bytes((memory.weights.as_f64() * share) as u64) + memory.without_weights + process)
+        Some(Bytes((memory.weights.as_f64() * share) as u64) + memory.other_memory + process)
     })
 }
 
 /// Applies all memory limits to the devices of a plan. `idle` is the memory of an idle process, which is subtracted.
-pub fn restrict_memory(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
+pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
     for place in 0..plan.devices.len() {
         let entry = scenario.devices.iter().position(|entry| entry.name == plan.devices[place].name);
         let Some(index) = entry else { continue };
         let limits = scenario.devices[index].limits.clone().unwrap_or_default();
-        let Some(limit) = memory(&limits, cluster, plan, place) else { continue };
+        let Some(limit) = memory_limit(&limits, cluster, plan, place) else { continue };
         let process = process_bytes(&cluster.model.shape, place == 0, idle);
         set_memory(&mut cluster.members[index].device.memory, limit, process);
     }

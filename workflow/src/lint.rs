@@ -20,8 +20,8 @@ pub fn findings(
     budget: Budget,
 ) -> Result<Vec<Finding>, Error> {
     let mut cluster = loaded.cluster_without_memory_limits(model)?;
-    let mut found = lint::scenario(&loaded.scenario, &cluster);
-    limits::bound_memory(&loaded.scenario, &mut cluster);
+    let mut found = lint::check_scenario(&loaded.scenario, &cluster);
+    limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     found.extend(plan_findings(plan, loaded, cluster, budget)?);
     found.sort_by_key(|finding| finding.severity);
     Ok(found)
@@ -44,15 +44,15 @@ fn plan_findings(
         None => match planning::read_or_make(None, loaded, &cluster, budget) {
             Ok(plan) => plan,
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                let fix = error.fix().unwrap_or("try another strategy or a smaller model").to_owned();
+                let fix = error.hint_text().unwrap_or("try another strategy or a smaller model").to_owned();
                 return Ok(vec![Finding::error("no-plan", "scenario", error.what(), fix)]);
             }
             Err(error) => return Err(error),
         },
     };
-    limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let slow_disk = loaded.scenario.planner.slow_disk;
-    let mut found = lint::plan(&plan, &loaded.origin, &cluster, slow_disk);
+    let mut found = lint::check_plan(&plan, &loaded.origin, &cluster, slow_disk);
     found.extend(lint::events_after_end(&loaded.scenario, &plan));
     Ok(found)
 }

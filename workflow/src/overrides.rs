@@ -1,6 +1,6 @@
 //! Options of the user that override the planner and residency options of a scenario.
 
-use hearth_halda::systems::NAMES;
+use hearth_halda::systems::SYSTEM_NAMES;
 use hearth_profiles::{Bytes, Document, Format, Seconds};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
@@ -8,7 +8,7 @@ use hearth_schema::scenario::{PlannerOptions, RingOrder};
 use crate::planning::DEFAULT_STRATEGY;
 use crate::{Error, LoadedScenario};
 
-/// Options that replace those of a scenario. Where they are `None` or false, those of the scenario remain.
+/// Options that override those of a scenario, unless they are `None` or false.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     pub strategy: Option<String>,
@@ -69,9 +69,9 @@ impl Overrides {
         for (flag, given) in
             [("--weights-as", self.weights_as.is_some()), ("--air-time", self.air_time.is_some())]
         {
-            if given && !NAMES.contains(&strategy) {
+            if given && !SYSTEM_NAMES.contains(&strategy) {
                 let what = format!("{flag} is for the plans of other systems, and `{strategy}` is not one");
-                return Err(Error::invalid(what).hint(format!("use one of {}", NAMES.join(", "))));
+                return Err(Error::invalid(what).hint(format!("use one of {}", SYSTEM_NAMES.join(", "))));
             }
         }
         if self.gpu_layers.is_some() && !windows {
@@ -81,7 +81,7 @@ impl Overrides {
     }
 
     fn residency(&self, scenario: Option<ResidencyOptions>) -> Option<ResidencyOptions> {
-        let mut options = self.residency.map(ResidencyOptions::of).or(scenario)?;
+        let mut options = self.residency.map(ResidencyOptions::with_policy).or(scenario)?;
         if options.policy == Residency::Managed {
             options.stream_buffer = self.stream_buffer.or(options.stream_buffer);
         }

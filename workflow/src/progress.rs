@@ -14,8 +14,8 @@ pub trait Progress: Sync {
 
 /// Ignores progress and never cancels.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
+pub struct NoProgress;
 
-impl Progress for Silent {
+impl Progress for NoProgress {
     fn report(&self, _: &str, _: u64, _: u64) {}
 }

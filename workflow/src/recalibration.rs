@@ -28,7 +28,7 @@ const MIN_PASSES: usize = 3;
 /// Returns the device with corrected rates, and the ratio of measured to predicted CPU time.
 pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<(Device, f64), Error> {
     let factor = factor(&device.name, predicted, measured)?;
-    let plan = &measured.header.plan;
+    let plan = &measured.header.plan_digest;
     let new_source = |source: &str| {
         format!(
             "measured: a run of plan {plan} took {factor:.3} times the processor time predicted with this: {source}"
@@ -51,8 +51,8 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
 /// Returns whether a prediction was made with exactly this device profile, which limits of a scenario change.
 pub fn is_prediction_of(device: &Device, predicted: &Trace) -> bool {
     let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
-    let profile = own.and_then(|traced| traced.profile.as_ref());
-    profile.is_none_or(|profile| *profile == hearth_schema::digest::of(&device.to_yaml()))
+    let profile = own.and_then(|traced| traced.profile_digest.as_ref());
+    profile.is_none_or(|profile| *profile == hearth_schema::digest::of_text(&device.to_yaml()))
 }
 
 /// Changes a value and its source.
@@ -80,7 +80,7 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
             );
         }
     }
-    if predicted.header.plan != measured.header.plan {
+    if predicted.header.plan_digest != measured.header.plan_digest {
         return Err(Error::invalid("the two traces are of different plans").hint(
             "simulate the plan file that was executed: `hearth simulate SCENARIO --plan PLAN --trace FILE`",
         ));
@@ -138,7 +138,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Budget, FilesOnly, LoadedScenario, planning, simulation};
+    use crate::{Budget, FileResolver, LoadedScenario, planning, simulation};
 
     const SCENARIO: &str = "# A device that is slower than its profile.
 schema: scenario/1
@@ -153,7 +153,7 @@ planner: {strategy: manual, windows: [8, 8]}
 
     /// Simulates the scenario with `change` applied to the second device, and returns the trace and that device.
     fn run(change: impl Fn(Device) -> Device) -> (Trace, Device) {
-        let loaded = LoadedScenario::parse(SCENARIO, Path::new("n.yaml"), &FilesOnly).expect("a scenario");
+        let loaded = LoadedScenario::parse(SCENARIO, Path::new("n.yaml"), &FileResolver).expect("a scenario");
         let cluster = loaded.cluster(None).expect("a cluster");
         let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
         let mut cluster = cluster;
@@ -203,7 +203,7 @@ planner: {strategy: manual, windows: [8, 8]}
         assert!(refused(device.clone(), &predicted, &predicted).contains("--from-trace"));
         assert!(refused(device.clone(), &measured, &measured).contains("--predicted"));
         let mut other = measured.clone();
-        other.header.plan = "sha256:0".into();
+        other.header.plan_digest = "sha256:0".into();
         assert!(refused(device.clone(), &predicted, &other).contains("different plans"));
         let mut other = measured.clone();
         other.passes.iter_mut().for_each(|pass| pass.first_position += 1);

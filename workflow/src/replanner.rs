@@ -1,8 +1,8 @@
 //! Makes a new plan during a run, after a ring has lost a device.
 //!
 //! The planner of the first plan makes a plan for the remaining devices with the same options, with three exceptions.
-//! The head does not change, because it has the tokens. `refine` is replaced by the default strategy, because the
-//! ring waits for the plan. And so is `manual`, because its windows fit only the first ring.
+//! The head does not change, because it has the tokens. The default strategy replaces `refine`, because the ring
+//! waits for the plan, and `manual`, because its windows fit only the first ring.
 
 use std::borrow::Borrow;
 use std::fmt::Debug;

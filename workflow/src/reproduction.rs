@@ -2,7 +2,7 @@
 //!
 //! A `published/1` document names scenarios (rows) and systems (columns). Every cell with a published number is
 //! planned and simulated, or predicted from the compute rate and the memory bandwidth of a GPU ([`crate::roofline`]).
-//! That a cell cannot be planned or run is a result, too.
+//! If a cell cannot be planned or run, the reason is its result.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,39 +10,40 @@ use std::path::Path;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
-use hearth_reports::published::results::{CellResult, Footprint, Results, Simulated};
-use hearth_reports::published::{Published, System};
+use hearth_reports::published::results::{CellResult, Footprint, Results, SimulatedRun};
+use hearth_reports::published::{PublishedResults, System};
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Plan, Trace};
 use hearth_sim::Disturbances;
 
 use crate::scenario::Resolver;
 use crate::simulation::{self, MemoryOptions};
-use crate::{Budget, Error, LoadedScenario, Progress, Silent, limits, planning, roofline, uncertainty};
+use crate::{Budget, Error, LoadedScenario, NoProgress, Progress, limits, planning, roofline, uncertainty};
 
 /// Budget of a system that is planned with `refine`. Only the number of plans is limited, so that the result is the
 /// same on every machine.
-const BUDGET: Budget<'static> = Budget { seconds: u64::MAX, evaluations: Some(500), progress: &Silent };
+const BUDGET: Budget<'static> =
+    Budget { max_seconds: u64::MAX, max_evaluations: Some(500), progress: &NoProgress };
 
 /// The results of a document, and the cells that could not be simulated.
 #[derive(Debug)]
 pub struct Reproduction {
     pub results: Results,
     /// Label of the row, name of the system, and the reason why there is no time.
-    pub refused: Vec<(String, String, Error)>,
+    pub refused_cells: Vec<(String, String, Error)>,
 }
 
 /// Simulates all cells of a document. The paths of its scenarios are relative to `folder`. If `draws` is above 0, the
-/// spread of each time is estimated from so many random draws of the parameters.
+/// spread of each time is estimated from that number of random draws of the parameters.
 pub fn reproduce(
-    published: &Published,
+    published: &PublishedResults,
     folder: &Path,
     draws: usize,
     resolver: &'static dyn Resolver,
     progress: &dyn Progress,
 ) -> Result<Reproduction, Error> {
-    let runs = published.runs();
-    let (mut results, mut refused) = (Results::new(), Vec::new());
+    let runs = published.cells_to_simulate();
+    let (mut results, mut refused_cells) = (Results::new(), Vec::new());
     for (done, (row, system)) in runs.iter().copied().enumerate() {
         let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
         let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
@@ -57,12 +58,12 @@ pub fn reproduce(
         };
         let cell = cell.unwrap_or_else(|error| {
             let why = error.what();
-            refused.push((entry.label.clone(), system_entry.name.clone(), error));
+            refused_cells.push((entry.label.clone(), system_entry.name.clone(), error));
             CellResult::Refused { refused: why }
         });
         results.insert((row, system), cell);
     }
-    Ok(Reproduction { results, refused })
+    Ok(Reproduction { results, refused_cells })
 }
 
 /// Loads a scenario with the options of a system.
@@ -85,7 +86,7 @@ fn load(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result
 fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<CellResult, Error> {
     let mut cluster = loaded.cluster(None)?;
     let plan = planning::make(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
-    limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
     let memory = MemoryOptions { warm, ignore_size: false };
     let spread = if draws == 0 || trace.outcome != Outcome::Ok {
@@ -94,22 +95,22 @@ fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Ce
         let none = Disturbances::default();
         Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &none, draws)?)
     };
-    Ok(CellResult::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
+    Ok(CellResult::Ran(SimulatedRun { spread, ..simulated(&plan, &cluster, &trace) }))
 }
 
-fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
+fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> SimulatedRun {
     let metrics = metrics::compute(trace);
     let pressure: BTreeMap<String, f64> =
         metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure)).collect();
-    Simulated {
+    SimulatedRun {
         outcome: trace.outcome,
         tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
         ttft_ms: metrics.ttft_ms,
         energy_j: simulation::soc_metrics(cluster, plan, trace).and_then(|metrics| metrics.prefill_energy_j),
         pressure,
         footprint: footprint(plan, cluster),
-        plan: summary(plan),
-        unvalidated: trace
+        plan_summary: summary(plan),
+        unvalidated_parts: trace
             .header
             .devices
             .iter()
@@ -129,7 +130,7 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
             let processor = format!("{}-{kind}", planned.name);
             footprint.push(Footprint { processor, bytes: bytes.0, available: available.0 });
         };
-        push("cpu", memory.needed(), memory.available);
+        push("cpu", memory.needed_memory(), memory.available);
         if member.device.gpu.is_some() {
             push("gpu", memory.gpu_needed, memory.gpu_available);
         }

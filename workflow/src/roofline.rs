@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use hearth_profiles::model::ModelDocument;
-use hearth_reports::published::results::{CellResult, Simulated};
+use hearth_reports::published::results::{CellResult, SimulatedRun};
 use hearth_reports::published::speeds::{GpuPeaks, GpuRun, Quantisation};
 use hearth_schema::trace::Outcome;
-use hearth_sim::mobile_gpu::{MobileGpu, Weights};
+use hearth_sim::mobile_gpu::{MobileGpu, WeightFormat};
 
 use crate::Error;
 use crate::documents::read;
@@ -21,24 +21,26 @@ pub fn predict(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<CellResul
     let document: ModelDocument = read(&folder.join(&pass.model))?;
     let shape = document.shape();
     let GpuPeaks { compute, bandwidth } = gpu;
-    let own = MobileGpu { compute: compute.value, bandwidth: bandwidth.value };
+    let own = MobileGpu { arithmetic_rate: compute.value, bandwidth: bandwidth.value };
     let (weights, stored) = match pass.weights {
-        Quantisation::Q8 => (Weights::Q8, "q8"),
-        Quantisation::Mixed => (Weights::Mixed, "8/4/4"),
+        Quantisation::Q8 => (WeightFormat::Q8, "q8"),
+        Quantisation::Mixed => (WeightFormat::Mixed, "8/4/4"),
     };
-    let position = pass.prompt + pass.generate / 2;
-    Ok(CellResult::Ran(Simulated {
+    let position = pass.prompt_tokens + pass.generated_tokens / 2;
+    Ok(CellResult::Ran(SimulatedRun {
         outcome: Outcome::Ok,
-        tpot_ms: Some(1e3 / own.decode(&shape, weights, position)),
-        ttft_ms: Some(1e3 * f64::from(pass.prompt) / own.prefill(&shape, weights, pass.prompt)),
+        tpot_ms: Some(1e3 / own.decode_speed(&shape, weights, position)),
+        ttft_ms: Some(
+            1e3 * f64::from(pass.prompt_tokens) / own.prefill_speed(&shape, weights, pass.prompt_tokens),
+        ),
         energy_j: None,
         pressure: BTreeMap::new(),
         footprint: Vec::new(),
-        plan: format!(
+        plan_summary: format!(
             "{} in {stored}, all on a GPU of {} and {}",
             document.name, compute.value, bandwidth.value
         ),
-        unvalidated: Vec::new(),
+        unvalidated_parts: Vec::new(),
         spread: None,
     }))
 }

@@ -13,7 +13,7 @@ use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
 use hearth_profiles::{Device, Document, device};
 use hearth_schema::Scenario;
-use hearth_schema::plan::Origin;
+use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 
 use crate::documents::{read, read_text};
@@ -30,9 +30,9 @@ pub trait Resolver: Debug + Send + Sync {
 
 /// Reads the headers of model files; refuses measured devices.
 #[derive(Debug, Clone, Copy)]
-pub struct FilesOnly;
+pub struct FileResolver;
 
-impl Resolver for FilesOnly {
+impl Resolver for FileResolver {
     fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
         Err(Error::invalid(format!("device `{}` cannot be measured here", entry.name))
             .hint("name a shipped device or a device document as its `profile`"))
@@ -70,7 +70,7 @@ pub fn check_model_exists(path: &Path) -> Result<(), Error> {
 pub struct LoadedScenario {
     pub scenario: Scenario,
     /// Name and digest of the scenario.
-    pub origin: Origin,
+    pub origin: ScenarioRecord,
     /// The question that the scenario answers: the first line of the document's comment.
     pub question: String,
     /// Old keys that the document uses.
@@ -91,7 +91,8 @@ impl LoadedScenario {
     /// Parses the text of a scenario as if it were in the file `path`.
     pub fn parse(text: &str, path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
         let scenario = Scenario::from_yaml(text).map_err(|error| Error::document(path, &error))?;
-        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
+        let origin =
+            ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::of_text(text) };
         let path = path.to_path_buf();
         let first = text.lines().find_map(|line| line.strip_prefix("# "));
         let question = first.unwrap_or_default().trim().to_owned();
@@ -142,7 +143,7 @@ impl LoadedScenario {
     /// is a file that replaces the model of the scenario.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Error> {
         let mut cluster = self.cluster_without_memory_limits(model)?;
-        limits::bound_memory(&self.scenario, &mut cluster);
+        limits::apply_absolute_memory_limits(&self.scenario, &mut cluster);
         Ok(cluster)
     }
 
@@ -176,9 +177,9 @@ impl LoadedScenario {
         Ok(devices)
     }
 
-    /// Returns the cluster of measured devices, in the order of the scenario. The devices must have the memory
-    /// limits.
-    pub fn cluster_of_measured(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
+    /// Returns the cluster of measured devices, in the order of the scenario. The memory limits must
+    /// already be applied to the devices.
+    pub fn measured_cluster(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
         let model = self.model_profile(model)?;
         self.assemble(devices, model, self.draft_profile()?)
     }
@@ -226,15 +227,15 @@ impl LoadedScenario {
             seed: scenario.seed,
         };
         if let Some(draft) = &cluster.draft {
-            hearth_core::memory::draft::same_vocabulary(draft, &cluster.model).map_err(Error::invalid)?;
+            hearth_core::memory::draft::check_vocab_size(draft, &cluster.model).map_err(Error::invalid)?;
         }
-        limits::throttle(scenario, &mut cluster);
+        limits::apply_throttles(scenario, &mut cluster);
         Ok(cluster)
     }
 
     /// Returns a copy with another scenario.
     #[must_use]
-    pub fn with(&self, scenario: Scenario) -> Self {
+    pub fn with_scenario(&self, scenario: Scenario) -> Self {
         let (origin, question, path) = (self.origin.clone(), self.question.clone(), self.path.clone());
         Self { scenario, origin, question, deprecations: Vec::new(), path, resolver: self.resolver }
     }
@@ -293,7 +294,7 @@ fn with_soc_options(entry: &DeviceEntry, mut device: Device) -> Result<Device, E
         return Err(Error::invalid(format!("device `{name}`: `soc` {why}"))
             .hint("see docs/reference/scenarios.md for what each strategy needs"));
     }
-    soc.usual = options;
+    soc.default_options = options;
     Ok(device)
 }
 

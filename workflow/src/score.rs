@@ -27,7 +27,7 @@ pub struct PlanScore {
     pub tokens: u32,
 }
 
-/// Scores a plan of a scenario. The devices of the cluster need not have the memory limits.
+/// Scores a plan of a scenario. Applies the memory limits of the scenario to the devices of the cluster.
 pub fn score(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<PlanScore, Error> {
     let mut cluster = cluster.clone();
     let context = plan.context;
@@ -35,7 +35,7 @@ pub fn score(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<Plan
     workload.generate = SCORE_TOKENS.min(context.saturating_sub(1)).max(1);
     workload.prompt = workload.prompt.min(context.saturating_sub(workload.generate)).max(1);
     let tokens = workload.generate;
-    limits::restrict_memory(scenario, &mut cluster, plan, Bytes::ZERO);
+    limits::apply_memory_limits(scenario, &mut cluster, plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, plan, scenario, false)?;
     let tpot_ms = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
     Ok(PlanScore {

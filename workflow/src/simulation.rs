@@ -21,18 +21,18 @@ const FINE_CHUNK: Bytes = Bytes(128 << 10);
 pub struct MemoryOptions {
     /// Whether memory is in the state after earlier tokens. Otherwise all weights are on disk.
     pub warm: bool,
-    /// Whether a device may pin more weights than fit in its memory.
+    /// Whether a device can pin more weights than fit in its memory.
     pub ignore_size: bool,
 }
 
 /// Runs a plan without events. With `warm`, memory is in the state after earlier tokens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Error> {
     let memory = MemoryOptions { warm, ignore_size: false };
-    simulate_with(cluster, plan, scenario, memory, &Disturbances::default()).map(|run| run.trace)
+    simulate_with_disturbances(cluster, plan, scenario, memory, &Disturbances::default()).map(|run| run.trace)
 }
 
 /// Runs a plan with run events. The devices of the cluster must have the limits of the scenario.
-pub fn simulate_with(
+pub fn simulate_with_disturbances(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
@@ -40,9 +40,13 @@ pub fn simulate_with(
     disturbances: &Disturbances,
 ) -> Result<Run, Error> {
     let is_large = cluster.model.total_bytes() > MAX_FINE_BYTES;
-    let chunk = if is_large { Options::default().chunk } else { FINE_CHUNK };
-    let options =
-        Options { chunk, warm: memory.warm, ignore_memory: memory.ignore_size, ..Options::default() };
+    let chunk_size = if is_large { Options::default().chunk_size } else { FINE_CHUNK };
+    let options = Options {
+        chunk_size,
+        warm_start: memory.warm,
+        ignore_memory: memory.ignore_size,
+        ..Options::default()
+    };
     let input = Input { cluster, plan, options: &options };
     let mut run = hearth_sim::simulate_with_disturbances(&input, disturbances).map_err(|error| {
         let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
@@ -63,5 +67,5 @@ pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
 pub fn soc_metrics(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocMetrics> {
     let [planned] = &plan.devices[..] else { return None };
     let soc = cluster.member(&planned.name)?.device.soc.as_ref()?;
-    SocMetrics::of(trace, soc, soc.usual.strategy)
+    SocMetrics::from_trace(trace, soc, soc.default_options.strategy)
 }

@@ -8,7 +8,7 @@
 //! uncertainty, and those that change the time most are reported. The size of the installed memory is known and not
 //! drawn.
 //!
-//! All draws use the same plan, so the result does not include the choice of another plan.
+//! All draws use the same plan, so the result does not include the effect of choosing another plan.
 //!
 //! Not here: errors of the device model. Only measured runs show them.
 
@@ -23,7 +23,7 @@ use rand_distr::{Distribution, StandardNormal};
 use serde_yaml::Value;
 
 use crate::Error;
-use crate::simulation::{MemoryOptions, simulate_with};
+use crate::simulation::{MemoryOptions, simulate_with_disturbances};
 
 /// Maximum number of reported parameters.
 const MAX_SENSITIVE: usize = 3;
@@ -70,7 +70,7 @@ pub fn spread(
     let parameters = documents.parameters(plan);
     let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
         let scaled = documents.scaled(&parameters, factors, cluster)?;
-        let trace = simulate_with(&scaled, plan, scenario, memory, disturbances)?.trace;
+        let trace = simulate_with_disturbances(&scaled, plan, scenario, memory, disturbances)?.trace;
         let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };
@@ -88,15 +88,15 @@ pub fn spread(
         times.push(time(&factors)?.unwrap_or(f64::INFINITY));
     }
     times.sort_by(f64::total_cmp);
-    let failed = times.iter().filter(|time| time.is_infinite()).count();
-    let sensitive = most_sensitive(&documents, &parameters, &time)?;
+    let failed_draws = times.iter().filter(|time| time.is_infinite()).count();
+    let sensitive_parameters = most_sensitive(&documents, &parameters, &time)?;
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
     Ok(Spread {
         p10_ms: at(0.1).unwrap_or(f64::INFINITY),
         p90_ms: at(0.9).unwrap_or(f64::INFINITY),
-        failed,
+        failed_draws,
         draws,
-        sensitive,
+        sensitive_parameters,
     })
 }
 
@@ -142,7 +142,7 @@ impl ClusterDocuments {
         let mut parameters = Vec::new();
         let last = self.documents.len() - 1;
         for (owner, document) in self.documents.iter().enumerate() {
-            if owner == last || plan.position(&self.names[owner]).is_some() {
+            if owner == last || plan.device_index(&self.names[owner]).is_some() {
                 collect(document, owner, &mut Vec::new(), &mut parameters);
             }
         }

@@ -16,7 +16,7 @@ use crate::{Error, Progress};
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Returns the requested number of threads, or one for each core.
-pub fn threads(jobs: Option<u32>) -> usize {
+pub fn thread_count(jobs: Option<u32>) -> usize {
     jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize)
 }
 

@@ -1,8 +1,8 @@
-//! The memory budget of a device with mapped weights: cache, buffers, and the remaining memory for weights.
+//! The memory budget of a device with mapped weights: key-value cache, buffers, and the remaining memory for weights.
 //!
 //! The key-value cache and the compute buffers cannot be reclaimed, nor can a GPU's copy of weights if the GPU shares
-//! main memory. The rest caches pages of the mapped file: the weights of the CPU, and with Metal also those of the
-//! GPU, up to the size of Metal's working set. The equation is in [`crate::memory`].
+//! main memory. The remaining memory caches pages of the mapped file: the weights of the CPU, and with Metal also
+//! those of the GPU, up to the size of Metal's working set. The equation is in [`crate::memory`].
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
@@ -34,8 +34,8 @@ pub struct MemoryBudget {
     pub gpu_needed: Bytes,
     /// The part of `gpu_needed` for weights that are read through the file mapping.
     pub gpu_mapped: Bytes,
-    /// Maximum number of bytes of weights that Metal keeps wired, if the GPU uses Metal.
-    pub wired: Option<Bytes>,
+    /// Maximum size of the weights that Metal keeps wired, if the GPU uses Metal.
+    pub max_wired: Option<Bytes>,
 }
 
 impl MemoryBudget {
@@ -73,21 +73,21 @@ impl MemoryBudget {
         let output = if output_on_gpu && !maps { Bytes::ZERO } else { model.output_bytes() };
         let head_weights = if place == 0 { output + model.input_row_bytes() } else { Bytes::ZERO };
         weights += head_weights;
-        let available = device.memory.obtainable();
+        let available = device.memory.obtainable_bytes();
         let working_set = device.gpu.as_ref().filter(|_| maps).map(|gpu| gpu.memory_available.value);
-        let least = if weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
+        let min_cache = if weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
         Self {
             available,
             kv_cache,
             buffers,
             weight_cache: available.saturating_sub(kv_cache + buffers),
-            fits: kv_cache + buffers + least <= available,
+            fits: kv_cache + buffers + min_cache <= available,
             weights,
             head_weights,
             largest_window,
             gpu_needed,
             gpu_mapped,
-            wired: working_set.map(|set| set.saturating_sub(kv_cache + buffers)),
+            max_wired: working_set.map(|set| set.saturating_sub(kv_cache + buffers)),
         }
     }
 
@@ -98,7 +98,7 @@ impl MemoryBudget {
 
     /// Returns the maximum number of bytes of weights that can stay in memory.
     pub fn max_resident(&self) -> Bytes {
-        self.wired.map_or(self.weight_cache, |wired| wired.min(self.weight_cache))
+        self.max_wired.map_or(self.weight_cache, |wired| wired.min(self.weight_cache))
     }
 
     /// Whether the weights exceed the memory for them, so that some are read from disk for every token.

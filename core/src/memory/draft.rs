@@ -2,9 +2,9 @@
 //!
 //! The head stores the whole draft model, a key-value cache for the whole context of every sequence, and separate
 //! compute buffers, as a separate process would (prima.cpp paper, appendix A.9). None of this memory can be
-//! reclaimed. A draft model on the GPU uses GPU memory, on the CPU main memory; if both are the same memory, it
-//! counts in both. The rest is available to the large model: planner, `lint` and simulator use a device profile
-//! without the memory of the draft.
+//! reclaimed. A draft model on the GPU uses GPU memory, a draft model on the CPU main memory; if both are the same
+//! memory, it counts in both. The rest is available to the large model: planner, `lint` and simulator use a device
+//! profile without the memory of the draft.
 //!
 //! Deviation: a draft model on the CPU is loaded, not mapped, so that it does not compete for the page cache.
 //!
@@ -23,7 +23,7 @@ use crate::cluster::Cluster;
 /// The draft model or the sequences of a plan and a scenario do not match.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DraftError {
-    /// Only one of plan and scenario has a draft model.
+    /// Only the plan or only the scenario has a draft model.
     #[error(
         "the plan has {planned}, but the scenario's workload has {requested}; plan again from this scenario"
     )]
@@ -55,18 +55,22 @@ pub enum DraftError {
 
 /// Returns the draft model of a plan for this cluster, if there is one. It runs on the processor that the workload
 /// names, else on the GPU if its memory suffices, else on the CPU.
-pub fn planned(cluster: &Cluster) -> Option<PlannedDraft> {
+pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraft> {
     let draft = cluster.draft.as_ref()?;
     let requested = cluster.workload.speculation.as_ref().and_then(|speculation| speculation.processor);
     let head = cluster.members.get(cluster.head).map(|member| &member.device);
     let need = draft_bytes(draft, cluster.context, cluster.kv_cache, cluster.workload.sequences);
-    let on_gpu = || head.is_some_and(|head| has_gpu(head) && less(head, need, Processor::Gpu).is_some());
+    let on_gpu =
+        || head.is_some_and(|head| has_gpu(head) && without_memory(head, need, Processor::Gpu).is_some());
     let default = || if on_gpu() { Processor::Gpu } else { Processor::Cpu };
-    Some(PlannedDraft { model: PlannedModel::of(draft), processor: requested.unwrap_or_else(default) })
+    Some(PlannedDraft {
+        model: PlannedModel::from_profile(draft),
+        processor: requested.unwrap_or_else(default),
+    })
 }
 
 /// Checks that a valid plan has the draft model of the scenario, and caches for its sequences.
-pub fn check(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
+pub fn check_plan(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     let (requested, planned) = (cluster.workload.sequences, plan.sequences);
     if requested > planned {
         return Err(DraftError::Sequences { requested, planned });
@@ -85,7 +89,7 @@ pub fn check(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
         let (planned, given) = (planned.model.name.clone(), draft.name.clone());
         return Err(DraftError::OtherModel { planned, given });
     }
-    same_vocabulary(draft, &cluster.model)?;
+    check_vocab_size(draft, &cluster.model)?;
     let device = plan.devices[0].name.clone();
     let head = cluster.member(&device);
     if planned.processor == Processor::Gpu && !head.is_some_and(|head| has_gpu(&head.device)) {
@@ -95,8 +99,8 @@ pub fn check(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
 }
 
 /// Checks that the draft model and the large model have vocabularies of the same size.
-pub fn same_vocabulary(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
-    let (draft_tokens, model_tokens) = (draft.shape.vocabulary, model.shape.vocabulary);
+pub fn check_vocab_size(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
+    let (draft_tokens, model_tokens) = (draft.shape.vocab_size, model.shape.vocab_size);
     if draft_tokens == model_tokens {
         return Ok(());
     }
@@ -115,7 +119,7 @@ pub fn device_without_draft<'d>(
     match (&plan.draft, draft) {
         (Some(planned), Some(draft)) if place == 0 => {
             let need = draft_bytes(draft, plan.context, plan.kv_cache, plan.sequences);
-            less(device, need, planned.processor).map(Cow::Owned)
+            without_memory(device, need, planned.processor).map(Cow::Owned)
         }
         _ => Some(Cow::Borrowed(device)),
     }
@@ -124,7 +128,7 @@ pub fn device_without_draft<'d>(
 /// Returns the cluster without its draft model and without the memory that the draft model needs on the head. If the
 /// draft model does not fit on the head, the result has no free GPU memory there, or too large compute buffers.
 pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
-    let Some((draft, planned)) = cluster.draft.as_ref().zip(planned(cluster)) else {
+    let Some((draft, planned)) = cluster.draft.as_ref().zip(planned_draft(cluster)) else {
         return Cow::Borrowed(cluster);
     };
     let need = draft_bytes(draft, cluster.context, cluster.kv_cache, cluster.workload.sequences);
@@ -132,7 +136,7 @@ pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
     cluster.draft = None;
     let head = cluster.head;
     if let Some(member) = cluster.members.get_mut(head) {
-        if let Some(device) = less(&member.device, need, planned.processor) {
+        if let Some(device) = without_memory(&member.device, need, planned.processor) {
             member.device = device;
         } else if let Some(gpu) = &mut member.device.gpu {
             gpu.memory_available.value = Bytes::ZERO;
@@ -153,7 +157,7 @@ fn has_gpu(device: &Device) -> bool {
 
 /// Returns the device without `need` bytes for its draft model; `None` if they do not fit in GPU memory. Too little
 /// main memory shows up later, in the budget of the large model.
-fn less(device: &Device, need: Bytes, processor: Processor) -> Option<Device> {
+fn without_memory(device: &Device, need: Bytes, processor: Processor) -> Option<Device> {
     let mut device = device.clone();
     let own = device.cpu.compute_buffer.value;
     match (processor, &mut device.gpu) {

@@ -66,7 +66,7 @@ pub fn kv_cache_bytes(
 /// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `idle` is the
 /// measured memory of an idle process, 0 if unknown.
 pub fn process_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
-    let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocabulary) } else { Bytes::ZERO };
+    let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocab_size) } else { Bytes::ZERO };
     idle.max(IDLE_PROCESS) + text
 }
 
@@ -76,7 +76,7 @@ pub struct DeviceMemory {
     /// Weights that the device reads for a token, or stores if they are copied.
     pub weights: Bytes,
     /// Main memory that the device needs in addition to its weights.
-    pub without_weights: Bytes,
+    pub other_memory: Bytes,
     /// Main memory that the kernel cannot reclaim.
     pub unreclaimable: Bytes,
     /// Main memory that a run can use.
@@ -114,15 +114,15 @@ impl DeviceMemory {
         let gpu_available = device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
         let mut shortages = Vec::new();
         if !budget.fits {
-            let least = if budget.weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
-            shortages.push(shortage(place, MemoryKind::Main, unreclaimable + least, budget.available));
+            let min_cache = if budget.weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
+            shortages.push(shortage(place, MemoryKind::Main, unreclaimable + min_cache, budget.available));
         }
         if device.gpu.is_some() && budget.gpu_pinned() > gpu_available {
             shortages.push(shortage(place, MemoryKind::Gpu, budget.gpu_pinned(), gpu_available));
         }
         Self {
             weights: budget.weights,
-            without_weights: unreclaimable,
+            other_memory: unreclaimable,
             unreclaimable,
             available: budget.available,
             weight_cache: budget.weight_cache,
@@ -135,17 +135,17 @@ impl DeviceMemory {
 
     fn pinned(place: usize, pinned: PinnedMemory, ignore_limits: bool) -> Self {
         let swapped = if ignore_limits { Bytes::ZERO } else { pinned.excess() };
-        // Without swapping the weight cache is unlimited, because the memory layout also has gaps and other devices'
-        // parts.
+        // Without swapping the weight cache is unlimited, because the memory layout also contains gaps and the parts
+        // of other devices.
         let weight_cache =
             if swapped == Bytes::ZERO { Bytes(u64::MAX) } else { pinned.weights.saturating_sub(swapped) };
         Self {
             weights: pinned.weights,
-            without_weights: pinned.main().saturating_sub(pinned.weights),
-            unreclaimable: pinned.main(),
+            other_memory: pinned.main_memory().saturating_sub(pinned.weights),
+            unreclaimable: pinned.main_memory(),
             available: pinned.available,
             weight_cache,
-            gpu_needed: pinned.gpu,
+            gpu_needed: pinned.gpu_used,
             gpu_available: pinned.gpu_available,
             shortages: pinned.shortages(place),
             uploads: pinned.uploads,
@@ -153,8 +153,8 @@ impl DeviceMemory {
     }
 
     /// Returns the main memory that the device would use without a limit.
-    pub fn needed(&self) -> Bytes {
-        self.weights + self.without_weights
+    pub fn needed_memory(&self) -> Bytes {
+        self.weights + self.other_memory
     }
 }
 

@@ -4,9 +4,10 @@
 //! Systems that do not map the model file work like this (prima.cpp paper, appendix A.8):
 //!
 //! - on the CPU, weights are stored in the format of the computation;
-//! - on the GPU too; if they are converted there, a copy in the format of the CPU stays in main memory;
+//! - on the GPU, weights are stored in the format of the computation too; if they are converted there, a copy in the
+//!   format of the CPU stays in main memory;
 //! - the head stores the embedding and the output matrix, and may have loaded the whole model to slice it;
-//! - with a sliding window, the memory of its largest sequence of blocks is needed. The output matrix of the head
+//! - a sliding window needs the memory of its largest sequence of blocks. The output matrix of the head
 //!   passes through the window in blocks no larger than the largest block of a layer, and embedding rows are read on
 //!   demand.
 //!
@@ -22,7 +23,7 @@ use hearth_schema::residency::Residency;
 use hearth_schema::trace::{MemoryKind, Shortage};
 
 use super::{kv_cache_bytes, shortage};
-use crate::conversion::{converted, model_as};
+use crate::conversion::{converted_group, converted_model};
 use crate::tensor::SlicedModel;
 
 /// The memory that one device with copied weights needs for a plan.
@@ -31,15 +32,15 @@ pub struct PinnedMemory {
     /// Weights in main memory, including copies of GPU weights.
     pub weights: Bytes,
     /// The part of `weights` that the CPU reads for each token.
-    pub read: Bytes,
+    pub cpu_weights: Bytes,
     /// The whole model, if the head loads it to slice it.
-    pub loading: Bytes,
+    pub loaded_model: Bytes,
     /// Key-value cache in main memory, for the whole context.
     pub kv_cache: Bytes,
     /// Compute buffers in main memory.
     pub buffers: Bytes,
     /// GPU memory in use, without weights that are converted again for every token.
-    pub gpu: Bytes,
+    pub gpu_used: Bytes,
     /// Bytes of the copy in main memory that are uploaded to the GPU for every token, for each layer of the model.
     pub uploads: Vec<Bytes>,
     /// Main memory that a run can use.
@@ -47,7 +48,7 @@ pub struct PinnedMemory {
     /// Dedicated GPU memory that a run can use.
     pub gpu_available: Bytes,
     /// Swap space that is not needed for the memory of other programs.
-    pub swap: Bytes,
+    pub free_swap: Bytes,
 }
 
 impl PinnedMemory {
@@ -68,36 +69,36 @@ impl PinnedMemory {
             account.gpu_free = Bytes(u64::MAX);
         }
         match plan.kind.tensor() {
-            Some(tensor) => account.slices(plan, tensor, place),
-            None => account.layers(plan, place),
+            Some(tensor) => account.add_slices(plan, tensor, place),
+            None => account.add_ring_layers(plan, place),
         }
         Some(account.memory)
     }
 
     /// Returns the main memory that the kernel cannot reclaim.
-    pub fn main(&self) -> Bytes {
-        self.weights + self.loading + self.kv_cache + self.buffers
+    pub fn main_memory(&self) -> Bytes {
+        self.weights + self.loaded_model + self.kv_cache + self.buffers
     }
 
     /// Returns the main memory needed beyond the available memory, which is swapped or missing.
     pub fn excess(&self) -> Bytes {
-        self.main().saturating_sub(self.available)
+        self.main_memory().saturating_sub(self.available)
     }
 
     /// Whether main memory with swap, and dedicated GPU memory, are large enough.
     pub fn fits(&self) -> bool {
-        self.excess() <= self.swap && self.gpu <= self.gpu_available
+        self.excess() <= self.free_swap && self.gpu_used <= self.gpu_available
     }
 
     /// Returns the memories that are too small. `place` is the index of the device in the plan.
     pub fn shortages(&self, place: usize) -> Vec<Shortage> {
-        let main = shortage(place, MemoryKind::Main, self.main(), self.available + self.swap);
-        let gpu = shortage(place, MemoryKind::Gpu, self.gpu, self.gpu_available);
+        let main = shortage(place, MemoryKind::Main, self.main_memory(), self.available + self.free_swap);
+        let gpu = shortage(place, MemoryKind::Gpu, self.gpu_used, self.gpu_available);
         [main, gpu].into_iter().filter(|shortage| shortage.needed > shortage.available).collect()
     }
 }
 
-/// Adds up the memory of a device.
+/// The memory of a device while it is added up.
 struct Account<'a> {
     memory: PinnedMemory,
     model: &'a ModelProfile,
@@ -118,15 +119,15 @@ impl<'a> Account<'a> {
         let gpu_available = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
         let memory = PinnedMemory {
             weights: Bytes::ZERO,
-            read: Bytes::ZERO,
-            loading: Bytes::ZERO,
+            cpu_weights: Bytes::ZERO,
+            loaded_model: Bytes::ZERO,
             kv_cache: Bytes::ZERO,
             buffers: device.cpu.compute_buffer.value + shared,
-            gpu: gpu_buffer,
+            gpu_used: gpu_buffer,
             uploads: vec![Bytes::ZERO; model.layers.len()],
-            available: main.obtainable(),
+            available: main.obtainable_bytes(),
             gpu_available,
-            swap: swap.saturating_sub(swapped_out),
+            free_swap: swap.saturating_sub(swapped_out),
         };
         Self { memory, model, device, gpu_free: gpu_available.saturating_sub(gpu_buffer) }
     }
@@ -136,44 +137,44 @@ impl<'a> Account<'a> {
         self.device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory)
     }
 
-    /// Adds the layers and the output matrix of a device in a ring.
-    fn layers(&mut self, plan: &Plan, place: usize) {
+    /// Adds the memory of the layers and of the output matrix that a device in a ring has.
+    fn add_ring_layers(&mut self, plan: &Plan, place: usize) {
         let residency = plan.devices[place].residency;
         let cache = kv_cache_bytes(&self.model.shape, 1, plan.context, plan.kv_cache, plan.sequences);
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
             for layer in window {
                 let group = &self.model.layers[layer as usize];
-                let on_cpu = converted(group, residency.weights_as).bytes();
+                let on_cpu = converted_group(group, residency.weights_as).bytes();
                 if gpu.contains(&layer) {
-                    let on_gpu = converted(group, residency.format_on(true)).bytes();
+                    let on_gpu = converted_group(group, residency.weight_format(true)).bytes();
                     let copy = residency.gpu_weights_as.map(|_| on_cpu);
-                    self.on_gpu(layer, on_gpu, cache, copy);
+                    self.add_gpu_layer(layer, on_gpu, cache, copy);
                 } else {
-                    self.memory.read += on_cpu;
+                    self.memory.cpu_weights += on_cpu;
                     self.memory.kv_cache += cache;
                 }
             }
         }
         if place == 0 {
-            let ends = model_as(self.model, residency.weights_as, |_| None);
+            let ends = converted_model(self.model, residency.weights_as, |_| None);
             self.memory.weights += embedding(&ends);
             if plan.output == Processor::Gpu {
-                let on_gpu = converted(&self.model.output, residency.format_on(true)).bytes();
+                let on_gpu = converted_group(&self.model.output, residency.weight_format(true)).bytes();
                 let copy = residency.gpu_weights_as.map_or(Bytes::ZERO, |_| ends.output_bytes());
                 let (own, shared) =
                     if self.has_gpu_memory() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
-                self.memory.gpu += own;
+                self.memory.gpu_used += own;
                 self.memory.weights += shared;
             } else {
-                self.memory.read += ends.output_bytes();
+                self.memory.cpu_weights += ends.output_bytes();
             }
         }
-        self.memory.weights += self.memory.read;
+        self.memory.weights += self.memory.cpu_weights;
     }
 
-    /// Adds the slices of a device in a tensor-parallel plan.
-    fn slices(&mut self, plan: &Plan, tensor: &TensorPlan, place: usize) {
+    /// Adds the memory of the slices that a device in a tensor-parallel plan has.
+    fn add_slices(&mut self, plan: &Plan, tensor: &TensorPlan, place: usize) {
         let (planned, model) = (&plan.devices[place], self.model);
         let residency = planned.residency;
         let sliced = SlicedModel::new(plan, tensor, place, model);
@@ -182,43 +183,43 @@ impl<'a> Account<'a> {
             for layer in 0..model.shape.layers.0 {
                 let weights =
                     sliced.block_bytes(2 * layer as usize) + sliced.block_bytes(2 * layer as usize + 1);
-                self.on_gpu(layer, weights, cache, None);
+                self.add_gpu_layer(layer, weights, cache, None);
             }
         } else {
-            self.memory.read = sliced.layers_bytes();
+            self.memory.cpu_weights = sliced.layers_bytes();
             self.memory.kv_cache = cache * model.shape.layers;
         }
         if place == 0 {
-            self.memory.read += sliced.attention.output_bytes();
+            self.memory.cpu_weights += sliced.attention.output_bytes();
         }
         if residency.policy == Residency::Sliding {
             self.memory.weights = largest_window(&sliced, residency.blocks.unwrap_or(1), place == 0);
         } else {
             let rows = if place == 0 { embedding(&sliced.attention) } else { Bytes::ZERO };
-            self.memory.weights += self.memory.read + rows;
+            self.memory.weights += self.memory.cpu_weights + rows;
         }
         if place == 0 && tensor.head_loads == HeadLoads::Model {
-            let whole = model_as(model, residency.weights_as, |_| residency.weights_as);
-            let input = converted(&model.input, tensor.embedding_as.or(residency.weights_as));
+            let whole = converted_model(model, residency.weights_as, |_| residency.weights_as);
+            let input = converted_group(&model.input, tensor.embedding_as.or(residency.weights_as));
             let input = if model.shape.tied_embeddings { Bytes::ZERO } else { input.bytes() };
-            self.memory.loading = whole.layers_bytes() + whole.output_bytes() + input;
+            self.memory.loaded_model = whole.layers_bytes() + whole.output_bytes() + input;
         }
     }
 
-    /// Adds a layer on the GPU. `copy` is the size of a copy in main memory, if there is one.
-    fn on_gpu(&mut self, layer: u32, weights: Bytes, cache: Bytes, copy: Option<Bytes>) {
+    /// Adds the memory of a layer on the GPU. `copy` is the size of its copy in main memory, if there is one.
+    fn add_gpu_layer(&mut self, layer: u32, weights: Bytes, cache: Bytes, copy: Option<Bytes>) {
         if !self.has_gpu_memory() {
             self.memory.weights += weights;
             self.memory.kv_cache += cache;
             return;
         }
         self.memory.weights += copy.unwrap_or(Bytes::ZERO);
-        self.memory.gpu += cache;
+        self.memory.gpu_used += cache;
         self.gpu_free = self.gpu_free.saturating_sub(cache);
         match copy {
             Some(copy) if weights > self.gpu_free => self.memory.uploads[layer as usize] = copy,
             _ => {
-                self.memory.gpu += weights;
+                self.memory.gpu_used += weights;
                 self.gpu_free = self.gpu_free.saturating_sub(weights);
             }
         }

@@ -34,7 +34,7 @@ pub struct EventImpact {
 pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
     let (from, to) = (run_event.start, run_event.end.unwrap_or(u64::MAX));
     let mut phases = [const { Vec::new() }; 3];
-    for step in TokenTimes::of(trace).decode_steps {
+    for step in TokenTimes::from_trace(trace).decode_steps {
         let phase = if step.end <= from { 0 } else { 1 + usize::from(step.start >= to) };
         // The tokens of a step share its time.
         phases[phase].extend(std::iter::repeat_n(step.ms_per_token(), step.tokens() as usize));
@@ -85,7 +85,7 @@ mod tests {
 
     /// A trace of one device with 1000 bytes of memory whose tokens end at these milliseconds.
     fn trace(ends: &[u64], run_event: RunEvent) -> Trace {
-        let pass = |index| Pass::plain(index, index, 1, true);
+        let pass = |index| Pass::new(index, index, 1, true);
         let output = |(pass, end): (u32, &u64)| Record {
             device: 0,
             resource: Resource::Cpu,
@@ -111,14 +111,14 @@ mod tests {
                 schema: Trace::SCHEMA.into(),
                 origin: Origin::Simulated,
                 scenario: "s".into(),
-                plan: "p".into(),
+                plan_digest: "p".into(),
                 model: "m".into(),
                 kind: Parallelism::Ring,
                 seed: 1,
                 version: "0".into(),
                 devices: vec![TracedDevice {
                     name: "a".into(),
-                    profile: None,
+                    profile_digest: None,
                     memory_total: 1000,
                     kernel: None,
                     unvalidated: None,
@@ -142,7 +142,7 @@ mod tests {
             start: 25 * MS,
             end: Some(60 * MS),
             what: "4 threads".into(),
-            plan: None,
+            plan_digest: None,
         };
         // Tokens of 10 ms before the game, of 20, 20 and 10 ms that overlap it, and of 10 ms after it.
         let trace = trace(&[10, 20, 40, 60, 70, 80], game.clone());

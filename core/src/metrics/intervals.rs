@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::token_times::TokenTimes;
-use super::{Terms, group, millis, step_terms};
+use super::{Terms, group_by_pass, millis, step_terms};
 use hearth_schema::trace::Trace;
 
 /// Maximum number of batches.
@@ -27,7 +27,7 @@ const STUDENT_T: [f64; MAX_BATCHES - 1] = [12.706, 4.303, 3.182, 2.776, 2.571, 2
 
 /// Half-widths of the 95 % confidence intervals of the means of a run, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Intervals {
+pub struct ConfidenceIntervals {
     /// The number of batches.
     #[serde(alias = "stretches")]
     pub batches: usize,
@@ -37,11 +37,11 @@ pub struct Intervals {
     pub terms: [f64; 7],
 }
 
-impl Intervals {
+impl ConfidenceIntervals {
     /// Computes the intervals of a trace, `None` with fewer than two steps after the first.
-    pub fn of(trace: &Trace) -> Option<Self> {
-        let by_pass = group(&trace.records);
-        let token_times = TokenTimes::grouped(trace, &by_pass);
+    pub fn from_trace(trace: &Trace) -> Option<Self> {
+        let by_pass = group_by_pass(&trace.records);
+        let token_times = TokenTimes::from_records(trace, &by_pass);
         let batches = token_times.decode_steps.len().min(MAX_BATCHES);
         let student_t = *STUDENT_T.get(batches.checked_sub(2)?)?;
         // The time, its terms and the number of tokens of each batch.
@@ -83,7 +83,7 @@ mod tests {
         let mut trace = trace();
         trace.header.devices.truncate(1);
         trace.readings.clear();
-        trace.passes = (0..=tokens.len() as u32).map(|pass| Pass::plain(pass, pass, 1, true)).collect();
+        trace.passes = (0..=tokens.len() as u32).map(|pass| Pass::new(pass, pass, 1, true)).collect();
         trace.records = vec![with_cpu(record(0, Kind::Output, 0, 0, [0, 10]), 10)];
         let mut now = 10;
         for (pass, (cpu, disk)) in (1..).zip(tokens) {
@@ -95,15 +95,15 @@ mod tests {
 
     #[test]
     fn constant_times_have_an_interval_of_zero() {
-        let intervals = Intervals::of(&single_device(&[(5, 2); 40])).expect("tokens");
-        assert_eq!(intervals, Intervals { batches: 10, tpot: 0.0, terms: [0.0; 7] });
-        assert_eq!(Intervals::of(&single_device(&[(5, 2)])), None);
+        let intervals = ConfidenceIntervals::from_trace(&single_device(&[(5, 2); 40])).expect("tokens");
+        assert_eq!(intervals, ConfidenceIntervals { batches: 10, tpot: 0.0, terms: [0.0; 7] });
+        assert_eq!(ConfidenceIntervals::from_trace(&single_device(&[(5, 2)])), None);
     }
 
     #[test]
     fn two_tokens_have_a_wide_interval() {
         // 10 and 14 ms: the deviation is sqrt(2^2 + 2^2) = 2.828, the interval 12.706 * 2.828 / sqrt(2) = 25.412.
-        let intervals = Intervals::of(&single_device(&[(10, 0), (10, 4)])).expect("tokens");
+        let intervals = ConfidenceIntervals::from_trace(&single_device(&[(10, 0), (10, 4)])).expect("tokens");
         assert!((intervals.tpot - 25.412).abs() < 1e-9, "{intervals:?}");
         let [cpu, gpu, memory, disk, ..] = intervals.terms;
         assert_eq!((cpu, gpu, memory), (0.0, 0.0, 0.0));
@@ -114,7 +114,7 @@ mod tests {
     fn correlated_times_widen_the_interval() {
         // Half of the run is slow. Independent samples would give 2.02 * 2.02 / sqrt(40) = 0.65 ms.
         let slow: Vec<(u64, u64)> = (0..40).map(|token| (10, if token < 20 { 4 } else { 0 })).collect();
-        let intervals = Intervals::of(&single_device(&slow)).expect("tokens");
+        let intervals = ConfidenceIntervals::from_trace(&single_device(&slow)).expect("tokens");
         // Ten batches, five of 14 and five of 10: 2.262 * sqrt(10 * 4 / 9) / sqrt(10) = 1.508.
         assert!((intervals.tpot - 1.508).abs() < 1e-3, "{intervals:?}");
     }

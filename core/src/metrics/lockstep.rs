@@ -4,7 +4,7 @@
 //! from the end of the previous block to the head's last step of this block. The steps of the device that finishes
 //! last are counted in the terms `cpu`, `gpu`, `memory`, `demand_disk` and `queue`, as far as they lie within the
 //! block. The rest of the block is `network`: messages in flight, and waiting for them. So the terms sum to TPOT, and
-//! a slow device shows as work; `busy_ms` of the devices shows which ones waited. All steps use one clock, because
+//! the time of a slow device counts as work; `busy_ms` shows which devices waited. All steps use one clock, because
 //! runs of this kind are only simulated.
 //!
 //! Not here: rings ([`super`]).

@@ -1,18 +1,19 @@
 //! Metrics of a trace: time per token, its terms, and metrics of each device.
 //!
-//! One function computes them from a simulated or a measured trace, so neither runner reports its own speed. TPOT
+//! One function computes them from a simulated or a measured trace, so no runner reports its own speed. TPOT
 //! covers the tokens after the first of each sequence: it is the time between two outputs of a sequence, divided by
 //! the number of tokens of the later output, which is more than one if drafts were accepted. Its terms sum to it
 //! exactly:
 //!
-//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, and explicit copies, on any
+//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, and time of memory copies, on any
 //!   device; drafting is a computing step of the head;
 //! - `demand_disk`: wall time of a CPU step minus its CPU time, run-queue delay and copies;
 //! - `network`: time from the head's `send` to its `receive`, minus the time that the message spent on other devices
 //!   by their own clocks (there is no shared clock);
-//! - `queue`: ready but not running: run-queue delay, and gaps between the steps of the device that has the token,
-//!   for example while it works on another sequence;
-//! - `bubble`: the rest. It is zero unless no pass is in flight for a time, as when the ring is rebuilt after a loss.
+//! - `queue`: time ready but not running: run-queue delay, and gaps between the steps of the device that has the
+//!   token, for example while it works on another sequence;
+//! - `bubble`: the rest. It is zero unless no pass is in flight during an interval, for example while the ring is
+//!   rebuilt after a loss.
 //!
 //! In a `tensor` trace all devices work on a token at the same time, see `lockstep`. `hidden_disk` is the time of
 //! read-ahead minus the time that computations of the same device waited for the disk meanwhile. It is not part of
@@ -41,7 +42,6 @@ use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Record, Resource,
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
     pub mean: f64,
-    /// The median.
     pub p50: f64,
     /// The 95th percentile (nearest rank).
     pub p95: f64,
@@ -54,14 +54,14 @@ pub struct Terms {
     pub cpu: f64,
     /// Wall time of GPU steps.
     pub gpu: f64,
-    /// Time of explicit copies.
+    /// Time of memory copies.
     pub memory: f64,
     /// Waiting for the disk inside computing steps.
     pub demand_disk: f64,
     /// Time of messages in flight.
     #[serde(alias = "air")]
     pub network: f64,
-    /// Time ready but not running.
+    /// Time in which the computation was ready but not running.
     pub queue: f64,
     /// Pipeline bubble: time in which the token is neither on a device nor in a message.
     pub bubble: f64,
@@ -131,7 +131,7 @@ pub struct Metrics {
     pub memory_shortages: Vec<DeviceShortage>,
     /// Time per output token after the first, in milliseconds; absent if there is only one token.
     pub tpot_ms: Option<LatencySummary>,
-    /// Mean time to the first token of a sequence, in milliseconds; absent if there was none.
+    /// Mean time to the first token of a sequence, in milliseconds; absent if no token was generated.
     pub ttft_ms: Option<f64>,
     /// Output tokens after the first per second, over all sequences.
     pub tokens_per_s: Option<f64>,
@@ -159,12 +159,12 @@ impl Metrics {
 
 /// Computes the metrics of a trace.
 pub fn compute(trace: &Trace) -> Metrics {
-    let by_pass = group(&trace.records);
+    let by_pass = group_by_pass(&trace.records);
     let none = Vec::new();
     let head = |pass: u32| by_pass.get(&(pass, 0)).unwrap_or(&none).iter().copied();
     let begin = trace.passes.first().and_then(|pass| head(pass.index).map(|record| record.start).min());
-    let outputs = TokenTimes::grouped(trace, &by_pass);
-    let tokens = outputs.tokens();
+    let outputs = TokenTimes::from_records(trace, &by_pass);
+    let tokens = outputs.decoded_tokens();
     let mut terms = Terms::default();
     for step in &outputs.decode_steps {
         add(&mut terms, &step_terms(trace, &by_pass, step), tokens);
@@ -192,7 +192,7 @@ pub fn compute(trace: &Trace) -> Metrics {
     }
 }
 
-/// Returns the terms of one step, in milliseconds, by the rule for the kind of the plan.
+/// Returns the terms of one decode step, in milliseconds, by the rule for the kind of the plan.
 fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     let devices = trace.header.devices.len();
     if trace.header.kind.is_ring() {
@@ -202,10 +202,10 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// Returns the terms per token of the steps of each device, in milliseconds, in the order of the header: its share of
-/// `cpu`, `gpu`, `memory` and `demand_disk`, and as `queue` the run-queue delay within its steps.
+/// Returns the terms per token of the steps of each device, in milliseconds, in the order of the header: its part of
+/// `cpu`, `gpu`, `memory` and `demand_disk`; `queue` is the run-queue delay within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
-    let outputs = TokenTimes::of(trace);
+    let outputs = TokenTimes::from_trace(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
     let mut sums = vec![Terms::default(); trace.header.devices.len()];
     for record in trace.records.iter().filter(|record| is_work(record) && passes.contains(&record.pass)) {
@@ -215,7 +215,7 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     }
     let mean = |sum: &Terms| {
         let mut mean = Terms::default();
-        add(&mut mean, sum, outputs.tokens().max(1));
+        add(&mut mean, sum, outputs.decoded_tokens().max(1));
         mean
     };
     sums.iter().map(mean).collect()
@@ -234,7 +234,7 @@ fn memory_shortages(trace: &Trace) -> Vec<DeviceShortage> {
 
 type ByPass<'t> = BTreeMap<(u32, u16), Vec<&'t Record>>;
 
-fn group(records: &[Record]) -> ByPass<'_> {
+fn group_by_pass(records: &[Record]) -> ByPass<'_> {
     let mut groups: ByPass<'_> = BTreeMap::new();
     for record in records {
         groups.entry((record.pass, record.device)).or_default().push(record);
@@ -364,7 +364,7 @@ fn add(total: &mut Terms, one: &Terms, count: usize) {
 fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
     let steps = &outputs.decode_steps;
     let last = steps.last().map(|step| step.pass);
-    let count = outputs.tokens().max(1) as f64;
+    let count = outputs.decoded_tokens().max(1) as f64;
     // Bytes read after the last prompt belong to the tokens that follow.
     let prompt = outputs.first_tokens.last().map(|first: &FirstToken| first.pass);
     let after = steps.iter().filter(|step| prompt.is_none_or(|prompt| step.pass > prompt));

@@ -2,13 +2,13 @@
 //!
 //! All sequences are requested when the run begins. The time to the first token of each sequence is measured from the
 //! start of the run, including the wait for earlier prompts. The overall rate is the number of tokens after the first
-//! one of the run, divided by the time from that token to the last one.
+//! token of the run, divided by the time from the first token to the last.
 //!
 //! Drafting is part of the `cpu` or `gpu` term of a token on the head. In addition, the mean time per token is split
 //! into `draft_ms`, the time in which the head drafted, and `verify_ms`, the rest.
 //!
-//! `acceptance` is a share of the verified drafts: the accepted ones, and the first rejected one of each pass. Drafts
-//! after a rejected one say nothing about the draft model.
+//! `acceptance` is the share of the verified drafts that were accepted. The accepted drafts and the first rejected
+//! draft of each pass are verified. Drafts after a rejected draft say nothing about the draft model.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,11 +20,11 @@ use hearth_schema::trace::Kind;
 pub struct SequenceMetrics {
     /// The number of the sequence, from 0.
     pub sequence: u32,
-    /// Milliseconds from the start of the run to its first token.
+    /// Milliseconds from the start of the run to the first token of the sequence.
     pub ttft_ms: f64,
     /// The number of tokens after the first.
     pub tokens: u64,
-    /// Mean time per token after the first, in milliseconds; absent if there are none.
+    /// Mean time per token after the first, in milliseconds; absent if there is only one token.
     pub tpot_ms: Option<f64>,
 }
 
@@ -39,7 +39,7 @@ pub struct SpeculationMetrics {
     pub drafted: u64,
     /// The number of drafted tokens that the large model accepted.
     pub accepted: u64,
-    /// The share of the verified drafts that was accepted.
+    /// The share of the verified drafts that were accepted.
     pub acceptance: f64,
     /// The part of the mean time per token spent drafting, in milliseconds.
     pub draft_ms: f64,
@@ -73,7 +73,7 @@ pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     let span = millis(until.saturating_sub(from));
     let (tokens, span) = match outputs.first_tokens.len() {
         1 => (1, mean_ms),
-        several => (outputs.tokens() + several - 1, span),
+        several => (outputs.decoded_tokens() + several - 1, span),
     };
     (span > 0.0).then(|| tokens as f64 * (1e3 / span))
 }
@@ -95,8 +95,8 @@ pub(super) fn speculation(
         let drafts = records.filter(|record| record.kind == Kind::Draft);
         drafts.map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms)
     };
-    let draft_ms =
-        outputs.decode_steps.iter().map(drafting).fold(0.0, |sum, ms| sum + ms) / outputs.tokens() as f64;
+    let draft_ms = outputs.decode_steps.iter().map(drafting).fold(0.0, |sum, ms| sum + ms)
+        / outputs.decoded_tokens() as f64;
     Some(SpeculationMetrics {
         steps,
         tokens_per_step: (accepted + steps) as f64 / steps as f64,

@@ -27,20 +27,20 @@ pub fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
 pub fn trace() -> Trace {
     let device = |name: &str| TracedDevice {
         name: name.into(),
-        profile: None,
+        profile_digest: None,
         memory_total: 1000,
         kernel: None,
         unvalidated: None,
         policy: None,
     };
-    let pass = |index, tokens| Pass::plain(index, 0, tokens, true);
+    let pass = |index, tokens| Pass::new(index, 0, tokens, true);
     let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
     Trace {
         header: Header {
             schema: Trace::SCHEMA.into(),
             origin: Origin::Simulated,
             scenario: "s".into(),
-            plan: "p".into(),
+            plan_digest: "p".into(),
             model: "m".into(),
             kind: hearth_schema::plan::Parallelism::Ring,
             seed: 1,
@@ -161,7 +161,7 @@ fn tokens_of_one_pass_share_its_time() {
 fn each_sequence_has_its_own_times() {
     let mut trace = trace();
     // A second sequence with one token of the prompt and one after it, at 130 and 190 ms.
-    let second = |index, first_position| Pass { sequence: 1, ..Pass::plain(index, first_position, 1, true) };
+    let second = |index, first_position| Pass { sequence: 1, ..Pass::new(index, first_position, 1, true) };
     trace.passes.extend([second(2, 0), second(3, 1)]);
     trace.records.push(with_cpu(record(0, Kind::Output, 2, 1, [125, 130]), 5));
     trace.records.push(with_cpu(record(0, Kind::Output, 3, 1, [185, 190]), 5));
@@ -190,7 +190,7 @@ fn device_without_a_trace_is_lost_and_not_idle() {
         start: 0,
         end: Some(1),
         what: String::new(),
-        plan: None,
+        plan_digest: None,
     };
     trace.run_events = vec![silent];
     let before = compute(&trace);

@@ -1,8 +1,8 @@
 //! The times at which the tokens of each sequence were sampled, on the head's clock.
 //!
 //! The first output of a sequence ends its prompt. Each later output is a [`DecodeStep`], which lasts from the end of
-//! the previous output of the sequence to the end of its own. A step with drafts generates one token more than it
-//! accepts.
+//! the previous output of the sequence to the end of this output. A step generates one token more than the number of
+//! accepted drafts.
 //!
 //! Not here: the terms of a step ([`super`]).
 
@@ -61,7 +61,7 @@ pub struct FirstToken {
 /// The token times of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenTimes {
-    /// The first token of each sequence that has one, in the order of their passes.
+    /// The first token of each sequence with at least one token, in the order of their passes.
     pub first_tokens: Vec<FirstToken>,
     /// The decode steps, in the order of their passes.
     pub decode_steps: Vec<DecodeStep>,
@@ -69,11 +69,11 @@ pub struct TokenTimes {
 
 impl TokenTimes {
     /// Extracts the token times of a trace.
-    pub fn of(trace: &Trace) -> Self {
-        Self::grouped(trace, &super::group(&trace.records))
+    pub fn from_trace(trace: &Trace) -> Self {
+        Self::from_records(trace, &super::group_by_pass(&trace.records))
     }
 
-    pub(super) fn grouped(trace: &Trace, by_pass: &ByPass<'_>) -> Self {
+    pub(super) fn from_records(trace: &Trace, by_pass: &ByPass<'_>) -> Self {
         let accepted: BTreeMap<u32, u64> = trace
             .readings
             .iter()
@@ -115,14 +115,14 @@ impl TokenTimes {
     }
 
     /// Returns the total number of tokens of the prompts that were processed completely.
-    pub fn prompts(&self, trace: &Trace) -> u64 {
+    pub fn prompt_tokens(&self, trace: &Trace) -> u64 {
         let last = |first: &FirstToken| trace.passes.iter().find(|pass| pass.index == first.pass);
         let tokens = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
         self.first_tokens.iter().filter_map(last).map(tokens).sum()
     }
 
     /// Returns the number of tokens after the first of each sequence, over all sequences.
-    pub fn tokens(&self) -> usize {
+    pub fn decoded_tokens(&self) -> usize {
         self.decode_steps.iter().map(|step| step.tokens() as usize).sum()
     }
 }

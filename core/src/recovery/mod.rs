@@ -11,8 +11,8 @@
 //! When a device is lost, the head plans for the remaining devices. No plan uses the lost device until its return is
 //! reported. If the connection between two available devices breaks, the same ring is built once more, because the
 //! cause may be a single broken connection. If a connection breaks again before the next token is complete, the
-//! unreachable device is treated as lost. So the number of epochs between two tokens is bounded by the number of
-//! devices plus `FORGIVEN_CUTS`, and no sequence of failures makes the head retry forever.
+//! unreachable device is treated as lost. So the number of epochs between two tokens is at most the number of devices
+//! plus `FORGIVEN_CUTS`, and no sequence of failures makes the head retry forever.
 //!
 //! Not here: how a plan is found ([`Replanner`], `spread`), whether its parts fit the memory of the devices (the
 //! runner reports [`Event::NoPlan`] if they do not), and which pass enters next ([`crate::schedule::Generation`]).
@@ -24,7 +24,7 @@ mod spread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hearth_schema::events::Return;
+use hearth_schema::events::RejoinTime;
 use hearth_schema::plan::Plan;
 
 use crate::cluster::Cluster;
@@ -47,13 +47,13 @@ pub enum Event {
     /// A device cannot be reached while the head searches for devices before planning.
     DeviceAbsent { device: String },
     /// A device can be reached again. `rejoins` says when a plan may use it.
-    DeviceReturned { device: String, rejoins: Return },
+    DeviceReturned { device: String, rejoins: RejoinTime },
     /// Two devices cannot exchange activations.
     LinkCut {
         /// The epoch for which their connection was opened.
         epoch: u32,
         /// The device that reports the broken connection.
-        by: String,
+        reporter: String,
         /// The device that the reporting device cannot reach.
         peer: String,
         since: u64,
@@ -79,7 +79,8 @@ pub enum Event {
 pub enum Step {
     /// Record the loss of a device and close the connection to it.
     RecordLoss { device: String, since: u64, reason: String },
-    /// Find a plan without [`Recovery::unavailable`] devices and report [`Event::Planned`] or [`Event::NoPlan`].
+    /// Find a plan without [`Recovery::unavailable_devices`] devices and report [`Event::Planned`] or
+    /// [`Event::NoPlan`].
     Plan,
     /// Record that [`Recovery::plan`] is now active. `missing` is the device whose loss led to it.
     Replanned { missing: Option<String> },
@@ -140,7 +141,7 @@ pub struct Recovery {
     /// The device whose loss led to the current search for a plan.
     missing: Option<String>,
     /// When to plan again with a returned device, if there is one.
-    rejoins: Option<Return>,
+    rejoins: Option<RejoinTime>,
     has_begun: bool,
 }
 
@@ -183,7 +184,9 @@ impl Recovery {
                 vec![]
             }
             Event::DeviceReturned { device, rejoins } => self.returned(&device, rejoins),
-            Event::LinkCut { epoch, by, peer, since, reason } => self.cut(epoch, by, peer, (since, reason)),
+            Event::LinkCut { epoch, reporter, peer, since, reason } => {
+                self.cut(epoch, reporter, peer, (since, reason))
+            }
             Event::Planned(plan) => self.planned(*plan),
             Event::NoPlan { reason } => self.not_planned(reason),
             Event::Prepared { device, epoch } => self.answered(Phase::Preparing, &device, epoch),
@@ -231,18 +234,18 @@ impl Recovery {
     }
 
     /// Returns the devices that no plan may use.
-    pub fn unavailable(&self) -> BTreeSet<String> {
+    pub fn unavailable_devices(&self) -> BTreeSet<String> {
         self.unavailable.keys().cloned().collect()
     }
 
     /// Returns the devices whose response is still awaited.
-    pub fn awaited(&self) -> &BTreeSet<String> {
+    pub fn awaited_devices(&self) -> &BTreeSet<String> {
         &self.awaited
     }
 
     /// Finds a plan without a planner: distributes the layers of the unavailable devices over the others.
     pub fn spread_layers(&self) -> Result<Plan, NoPlan> {
-        spread::without(&self.first, &self.unavailable())
+        spread::spread_layers(&self.first, &self.unavailable_devices())
     }
 
     /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps everything that the tokens
@@ -261,7 +264,8 @@ impl Recovery {
         (plan.activations, plan.kv_cache) = (first.activations, first.kv_cache);
         plan.draft.clone_from(&first.draft);
         for device in &mut plan.devices {
-            let known = first.position(&device.name).and_then(|place| first.devices[place].address.clone());
+            let known =
+                first.device_index(&device.name).and_then(|place| first.devices[place].address.clone());
             device.address = known.or_else(|| device.address.take());
         }
         Ok(plan)
@@ -300,7 +304,7 @@ impl Recovery {
         let unavailable = plan.devices.iter().find(|device| self.is_unavailable(&device.name));
         let reason =
             unavailable.map(|device| format!("the new plan uses `{}`, which is unavailable", device.name));
-        reason.or_else(|| plan.only_simulated())
+        reason.or_else(|| plan.simulation_only_reason())
     }
 
     fn not_planned(&mut self, reason: String) -> Vec<Step> {
@@ -390,27 +394,33 @@ impl Recovery {
         vec![Step::RecordLoss { device: head, since, reason }, Step::Plan]
     }
 
-    fn returned(&mut self, device: &str, rejoins: Return) -> Vec<Step> {
+    fn returned(&mut self, device: &str, rejoins: RejoinTime) -> Vec<Step> {
         let was_unavailable = self.unavailable.remove(device).is_some();
         self.missing.take_if(|missing| *missing == device);
         match rejoins {
-            Return::BetweenTokens => self.rejoins = Some(rejoins),
+            RejoinTime::BetweenTokens => self.rejoins = Some(rejoins),
             // Only a device that the current plan excludes is a reason to plan again.
-            Return::NextRequest if was_unavailable => drop(self.rejoins.get_or_insert(rejoins)),
-            Return::NextRequest => {}
+            RejoinTime::NextRequest if was_unavailable => drop(self.rejoins.get_or_insert(rejoins)),
+            RejoinTime::NextRequest => {}
         }
         vec![]
     }
 
-    fn cut(&mut self, epoch: u32, by: String, peer: String, (since, reason): (u64, String)) -> Vec<Step> {
+    fn cut(
+        &mut self,
+        epoch: u32,
+        reporter: String,
+        peer: String,
+        (since, reason): (u64, String),
+    ) -> Vec<Step> {
         let is_connected = matches!(self.phase, Phase::Configuring | Phase::Resetting | Phase::Running);
-        let are_members = self.members.contains(&by) && self.members.contains(&peer);
+        let are_members = self.members.contains(&reporter) && self.members.contains(&peer);
         if !is_connected || epoch != self.connected || !are_members {
             return vec![];
         }
         self.cuts += 1;
         if self.cuts > FORGIVEN_CUTS {
-            let lost = if peer == self.head() { by } else { peer };
+            let lost = if peer == self.head() { reporter } else { peer };
             return self.lose(lost, since, reason);
         }
         let mut steps = vec![Step::Replanned { missing: None }];
@@ -423,7 +433,7 @@ impl Recovery {
         if self.phase != Phase::Running {
             return vec![];
         }
-        match self.rejoins.take_if(|rejoins| *rejoins == Return::BetweenTokens) {
+        match self.rejoins.take_if(|rejoins| *rejoins == RejoinTime::BetweenTokens) {
             Some(_) => self.plan_intact(),
             None => vec![],
         }

@@ -1,7 +1,7 @@
 //! Spreading: distributes the layers of lost devices over the others, without a planner.
 //!
-//! The layers of lost devices are distributed over the others in proportion to their windows, because the windows of
-//! the plan are the only known measure of the speed of the devices. A round has as many layers as before, so the
+//! The layers are distributed in proportion to the windows of the remaining devices, because the windows of the plan
+//! are the only known measure of the speed of the devices. A round has as many layers as before, so the
 //! number of rounds does not change. Windows are rounded to whole layers by the largest remainder.
 //!
 //! Not here: a better plan, which a planner makes from the profiles of the devices ([`super::Replanner`]), and
@@ -14,8 +14,8 @@ use hearth_profiles::Document;
 use super::NoPlan;
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, Processor};
 
-/// Returns the plan without the lost devices. It is an error if the head is lost.
-pub fn without(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPlan> {
+/// Returns the plan with the layers of the lost devices on the others. Fails if the head is lost.
+pub fn spread_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     let head = &plan.devices[0].name;
     if lost.contains(head) {
         return Err(NoPlan {
@@ -86,13 +86,13 @@ mod tests {
     fn layers_are_spread_in_proportion_to_windows() {
         let plan = plan(12, &[1, 2, 3], false);
         let names: Vec<String> = plan.devices.iter().map(|device| device.name.clone()).collect();
-        let new = without(&plan, &lost(&[&names[2]])).expect("two are left");
+        let new = spread_layers(&plan, &lost(&[&names[2]])).expect("two are left");
         // Six layers per round in the ratio 1 : 2.
         assert_eq!(new.devices.iter().map(|device| device.window).collect::<Vec<_>>(), [2, 4]);
         assert_eq!((new.rounds, new.ring_layers()), (2, 6));
-        let alone = without(&plan, &lost(&[&names[1], &names[2]])).expect("the head is left");
+        let alone = spread_layers(&plan, &lost(&[&names[1], &names[2]])).expect("the head is left");
         assert_eq!((alone.devices.len(), alone.devices[0].window, alone.rounds), (1, 6, 2));
-        let error = without(&plan, &lost(&[&names[0]])).expect_err("the tokens are lost");
+        let error = spread_layers(&plan, &lost(&[&names[0]])).expect_err("the tokens are lost");
         assert!(error.reason.contains("the head"), "{error}");
     }
 
@@ -112,7 +112,7 @@ mod tests {
             let lost = |place: usize| place > 0 && mask >> place & 1 == 1;
             let names = (0..windows.len()).filter(|&place| lost(place));
             let lost: BTreeSet<String> = names.map(|place| plan.devices[place].name.clone()).collect();
-            let new = without(&plan, &lost).expect("the head is left");
+            let new = spread_layers(&plan, &lost).expect("the head is left");
             prop_assert!(new.validate().is_ok());
             prop_assert_eq!(new.ring_layers(), ring.min(layers));
             prop_assert!(new.devices.iter().all(|device| !lost.contains(&device.name)));

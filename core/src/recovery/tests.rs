@@ -37,7 +37,7 @@ fn loss(index: usize) -> Step {
 }
 
 fn cut(epoch: u32, by: usize, peer: usize) -> Event {
-    Event::LinkCut { epoch, by: name(by), peer: name(peer), since: 7, reason: "it hung up".into() }
+    Event::LinkCut { epoch, reporter: name(by), peer: name(peer), since: 7, reason: "it hung up".into() }
 }
 
 fn ready(index: usize, epoch: u32) -> Event {
@@ -106,14 +106,14 @@ fn one_cut_is_forgiven_and_the_next_loses_the_unreachable_device() {
         head.react(prepared(index, 2));
     }
     assert_eq!(head.react(cut(2, 1, 2)), [loss(2), Step::Plan]);
-    assert_eq!(head.unavailable(), BTreeSet::from([name(2)]));
+    assert_eq!(head.unavailable_devices(), BTreeSet::from([name(2)]));
     let mut head = running(3);
     head.react(cut(1, 2, 0));
     for index in 1..3 {
         head.react(prepared(index, 2));
     }
     head.react(cut(2, 2, 0));
-    assert_eq!(head.unavailable(), BTreeSet::from([name(2)]), "the head is never treated as lost");
+    assert_eq!(head.unavailable_devices(), BTreeSet::from([name(2)]), "the head is never treated as lost");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn returned_device_is_used_by_the_next_request() {
         give_up,
         [Step::NotReplanned { missing, reason: reason.clone() }, Step::GiveUp { lost, reason }]
     );
-    head.react(Event::DeviceReturned { device: name(1), rejoins: Return::NextRequest });
+    head.react(Event::DeviceReturned { device: name(1), rejoins: RejoinTime::NextRequest });
     assert_eq!(head.react(Event::Request), [Step::Plan]);
     assert_eq!(head.react(planned(2)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
 }
@@ -142,8 +142,8 @@ fn device_may_rejoin_between_tokens() {
     for index in 0..2 {
         head.react(ready(index, 2));
     }
-    head.react(Event::DeviceReturned { device: name(2), rejoins: Return::BetweenTokens });
-    assert_eq!((head.is_running(), head.unavailable()), (true, BTreeSet::new()));
+    head.react(Event::DeviceReturned { device: name(2), rejoins: RejoinTime::BetweenTokens });
+    assert_eq!((head.is_running(), head.unavailable_devices()), (true, BTreeSet::new()));
     let mut same = head.clone();
     assert_eq!(head.react(Event::Token), [Step::Plan]);
     assert_eq!(head.react(planned(3)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
@@ -165,7 +165,7 @@ fn lost_head_ends_the_ring_and_isolated_head_continues_alone() {
     assert!(matches!(&steps[..], [Step::NotReplanned { .. }, Step::GiveUp { .. }]), "{steps:?}");
     let steps = alone.react(Event::HeadIsolated { since: 7, reason: "it hung up".into() });
     assert_eq!(steps, [loss(0), Step::Plan]);
-    assert_eq!(alone.unavailable(), BTreeSet::from([name(1), name(2)]));
+    assert_eq!(alone.unavailable_devices(), BTreeSet::from([name(1), name(2)]));
     assert_eq!(alone.react(planned(1)).len(), 3);
 }
 
@@ -202,7 +202,7 @@ proptest! {
             while let Some(step) = queue.pop_front() {
                 match step {
                     Step::Plan => {
-                        let available = devices(count).difference(&head.unavailable()).cloned().collect();
+                        let available = devices(count).difference(&head.unavailable_devices()).cloned().collect();
                         queue = head.react(Event::Planned(Box::new(plan_for(&available)))).into();
                     }
                     Step::Prepare { epoch } => {
@@ -221,7 +221,7 @@ proptest! {
                     Step::Begin { epoch } => {
                         prop_assert_eq!(epoch, last);
                         prop_assert_eq!(&ready, &head.members);
-                        prop_assert!(head.members.is_disjoint(&head.unavailable()));
+                        prop_assert!(head.members.is_disjoint(&head.unavailable_devices()));
                     }
                     Step::RecordLoss { device, .. } => prop_assert!(head.is_unavailable(&device)),
                     Step::Replanned { .. } => prop_assert_eq!(&names(&head.plan), &head.members),
@@ -233,7 +233,7 @@ proptest! {
             let (one, other) = (one % count, other % count);
             let epoch = head.epoch().saturating_sub(back);
             let opened = head.connected.saturating_sub(back);
-            let awaits = head.awaited().contains(&name(one)) && epoch == head.epoch();
+            let awaits = head.awaited_devices().contains(&name(one)) && epoch == head.epoch();
             let event = match kind {
                 0 | 1 => self::prepared(one, epoch),
                 2 | 3 => self::ready(one, epoch),
@@ -279,11 +279,11 @@ proptest! {
                     }
                     2 => {
                         available.insert(one.clone());
-                        Event::DeviceReturned { device: one, rejoins: Return::BetweenTokens }
+                        Event::DeviceReturned { device: one, rejoins: RejoinTime::BetweenTokens }
                     }
                     3 => {
                         available.insert(one.clone());
-                        Event::DeviceReturned { device: one, rejoins: Return::NextRequest }
+                        Event::DeviceReturned { device: one, rejoins: RejoinTime::NextRequest }
                     }
                     _ => Event::Token,
                 };
@@ -307,7 +307,7 @@ proptest! {
                             }
                             asked += 1;
                             vec![if plans >> (asked % 32) & 1 == 1 {
-                                let usable = devices(count).difference(&head.unavailable()).cloned().collect();
+                                let usable = devices(count).difference(&head.unavailable_devices()).cloned().collect();
                                 Event::Planned(Box::new(plan_for(&usable)))
                             } else {
                                 Event::NoPlan { reason: "no plan".into() }

@@ -2,8 +2,8 @@
 //!
 //! Kept weights are ordinary page cache, which the operating system evicts without notice. A kept set that no longer
 //! fits is worse than none, because a cyclic scan of it evicts every page before its next use. So the budget follows
-//! the available memory: after each token it receives the bytes of the kept set that were missing, and the available
-//! page cache if the system reports it. It shrinks at once and grows back in steps. The next step is taken only after
+//! the available memory: after each token it receives the number of bytes of the kept set that were missing, and the
+//! size of the available page cache if the system reports it. It shrinks at once and grows back in steps. The next step is taken only after
 //! a number of tokens without loss, and each loss doubles this number.
 
 /// Number of steps in which the budget grows from zero to its maximum.
@@ -27,9 +27,9 @@ pub struct KeptBudget {
     wait: u32,
     /// Number of tokens without loss since the last change.
     lasted: u32,
-    /// Whether the last change was a growth step and nothing was lost since.
+    /// Whether the last change was a growth step and nothing has been lost since.
     grown: bool,
-    /// Whether the budget has just shrunk, so that pieces missing now were evicted before that.
+    /// Whether the budget has just shrunk, so that pieces that are missing now were evicted before it shrank.
     settling: bool,
 }
 
@@ -40,13 +40,13 @@ impl KeptBudget {
     }
 
     /// Returns the current budget in bytes.
-    pub fn now(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.now
     }
 
     /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted, `limit`
     /// the number of bytes that can be kept, if the system reports it. Returns whether the budget has changed.
-    pub fn after_token(&mut self, lost: u64, limit: Option<u64>) -> bool {
+    pub fn update_after_token(&mut self, lost: u64, limit: Option<u64>) -> bool {
         let before = self.now;
         let ceiling = self.max.min(limit.unwrap_or(self.max));
         let pressed = lost > self.now / NOISE_DIVISOR;
@@ -88,17 +88,17 @@ mod tests {
     #[test]
     fn budget_shrinks_at_once_and_grows_back() {
         let mut budget = KeptBudget::new(1000);
-        assert!(!budget.after_token(0, Some(2000)));
-        assert!(budget.after_token(600, Some(400)));
+        assert!(!budget.update_after_token(0, Some(2000)));
+        assert!(budget.update_after_token(600, Some(400)));
         assert!(
-            !budget.after_token(400, Some(400)),
+            !budget.update_after_token(400, Some(400)),
             "the rest was evicted by the same scan and is read again"
         );
-        assert_eq!(budget.now(), 400);
-        assert!(!budget.after_token(0, Some(400)), "no memory to grow");
+        assert_eq!(budget.bytes(), 400);
+        assert!(!budget.update_after_token(0, Some(400)), "no memory to grow");
         let tokens = (1..).take_while(|_| {
-            budget.after_token(0, Some(2000));
-            budget.now() < 1000
+            budget.update_after_token(0, Some(2000));
+            budget.bytes() < 1000
         });
         assert!(tokens.count() < 6, "everything is kept again a few tokens after the memory is free");
     }
@@ -106,41 +106,41 @@ mod tests {
     #[test]
     fn reported_loss_counts_once() {
         let mut budget = KeptBudget::new(1000);
-        assert!(budget.after_token(0, Some(600)), "the limit falls before anything is missing");
-        assert!(!budget.after_token(900, Some(600)), "the pieces that no longer fit evicted the rest");
-        assert_eq!(budget.now(), 600);
-        assert!(budget.after_token(300, Some(600)), "a loss at the reduced size shrinks it again");
+        assert!(budget.update_after_token(0, Some(600)), "the limit falls before anything is missing");
+        assert!(!budget.update_after_token(900, Some(600)), "the pieces that no longer fit evicted the rest");
+        assert_eq!(budget.bytes(), 600);
+        assert!(budget.update_after_token(300, Some(600)), "a loss at the reduced size shrinks it again");
         let mut budget = KeptBudget::new(1000);
         for limit in [900, 700, 500] {
-            assert!(budget.after_token(0, Some(limit)), "the limit falls");
+            assert!(budget.update_after_token(0, Some(limit)), "the limit falls");
         }
-        assert!(!budget.after_token(400, Some(500)), "the loss follows from the reported fall");
+        assert!(!budget.update_after_token(400, Some(500)), "the loss follows from the reported fall");
     }
 
     #[test]
     fn budget_adapts_without_a_reported_limit() {
         let mut budget = KeptBudget::new(1000);
         for _ in 0..12 {
-            budget.after_token(lost(budget.now(), 300), None);
+            budget.update_after_token(lost(budget.bytes(), 300), None);
         }
-        assert!(budget.now() <= 300);
+        assert!(budget.bytes() <= 300);
         // It sometimes tries to grow, but for most tokens nothing is lost.
         let losses = (0..200).filter(|_| {
-            let lost = lost(budget.now(), 300);
-            budget.after_token(lost, None);
+            let lost = lost(budget.bytes(), 300);
+            budget.update_after_token(lost, None);
             lost > 0
         });
         assert!(losses.count() < 40);
         for _ in 0..200 {
-            budget.after_token(0, None);
+            budget.update_after_token(0, None);
         }
-        assert_eq!(budget.now(), 1000);
+        assert_eq!(budget.bytes(), 1000);
     }
 
     #[test]
     fn single_evicted_pages_are_ignored() {
         let mut budget = KeptBudget::new(1000);
-        assert!(!budget.after_token(10, Some(5000)));
+        assert!(!budget.update_after_token(10, Some(5000)));
     }
 
     proptest! {
@@ -151,10 +151,10 @@ mod tests {
         ) {
             let mut budget = KeptBudget::new(max);
             for (lost, limit) in tokens {
-                let before = budget.now();
-                let changed = budget.after_token(lost, limit);
-                prop_assert!(budget.now() <= max.min(limit.unwrap_or(max)));
-                prop_assert_eq!(changed, budget.now() != before);
+                let before = budget.bytes();
+                let changed = budget.update_after_token(lost, limit);
+                prop_assert!(budget.bytes() <= max.min(limit.unwrap_or(max)));
+                prop_assert_eq!(changed, budget.bytes() != before);
             }
         }
     }

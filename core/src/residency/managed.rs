@@ -195,11 +195,11 @@ impl ManagedResidency {
         Self {
             options,
             processors,
-            budget: KeptBudget::new(options.max_kept(share.total())),
+            budget: KeptBudget::new(options.max_kept(share.total_bytes())),
             share,
             order: visits.concat(),
             pieces: bytes.iter().map(piece).collect(),
-            capacity: options.buffer().0,
+            capacity: options.stream_buffer_bytes().0,
             buffered: 0,
             parts: VecDeque::new(),
             computing: false,
@@ -214,7 +214,7 @@ impl ManagedResidency {
 
     /// Returns the size of the share in bytes.
     pub fn share_bytes(&self) -> u64 {
-        self.share.total()
+        self.share.total_bytes()
     }
 
     /// Returns the number of bytes in the stream buffer.
@@ -223,7 +223,7 @@ impl ManagedResidency {
     }
 
     /// Returns the kept pieces, in the order of use.
-    pub fn kept(&self) -> impl Iterator<Item = PieceId> {
+    pub fn kept_pieces(&self) -> impl Iterator<Item = PieceId> {
         self.order.iter().copied().filter(|&piece| self.is_kept(piece))
     }
 
@@ -241,9 +241,9 @@ impl ManagedResidency {
         self.measure_due || (!self.measured && !self.parts.is_empty())
     }
 
-    /// Returns the first piece of the current part that the computation cannot use yet, `None` if nothing is
+    /// Returns the first piece of the current part that the computation cannot use yet, `None` if no part is being
     /// computed.
-    pub fn ready_until(&self) -> Option<PieceId> {
+    pub fn first_unready_piece(&self) -> Option<PieceId> {
         self.parts.front().filter(|_| self.computing).map(|part| part.ready)
     }
 
@@ -428,20 +428,20 @@ impl ManagedResidency {
 
     /// Adapts the kept set and the size of the buffer to the measured memory.
     fn follow_memory(&mut self, page_cache: Option<u64>, evicted: u64) {
-        let (share, processors, options) = (self.share.total(), self.processors, self.options);
+        let (share, processors, options) = (self.share.total_bytes(), self.processors, self.options);
         if let Some(bytes) = page_cache {
             self.capacity = stream_bytes(bytes, share, processors, &options);
         }
         let limit = page_cache.map(|bytes| kept_bytes(bytes, share, processors, &options));
         let lost = std::mem::take(&mut self.lost).max(evicted);
-        if self.budget.after_token(lost, limit) || !self.measured {
+        if self.budget.update_after_token(lost, limit) || !self.measured {
             self.choose_kept();
         }
         (self.measured, self.measure_due) = (true, false);
     }
 
     fn choose_kept(&mut self) {
-        let kept = self.share.kept(self.budget.now());
+        let kept = self.share.kept_flags(self.budget.bytes());
         // Pieces that the computation still has to use are evicted after their use.
         let parts = &self.parts;
         let awaited = |piece| parts.iter().any(|part| (part.used..part.requested).contains(&piece));
@@ -490,7 +490,7 @@ fn awaits(part: &Part, piece: PieceId) -> bool {
     part.ready == piece && part.ready < part.requested
 }
 
-/// What can be read next.
+/// The result of the search for the next piece to read.
 enum NextRead {
     Start(PieceId, ReadOrigin),
     /// The next piece has not been evicted since its last use.

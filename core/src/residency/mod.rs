@@ -30,7 +30,7 @@ pub fn kept_bytes(available: u64, share: u64, processors: u32, options: &Residen
 /// Returns the size of the stream buffer in bytes: the configured size, but at most half of the weight budget. Pieces
 /// in a buffer that does not fit would be evicted before their use.
 pub fn stream_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
-    options.buffer().0.min(weight_budget(available, share, processors) / 2)
+    options.stream_buffer_bytes().0.min(weight_budget(available, share, processors) / 2)
 }
 
 /// Whether a share stays in a page cache of `available` bytes, together with the kernel's memory for it and the
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn kept_set_leaves_memory_for_the_buffer_and_the_kernel() {
-        let (options, share) = (ResidencyOptions::of(Residency::Managed), 200 << 20);
+        let (options, share) = (ResidencyOptions::with_policy(Residency::Managed), 200 << 20);
         // 8 MiB buffer, a margin of 1 MiB plus 1 MiB for four processors, and 870400 bytes of the kernel.
         assert_eq!(kept_bytes(128 << 20, share, 4, &options), ((128 - 8 - 2) << 20) - 870_400);
         let large = ResidencyOptions { stream_buffer: Some(Bytes(1 << 40)), ..options };

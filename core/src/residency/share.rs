@@ -49,14 +49,14 @@ impl Share {
     }
 
     /// Returns the size of all pieces in bytes.
-    pub fn total(&self) -> u64 {
+    pub fn total_bytes(&self) -> u64 {
         self.bytes.iter().sum()
     }
 
     /// Returns for each piece, in the order of use, whether it is kept if `budget` bytes fit.
-    pub fn kept(&self, budget: u64) -> Vec<bool> {
+    pub fn kept_flags(&self, budget: u64) -> Vec<bool> {
         let mut kept = vec![true; self.bytes.len()];
-        let mut kept_bytes = self.total();
+        let mut kept_bytes = self.total_bytes();
         for &piece in &self.evicted {
             if kept_bytes <= budget {
                 break;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn missing(share: &Share, visits: &[Vec<u64>], budget: u64) -> Vec<u64> {
-        let kept = share.kept(budget);
+        let kept = share.kept_flags(budget);
         let mut first = 0;
         let missed = |visit: &Vec<u64>| {
             let own = first..first + visit.len();
@@ -99,7 +99,7 @@ mod tests {
         let visits = [vec![1; 96], vec![1; 32], vec![1; 32], vec![1; 32]];
         let share = Share::new(&visits);
         assert_eq!(missing(&share, &visits, 192 - 64), [16; 4]);
-        let kept = share.kept(192 - 64);
+        let kept = share.kept_flags(192 - 64);
         let longest = kept[96..128].chunk_by(|a, b| a == b).map(<[bool]>::len).max();
         assert_eq!(longest, Some(1), "every second piece of 32 is streamed");
     }
@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn empty_share_keeps_nothing() {
-        assert!(Share::new(&[]).kept(5).is_empty());
-        assert!(Share::new(&[vec![], vec![]]).kept(0).is_empty());
+        assert!(Share::new(&[]).kept_flags(5).is_empty());
+        assert!(Share::new(&[vec![], vec![]]).kept_flags(0).is_empty());
     }
 
     proptest! {
@@ -127,11 +127,11 @@ mod tests {
             let kept_bytes = |kept: &[bool]| -> u64 {
                 share.bytes.iter().zip(kept).filter(|(_, kept)| **kept).map(|(bytes, _)| bytes).sum()
             };
-            let (few, many) = (share.kept(small), share.kept(small + more));
+            let (few, many) = (share.kept_flags(small), share.kept_flags(small + more));
             prop_assert!(kept_bytes(&few) <= small && kept_bytes(&many) <= small + more);
             prop_assert!(few.iter().zip(&many).all(|(few, many)| !few || *many), "nested");
             // The unused part of the budget is smaller than the largest piece.
-            prop_assert!(kept_bytes(&few) == share.total() || kept_bytes(&few) + 100 > small);
+            prop_assert!(kept_bytes(&few) == share.total_bytes() || kept_bytes(&few) + 100 > small);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Generation: decides which pass enters the ring next.
 //!
-//! A pure reducer that simulator and executor both use. It has two events: the head is free ([`Generation::begin`]),
-//! and the output of a pass is complete ([`Generation::output`]).
+//! A pure reducer that simulator and executor both use. It has two events: the head is free
+//! ([`Generation::begin_pass`]), and the output of a pass is complete ([`Generation::complete_pass`]).
 //!
 //! Prompts enter first, one sequence after the other, in batches. A batch enters as soon as the head is free, so
 //! devices work in parallel: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After its
@@ -9,14 +9,15 @@
 //! sampled.
 //!
 //! With a draft model a pass contains the last token and the drafted tokens after it. The large model accepts the
-//! drafts before the first one that it would not have sampled, and adds one token of its own: the replacement of that
-//! draft, or the token after the last draft. Rejected drafts are rolled back, and the next pass begins after the last
-//! accepted token. With acceptance `a` and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)` tokens on average
-//! (Leviathan et al., 2023, Eq. 1). No more tokens are drafted than the sequence can still generate.
+//! drafts before the first draft that it would not have sampled, and adds one token of its own: the replacement of
+//! the rejected draft, or the token after the last draft. Rejected drafts are rolled back, and the next pass begins
+//! after the last accepted token. With acceptance `a` and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)`
+//! tokens on average (Leviathan et al., 2023, Eq. 1). No more tokens are drafted than the sequence can still
+//! generate.
 //!
-//! In a server each sequence is a slot whose cache is kept between requests ([`Generation::vacant`],
-//! [`Generation::enter`]). A request reuses the cached prefix that it has in common with the previous request of the
-//! slot. A request whose client has disconnected is cancelled ([`Generation::cancel`]).
+//! In a server each sequence is a slot whose cache is kept between requests ([`Generation::with_vacant_slots`],
+//! [`Generation::enter_request`]). A request reuses the cached prefix that it has in common with the previous request
+//! of the slot. A request whose client has disconnected is cancelled ([`Generation::cancel`]).
 //!
 //! When the ring changes during a run ([`Generation::restart`]), passes in flight are dropped, and each unfinished
 //! sequence enters again with its prompt and all tokens so far as the new prompt.
@@ -86,12 +87,12 @@ impl Generation {
     /// Creates the generation of a valid workload, before its first pass.
     pub fn new(workload: &Workload) -> Self {
         let prompts = vec![workload.prompt; workload.sequences as usize];
-        Self::of_prompts(&prompts, workload.generate, workload.micro_batch, workload.drafts())
+        Self::from_prompts(&prompts, workload.generate, workload.micro_batch, workload.drafted_tokens())
     }
 
     /// Creates a generation with a sequence for each of these prompt lengths, which must be at least 1. Each sequence
     /// generates `wanted` tokens.
-    pub fn of_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
+    pub fn from_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
         let sequence = |&requested: &u32| Sequence {
             requested,
             wanted,
@@ -113,7 +114,7 @@ impl Generation {
     }
 
     /// Creates the generation of a server with `sequences` vacant slots.
-    pub fn vacant(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
+    pub fn with_vacant_slots(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
         let vacant = Sequence {
             requested: 0,
             wanted: 0,
@@ -125,13 +126,13 @@ impl Generation {
         };
         let sequences = vec![vacant; sequences as usize];
         let finished = sequences.len() as u32;
-        Self { sequences, finished, ..Self::of_prompts(&[], 0, micro_batch, drafts) }
+        Self { sequences, finished, ..Self::from_prompts(&[], 0, micro_batch, drafts) }
     }
 
     /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least
     /// 1). The slot's cache still has the keys and values of its first `cached` tokens, so these are not computed
     /// again, except the last token of the prompt. Returns the number of tokens that are not computed.
-    pub fn enter(
+    pub fn enter_request(
         &mut self,
         sequence: u32,
         prompt: u32,
@@ -179,8 +180,8 @@ impl Generation {
         self.ready.retain(|&ready| ready != sequence);
     }
 
-    /// Returns the next pass, `None` if none can enter now. Must be called only while the head is free.
-    pub fn begin(&mut self) -> Option<Pass> {
+    /// Begins and returns the next pass, `None` if no pass can enter now. Must be called only while the head is free.
+    pub fn begin_pass(&mut self) -> Option<Pass> {
         let pass = self.prompt_pass().or_else(|| self.token_pass())?;
         self.begun += 1;
         Some(pass)
@@ -188,7 +189,7 @@ impl Generation {
 
     /// Handles the output of a pass of which `accepted` drafts were accepted. Returns the number of generated tokens.
     /// On an error the state is unchanged.
-    pub fn output(&mut self, pass: u32, accepted: u32) -> Result<u32, GenerationError> {
+    pub fn complete_pass(&mut self, pass: u32, accepted: u32) -> Result<u32, GenerationError> {
         let awaits_it = |sequence: &Sequence| sequence.awaited.is_some_and(|awaited| awaited.index == pass);
         let Some(index) = self.sequences.iter().position(awaits_it) else {
             return Err(GenerationError::NotAwaited { pass });
@@ -230,7 +231,7 @@ impl Generation {
     }
 
     /// Returns the index of the next pass.
-    pub fn next_pass(&self) -> u32 {
+    pub fn next_pass_index(&self) -> u32 {
         self.begun
     }
 
@@ -245,7 +246,7 @@ impl Generation {
         let sequence = self.sequences.get_mut(number as usize)?;
         let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
         let output = sequence.position + tokens == sequence.prompt;
-        let plain = Pass::plain(self.begun, sequence.position, tokens, output);
+        let plain = Pass::new(self.begun, sequence.position, tokens, output);
         let pass = Pass { sequence: number, ..plain };
         sequence.position += tokens;
         sequence.begun = true;
@@ -262,11 +263,8 @@ impl Generation {
         let sequence = self.sequences.get_mut(number as usize)?;
         let wanted = sequence.wanted - sequence.generated;
         let drafted = self.drafts.min(wanted - 1);
-        let pass = Pass {
-            sequence: number,
-            drafted,
-            ..Pass::plain(self.begun, sequence.position, drafted + 1, true)
-        };
+        let pass =
+            Pass { sequence: number, drafted, ..Pass::new(self.begun, sequence.position, drafted + 1, true) };
         sequence.position += pass.tokens;
         sequence.awaited = Some(pass);
         Some(pass)
@@ -278,9 +276,9 @@ impl Generation {
 pub fn passes(workload: &Workload) -> Vec<Pass> {
     let mut generation = Generation::new(workload);
     let mut passes = Vec::new();
-    while let Some(pass) = generation.begin() {
+    while let Some(pass) = generation.begin_pass() {
         if pass.output {
-            generation.output(pass.index, 0).expect("the pass has just begun");
+            generation.complete_pass(pass.index, 0).expect("the pass has just begun");
         }
         passes.push(pass);
     }

@@ -70,7 +70,7 @@ pub enum Step {
         /// The round that the receiver begins; `rounds` if the receiver is the head and computes the output.
         next_round: u32,
         /// The receiver's index in the plan.
-        to: usize,
+        receiver: usize,
     },
     /// Start to prefetch a part in the background.
     Prefetch { part: ModelPart, pass: Pass, round: u32 },
@@ -166,8 +166,8 @@ impl Schedule {
         &self.plan
     }
 
-    /// Returns the device's index in the plan.
-    pub fn device(&self) -> usize {
+    /// Returns the index of the device in the plan.
+    pub fn device_index(&self) -> usize {
         self.device
     }
 
@@ -275,9 +275,9 @@ impl Schedule {
             let (_, visit) = self.in_flight.get_mut(&pass.index).expect("a pass in flight");
             *visit += 1;
             let last = *visit == self.visits.len();
-            let (to, next_round) = self.hop(round);
-            if to != self.device {
-                steps.push(Step::Send { pass, round, next_round, to });
+            let (receiver, next_round) = self.hop(round);
+            if receiver != self.device {
+                steps.push(Step::Send { pass, round, next_round, receiver });
                 self.after_window(window, pass, round, steps);
                 if last && self.device != 0 {
                     self.in_flight.remove(&pass.index);

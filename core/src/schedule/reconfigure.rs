@@ -21,7 +21,7 @@ impl Schedule {
             return refuse(error.what());
         }
         let (old, new) = (&self.plan, plan.as_ref());
-        let Some(place) = new.position(&self.name()) else {
+        let Some(place) = new.device_index(&self.name()) else {
             return refuse("the new plan does not use the device".into());
         };
         if new.devices[0].name != old.devices[0].name {
@@ -58,7 +58,7 @@ mod tests {
     use std::sync::Arc;
 
     fn pass(index: u32) -> Pass {
-        Pass::plain(index, index, 1, true)
+        Pass::new(index, index, 1, true)
     }
 
     #[test]
@@ -72,7 +72,7 @@ mod tests {
         assert!(matches!(late, Err(ScheduleError::DroppedPass { pass: 3, since: 4, .. })), "{late:?}");
         let steps = worker.react(&Event::Arrived { pass: pass(4), round: 0 }).expect("the first new pass");
         assert!(matches!(&steps[0], Step::Compute { layers, .. } if *layers == (5..8)), "{steps:?}");
-        assert!(matches!(steps[1], Step::Send { to: 0, next_round: 1, .. }), "{steps:?}");
+        assert!(matches!(steps[1], Step::Send { receiver: 0, next_round: 1, .. }), "{steps:?}");
     }
 
     #[test]

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 use hearth_profiles::Document;
-use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord};
+use hearth_schema::plan::{
+    PlanKind, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord, ScenarioRecord,
+};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Workload};
 
@@ -25,7 +27,7 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
     };
     Plan {
         schema: "plan/1".into(),
-        scenario: Origin { name: "test".into(), digest: String::new() },
+        scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
         model: PlannedModel { name: "m".into(), digest: None, shape_digest: "shape:0".into(), layers },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
         kind: PlanKind::Ring,
@@ -53,8 +55,8 @@ pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
     let mut next = Some((0, Event::Begin(pass)));
     while let Some((device, event)) = next.take() {
         for step in ring[device].react(&event).expect("the event follows from a step") {
-            if let Step::Send { pass, next_round, to, .. } = step {
-                next = Some((to, Event::Arrived { pass, round: next_round }));
+            if let Step::Send { pass, next_round, receiver, .. } = step {
+                next = Some((receiver, Event::Arrived { pass, round: next_round }));
             }
             steps.push((device, step));
         }
@@ -63,7 +65,7 @@ pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
     steps
 }
 
-const DECODE: Pass = Pass::plain(3, 9, 1, true);
+const DECODE: Pass = Pass::new(3, 9, 1, true);
 
 #[test]
 fn figure_one_visits_six_devices_three_times() {
@@ -97,7 +99,7 @@ fn partial_last_round_skips_devices_without_layers() {
     let sends: Vec<_> = run(&plan, DECODE)
         .iter()
         .filter_map(|(device, step)| match step {
-            Step::Send { to, next_round, .. } => Some((*device, *to, *next_round)),
+            Step::Send { receiver, next_round, .. } => Some((*device, *receiver, *next_round)),
             _ => None,
         })
         .collect();
@@ -142,7 +144,9 @@ fn window_is_released_after_its_computation() {
 #[test]
 fn managed_device_prefetches_before_it_computes() {
     let mut plan = plan(8, &[2, 2], true);
-    plan.devices.iter_mut().for_each(|device| device.residency = ResidencyOptions::of(Residency::Managed));
+    plan.devices
+        .iter_mut()
+        .for_each(|device| device.residency = ResidencyOptions::with_policy(Residency::Managed));
     assert_eq!(letters(&steps_of(&plan, 0)), "EPPCSRPCSRPOR");
     assert_eq!(letters(&steps_of(&plan, 1)), "PPCSRPCSR");
 }
@@ -151,7 +155,7 @@ fn managed_device_prefetches_before_it_computes() {
 fn only_the_next_part_is_prefetched() {
     // A head without layers sends the token four times before it computes the output.
     let mut without_layers = plan(8, &[0, 2], true);
-    without_layers.devices[0].residency = ResidencyOptions::of(Residency::Managed);
+    without_layers.devices[0].residency = ResidencyOptions::with_policy(Residency::Managed);
     assert_eq!(letters(&steps_of(&without_layers, 0)), "EPSSSSOR");
     // After a pass without output, the head prefetches its first window for the next pass.
     let ring = plan(8, &[2, 2], true);
@@ -193,7 +197,9 @@ fn single_device_sends_no_messages() {
 #[test]
 fn relay_forwards_and_computes_nothing() {
     let steps = run(&plan(4, &[1, 0, 1], true), DECODE);
-    assert!(steps.iter().any(|(device, step)| *device == 1 && matches!(step, Step::Send { to: 2, .. })));
+    assert!(
+        steps.iter().any(|(device, step)| *device == 1 && matches!(step, Step::Send { receiver: 2, .. }))
+    );
     assert!(
         !steps.iter().any(
             |(device, step)| *device == 1 && matches!(step, Step::Compute { .. } | Step::Prefetch { .. })
@@ -242,11 +248,11 @@ fn drafting() -> Plan {
 #[test]
 fn head_drafts_before_a_pass_and_runs_the_draft_model_on_a_prompt_after_sending_it() {
     let plan = drafting();
-    assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 0, 8, true))), "ECSDO");
-    assert_eq!(letters(&run_steps(&plan, 0, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "DECSO");
+    assert_eq!(letters(&run_steps(&plan, 0, Pass::new(0, 0, 8, true))), "ECSDO");
+    assert_eq!(letters(&run_steps(&plan, 0, Pass { drafted: 3, ..Pass::new(0, 8, 4, true) })), "DECSO");
     // The last token of a request has no drafts.
-    assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 8, 1, true))), "ECSO");
-    assert_eq!(letters(&run_steps(&plan, 1, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "CS");
+    assert_eq!(letters(&run_steps(&plan, 0, Pass::new(0, 8, 1, true))), "ECSO");
+    assert_eq!(letters(&run_steps(&plan, 1, Pass { drafted: 3, ..Pass::new(0, 8, 4, true) })), "CS");
 }
 
 fn run_steps(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
@@ -256,11 +262,11 @@ fn run_steps(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
 #[test]
 fn rejected_drafts_are_rolled_back_on_every_device() {
     let plan = Arc::new(drafting());
-    let verify = |index, first_position| Pass { drafted: 3, ..Pass::plain(index, first_position, 4, true) };
+    let verify = |index, first_position| Pass { drafted: 3, ..Pass::new(index, first_position, 4, true) };
     for device in [0, 1] {
         let mut schedule = Schedule::new(plan.clone(), device);
         let event = |pass| if device == 0 { Event::Begin(pass) } else { Event::Arrived { pass, round: 0 } };
-        schedule.react(&event(Pass::plain(0, 0, 8, true))).expect("the prompt");
+        schedule.react(&event(Pass::new(0, 0, 8, true))).expect("the prompt");
         // All drafts are accepted, then one of three, then all.
         for (index, first, rolled) in [(1, 8, None), (2, 12, None), (3, 14, Some(14)), (4, 18, None)] {
             let steps = schedule.react(&event(verify(index, first))).expect("in order");
@@ -286,10 +292,10 @@ fn invalid_drafts_are_refused() {
     let with = |drafted, pass| Pass { drafted, ..pass };
     let (plain, drafts) = (Arc::new(plan(8, &[4, 4], false)), Arc::new(drafting()));
     for (plan, pass) in [
-        (&plain, with(1, Pass::plain(0, 0, 2, true))),
-        (&drafts, with(2, Pass::plain(0, 0, 2, true))),
-        (&drafts, with(u32::MAX, Pass::plain(0, 0, 2, true))),
-        (&drafts, with(1, Pass::plain(0, 0, 2, false))),
+        (&plain, with(1, Pass::new(0, 0, 2, true))),
+        (&drafts, with(2, Pass::new(0, 0, 2, true))),
+        (&drafts, with(u32::MAX, Pass::new(0, 0, 2, true))),
+        (&drafts, with(1, Pass::new(0, 0, 2, false))),
     ] {
         let mut head = Schedule::new(plan.clone(), 0);
         let refused = head.react(&Event::Begin(pass));
@@ -300,7 +306,7 @@ fn invalid_drafts_are_refused() {
 
 #[test]
 fn workload_is_a_prompt_and_then_single_tokens() {
-    let passes = passes(&Workload::plain(600, 3));
+    let passes = passes(&Workload::new(600, 3));
     let shape: Vec<_> = passes.iter().map(|pass| (pass.first_position, pass.tokens, pass.output)).collect();
     assert_eq!(shape, [(0, 512, false), (512, 88, true), (600, 1, true), (601, 1, true)]);
 }
@@ -333,7 +339,7 @@ proptest! {
     ) {
         let mut schedule = Schedule::new(Arc::new(plan(9, &[2, 0, 1], true)), device);
         for (begin, index, round, tokens, first_position) in events {
-            let pass = Pass::plain(index, first_position, tokens % 600, true);
+            let pass = Pass::new(index, first_position, tokens % 600, true);
             let event = if begin { Event::Begin(pass) } else { Event::Arrived { pass, round } };
             let _ = schedule.react(&event);
         }

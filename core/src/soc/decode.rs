@@ -1,7 +1,7 @@
 //! The sync intervals of a layer during decoding.
 //!
-//! Decoding reads every weight and the cached keys and values, and computes little. On the GPU alone, weights are
-//! read at the bandwidth of one processor. If the rows are split between GPU and NPU, weights are read at the
+//! Decoding reads every weight and the cached keys and values, and needs little arithmetic. On the GPU alone, weights
+//! are read at the bandwidth of one processor. If the rows are split between GPU and NPU, weights are read at the
 //! bandwidth of both (HeteroLLM paper, sections 4.1.2 and 5.3). The GPU still reads the keys and values, and each of
 //! the seven matmuls has two events. In closed form:
 //!
@@ -24,10 +24,10 @@ use hearth_profiles::model::ModelShape;
 
 use super::gpu::Gpu;
 use super::interval::SyncInterval;
-use super::matmul::{Matmul, groups};
+use super::matmul::{Matmul, matmul_groups};
 use super::sync::{EVENTS_PER_INTERVAL, SyncCost};
 
-/// Decoding of a batch of tokens.
+/// The latency model of decoding a batch of tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Decode<'a> {
     pub soc: &'a Soc,
@@ -36,52 +36,54 @@ pub struct Decode<'a> {
     /// The number of tokens in the batch.
     pub tokens: u64,
     /// Bytes of cached keys and values that a layer reads.
-    pub cached: f64,
+    pub cached_bytes: f64,
 }
 
 impl Decode<'_> {
     /// Returns the intervals of a layer that the GPU computes alone.
-    pub fn on_gpu(&self, shape: &ModelShape) -> Vec<SyncInterval> {
-        self.layer(shape, |matmul| SyncInterval::queued(vec![self.gpu.streamed(matmul, self.tokens)]))
+    pub fn gpu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
+        self.layer(shape, |matmul| {
+            SyncInterval::without_events(vec![self.gpu.decode_matmul_time(matmul, self.tokens)])
+        })
     }
 
     /// Returns the intervals of a layer whose matmuls are split between GPU and NPU.
-    pub fn split(&self, shape: &ModelShape) -> Vec<SyncInterval> {
+    pub fn split_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         self.layer(shape, |matmul| {
             let time = self.split_matmul_time(matmul);
             SyncInterval {
-                gpu: vec![time],
-                npu: vec![time],
-                events: EVENTS_PER_INTERVAL,
-                waiting: self.sync.pair(),
+                gpu_times: vec![time],
+                npu_times: vec![time],
+                event_count: EVENTS_PER_INTERVAL,
+                event_time: self.sync.pair_cost(),
             }
         })
     }
 
-    /// Returns the intervals of a layer whose matmuls the NPU computes alone, with a pair of events each. The
+    /// Returns the intervals of a layer whose matmuls the NPU computes alone, with two events per matmul. The
     /// bandwidth of one processor alone is the same for GPU and NPU (section 3.3).
-    pub fn on_npu(&self, shape: &ModelShape) -> Vec<SyncInterval> {
-        let weight = self.gpu.read(self.gpu.weight) * self.npu_tiles();
+    pub fn npu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
+        let weight = self.gpu.read_time(self.gpu.bytes_per_weight) * self.npu_tiles();
         self.layer(shape, |matmul| SyncInterval {
-            gpu: Vec::new(),
-            npu: vec![weight * matmul.weights()],
-            events: EVENTS_PER_INTERVAL,
-            waiting: self.sync.pair(),
+            gpu_times: Vec::new(),
+            npu_times: vec![weight * matmul.weight_count()],
+            event_count: EVENTS_PER_INTERVAL,
+            event_time: self.sync.pair_cost(),
         })
     }
 
     /// Returns the seconds for a matmul that is split between GPU and NPU, without its events.
     pub fn split_matmul_time(&self, matmul: Matmul) -> f64 {
-        let (one, both) = (self.soc.bus.one.value.0, self.soc.bus.together.value.0);
+        let (one, both) = (self.soc.bus.single_processor.value.0, self.soc.bus.both_processors.value.0);
         let on_gpu = self.gpu.seconds_per_weight(self.tokens);
-        let on_npu = self.npu_tiles() * self.gpu.weight / (both - one);
+        let on_npu = self.npu_tiles() * self.gpu.bytes_per_weight / (both - one);
         // If two processors together have no more bandwidth than one, the NPU has no share.
         let shares = on_npu.is_finite() && on_npu > 0.0;
         let weight = if shares { on_gpu * on_npu / (on_gpu + on_npu) } else { on_gpu };
-        weight * matmul.weights()
+        weight * matmul.weight_count()
     }
 
-    /// The number of NPU tiles that the tokens fill.
+    /// Returns the number of NPU tiles that the tokens fill.
     fn npu_tiles(&self) -> f64 {
         let tile = self.soc.npu.as_ref().map_or(1, |npu| u64::from(npu.tile.value.max(1)));
         self.tokens.div_ceil(tile) as f64
@@ -89,8 +91,8 @@ impl Decode<'_> {
 
     fn layer(&self, shape: &ModelShape, interval: impl Fn(Matmul) -> SyncInterval) -> Vec<SyncInterval> {
         let [attention, output, gates, down] =
-            groups(shape).map(|group| group.matmuls.into_iter().map(&interval).collect::<Vec<_>>());
-        let cached = SyncInterval::queued(vec![self.gpu.read(self.cached)]);
+            matmul_groups(shape).map(|group| group.matmuls.into_iter().map(&interval).collect::<Vec<_>>());
+        let cached = SyncInterval::without_events(vec![self.gpu.read_time(self.cached_bytes)]);
         [attention, vec![cached], output, gates, down].concat()
     }
 }

@@ -22,8 +22,7 @@ pub struct Gpu {
     speed: f64,
     bandwidth: f64,
     submission: f64,
-    /// Bytes per weight.
-    pub weight: f64,
+    pub bytes_per_weight: f64,
 }
 
 impl Gpu {
@@ -31,9 +30,9 @@ impl Gpu {
     pub fn new(soc: &Soc, weight_bits: f64) -> Self {
         Self {
             speed: soc.gpu.matmul.value.0,
-            bandwidth: soc.bus.one.value.0,
+            bandwidth: soc.bus.single_processor.value.0,
             submission: soc.gpu.submission.value.0,
-            weight: weight_bits / 8.0,
+            bytes_per_weight: weight_bits / 8.0,
         }
     }
 
@@ -43,28 +42,29 @@ impl Gpu {
             return 0.0;
         }
         let (tokens, sides) = (tokens as f64, matmul.inputs as f64 + matmul.outputs as f64);
-        let bytes = self.weight * matmul.weights() + ACTIVATION_BYTES * tokens * sides;
-        self.kernel(2.0 * tokens * matmul.weights(), bytes)
+        let bytes = self.bytes_per_weight * matmul.weight_count() + ACTIVATION_BYTES * tokens * sides;
+        self.kernel_time(2.0 * tokens * matmul.weight_count(), bytes)
     }
 
     /// Returns the seconds for a kernel with this arithmetic and these bytes of memory traffic.
-    pub fn kernel(&self, flops: f64, bytes: f64) -> f64 {
+    pub fn kernel_time(&self, flops: f64, bytes: f64) -> f64 {
         (flops / self.speed).max(bytes / self.bandwidth) + self.submission
     }
 
-    /// Returns the seconds for a matmul in decoding: the longer of its arithmetic and reading its weights. The
-    /// published closed form does not count the submission, because the queue never runs empty.
-    pub fn streamed(&self, matmul: Matmul, tokens: u64) -> f64 {
-        (2.0 * tokens as f64 * matmul.weights() / self.speed).max(self.read(self.weight * matmul.weights()))
+    /// Returns the seconds for a matmul in decoding: the longer of its arithmetic and the reading of its weights.
+    /// Submission takes no additional time, because the queue never runs empty (the published closed form).
+    pub fn decode_matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
+        let weights = matmul.weight_count();
+        (2.0 * tokens as f64 * weights / self.speed).max(self.read_time(self.bytes_per_weight * weights))
     }
 
     /// Returns the seconds per weight for a batch of `tokens` decoded tokens.
     pub fn seconds_per_weight(&self, tokens: u64) -> f64 {
-        (2.0 * tokens as f64 / self.speed).max(self.weight / self.bandwidth)
+        (2.0 * tokens as f64 / self.speed).max(self.bytes_per_weight / self.bandwidth)
     }
 
     /// Returns the seconds to read bytes over the bus while no other processor uses it.
-    pub fn read(&self, bytes: f64) -> f64 {
+    pub fn read_time(&self, bytes: f64) -> f64 {
         bytes / self.bandwidth
     }
 }

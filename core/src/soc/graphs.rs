@@ -16,7 +16,7 @@ pub const MAX_PROMPT_CHUNKS: usize = 4;
 /// The sizes of the compiled graphs, in tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GraphSizes {
-    /// The sizes in ascending order, at least one.
+    /// The sizes in ascending order; there is at least one.
     sizes: Vec<u64>,
     /// Every multiset of one to four sizes, each in descending order.
     sets: Vec<Vec<u64>>,
@@ -42,12 +42,12 @@ impl GraphSizes {
         Self { sizes, sets }
     }
 
-    pub fn largest(&self) -> u64 {
+    pub fn max_size(&self) -> u64 {
         self.sizes.last().copied().unwrap_or(1).max(1)
     }
 
-    /// All sizes in ascending order.
-    pub fn all(&self) -> &[u64] {
+    /// Returns all sizes in ascending order.
+    pub fn sizes(&self) -> &[u64] {
         &self.sizes
     }
 
@@ -57,12 +57,12 @@ impl GraphSizes {
     }
 
     /// Returns the smallest size of at least `tokens`, or the largest size if there is none.
-    pub fn padded(&self, tokens: u64) -> u64 {
-        self.sizes.iter().copied().find(|&size| size >= tokens).unwrap_or(self.largest())
+    pub fn padded_size(&self, tokens: u64) -> u64 {
+        self.sizes.iter().copied().find(|&size| size >= tokens).unwrap_or(self.max_size())
     }
 
     /// Returns the minimal sets of graphs whose sizes sum to at least `tokens`.
-    pub fn covers(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
+    pub fn covering_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| {
             let sum: u64 = set.iter().sum();
             sum >= tokens && set.iter().all(|size| sum - size < tokens)
@@ -76,18 +76,18 @@ impl GraphSizes {
 
     /// Splits a prompt into chunks of at most `largest` tokens; only the last one may be shorter. Returns their
     /// lengths.
-    pub fn chunks(&self, tokens: u64, largest: u64) -> Vec<u64> {
-        let largest = largest.clamp(1, self.largest());
+    pub fn chunk_lengths(&self, tokens: u64, largest: u64) -> Vec<u64> {
+        let largest = largest.clamp(1, self.max_size());
         let full = vec![largest; (tokens / largest) as usize];
         full.into_iter().chain(Some(tokens % largest).filter(|&rest| rest > 0)).collect()
     }
 }
 
-/// Returns the time to build the four graphs of a layer for `tokens` tokens at run time: linear in the tokens through
-/// the measured length, and never negative.
-pub fn preparation(graphs: &Graphs, tokens: u64) -> Seconds {
-    let further = tokens as f64 - f64::from(graphs.prepared_for.value);
-    Seconds((graphs.preparation.value.0 + graphs.each_token.value.0 * further).max(0.0))
+/// Returns the time to build the four graphs of a layer for `tokens` tokens at run time. It is linear in the number
+/// of tokens, has the measured value at the measured number, and is never negative.
+pub fn preparation_time(graphs: &Graphs, tokens: u64) -> Seconds {
+    let further = tokens as f64 - f64::from(graphs.preparation_tokens.value);
+    Seconds((graphs.preparation_time.value.0 + graphs.time_per_token.value.0 * further).max(0.0))
 }
 
 #[cfg(test)]
@@ -100,20 +100,20 @@ mod tests {
     fn prompts_are_padded_and_covered_as_in_the_paper() {
         let soc = shipped("snapdragon-8-gen-3").unwrap().soc.unwrap();
         let sizes = GraphSizes::new(&soc.graphs);
-        assert_eq!((sizes.padded(300), sizes.padded(525), sizes.padded(1)), (512, 1024, 32));
-        let covers: Vec<&[u64]> = sizes.covers(525).collect();
+        assert_eq!((sizes.padded_size(300), sizes.padded_size(525), sizes.padded_size(1)), (512, 1024, 32));
+        let covers: Vec<&[u64]> = sizes.covering_sets(525).collect();
         assert!(covers.contains(&[512, 32].as_slice()) && covers.contains(&[1024].as_slice()));
         assert!(!covers.contains(&[512, 32, 32].as_slice()), "not minimal");
         // 6 + 21 + 56 + 126 sets with one to four of the six sizes.
         assert_eq!(sizes.sets.len(), 209);
-        assert_eq!(sizes.chunks(2100, 1024), [1024, 1024, 52]);
+        assert_eq!(sizes.chunk_lengths(2100, 1024), [1024, 1024, 52]);
     }
 
     #[test]
     fn graph_preparation_takes_the_published_time() {
         let soc = shipped("snapdragon-8-gen-3").unwrap().soc.unwrap();
-        assert_eq!(preparation(&soc.graphs, 135), Seconds(0.4084));
-        assert!((preparation(&soc.graphs, 1000).0 - 2.050).abs() < 1e-3);
-        assert_eq!(preparation(&soc.graphs, 0).0.signum(), 1.0);
+        assert_eq!(preparation_time(&soc.graphs, 135), Seconds(0.4084));
+        assert!((preparation_time(&soc.graphs, 1000).0 - 2.050).abs() < 1e-3);
+        assert_eq!(preparation_time(&soc.graphs, 0).0.signum(), 1.0);
     }
 }

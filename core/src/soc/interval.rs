@@ -1,7 +1,7 @@
 //! Sync interval: the work of GPU and NPU between two synchronisations.
 //!
-//! Kernels on the GPU and graphs on the NPU run in parallel, and the events that synchronise them take time. An
-//! interval without events only continues the GPU's queue: the next interval follows without a gap.
+//! Kernels on the GPU and graphs on the NPU run in parallel, and the events that synchronise them take time. After an
+//! interval without events the GPU continues with the next interval without a gap.
 
 use hearth_profiles::Seconds;
 
@@ -9,38 +9,38 @@ use hearth_profiles::Seconds;
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SyncInterval {
     /// Times of the GPU kernels, which run one after another, in seconds.
-    pub gpu: Vec<f64>,
+    pub gpu_times: Vec<f64>,
     /// Times of the NPU graphs, which run one after another, in seconds.
-    pub npu: Vec<f64>,
+    pub npu_times: Vec<f64>,
     /// The number of events at which GPU and NPU wait for each other.
-    pub events: u32,
+    pub event_count: u32,
     /// The total cost of these events, in seconds.
-    pub waiting: f64,
+    pub event_time: f64,
 }
 
 impl SyncInterval {
     /// Creates an interval of GPU kernels without events.
-    pub fn queued(gpu: Vec<f64>) -> Self {
-        Self { gpu, ..Self::default() }
+    pub fn without_events(gpu_times: Vec<f64>) -> Self {
+        Self { gpu_times, ..Self::default() }
     }
 
     /// Returns the duration of the interval.
     pub fn time(&self) -> Seconds {
-        Seconds(self.gpu_time().max(self.npu_time()) + self.waiting)
+        Seconds(self.gpu_time().max(self.npu_time()) + self.event_time)
     }
 
     /// Returns the total time of the GPU kernels, in seconds.
     pub fn gpu_time(&self) -> f64 {
-        self.gpu.iter().sum()
+        self.gpu_times.iter().sum()
     }
 
     /// Returns the total time of the NPU graphs, in seconds.
     pub fn npu_time(&self) -> f64 {
-        self.npu.iter().sum()
+        self.npu_times.iter().sum()
     }
 }
 
 /// Returns the total time of intervals that run one after another.
-pub fn total(intervals: &[SyncInterval]) -> Seconds {
+pub fn total_time(intervals: &[SyncInterval]) -> Seconds {
     intervals.iter().map(SyncInterval::time).sum()
 }

@@ -2,7 +2,7 @@
 //!
 //! `Y[S, o] = X[S, i] W[i, o]`, seven times: the projections of queries, keys, values and the attention output, and
 //! the three matrices of the feed-forward block. Matmuls that read the same activations can share one synchronisation
-//! ([`Group`]).
+//! ([`MatmulGroup`]).
 
 use hearth_profiles::model::{ModelProfile, ModelShape};
 
@@ -20,14 +20,13 @@ pub struct Matmul {
 
 /// Matmuls that read the same activations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub struct MatmulGroup {
     /// The matmuls in the order of execution.
     pub matmuls: Vec<Matmul>,
 }
 
 impl Matmul {
-    /// The number of weights.
-    pub fn weights(self) -> f64 {
+    pub fn weight_count(self) -> f64 {
         self.inputs as f64 * self.outputs as f64
     }
 
@@ -39,10 +38,10 @@ impl Matmul {
 }
 
 /// Returns the matmul groups of a layer in the order of execution: Q, K and V; attention output; gate and up; down.
-pub fn groups(shape: &ModelShape) -> [Group; 4] {
+pub fn matmul_groups(shape: &ModelShape) -> [MatmulGroup; 4] {
     let (width, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let matmul = |inputs, outputs| Matmul { inputs, outputs };
-    let group = |matmuls: &[Matmul]| Group { matmuls: matmuls.to_vec() };
+    let group = |matmuls: &[Matmul]| MatmulGroup { matmuls: matmuls.to_vec() };
     let value = matmul(width, shape.value_width());
     [
         group(&[matmul(width, shape.query_width()), matmul(width, shape.key_width()), value]),
@@ -53,19 +52,19 @@ pub fn groups(shape: &ModelShape) -> [Group; 4] {
 }
 
 /// Returns the number of weights in the matrices of a layer.
-pub fn layer_weights(shape: &ModelShape) -> f64 {
-    groups(shape).iter().flat_map(|group| &group.matmuls).map(|matmul| matmul.weights()).sum()
+pub fn layer_weight_count(shape: &ModelShape) -> f64 {
+    matmul_groups(shape).iter().flat_map(|group| &group.matmuls).map(|matmul| matmul.weight_count()).sum()
 }
 
-/// Returns the output matrix multiplication.
-pub fn head(shape: &ModelShape) -> Matmul {
-    Matmul { inputs: u64::from(shape.embedding), outputs: u64::from(shape.vocabulary) }
+/// Returns the shape of the output matrix multiplication.
+pub fn output_matmul(shape: &ModelShape) -> Matmul {
+    Matmul { inputs: u64::from(shape.embedding), outputs: u64::from(shape.vocab_size) }
 }
 
 /// Returns the bits per weight that the GPU reads: `four_bit_class` for a model of about four bits per weight.
 /// Deviation: wider weights, which the paper does not have, are read at their own width.
 pub fn weight_bits(model: &ModelProfile, four_bit_class: f64) -> f64 {
-    let weights = layer_weights(&model.shape) * f64::from(model.shape.layers.0);
+    let weights = layer_weight_count(&model.shape) * f64::from(model.shape.layers.0);
     let own = model.layers_bytes().as_f64() * 8.0 / weights.max(1.0);
     if own < FOUR_BIT_LIMIT { four_bit_class } else { own }
 }
@@ -80,8 +79,11 @@ mod tests {
     fn llama_8b_has_seven_matmuls_of_218_million_weights() {
         let shape = shipped("llama-8b").unwrap().shape;
         // 2 * 4096^2 + 2 * 4096 * 1024 + 3 * 4096 * 14336.
-        assert_eq!(layer_weights(&shape), 218_103_808.0);
-        assert_eq!(groups(&shape).iter().map(|group| group.matmuls.len()).collect::<Vec<_>>(), [3, 1, 2, 1]);
+        assert_eq!(layer_weight_count(&shape), 218_103_808.0);
+        assert_eq!(
+            matmul_groups(&shape).iter().map(|group| group.matmuls.len()).collect::<Vec<_>>(),
+            [3, 1, 2, 1]
+        );
     }
 
     #[test]

@@ -47,7 +47,8 @@ pub struct SocMetrics {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct QueueOccupancy {
     /// The longest time without a gap, in milliseconds.
-    pub max_ms: f64,
+    #[serde(rename = "max_ms")]
+    pub max_busy_ms: f64,
     /// The duration of the longest kernel, in milliseconds.
     pub max_kernel_ms: f64,
     /// The fraction of the phase in which kernels ran, from 0 to 1.
@@ -72,7 +73,7 @@ pub struct SyncOverhead {
 
 impl SocMetrics {
     /// Computes the metrics of a trace of one device, `None` if it has no SoC kernels.
-    pub fn of(trace: &Trace, soc: &Soc, strategy: Strategy) -> Option<Self> {
+    pub fn from_trace(trace: &Trace, soc: &Soc, strategy: Strategy) -> Option<Self> {
         trace.records.iter().find(|record| record.kind == Kind::Kernel)?;
         let prompt =
             |pass: u32| trace.passes.get(pass as usize).is_some_and(|it| it.drafted == 0 && it.tokens > 1);
@@ -88,7 +89,7 @@ impl SocMetrics {
         let tokens: f64 =
             trace.passes.iter().filter(|it| prompt(it.index)).map(|it| f64::from(it.tokens)).sum();
         let prefill_time = prefill.map(seconds).filter(|time| *time > preparation);
-        let power = soc.power.as_ref().map(|power| power.of(strategy).0);
+        let power = soc.power.as_ref().map(|power| power.for_strategy(strategy).0);
         Some(Self {
             strategy: strategy.name(),
             prefill_tokens_per_s: prefill_time.map(|time| tokens / (time - preparation)),
@@ -133,7 +134,7 @@ fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool, time: f64) -> Queue
     }
     let seconds = |nanos: u64| Seconds::from_nanos(nanos);
     QueueOccupancy {
-        max_ms: seconds(longest).as_millis(),
+        max_busy_ms: seconds(longest).as_millis(),
         max_kernel_ms: seconds(kernel).as_millis(),
         busy_share: if time > 0.0 { seconds(busy).0 / time } else { 0.0 },
         frame_deadlines_met: seconds(longest) < FRAME_TIME,

@@ -1,7 +1,7 @@
 //! The SoC model: a phone that computes with a GPU and an NPU together.
 //!
 //! It follows sections 3 and 4 of the HeteroLLM paper, for models with weights of about four bits and activations of
-//! sixteen (W4A16). A layer is described by the shapes of its matrices ([`matmul`]):
+//! sixteen bits (W4A16). A layer is described by the shapes of its matrices ([`matmul`]):
 //!
 //! - [`npu`]: a systolic array whose speed depends on padding, order and shape of a matmul; or a table of measured
 //!   times ([`profiled`]);
@@ -13,16 +13,16 @@
 //! - [`solver`]: how a matmul is split between GPU and NPU;
 //! - [`interval`]: the work of both between two synchronisations;
 //! - [`prefill`] and [`decode`]: the intervals of a layer with each strategy;
-//! - [`Chip`]: the timing model of one model on one SoC, which planner and simulator both use;
+//! - [`SocLatencyModel`]: the latency model of one model on one SoC, which planner and simulator both use;
 //! - [`metrics`]: speeds, energy and GPU queue occupancy of a trace.
 //!
 //! Not here: the simulation of the intervals (`hearth_sim`), and waiting for weights, which are all in memory here.
 
-mod chip;
 pub mod decode;
 pub mod gpu;
 pub mod graphs;
 pub mod interval;
+mod latency_model;
 pub mod matmul;
 pub mod metrics;
 pub mod npu;
@@ -32,7 +32,7 @@ pub mod profiled;
 pub mod solver;
 pub mod sync;
 
-pub use chip::{Chip, Forward};
 pub use interval::SyncInterval;
+pub use latency_model::{ForwardCost, SocLatencyModel};
 pub use matmul::Matmul;
 pub use metrics::SocMetrics;

@@ -31,7 +31,7 @@ pub struct Npu<'a> {
 impl<'a> Npu<'a> {
     pub fn new(npu: &'a SocNpu, bus: &Bus) -> Self {
         let measured = npu.profiled.as_ref().map(|profiled| MeasuredTimes::new(profiled, npu.tile.value));
-        Self { array: npu, bandwidth: bus.one.value.0, measured }
+        Self { array: npu, bandwidth: bus.single_processor.value.0, measured }
     }
 
     /// Returns the seconds to stream `rows` rows of width `inner` through an array with `columns` stationary columns.
@@ -48,7 +48,7 @@ impl<'a> Npu<'a> {
             return 0.0;
         }
         if let Some(measured) = &self.measured {
-            return measured.time(matmul, tokens);
+            return measured.matmul_time(matmul, tokens);
         }
         let weights_stream = self.stream_time(matmul.outputs, matmul.inputs, tokens);
         let tokens_stream = self.stream_time(tokens, matmul.inputs, matmul.outputs);
@@ -57,7 +57,7 @@ impl<'a> Npu<'a> {
 
     /// Returns the seconds to load the weights over the bus.
     fn weight_load_time(&self, matmul: Matmul) -> f64 {
-        self.array.weight_bits.value / 8.0 * matmul.weights() / self.bandwidth
+        self.array.weight_bits.value / 8.0 * matmul.weight_count() / self.bandwidth
     }
 
     /// Rounds a dimension up to whole tiles.

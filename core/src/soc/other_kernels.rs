@@ -15,15 +15,15 @@ use super::gpu::Gpu;
 #[derive(Debug, Clone, PartialEq)]
 pub struct OtherKernels {
     /// The norm before the attention block.
-    pub before: Vec<f64>,
+    pub attention_norm: Vec<f64>,
     /// Rotary embedding, scores, softmax, weighted values.
     pub attention: Vec<f64>,
     /// The residual addition and the norm between attention and feed-forward block.
-    pub between: Vec<f64>,
+    pub residual_and_norm: Vec<f64>,
     /// `silu(gate) * up`.
     pub activation: Vec<f64>,
     /// The residual addition after the feed-forward block.
-    pub after: Vec<f64>,
+    pub last_residual: Vec<f64>,
 }
 
 impl OtherKernels {
@@ -34,21 +34,21 @@ impl OtherKernels {
         let (heads, key) = (f64::from(shape.heads), f64::from(shape.key_length));
         let value = f64::from(shape.value_length);
         let keys = f64::from(shape.kv_heads);
-        let moved = |bytes: f64| gpu.kernel(0.0, bytes);
+        let moved = |bytes: f64| gpu.kernel_time(0.0, bytes);
         let scores =
-            |length: f64| gpu.kernel(2.0 * heads * length * count * seen, 2.0 * heads * count * seen);
+            |length: f64| gpu.kernel_time(2.0 * heads * length * count * seen, 2.0 * heads * count * seen);
         let (norm, add) = (moved(4.0 * count * width), moved(6.0 * count * width));
         Self {
-            before: vec![norm],
+            attention_norm: vec![norm],
             attention: vec![
                 moved(4.0 * count * (heads + keys) * key),
                 scores(key),
                 moved(4.0 * heads * count * seen),
                 scores(value),
             ],
-            between: vec![add, norm],
+            residual_and_norm: vec![add, norm],
             activation: vec![moved(6.0 * count * f64::from(shape.feed_forward))],
-            after: vec![add],
+            last_residual: vec![add],
         }
     }
 }

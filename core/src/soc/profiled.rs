@@ -53,7 +53,7 @@ impl MeasuredTimes {
     }
 
     /// Returns the seconds for a matmul with `tokens` tokens.
-    pub fn time(&self, matmul: Matmul, tokens: u64) -> f64 {
+    pub fn matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
         let tokens = padded(tokens, self.tile);
         let features = features(matmul, tokens);
         let rate = match &self.tree {
@@ -98,7 +98,7 @@ fn padded(tokens: u64, tile: u64) -> u64 {
 }
 
 fn work(matmul: Matmul, tokens: u64) -> f64 {
-    2.0 * matmul.weights() * tokens as f64
+    2.0 * matmul.weight_count() * tokens as f64
 }
 
 fn features(matmul: Matmul, tokens: u64) -> [f64; FEATURES] {
@@ -134,7 +134,7 @@ fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
             let right = sum - left;
             // The sum of squares is constant, so the error depends only on the sums of both parts.
             let error = squares - left * left / at as f64 - right * right / (count - at) as f64;
-            if best.is_none_or(|(least, ..)| error < least) {
+            if best.is_none_or(|(min, ..)| error < min) {
                 best = Some((error, feature, f64::midpoint(here, next)));
             }
         }

@@ -23,19 +23,19 @@ use super::matmul::Matmul;
 use super::npu::Npu;
 use super::sync::{EVENTS_PER_INTERVAL, SyncCost};
 
-/// The number of rows on the GPU is a multiple of this.
+/// The number of rows on the GPU is a multiple of this constant.
 /// source: HeteroLLM paper, section 4.3
 pub const ROW_STEP: u64 = 256;
-/// The number of tokens on the NPU is a multiple of this if the partition is solved ahead of time.
+/// The number of tokens on the NPU is a multiple of this constant if the partition is solved ahead of time.
 /// source: HeteroLLM paper, section 4.3
 pub const TOKEN_STEP: u64 = 32;
 
 /// The kind of split of a matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitKind {
-    /// All on the GPU: no split.
+    /// The whole matmul on the GPU.
     Gpu,
-    /// All on the NPU: no split.
+    /// The whole matmul on the NPU.
     Npu,
     /// Split by rows of the weights.
     Row,
@@ -50,13 +50,13 @@ pub enum SplitKind {
 /// The partition of a matmul between GPU and NPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partition {
-    pub split: SplitKind,
+    pub split_kind: SplitKind,
     /// Sizes in tokens of the NPU graphs, which run one after another.
-    pub graphs: Vec<u64>,
+    pub graph_sizes: Vec<u64>,
     /// Tokens for which the GPU computes all rows.
-    pub margin: u64,
+    pub margin_tokens: u64,
     /// Rows that the GPU computes for the other tokens.
-    pub rows: u64,
+    pub gpu_rows: u64,
     /// The times of the resulting kernels and graphs.
     pub interval: SyncInterval,
 }
@@ -94,13 +94,13 @@ impl Solver<'_> {
     }
 
     /// Returns the seconds for a matmul that the NPU computes alone with these graphs.
-    pub fn on_npu(&self, matmul: Matmul, graphs: &[u64]) -> f64 {
+    pub fn npu_time(&self, matmul: Matmul, graphs: &[u64]) -> f64 {
         graphs.iter().map(|&size| self.npu.matmul_time(matmul, size)).sum()
     }
 
     /// Improves `best` by partitions for which the NPU may have a graph of any size.
     fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned;
+        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned_cost;
         for rows in gpu_row_counts(matmul.outputs) {
             let on_gpu = self.gpu.matmul_time(matmul.with_outputs(rows), tokens);
             let on_npu = self.npu.matmul_time(matmul.with_outputs(matmul.outputs - rows), tokens);
@@ -118,13 +118,15 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions that use graphs of standard sizes.
     fn solve_with_standard_graphs(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned;
-        let sets: Vec<&[u64]> = self.sizes.covers(tokens).chain(self.sizes.smaller_sets(tokens)).collect();
+        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned_cost;
+        let sets: Vec<&[u64]> =
+            self.sizes.covering_sets(tokens).chain(self.sizes.smaller_sets(tokens)).collect();
         for rows in gpu_row_counts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
             let times: Vec<f64> =
-                self.sizes.all().iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
-            let of = |size: &u64| self.sizes.all().binary_search(size).map_or(f64::INFINITY, |at| times[at]);
+                self.sizes.sizes().iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
+            let of =
+                |size: &u64| self.sizes.sizes().binary_search(size).map_or(f64::INFINITY, |at| times[at]);
             for set in &sets {
                 let covered = set.iter().sum::<u64>().min(tokens);
                 let on_npu: f64 = set.iter().map(of).sum();
@@ -142,8 +144,14 @@ impl Solver<'_> {
     fn partition(&self, matmul: Matmul, tokens: u64, best: Best) -> Partition {
         let Best { margin, rows, graphs, .. } = best;
         if graphs.is_empty() {
-            let interval = SyncInterval::queued(vec![self.gpu.matmul_time(matmul, tokens)]);
-            return Partition { split: SplitKind::Gpu, graphs, margin, rows, interval };
+            let interval = SyncInterval::without_events(vec![self.gpu.matmul_time(matmul, tokens)]);
+            return Partition {
+                split_kind: SplitKind::Gpu,
+                graph_sizes: graphs,
+                margin_tokens: margin,
+                gpu_rows: rows,
+                interval,
+            };
         }
         let rest = matmul.with_outputs(matmul.outputs - rows);
         let kernels = [
@@ -151,7 +159,7 @@ impl Solver<'_> {
             self.gpu.matmul_time(matmul.with_outputs(rows), tokens - margin),
         ];
         let pads = graphs.iter().sum::<u64>() > tokens - margin;
-        let split = match (margin > 0, rows > 0) {
+        let split_kind = match (margin > 0, rows > 0) {
             (false, false) => SplitKind::Npu,
             (true, true) => SplitKind::Hybrid,
             (false, true) if pads => SplitKind::Hybrid,
@@ -160,12 +168,12 @@ impl Solver<'_> {
             (true, false) => SplitKind::Sequence,
         };
         let interval = SyncInterval {
-            gpu: kernels.into_iter().filter(|&time| time > 0.0).collect(),
-            npu: graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect(),
-            events: EVENTS_PER_INTERVAL,
-            waiting: self.sync.pair(),
+            gpu_times: kernels.into_iter().filter(|&time| time > 0.0).collect(),
+            npu_times: graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect(),
+            event_count: EVENTS_PER_INTERVAL,
+            event_time: self.sync.pair_cost(),
         };
-        Partition { split, graphs, margin, rows, interval }
+        Partition { split_kind, graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
     }
 }
 

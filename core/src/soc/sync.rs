@@ -7,59 +7,58 @@
 //! If matmuls are not split, those that read the same activations share a pair of events, which makes 8.
 //!
 //! The CPU waits for the slower processor. In prefill this is the NPU, so the next GPU kernel is submitted late. In
-//! decoding it is the GPU, whose queue keeps the order. The fitted cost of a fast event includes both cases.
+//! decoding this is the GPU, whose queue executes kernels in order. The fitted cost of a fast event applies to both
+//! cases.
 
 use hearth_profiles::Seconds;
-use hearth_profiles::device::Soc;
 use hearth_profiles::device::soc::{PartitionPolicy, Synchronisation};
+use hearth_profiles::device::{Soc, SocOptions};
 
-use hearth_profiles::device::SocOptions;
-
-/// Events of a split matmul, and of a group that the NPU computes: one before and one after.
+/// Number of events of a split matmul, or of a group that the NPU computes: one before and one after it.
 pub const EVENTS_PER_INTERVAL: u32 = 2;
 
-/// The cost of an event, as assumed by the solver and as it is at run time.
+/// The cost of an event: the value that the solver assumes, and the value at run time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyncCost {
     /// The cost with which partitions are chosen, in seconds.
-    pub planned: f64,
+    pub planned_cost: f64,
     /// The cost at run time, in seconds.
-    pub real: f64,
+    pub actual_cost: f64,
 }
 
 impl SyncCost {
     /// Creates the costs for these options.
     pub fn new(soc: &Soc, options: SocOptions) -> Self {
-        let real = soc.synchronisation.event_cost(options.synchronisation).0;
-        let planned = match options.partitions {
-            PartitionPolicy::Solved => real,
+        let actual_cost = soc.synchronisation.event_cost(options.synchronisation).0;
+        let planned_cost = match options.partitions {
+            PartitionPolicy::Solved => actual_cost,
             PartitionPolicy::Fixed => soc.synchronisation.event_cost(Synchronisation::Fast).0,
         };
-        Self { planned, real }
+        Self { planned_cost, actual_cost }
     }
 
     /// Returns the cost of a pair of events at run time, in seconds.
-    pub fn pair(&self) -> f64 {
-        f64::from(EVENTS_PER_INTERVAL) * self.real
+    pub fn pair_cost(&self) -> f64 {
+        f64::from(EVENTS_PER_INTERVAL) * self.actual_cost
     }
 }
 
 /// How a CPU thread waits for a kernel: first asleep, then polling.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Wait {
-    /// Time asleep, in whole steps.
-    pub slept: Seconds,
+pub struct KernelWait {
+    /// Time asleep, a multiple of the shortest sleep.
+    pub sleep_time: Seconds,
     /// Time polling the flag.
-    pub polled: Seconds,
+    pub poll_time: Seconds,
 }
 
-impl Wait {
+impl KernelWait {
     /// Splits the predicted time of a kernel into sleeps of length `step` and polling. A sleep that would end after
     /// the kernel is not started.
-    pub fn until(kernel: Seconds, step: Seconds) -> Self {
+    pub fn for_kernel(kernel: Seconds, step: Seconds) -> Self {
         let steps = if step.0 > 0.0 { (kernel.0 / step.0).floor() } else { 0.0 };
-        let slept = (steps * step.0).min(kernel.0);
-        Self { slept: Seconds(slept), polled: Seconds(kernel.0 - slept) }
+        let sleep = (steps * step.0).min(kernel.0);
+        Self { sleep_time: Seconds(sleep), poll_time: Seconds(kernel.0 - sleep) }
     }
 }
 
@@ -70,11 +69,11 @@ mod tests {
     #[test]
     fn kernel_time_is_split_into_sleeps_and_polling() {
         let step = Seconds(90e-6);
-        let short = Wait::until(Seconds(60e-6), step);
-        assert_eq!((short.slept.0, short.polled.0), (0.0, 60e-6));
+        let short = KernelWait::for_kernel(Seconds(60e-6), step);
+        assert_eq!((short.sleep_time.0, short.poll_time.0), (0.0, 60e-6));
         // 1000 us are eleven sleeps of 90 us and 10 us of polling.
-        let long = Wait::until(Seconds(1e-3), step);
-        assert!((long.slept.0 - 990e-6).abs() < 1e-12 && (long.polled.0 - 10e-6).abs() < 1e-12);
-        assert_eq!(Wait::until(Seconds(1e-3), Seconds(0.0)).polled, Seconds(1e-3));
+        let long = KernelWait::for_kernel(Seconds(1e-3), step);
+        assert!((long.sleep_time.0 - 990e-6).abs() < 1e-12 && (long.poll_time.0 - 10e-6).abs() < 1e-12);
+        assert_eq!(KernelWait::for_kernel(Seconds(1e-3), Seconds(0.0)).poll_time, Seconds(1e-3));
     }
 }

@@ -1,8 +1,8 @@
 //! All-reduce: the messages of each pattern until every device has the sum.
 //!
 //! What a device does in an all-reduce depends only on the number of messages that it has received: it has sent
-//! [`Collective::due`] messages by then, and is done when it has received [`Collective::awaited`] messages. For `N`
-//! devices and a partial result of `p` bytes:
+//! [`Collective::due_messages`] messages by then, and is done when it has received [`Collective::awaited_messages`]
+//! messages. For `N` devices and a partial result of `p` bytes:
 //!
 //! | pattern | messages | bytes per message | sequential messages |
 //! | --- | --- | --- | --- |
@@ -32,7 +32,7 @@ pub struct Collective {
 impl Collective {
     /// Returns the number of messages that a device must have sent when it has received `received` messages. `place`
     /// is the index of the device in the plan.
-    pub fn due(self, place: usize, received: usize) -> usize {
+    pub fn due_messages(self, place: usize, received: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {
             _ if others == 0 => 0,
@@ -61,7 +61,7 @@ impl Collective {
     }
 
     /// Returns the total number of messages that a device receives.
-    pub fn awaited(self, place: usize) -> usize {
+    pub fn awaited_messages(self, place: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {
             _ if others == 0 => 0,
@@ -74,7 +74,7 @@ impl Collective {
     }
 
     /// Returns the size of one message for a partial result of `partial` bytes.
-    pub fn message(self, partial: Bytes) -> Bytes {
+    pub fn message_bytes(self, partial: Bytes) -> Bytes {
         match self.pattern {
             AllReduce::Ring => Bytes(partial.0.div_ceil(self.devices as u64)),
             AllReduce::AllGather | AllReduce::Star | AllReduce::OverTheAir => partial,
@@ -84,7 +84,7 @@ impl Collective {
     /// Returns the devices that a device sends to: in an all-reduce, and for the head also when it distributes a
     /// token.
     pub fn receivers(self, place: usize) -> Vec<usize> {
-        let all = self.due(place, usize::MAX / 2);
+        let all = self.due_messages(place, usize::MAX / 2);
         let mut receivers: Vec<usize> = (0..all).map(|number| self.receiver(place, number)).collect();
         if place == 0 {
             receivers.extend(1..self.devices);

@@ -16,7 +16,7 @@
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::conversion::{converted, is_matrix};
+use crate::conversion::{converted_group, is_matrix};
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::tensor::{Slice, TensorPlan};
 
@@ -29,7 +29,7 @@ pub struct SlicedModel {
     pub feed_forward: Vec<TensorGroup>,
 }
 
-/// A device's part of a divisible whole: `own` of `whole` shares, after the `before` shares of earlier devices.
+/// A device's part of a divisible whole: `own` of `whole` shares, after the `before` shares of previous devices.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     before: u64,
@@ -40,7 +40,7 @@ struct Part {
 impl SlicedModel {
     /// Creates the slices of the device with index `place` in a tensor-parallel plan whose slices cover the model.
     pub fn new(plan: &Plan, tensor: &TensorPlan, place: usize, model: &ModelProfile) -> Self {
-        let format = plan.devices[place].residency.format_on(plan.devices[place].gpu_layers > 0);
+        let format = plan.devices[place].residency.weight_format(plan.devices[place].gpu_layers > 0);
         let part = |of: fn(&Slice) -> u32, whole: u32| Part {
             before: tensor.slices[..place].iter().map(|slice| u64::from(of(slice))).sum(),
             own: u64::from(of(&tensor.slices[place])),
@@ -68,7 +68,7 @@ impl SlicedModel {
         let shape = &model.shape;
         let (mut attention, mut feed_forward) = (Vec::new(), Vec::new());
         for layer in &model.layers {
-            let (first, second) = blocks(&converted(layer, format), shape);
+            let (first, second) = blocks(&converted_group(layer, format), shape);
             attention.push(sliced(&first, heads));
             feed_forward.push(sliced(&second, rows));
         }
@@ -78,8 +78,8 @@ impl SlicedModel {
         let attention = ModelProfile {
             shape,
             layers: attention,
-            input: converted(&model.input, embedding),
-            output: converted(&model.output, format),
+            input: converted_group(&model.input, embedding),
+            output: converted_group(&model.output, format),
             ..model.clone()
         };
         Self { attention, feed_forward }

@@ -58,7 +58,7 @@ fn slices_are_read_and_written() {
     assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()));
     assert!(plan.to_yaml().contains("kind:\n  tensor:\n    all_reduce: star\n"), "{}", plan.to_yaml());
     assert_eq!((plan.window(1, 0), plan.window(1, 1), plan.ring_layers()), (0..32, 0..0, 32));
-    assert!(plan.only_simulated().expect("a reason").contains("`dllama` is simulated only"));
+    assert!(plan.simulation_only_reason().expect("a reason").contains("`dllama` is simulated only"));
 }
 
 #[test]
@@ -116,8 +116,8 @@ fn node_sends_the_bytes_of_dllama() {
     let tensor = plan.kind.tensor().expect("slices");
     let bytes_per_token = |devices: usize| {
         let all_reduce = Collective { pattern: tensor.all_reduce, devices };
-        let message = all_reduce.message(tensor.partial_bytes(4096, 1));
-        message * (64 * all_reduce.due(1, 0) as u64)
+        let message = all_reduce.message_bytes(tensor.partial_bytes(4096, 1));
+        message * (64 * all_reduce.due_messages(1, 0) as u64)
     };
     assert_eq!((bytes_per_token(2), bytes_per_token(4)), (Bytes(272 << 10), Bytes(816 << 10)));
 }
@@ -132,7 +132,7 @@ fn devices_await_all_messages_of_an_all_reduce() {
             // Each round, every device sends the messages that are due.
             for _ in 0..3 * devices {
                 let due: Vec<usize> =
-                    (0..devices).map(|place| all_reduce.due(place, received[place])).collect();
+                    (0..devices).map(|place| all_reduce.due_messages(place, received[place])).collect();
                 for place in 0..devices {
                     for number in sent[place]..due[place] {
                         let to = all_reduce.receiver(place, number);
@@ -142,7 +142,7 @@ fn devices_await_all_messages_of_an_all_reduce() {
                     sent[place] = sent[place].max(due[place]);
                 }
             }
-            let awaited: Vec<usize> = (0..devices).map(|place| all_reduce.awaited(place)).collect();
+            let awaited: Vec<usize> = (0..devices).map(|place| all_reduce.awaited_messages(place)).collect();
             assert_eq!(received, awaited, "{pattern:?} of {devices}");
         }
     }

@@ -174,7 +174,7 @@ proptest! {
         if let Ok(plan) = Plan::from_yaml(&text) {
             prop_assert!(plan.digest() == Plan::from_yaml(&plan.to_yaml()).unwrap().digest());
             let mut head = Schedule::new(plan.into(), 0);
-            let _ = head.react(&hearth_core::schedule::Event::Begin(Pass::plain(0, 0, 1, true)));
+            let _ = head.react(&hearth_core::schedule::Event::Begin(Pass::new(0, 0, 1, true)));
         }
     }
 

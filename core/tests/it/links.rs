@@ -52,8 +52,8 @@ fn stations_use_wifi_and_other_devices_use_wires() {
     };
     // A dedicated cable, and two wired devices.
     assert!(way("mac", "laptop").is_none() && way("desktop", "server").is_none());
-    assert_eq!(table.between("laptop", "mac").expect("a cable").bandwidth.value.0, 1e9);
-    assert_eq!(table.between("server", "desktop").as_deref(), Some(table.default_link()));
+    assert_eq!(table.link_between("laptop", "mac").expect("a cable").bandwidth.value.0, 1e9);
+    assert_eq!(table.link_between("server", "desktop").as_deref(), Some(table.default_link()));
     // Uplink at 100 MB/s, downlink at 50 MB/s, on the same channel.
     let slow = way("mac", "phone").expect("on the air");
     assert!(slow.shares_channel());
@@ -69,7 +69,7 @@ fn stations_use_wifi_and_other_devices_use_wires() {
     assert!(table.connection("phone", "desktop").is_none() && way("desktop", "phone").is_some());
     // The link for planners has the mean time of a single message.
     for (from, to) in [("mac", "phone"), ("mac", "desktop"), ("server", "tablet"), ("tablet", "laptop")] {
-        let (way, link) = (way(from, to).expect("on the air"), table.between(from, to).expect("a link"));
+        let (way, link) = (way(from, to).expect("on the air"), table.link_between(from, to).expect("a link"));
         for bytes in [8192, 16_384, 32_768, 65_536].map(Bytes) {
             let (mean, found) = (way.mean_time(bytes, false), link.time(bytes));
             assert!((found.0 / mean.0 - 1.0).abs() < 1e-3, "{from} to {to}, {bytes}: {found} and {mean}");
@@ -81,9 +81,9 @@ fn stations_use_wifi_and_other_devices_use_wires() {
 fn without_wifi_all_links_are_constant() {
     let table = table("");
     assert!(table.wifi().is_none());
-    assert_eq!(table.between("phone", "tablet").as_deref(), Some(table.default_link()));
-    assert_eq!(table.between("phone", "desktop"), None);
-    assert_eq!(table.between("desktop", "phone").as_deref(), Some(table.default_link()));
+    assert_eq!(table.link_between("phone", "tablet").as_deref(), Some(table.default_link()));
+    assert_eq!(table.link_between("phone", "desktop"), None);
+    assert_eq!(table.link_between("desktop", "phone").as_deref(), Some(table.default_link()));
 }
 
 #[test]

@@ -2,10 +2,10 @@
 //!
 //! HeteroLLM paper, sections 3 to 5, with Llama-8B unless stated otherwise. `docs/studies/soc` compares the numbers.
 
-use hearth_core::soc::interval::total;
-use hearth_core::soc::prefill::pipe;
+use hearth_core::soc::interval::total_time;
+use hearth_core::soc::prefill::fastest_cover;
 use hearth_core::soc::solver::{Solver, SplitKind};
-use hearth_core::soc::{Chip, Matmul};
+use hearth_core::soc::{Matmul, SocLatencyModel};
 use hearth_profiles::device::soc::{
     MatmulProfile, MeasuredMatmul, PartitionPolicy, ProfileMode, Soc, Strategy, Synchronisation,
 };
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 fn soc(options: SocOptions) -> Soc {
     let mut soc = shipped("snapdragon-8-gen-3").expect("it is shipped").soc.expect("it has one");
-    soc.usual = options;
+    soc.default_options = options;
     soc
 }
 
@@ -33,13 +33,16 @@ fn intern() -> ModelProfile {
 
 /// Returns the seconds for a pass through the whole model.
 fn time(soc: &Soc, model: &ModelProfile, pass: Pass) -> f64 {
-    let forward = Chip::new(soc, model, Bytes(2)).forward(pass);
+    let forward = SocLatencyModel::new(soc, model, Bytes(2)).forward_cost(pass);
     let layers = f64::from(model.shape.layers.0);
-    (total(&forward.layer) * layers + forward.head.time() + forward.preparation).0
+    (total_time(&forward.layer_intervals) * layers
+        + forward.output_interval.time()
+        + forward.preparation_time)
+        .0
 }
 
 fn prompt(strategy: Strategy, tokens: u32) -> f64 {
-    time(&soc(SocOptions::of(strategy)), &llama(), Pass::plain(0, 0, tokens, true))
+    time(&soc(SocOptions::with_strategy(strategy)), &llama(), Pass::new(0, 0, tokens, true))
 }
 
 fn speed(strategy: Strategy, tokens: u32) -> f64 {
@@ -47,7 +50,7 @@ fn speed(strategy: Strategy, tokens: u32) -> f64 {
 }
 
 fn token(options: SocOptions) -> f64 {
-    time(&soc(options), &llama(), Pass::plain(1, 256, 1, true))
+    time(&soc(options), &llama(), Pass::new(1, 256, 1, true))
 }
 
 fn near(found: f64, expected: f64, share: f64) {
@@ -55,7 +58,7 @@ fn near(found: f64, expected: f64, share: f64) {
 }
 
 fn slow(partitions: PartitionPolicy) -> SocOptions {
-    let tensor = SocOptions::of(Strategy::HeteroTensor);
+    let tensor = SocOptions::with_strategy(Strategy::HeteroTensor);
     SocOptions { synchronisation: Synchronisation::Slow, partitions, ..tensor }
 }
 
@@ -85,10 +88,10 @@ fn prefill_is_within_the_documented_error_of_the_published_speeds() {
     near(speed(Strategy::HeteroTensor, 1024), 247.9, 0.08);
     near(speed(Strategy::HeteroTensor, 256), 236.92, 0.12);
     for partitions in [PartitionPolicy::Solved, PartitionPolicy::Fixed] {
-        near(256.0 / time(&soc(slow(partitions)), &llama(), Pass::plain(0, 0, 256, true)), 196.44, 0.12);
+        near(256.0 / time(&soc(slow(partitions)), &llama(), Pass::new(0, 0, 256, true)), 196.44, 0.12);
     }
-    let tensor = soc(SocOptions::of(Strategy::HeteroTensor));
-    near(256.0 / time(&tensor, &intern(), Pass::plain(0, 0, 256, true)), 1092.0, 0.08);
+    let tensor = soc(SocOptions::with_strategy(Strategy::HeteroTensor));
+    near(256.0 / time(&tensor, &intern(), Pass::new(0, 0, 256, true)), 1092.0, 0.08);
     let over = |tokens| prompt(Strategy::HeteroLayer, tokens) / prompt(Strategy::HeteroTensor, tokens);
     near((over(64) + over(256) + over(1024)) / 3.0, 1.302, 0.06);
     near(over(32), 1.408, 0.08);
@@ -100,8 +103,8 @@ fn prefill_is_within_the_documented_error_of_the_published_speeds() {
 
 #[test]
 fn decoding_is_within_the_documented_error_of_the_published_speeds() {
-    let tensor = token(SocOptions::of(Strategy::HeteroTensor));
-    let gpu = token(SocOptions::of(Strategy::GpuOnly));
+    let tensor = token(SocOptions::with_strategy(Strategy::HeteroTensor));
+    let gpu = token(SocOptions::with_strategy(Strategy::GpuOnly));
     near(1.0 / tensor, 14.01, 0.06);
     near(gpu / tensor, 1.234, 0.06);
     // The published ablation keeps the partitions. If they are solved for slow synchronisation, the GPU works alone.
@@ -119,12 +122,13 @@ fn decoding_is_within_the_documented_error_of_the_published_speeds() {
 fn energy_and_queue_are_as_published() {
     let soc = soc(SocOptions::default());
     let power = soc.power.as_ref().expect("it is known");
-    let energy = |strategy| power.of(strategy).0 * prompt(strategy, 256);
+    let energy = |strategy| power.for_strategy(strategy).0 * prompt(strategy, 256);
     near(energy(Strategy::GpuOnly) / energy(Strategy::HeteroTensor), 5.87, 0.10);
     let longest = |strategy| {
-        let chip_soc = self::soc(SocOptions::of(strategy));
-        let forward = Chip::new(&chip_soc, &llama(), Bytes(2)).forward(Pass::plain(0, 0, 256, true));
-        forward.layer.iter().flat_map(|interval| interval.gpu.clone()).fold(0.0, f64::max)
+        let chip_soc = self::soc(SocOptions::with_strategy(strategy));
+        let forward =
+            SocLatencyModel::new(&chip_soc, &llama(), Bytes(2)).forward_cost(Pass::new(0, 0, 256, true));
+        forward.layer_intervals.iter().flat_map(|interval| interval.gpu_times.clone()).fold(0.0, f64::max)
     };
     assert!(longest(Strategy::HeteroTensor) <= 14.0e-3, "{}", longest(Strategy::HeteroTensor));
 }
@@ -132,19 +136,19 @@ fn energy_and_queue_are_as_published() {
 #[test]
 fn single_processor_has_40_to_45_of_68_gigabytes_per_second() {
     let bus = soc(SocOptions::default()).bus;
-    assert!((40e9..=45e9).contains(&bus.one.value.0) && bus.peak.value.0 == 68e9);
+    assert!((40e9..=45e9).contains(&bus.single_processor.value.0) && bus.peak.value.0 == 68e9);
 }
 
 #[test]
 fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
-    let (soc, model) = (soc(SocOptions::of(Strategy::HeteroTensor)), llama());
-    let chip = Chip::new(&soc, &model, Bytes(2));
-    let solver = chip.solver().expect("an NPU");
-    assert_eq!(pipe(&solver, &model.shape, 525), [512, 32]);
+    let (soc, model) = (soc(SocOptions::with_strategy(Strategy::HeteroTensor)), llama());
+    let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+    let solver = latency_model.solver().expect("an NPU");
+    assert_eq!(fastest_cover(&solver, &model.shape, 525), [512, 32]);
     let mut seen = Vec::new();
     for tokens in [16, 32, 64, 135, 256, 300, 525, 600, 1000, 1024] {
         for (inputs, outputs) in [(4096, 4096), (4096, 1024), (4096, 14336), (14336, 4096)] {
-            seen.push(solver.solve(Matmul { inputs, outputs }, tokens).split);
+            seen.push(solver.solve(Matmul { inputs, outputs }, tokens).split_kind);
         }
     }
     for split in [SplitKind::Row, SplitKind::Sequence, SplitKind::MultiSequence, SplitKind::Hybrid] {
@@ -154,26 +158,29 @@ fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
 
 #[test]
 fn verifying_drafts_costs_one_token_while_bound_by_memory() {
-    let soc = soc(SocOptions::of(Strategy::HeteroTensor));
+    let soc = soc(SocOptions::with_strategy(Strategy::HeteroTensor));
     let verified = |drafted: u32| {
-        let pass = Pass { drafted, ..Pass::plain(1, 256, drafted + 1, true) };
+        let pass = Pass { drafted, ..Pass::new(1, 256, drafted + 1, true) };
         time(&soc, &llama(), pass)
     };
     // At five tokens 2 * 5 / 0.91e12 is less than 0.5 / 43.3e9; at six it is more.
     near(verified(4), verified(1), 0.01);
     assert!(verified(5) > 1.05 * verified(4));
-    assert!(verified(31) < 0.5 * 32.0 * token(SocOptions::of(Strategy::HeteroTensor)), "one tile of the NPU");
+    assert!(
+        verified(31) < 0.5 * 32.0 * token(SocOptions::with_strategy(Strategy::HeteroTensor)),
+        "one tile of the NPU"
+    );
 }
 
 /// A table of NPU times by the formula, for the partial matmuls of a model that are split by rows in multiples of
 /// `step`.
 fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
     let (soc, model) = (soc(SocOptions::default()), llama());
-    let chip = Chip::new(&soc, &model, Bytes(2));
-    let npu = chip.solver().expect("an NPU").npu.clone();
+    let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+    let npu = latency_model.solver().expect("an NPU").npu.clone();
     let mut shapes = Vec::new();
-    for &(inputs, most) in &[(4096_u32, 14336_u32), (14336, 4096)] {
-        for outputs in (1..=most / step).map(|count| count * step) {
+    for &(inputs, max_outputs) in &[(4096_u32, 14336_u32), (14336, 4096)] {
+        for outputs in (1..=max_outputs / step).map(|count| count * step) {
             for &tokens in tokens {
                 let matmul = Matmul { inputs: inputs.into(), outputs: outputs.into() };
                 let time = Seconds(npu.matmul_time(matmul, tokens.into()));
@@ -188,9 +195,9 @@ fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
 fn measured_table_and_regression_tree_agree_with_the_formula() {
     let graphs = [32, 64, 128, 256, 512, 1024];
     let with = |profiled: MatmulProfile| {
-        let mut soc = soc(SocOptions::of(Strategy::HeteroLayer));
+        let mut soc = soc(SocOptions::with_strategy(Strategy::HeteroLayer));
         soc.npu.as_mut().expect("an NPU").profiled = Some(profiled);
-        time(&soc, &llama(), Pass::plain(0, 0, 256, true))
+        time(&soc, &llama(), Pass::new(0, 0, 256, true))
     };
     let formula = prompt(Strategy::HeteroLayer, 256);
     near(with(table(ProfileMode::Table, &graphs, 256)), formula, 1e-9);
@@ -203,14 +210,18 @@ fn solver_is_no_worse(solver: &Solver, matmul: Matmul, tokens: u64) -> Result<()
     let time = best.interval.time().0;
     let slack = 1.0 + 1e-12;
     prop_assert!(time <= solver.gpu.matmul_time(matmul, tokens) * slack);
-    let padded = [solver.sizes.padded(tokens)];
-    prop_assert!(time <= (solver.on_npu(matmul, &padded) + solver.sync.pair()) * slack);
-    for cover in solver.sizes.covers(tokens) {
-        prop_assert!(time <= (solver.on_npu(matmul, cover) + solver.sync.pair()) * slack);
+    let padded = [solver.sizes.padded_size(tokens)];
+    prop_assert!(time <= (solver.npu_time(matmul, &padded) + solver.sync.pair_cost()) * slack);
+    for cover in solver.sizes.covering_sets(tokens) {
+        prop_assert!(time <= (solver.npu_time(matmul, cover) + solver.sync.pair_cost()) * slack);
     }
     // All parts sum to the whole.
-    let graphs: u64 = best.graphs.iter().sum();
-    prop_assert!(best.margin + graphs >= tokens && best.margin <= tokens && best.rows <= matmul.outputs);
+    let graphs: u64 = best.graph_sizes.iter().sum();
+    prop_assert!(
+        best.margin_tokens + graphs >= tokens
+            && best.margin_tokens <= tokens
+            && best.gpu_rows <= matmul.outputs
+    );
     Ok(())
 }
 
@@ -224,8 +235,8 @@ proptest! {
         let synchronisation = if waits == 0 { Synchronisation::Fast } else { Synchronisation::Slow };
         let soc = soc(SocOptions { synchronisation, ..SocOptions::default() });
         let model = llama();
-        let chip = Chip::new(&soc, &model, Bytes(2));
-        solver_is_no_worse(&chip.solver().expect("an NPU"), Matmul { inputs, outputs }, tokens)?;
+        let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+        solver_is_no_worse(&latency_model.solver().expect("an NPU"), Matmul { inputs, outputs }, tokens)?;
     }
 
     #[test]
@@ -233,11 +244,11 @@ proptest! {
         tokens in 1_u32..3000, first in 0_u32..2000, drafted in 0_u32..20,
     ) {
         let drafted = drafted.min(tokens - 1);
-        let pass = Pass { drafted, ..Pass::plain(0, first, tokens, true) };
+        let pass = Pass { drafted, ..Pass::new(0, first, tokens, true) };
         let model = llama();
         let layer = |strategy| {
-            let soc = soc(SocOptions::of(strategy));
-            Chip::new(&soc, &model, Bytes(2)).layer_time(pass).0
+            let soc = soc(SocOptions::with_strategy(strategy));
+            SocLatencyModel::new(&soc, &model, Bytes(2)).layer_time(pass).0
         };
         let best = layer(Strategy::Best);
         for strategy in Strategy::ALL {

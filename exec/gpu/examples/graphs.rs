@@ -3,8 +3,8 @@
 //! ML Drift paper, sections 3.5 and 3.6. All decoders have the dimensions of Llama 3.1 8B, so that architectures can
 //! be compared, with a prompt of 1024 tokens, a context of 1280 and f16 elements, as in the paper. No GPU is needed.
 
-use hearth_gpu::graph::diffusion::{FusedKernels, latent_decoder, text_encoder, unet};
-use hearth_gpu::graph::{Fusion, Graph, PassSize, Residual, decoder, fuse};
+use hearth_gpu::graph::diffusion::{FusedKernels, text_encoder, unet, vae_decoder};
+use hearth_gpu::graph::{Fusion, Graph, PassSize, ResidualFusion, decoder, fuse};
 use hearth_gpu::memory::{
     TensorUsageRecord, assign_offsets, greedy_by_size, greedy_by_size_improved, naive_bytes,
 };
@@ -21,7 +21,7 @@ fn shape(architecture: Architecture) -> ModelShape {
 const FUSIONS: [(&str, Fusion); 5] = [
     ("nothing", Fusion::NONE),
     ("element-wise", Fusion { pointwise: true, ..Fusion::NONE }),
-    ("residual + norm", Fusion { pointwise: true, residual: Residual::IntoNorm, ..Fusion::NONE }),
+    ("residual + norm", Fusion { pointwise: true, residual: ResidualFusion::IntoNorm, ..Fusion::NONE }),
     ("rotary + layout", Fusion { attention: false, ..Fusion::ALL }),
     ("attention", Fusion::ALL),
 ];
@@ -31,12 +31,12 @@ fn print_row(name: &str, graph: &Graph) {
         graph.usage_records().into_iter().map(|(_, record)| record).collect();
     let bytes = [
         naive_bytes(&records),
-        assign_offsets(&records).total,
-        greedy_by_size(&records).total(),
-        greedy_by_size_improved(&records).total(),
+        assign_offsets(&records).total_size,
+        greedy_by_size(&records).total_size(),
+        greedy_by_size_improved(&records).total_size(),
     ];
     let [naive, offsets, objects, improved] = bytes.map(|bytes| bytes as f64 / f64::from(1 << 20));
-    println!("{name:28} {:8} {naive:9.1} {offsets:9.2} {objects:9.2} {improved:9.2}", graph.launches());
+    println!("{name:28} {:8} {naive:9.1} {offsets:9.2} {objects:9.2} {improved:9.2}", graph.launch_count());
 }
 
 fn main() {
@@ -57,5 +57,5 @@ fn main() {
     println!("Stable Diffusion 1.4:");
     print_row("  text encoder", &text_encoder(FusedKernels::FUSED));
     print_row("  UNet", &unet(FusedKernels::FUSED));
-    print_row("  decoder of latents", &latent_decoder(FusedKernels::FUSED));
+    print_row("  decoder of latents", &vae_decoder(FusedKernels::FUSED));
 }

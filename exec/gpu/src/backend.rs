@@ -15,24 +15,26 @@ use std::sync::Arc;
 
 use hearth_runtime::clock::{thread_cpu_nanos, wall_nanos};
 use hearth_runtime::residency::ResidencyBarrier;
-use hearth_runtime::{Accelerator, AcceleratorOptions, Backend, ComputeCost, Cpu, CpuLayers};
+use hearth_runtime::{Backend, BackendFactory, BackendOptions, ComputeCost, Cpu, CpuLayers};
 
 use crate::device::{CapabilityMask, Gpu, Reservation};
 use crate::error::GpuError;
-use crate::layers::{GpuLayers, Upload};
+use crate::layers::{GpuLayers, UploadOptions};
 
 /// Receives warnings for the user, such as that the GPU is lost.
 pub type WarningSink = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Returns an accelerator that uses this machine's GPU. The GPU is opened when a backend is made for a plan that
+/// Returns a factory of backends for this machine's GPU. The GPU is opened when a backend is created for a plan that
 /// needs it. `upload` chooses the conversion of the weights and the tiling of the matmul kernels.
-pub fn accelerator(
+pub fn backend_factory(
     mask: CapabilityMask,
-    upload: impl Fn(&Gpu) -> Upload + Send + Sync + 'static,
+    upload: impl Fn(&Gpu) -> UploadOptions + Send + Sync + 'static,
     warnings: WarningSink,
-) -> Accelerator {
+) -> BackendFactory {
     let open = move || Gpu::open(mask).map(Arc::new);
-    Accelerator::new(move |options| Ok(Box::new(GpuBackend::open(open, &upload, options, warnings.clone())?)))
+    BackendFactory::new(move |options| {
+        Ok(Box::new(GpuBackend::open(open, &upload, options, warnings.clone())?))
+    })
 }
 
 /// The rows [positions, embedding] that entered each window, by sequence and first layer of the window.
@@ -45,7 +47,7 @@ fn bytes_of(saved_rows: &SavedRows) -> u64 {
 
 /// A backend that computes layers on a GPU and on the CPU.
 pub struct GpuBackend {
-    options: AcceleratorOptions,
+    options: BackendOptions,
     /// The layers that the plan assigns to the GPU.
     on_gpu: BTreeSet<u32>,
     /// `None` after the GPU was lost.
@@ -64,8 +66,8 @@ impl GpuBackend {
     /// already started, the CPU computes all layers instead.
     pub fn open(
         open: impl Fn() -> Result<Arc<Gpu>, GpuError>,
-        upload: impl Fn(&Gpu) -> Upload,
-        options: AcceleratorOptions,
+        upload: impl Fn(&Gpu) -> UploadOptions,
+        options: BackendOptions,
         warnings: WarningSink,
     ) -> Result<GpuBackend, GpuError> {
         let made = open().and_then(|gpu| {
@@ -79,7 +81,7 @@ impl GpuBackend {
     }
 
     /// Returns a backend that computes all layers on the CPU because of an error.
-    fn without_gpu(options: AcceleratorOptions, warnings: WarningSink, error: &GpuError) -> GpuBackend {
+    fn without_gpu(options: BackendOptions, warnings: WarningSink, error: &GpuError) -> GpuBackend {
         let (on_gpu, cpu_layers) = partition(&options);
         let mut own = GpuBackend {
             options,
@@ -98,8 +100,8 @@ impl GpuBackend {
     /// Uploads the GPU's layers and compiles their kernels.
     pub fn new(
         gpu: Arc<Gpu>,
-        upload: Upload,
-        options: AcceleratorOptions,
+        upload: UploadOptions,
+        options: BackendOptions,
         warnings: WarningSink,
     ) -> Result<GpuBackend, GpuError> {
         let (on_gpu, cpu_layers) = partition(&options);
@@ -108,7 +110,8 @@ impl GpuBackend {
         let reserved = gpu.reserve_shared("the CPU's caches and saved rows in shared memory", reserved)?;
         let (weights, cache) = (options.weights.clone(), options.cache);
         let layers = on_gpu.iter().copied();
-        let gpu = GpuLayers::new(gpu, weights, layers, options.output, cache, upload, &options.progress)?;
+        let gpu =
+            GpuLayers::new(gpu, weights, layers, options.output_on_gpu, cache, upload, &options.progress)?;
         let gpu = Some(gpu);
         let mut own = GpuBackend {
             options,
@@ -127,11 +130,11 @@ impl GpuBackend {
     /// Compiles all kernels that a pass needs, so that the first token does not wait for the compiler and errors of
     /// the device are found before a run starts.
     fn prepare(&mut self) -> Result<(), GpuError> {
-        let ranges: Vec<Range<u32>> = match self.options.after_layer {
+        let ranges: Vec<Range<u32>> = match self.options.rounding {
             Some(_) => self.on_gpu.iter().map(|&layer| layer..layer + 1).collect(),
             None => self
                 .options
-                .owned
+                .owned_layers
                 .iter()
                 .flat_map(|window| split_by_processor(&self.on_gpu, window.clone()))
                 .collect(),
@@ -192,16 +195,16 @@ impl GpuBackend {
     fn fall_back(&mut self, error: &GpuError) {
         (self.warnings)(&format!("{error}; the CPU computes its layers from now on"));
         self.gpu = None;
-        let AcceleratorOptions { weights, cache, cpu, accelerated, after_layer, .. } = &self.options;
+        let BackendOptions { weights, cache, cpu, gpu_layers, rounding, .. } = &self.options;
         // These layers are not prefetched: they are mapped, and page faults read them.
         let cpu = Cpu { barrier: ResidencyBarrier::open(), ..cpu.clone() };
         let mut fallback = CpuLayers::new(weights.clone(), self.on_gpu.iter().copied(), *cache, cpu);
         for ((sequence, start), mut rows) in std::mem::take(&mut self.saved_rows) {
-            let window = accelerated.iter().find(|window| window.start == start);
+            let window = gpu_layers.iter().find(|window| window.start == start);
             let Some(window) = window.filter(|_| !rows.is_empty()) else { continue };
             for layer in window.clone() {
                 fallback.forward(sequence, layer..layer + 1, &mut rows, 0);
-                if let Some(rounding) = after_layer {
+                if let Some(rounding) = rounding {
                     rounding(&mut rows);
                 }
             }
@@ -231,19 +234,19 @@ fn split_by_processor(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u
 }
 
 /// Returns the layers that the plan assigns to the GPU, and the CPU backend of the other layers.
-fn partition(options: &AcceleratorOptions) -> (BTreeSet<u32>, CpuLayers) {
-    let on_gpu: BTreeSet<u32> = options.accelerated.iter().cloned().flatten().collect();
-    let cpu_layers = options.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
+fn partition(options: &BackendOptions) -> (BTreeSet<u32>, CpuLayers) {
+    let on_gpu: BTreeSet<u32> = options.gpu_layers.iter().cloned().flatten().collect();
+    let cpu_layers = options.owned_layers.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
     let cpu_layers = CpuLayers::new(options.weights.clone(), cpu_layers, options.cache, options.cpu.clone());
     (on_gpu, cpu_layers)
 }
 
 /// Allocates memory for the saved rows of all positions, for each sequence and window.
-fn reserve_rows(options: &AcceleratorOptions) -> Result<SavedRows, GpuError> {
+fn reserve_rows(options: &BackendOptions) -> Result<SavedRows, GpuError> {
     let (context, embedding) = (options.cache.context as usize, options.weights.shape().embedding as usize);
     let mut all = SavedRows::new();
     for sequence in 0..options.cache.sequences.max(1) {
-        for window in &options.accelerated {
+        for window in &options.gpu_layers {
             let mut rows = Vec::new();
             let reserved = context.checked_mul(embedding).map(|elements| rows.try_reserve_exact(elements));
             if !matches!(reserved, Some(Ok(()))) {

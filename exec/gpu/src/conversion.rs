@@ -2,8 +2,8 @@
 //!
 //! ML Drift paper, section 4.2: q8 has eight bits and one scale per channel for all weights; 8/4/4 has eight bits in
 //! attention, and four in the embedding and the feed-forward block. No file has these formats: each row is
-//! dequantised, quantised again and uploaded. `scale = max |w| / m`, `code = nearest even(w * (m / max |w|))`, where
-//! the largest code m is 127 or 7.
+//! dequantised, quantised again and uploaded. `scale = max |w| / m`, `quant = nearest even(w * (m / max |w|))`, where
+//! the largest quant m is 127 or 7.
 //!
 //! One scale per row is coarser than the scales of the blocks of a file and changes the output of a model;
 //! docs/studies/ml-drift measures by how much. Weights are converted only on request.
@@ -30,9 +30,9 @@ pub enum Conversion {
 }
 
 impl Conversion {
-    /// Returns the format to which a matrix of a layer is converted, if it is.
-    pub fn layer_format(self, matrix: graph::Matrix) -> Option<PackedFormat> {
-        use graph::Matrix::{Down, Gate, Up};
+    /// Returns the format to which a matrix of a layer is converted; `None` if it keeps its format.
+    pub fn layer_format(self, matrix: graph::LayerMatrix) -> Option<PackedFormat> {
+        use graph::LayerMatrix::{Down, Gate, Up};
         match (self, matrix) {
             (Conversion::None, _) => None,
             (Conversion::Mixed, Gate | Up | Down) => Some(PackedFormat::Row4),
@@ -40,7 +40,7 @@ impl Conversion {
         }
     }
 
-    /// Returns the format to which the output matrix is converted, if it is.
+    /// Returns the format to which the output matrix is converted; `None` if it keeps its format.
     pub fn output_format(self) -> Option<PackedFormat> {
         match self {
             Conversion::None => None,
@@ -52,27 +52,27 @@ impl Conversion {
 
 /// A matrix of a file to be uploaded to the GPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Source<'a> {
+pub(crate) struct MatrixSource<'a> {
     matrix: Matrix<'a>,
     /// The format on the GPU.
-    pub(crate) packed: PackedFormat,
+    pub(crate) packed_format: PackedFormat,
 }
 
-impl<'a> Source<'a> {
+impl<'a> MatrixSource<'a> {
     /// Creates an upload of a matrix, which is converted if `to` is given. Returns an error if no kernel supports its
     /// format and row length.
-    pub(crate) fn new(matrix: Matrix<'a>, to: Option<PackedFormat>) -> Result<Source<'a>, GpuError> {
+    pub(crate) fn new(matrix: Matrix<'a>, to: Option<PackedFormat>) -> Result<MatrixSource<'a>, GpuError> {
         let packed = match to {
             None => PackedFormat::of(matrix.format, matrix.length)?,
             Some(packed) => packed.for_rows(matrix.length)?,
         };
-        Ok(Source { matrix, packed })
+        Ok(MatrixSource { matrix, packed_format: packed })
     }
 
     /// Returns the bytes of a row after conversion.
     pub(crate) fn row_bytes(&self) -> usize {
-        if self.packed.is_by_row() {
-            self.packed.texels(self.matrix.length as u32) as usize * 16
+        if self.packed_format.is_by_row() {
+            self.packed_format.texels(self.matrix.length as u32) as usize * 16
         } else {
             self.matrix.row_bytes()
         }
@@ -86,7 +86,7 @@ impl<'a> Source<'a> {
     /// Returns the bytes of some rows for the upload. For formats with one scale per row, appends these to `scales`.
     pub(crate) fn rows(&self, rows: Range<usize>, scales: &mut Vec<f32>) -> Result<Cow<'a, [u8]>, GpuError> {
         let bytes = self.matrix.row_bytes();
-        if !self.packed.is_by_row() {
+        if !self.packed_format.is_by_row() {
             return Ok(Cow::Borrowed(&self.matrix.bytes[rows.start * bytes..rows.end * bytes]));
         }
         let mut values = vec![0.0; self.matrix.length];
@@ -95,13 +95,13 @@ impl<'a> Source<'a> {
             dequantise(self.matrix.format, self.matrix.row(row), &mut values)
                 .map_err(|error| error.to_string())
                 .map_err(|why| GpuError::Failed { what: "the conversion of weights".into(), why })?;
-            scales.push(quantise_row(self.packed, &values, &mut all));
+            scales.push(quantise_row(self.packed_format, &values, &mut all));
         }
         Ok(Cow::Owned(all))
     }
 }
 
-/// Quantises a row: appends its codes to `out`, in texel order, and returns its scale. The scale is NaN if a weight
+/// Quantises a row: appends its quants to `out`, in texel order, and returns its scale. The scale is NaN if a weight
 /// is not finite.
 pub fn quantise_row(packed: PackedFormat, row: &[f32], out: &mut Vec<u8>) -> f32 {
     let larger =
@@ -110,14 +110,14 @@ pub fn quantise_row(packed: PackedFormat, row: &[f32], out: &mut Vec<u8>) -> f32
     let max = if packed == PackedFormat::Row4 { 7.0 } else { 127.0 };
     // Below this limit the inverse is not finite.
     let inverse = if largest > max / f32::MAX { max / largest } else { 0.0 };
-    let code = |weight: f32| (weight * inverse).round_ties_even() as i8;
+    let quant = |weight: f32| (weight * inverse).round_ties_even() as i8;
     if packed == PackedFormat::Row4 {
         for unit in row.chunks_exact(32) {
-            let nibble = |weight: f32| (code(weight) + 8) as u8;
+            let nibble = |weight: f32| (quant(weight) + 8) as u8;
             out.extend((0..16).map(|at| nibble(unit[at]) | (nibble(unit[at + 16]) << 4)));
         }
     } else {
-        out.extend(row.iter().map(|&weight| code(weight) as u8));
+        out.extend(row.iter().map(|&weight| quant(weight) as u8));
     }
     if largest.is_finite() { largest / max } else { f32::NAN }
 }
@@ -127,16 +127,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_and_scales_of_a_small_row() {
+    fn quants_and_scales_of_a_small_row() {
         let mut row = [0.0f32; 32];
         (row[0], row[1], row[17], row[31]) = (3.5, -7.0, 1.0, 0.4);
         let mut eight = Vec::new();
         let scale = quantise_row(PackedFormat::Row8, &row, &mut eight);
-        // One code is 7 / 127: 3.5 is 63.5 codes, a tie, which is rounded to the even code.
+        // One quant is 7 / 127: 3.5 is 63.5 quants, a tie, which is rounded to the even quant.
         assert_eq!((scale, eight.len()), (7.0 / 127.0, 32));
-        assert_eq!([eight[0], eight[1], eight[17], eight[31]].map(|code| code as i8), [64, -127, 18, 7]);
+        assert_eq!([eight[0], eight[1], eight[17], eight[31]].map(|quant| quant as i8), [64, -127, 18, 7]);
         let mut four = Vec::new();
-        // One code is 7 / 7: 3.5 is a tie, rounded to 4. Byte j has weights j and j + 16, with an offset of 8: c and
+        // One quant is 7 / 7: 3.5 is a tie, rounded to 4. Byte j has weights j and j + 16, with an offset of 8: c and
         // 8.
         assert_eq!(quantise_row(PackedFormat::Row4, &row, &mut four), 1.0);
         assert_eq!(four.len(), 16);
@@ -150,14 +150,14 @@ mod tests {
             row[7] = value;
             assert!(quantise_row(PackedFormat::Row8, &row, &mut Vec::new()).is_nan(), "{value}");
         }
-        let mut codes = Vec::new();
-        assert_eq!(quantise_row(PackedFormat::Row8, &[0.0; 32], &mut codes), 0.0);
-        assert!(codes.iter().all(|&code| code == 0));
+        let mut quants = Vec::new();
+        assert_eq!(quantise_row(PackedFormat::Row8, &[0.0; 32], &mut quants), 0.0);
+        assert!(quants.iter().all(|&quant| quant == 0));
     }
 
     #[test]
     fn mixed_has_eight_bits_in_attention_and_four_elsewhere() {
-        use graph::Matrix::{Down, Gate, Query, Value};
+        use graph::LayerMatrix::{Down, Gate, Query, Value};
         assert_eq!(
             [Query, Value].map(|matrix| Conversion::Mixed.layer_format(matrix)),
             [Some(PackedFormat::Row8); 2]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use hearth_kernels::Matrix;
 use hearth_profiles::model::ModelShape;
-use hearth_runtime::{CacheOptions, Progress, Weights};
+use hearth_runtime::{CacheOptions, UploadProgress, Weights};
 
 use crate::conversion::Conversion;
 use crate::device::{Gpu, Launch, Params, Tensor};
@@ -32,17 +32,17 @@ use weights::{GpuLayer, OutputMatrix};
 /// little. source: assumed
 const BATCH_TOKENS: u32 = 128;
 
-/// How the weights of a model are stored on the GPU.
+/// The tiling and the conversion with which the weights of a model are uploaded to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Upload {
+pub struct UploadOptions {
     /// The distribution of the work of a matmul over threads, and the weight layout that it needs.
     pub tiling: Tiling,
     pub conversion: Conversion,
 }
 
-impl From<Tiling> for Upload {
-    fn from(tiling: Tiling) -> Upload {
-        Upload { tiling, conversion: Conversion::None }
+impl From<Tiling> for UploadOptions {
+    fn from(tiling: Tiling) -> UploadOptions {
+        UploadOptions { tiling, conversion: Conversion::None }
     }
 }
 
@@ -67,7 +67,7 @@ struct Buffers {
     hidden: Tensor,
     /// [batch, pairs] of cosine and sine.
     angles: Tensor,
-    /// The quantised inputs of a matmul: codes, scales, sums.
+    /// The quantised inputs of a matmul: quants, scales, sums.
     quantised: [Tensor; 3],
     /// The buffers that intermediate tensors share, the largest first.
     objects: Vec<Tensor>,
@@ -133,7 +133,7 @@ pub fn buffer_bytes(shape: &ModelShape) -> u64 {
     let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
     let max_length = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
     // Codes, scales and sums of quantised inputs.
-    greedy_by_size_improved(&records).total() + tokens * (max_length + max_length / 8 + max_length / 4)
+    greedy_by_size_improved(&records).total_size() + tokens * (max_length + max_length / 8 + max_length / 4)
 }
 
 impl GpuLayers {
@@ -145,8 +145,8 @@ impl GpuLayers {
         layers: impl IntoIterator<Item = u32>,
         output: bool,
         options: CacheOptions,
-        upload: Upload,
-        progress: &Progress,
+        upload: UploadOptions,
+        progress: &UploadProgress,
     ) -> Result<GpuLayers, GpuError> {
         weights::check(model.shape(), model.hyperparameters())?;
         let layers: Vec<u32> = layers.into_iter().collect();
@@ -242,12 +242,6 @@ impl GpuLayers {
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
     }
 
-    /// Returns the number of kernel launches in these layers for one token, and for a batch.
-    pub fn launches(&mut self, layers: Range<u32>) -> Result<[usize; 2], GpuError> {
-        let launches = self.assemble(layers)?;
-        Ok([launches.decode.len(), launches.steps(BATCH_TOKENS).len()])
-    }
-
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
@@ -261,7 +255,7 @@ impl GpuLayers {
         let decode = self.steps(layers.clone(), Phase::Decode, self.tiling)?;
         let mut prefill = Vec::new();
         for tiling in self.tiling.for_batch_sizes() {
-            prefill.push((tiling.tile(), self.steps(layers.clone(), Phase::Prefill, tiling)?));
+            prefill.push((tiling.tokens_per_tile(), self.steps(layers.clone(), Phase::Prefill, tiling)?));
         }
         Ok(RangeLaunches { decode, prefill })
     }

@@ -20,7 +20,7 @@ pub mod memory;
 pub mod tuning;
 pub mod virtual_tensor;
 
-pub use backend::{WarningSink, accelerator};
+pub use backend::{WarningSink, backend_factory};
 pub use conversion::Conversion;
 pub use device::{AdapterInfo, Capabilities, CapabilityMask, Gpu, adapters};
 pub use error::GpuError;

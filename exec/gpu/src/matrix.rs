@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use hearth_kernels::Matrix;
 
-use crate::conversion::Source;
+use crate::conversion::MatrixSource;
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
@@ -23,7 +23,7 @@ const CHUNK_BYTES: usize = 16 << 20;
 /// A weight matrix in GPU memory.
 #[derive(Debug, Clone)]
 pub struct GpuMatrix {
-    pub packed: PackedFormat,
+    pub packed_format: PackedFormat,
     /// Number of inputs: the length of a row.
     pub length: u32,
     /// Number of outputs.
@@ -59,8 +59,8 @@ impl GpuMatrix {
         tiling: Tiling,
         report: &mut dyn FnMut(u64),
     ) -> Result<GpuMatrix, GpuError> {
-        let source = Source::new(matrix, to)?;
-        let packed = source.packed;
+        let source = MatrixSource::new(matrix, to)?;
+        let packed = source.packed_format;
         if !matrix.rows.is_multiple_of(4) {
             let what = "the number of rows of a matrix";
             return Err(GpuError::Dimension { what, found: matrix.rows, need: "a multiple of 4" });
@@ -78,7 +78,7 @@ impl GpuMatrix {
                 what: format!("{group_rows} rows of {row_bytes} bytes each in one buffer"),
             });
         }
-        let mut uploaded = GpuMatrix { packed, length, rows, parts: Vec::new(), tiling };
+        let mut uploaded = GpuMatrix { packed_format: packed, length, rows, parts: Vec::new(), tiling };
         let mut first_row = 0;
         while first_row < rows {
             let part_rows = max_rows.min(rows - first_row);
@@ -98,12 +98,12 @@ impl GpuMatrix {
     fn upload_part(
         &self,
         gpu: &Gpu,
-        source: &Source<'_>,
+        source: &MatrixSource<'_>,
         of: Range<u32>,
         report: &mut dyn FnMut(u64),
     ) -> Result<MatrixPart, GpuError> {
         let (first_row, rows) = (of.start, of.end - of.start);
-        let (packed, length, order) = (self.packed, self.length, self.tiling.order);
+        let (packed, length, order) = (self.packed_format, self.length, self.tiling.order);
         let slices = self.tiling.slices;
         let row_bytes = source.row_bytes();
         let shape = MatmulKernel { rows, ..self.matmul_kernel() }.shape()?;
@@ -163,7 +163,7 @@ impl GpuMatrix {
         let tokens = input.len() as u32 / length;
         let (params, x) = (gpu.params()?, gpu.upload("inputs", input)?);
         gpu.write(&params, &[Params::pass(tokens, 0)])?;
-        let granularity = self.packed.inputs();
+        let granularity = self.packed_format.input_granularity();
         let blocks = granularity
             .filter(|_| integers)
             .map_or(1, |granularity| length / granularity.block_length(length));
@@ -172,25 +172,32 @@ impl GpuMatrix {
         let mut inputs = vec![x];
         if let Some(granularity) = granularity.filter(|_| phase == Phase::Prefill) {
             let scales = elements / u64::from(granularity.block_length(length)) * 4;
-            let [codes, scales, sums] = [
-                gpu.zeros("codes", elements)?,
+            let [quants, scales, sums] = [
+                gpu.zeros("quants", elements)?,
                 gpu.zeros("scales", scales)?,
                 gpu.zeros("sums", elements / 16 * 4)?,
             ];
             let text = quantise::kernel(length, granularity, Storage::Linear);
-            let tensors = [&params, &inputs[0], &codes, &scales, &sums];
+            let tensors = [&params, &inputs[0], &quants, &scales, &sums];
             launches.push(gpu.launch(
                 "quantise",
                 &text,
                 &tensors,
                 quantise::workgroup_count(length, granularity, tokens),
             )?);
-            inputs = vec![codes, scales, sums];
+            inputs = vec![quants, scales, sums];
         }
         for part in &self.parts {
             let (rows, first_row) = (part.rows, part.first_row);
             let variant = Variant::of(gpu.capabilities());
-            let kernel = MatmulKernel { rows, first_row, phase, variant, integers, ..self.matmul_kernel() };
+            let kernel = MatmulKernel {
+                rows,
+                first_row,
+                phase,
+                variant,
+                writes_integers: integers,
+                ..self.matmul_kernel()
+            };
             let mut tensors = vec![&params, &part.texels];
             tensors.extend(&part.scales);
             tensors.extend(&inputs);
@@ -208,19 +215,19 @@ impl GpuMatrix {
     /// Returns the decode kernel of this matrix without optional device capabilities, bias, activation or gate.
     pub fn matmul_kernel(&self) -> MatmulKernel {
         MatmulKernel {
-            packed: self.packed,
+            packed_format: self.packed_format,
             length: self.length,
             rows: self.rows,
             first_row: 0,
-            all_rows: self.rows,
+            total_rows: self.rows,
             phase: Phase::Decode,
             tiling: self.tiling,
-            variant: Variant { packed_dot: false, lanes: None, half: false },
+            variant: Variant { packed_dot: false, min_subgroup_size: None, shader_f16: false },
             storage: Storage::Linear,
-            bias: false,
+            has_bias: false,
             activation: None,
-            multiplies: false,
-            integers: false,
+            multiplies_by_gate: false,
+            writes_integers: false,
         }
     }
 }

@@ -15,7 +15,7 @@ use std::cell::RefCell;
 use hearth_kernels::{KernelFormat, Matrix};
 use hearth_profiles::device::{Gpu as Profile, GpuKind, Transfer};
 use hearth_profiles::measure::Effort;
-use hearth_profiles::measure::sampling::{duration, rate};
+use hearth_profiles::measure::sampling::{measure_duration, measure_rate};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds, Sourced};
 
 use crate::device::{Gpu, Launch, Params};
@@ -80,14 +80,15 @@ pub fn measure(
     buffers: Sourced<Bytes>,
     effort: &Effort,
 ) -> Result<Profile, GpuError> {
-    let all: Vec<KernelFormat> = PackedFormat::ALL.into_iter().filter_map(PackedFormat::stored).collect();
+    let all: Vec<KernelFormat> =
+        PackedFormat::ALL.into_iter().filter_map(PackedFormat::file_format).collect();
     let mut wanted: Vec<KernelFormat> =
         all.iter().copied().filter(|stored| formats.contains(&stored.format())).collect();
     if wanted.is_empty() {
         wanted = all;
     }
     let [mut matvec, mut matmul] = [Vec::new(), Vec::new()];
-    let max = (memory.value.0 / MEMORY_DIVISOR).min(effort.buffer.0);
+    let max = (memory.value.0 / MEMORY_DIVISOR).min(effort.buffer_size.0);
     for stored in wanted {
         let matrices = random_matrices(gpu, stored, tiling, max.min(MATRICES_BYTES))?;
         let format = stored.format();
@@ -100,7 +101,7 @@ pub fn measure(
     let long = LONG_COPY_BYTES.min(gpu.capabilities().max_binding_bytes / 2);
     let read = max.min(gpu.capabilities().max_binding_bytes).min(gpu.capabilities().max_buffer_bytes);
     Ok(Profile {
-        kind: gpu_kind(&info.interface)?,
+        kind: gpu_kind(&info.api)?,
         name: info.name.clone(),
         unified_memory: matches!(info.kind, "integrated" | "software"),
         matvec: matvec.into_iter().collect(),
@@ -116,8 +117,8 @@ pub fn measure(
 }
 
 /// Returns the kind of a GPU in a device document, by its graphics API.
-fn gpu_kind(interface: &str) -> Result<GpuKind, GpuError> {
-    match interface.to_ascii_lowercase().as_str() {
+fn gpu_kind(api: &str) -> Result<GpuKind, GpuError> {
+    match api.to_ascii_lowercase().as_str() {
         "vulkan" => Ok(GpuKind::Vulkan),
         "metal" => Ok(GpuKind::Metal),
         "dx12" => Ok(GpuKind::Dx12),
@@ -165,7 +166,7 @@ fn matmul_speed(
     let weight_count = |matrix: &GpuMatrix| f64::from(matrix.rows) * f64::from(matrix.length);
     let work = 2.0 * matrices.iter().map(weight_count).sum::<f64>() * f64::from(tokens);
     let error = SamplingError::default();
-    let rates = rate(effort, || {
+    let rates = measure_rate(effort, || {
         error.record(gpu.submit(&launches).and_then(|()| gpu.wait("a matmul")));
         work
     });
@@ -194,7 +195,7 @@ fn read_bandwidth(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<Byte
     gpu.submit([&fill])?;
     gpu.wait("filling a buffer")?;
     let error = SamplingError::default();
-    let rates = rate(effort, || {
+    let rates = measure_rate(effort, || {
         let all = std::iter::repeat_n(&read, READS_PER_SUBMISSION);
         error.record(gpu.submit(all).and_then(|()| gpu.wait("reading a buffer")));
         (bytes * READS_PER_SUBMISSION as u64) as f64
@@ -275,11 +276,11 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
     effort: &Effort,
 ) -> Result<Transfer, GpuError> {
     let (error, copy, short) = (SamplingError::default(), copier(long)?, copier(SHORT_COPY_BYTES)?);
-    let rates = rate(effort, || {
+    let rates = measure_rate(effort, || {
         error.record(copy());
         long as f64
     });
-    let times = duration(effort, || {
+    let times = measure_duration(effort, || {
         error.record(short());
     });
     error.result()?;
@@ -294,7 +295,7 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
 fn window_overhead(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
     let (launch, tensor) = (copy_launch(gpu, 256)?, gpu.zeros("a row", 256)?);
     let error = SamplingError::default();
-    let times = duration(effort, || {
+    let times = measure_duration(effort, || {
         let pass = || {
             gpu.write(&tensor, &[0u8; 256])?;
             gpu.submit([&launch])?;

@@ -107,7 +107,7 @@ fn parse_line(line: &str) -> Option<(String, Tiling)> {
     Some((words.next()?.to_owned(), tiling))
 }
 
-/// Workgroup memory of the decode kernel for each thread, in bytes: two texels of codes, two sums, a scale, the
+/// Workgroup memory of the decode kernel for each thread, in bytes: two texels of quants, two sums, a scale, the
 /// largest value, and a partial result.
 const BYTES_PER_THREAD: u32 = 2 * 16 + 2 * 4 + 4 + 4 + 16;
 
@@ -199,7 +199,7 @@ mod tests {
         Capabilities {
             packed_dot: false,
             subgroups: None,
-            half: false,
+            shader_f16: false,
             timestamps: false,
             max_binding_bytes: 1 << 27,
             max_buffer_bytes: 1 << 28,

@@ -28,7 +28,7 @@ impl Native {
     /// All sets, the fastest last.
     pub(super) const ALL: [Native; 3] = [Native::Neon, Native::Dotprod, Native::I8mm];
 
-    pub(super) fn present(self) -> bool {
+    pub(super) fn is_available(self) -> bool {
         let dotprod = is_aarch64_feature_detected!("dotprod");
         is_aarch64_feature_detected!("neon")
             && match self {

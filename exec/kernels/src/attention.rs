@@ -11,9 +11,9 @@ use half::f16;
 use super::elementwise::{soft_cap, softmax};
 use super::{InstructionSet, Set, dot};
 
-/// The cached keys or values of one head, [positions, length].
+/// The cached keys, or the cached values, of one head: [positions, length].
 #[derive(Debug, Clone, Copy)]
-pub enum Rows<'a> {
+pub enum CachedRows<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
 }
@@ -21,10 +21,10 @@ pub enum Rows<'a> {
 /// The scaling of attention scores before the softmax.
 #[derive(Clone, Copy)]
 pub struct Scoring {
-    /// The factor of the dot products.
+    /// The factor by which dot products are multiplied.
     pub scale: f32,
     /// The bound c of the soft cap `c tanh(score / c)`, if the model has one.
-    pub cap: Option<f32>,
+    pub soft_cap: Option<f32>,
 }
 
 /// Computes the attention output of one query head over the given positions; `scores` is scratch space.
@@ -32,22 +32,22 @@ pub fn attend(
     instructions: InstructionSet,
     query: &[f32], // [key_length]
     scoring: Scoring,
-    keys: Rows<'_>,     // [positions, key_length]
-    values: Rows<'_>,   // [positions, value_length]
-    scores: &mut [f32], // [positions]
-    out: &mut [f32],    // [value_length]
+    keys: CachedRows<'_>,   // [positions, key_length]
+    values: CachedRows<'_>, // [positions, value_length]
+    scores: &mut [f32],     // [positions]
+    out: &mut [f32],        // [value_length]
 ) {
     match keys {
-        Rows::F32(keys) => scores_f32(instructions, query, scoring.scale, keys, scores),
-        Rows::F16(keys) => scores_f16(instructions, query, scoring.scale, keys, scores),
+        CachedRows::F32(keys) => scores_f32(instructions, query, scoring.scale, keys, scores),
+        CachedRows::F16(keys) => scores_f16(instructions, query, scoring.scale, keys, scores),
     }
-    if let Some(cap) = scoring.cap {
+    if let Some(cap) = scoring.soft_cap {
         soft_cap(instructions, scores, cap);
     }
     softmax(instructions, scores);
     match values {
-        Rows::F32(values) => sum_values_f32(instructions, scores, values, out),
-        Rows::F16(values) => sum_values_f16(instructions, scores, values, out),
+        CachedRows::F32(values) => sum_values_f32(instructions, scores, values, out),
+        CachedRows::F16(values) => sum_values_f16(instructions, scores, values, out),
     }
 }
 
@@ -180,12 +180,12 @@ mod tests {
             let (half_keys, half_values) = (half(&keys), half(&values));
             let bits = |instructions| {
                 let (keys, values) = if halves {
-                    (Rows::F16(&half_keys), Rows::F16(&half_values))
+                    (CachedRows::F16(&half_keys), CachedRows::F16(&half_values))
                 } else {
-                    (Rows::F32(&keys), Rows::F32(&values))
+                    (CachedRows::F32(&keys), CachedRows::F32(&values))
                 };
                 let (mut scores, mut out) = (vec![0.0; positions], vec![0.0; value_length]);
-                let scoring = Scoring { scale: 0.3, cap: (seed % 2 == 0).then_some(5.0) };
+                let scoring = Scoring { scale: 0.3, soft_cap: (seed % 2 == 0).then_some(5.0) };
                 attend(instructions, &query, scoring, keys, values, &mut scores, &mut out);
                 out.iter().map(|number| number.to_bits()).collect::<Vec<u32>>()
             };

@@ -209,13 +209,13 @@ impl InstructionSet {
 
     /// Returns the fastest set that this processor supports.
     pub fn detect() -> InstructionSet {
-        let best = Native::ALL.into_iter().rev().find(|native| native.present());
+        let best = Native::ALL.into_iter().rev().find(|native| native.is_available());
         best.map_or(InstructionSet::SCALAR, |native| InstructionSet(Set::Native(native)))
     }
 
     /// Returns all sets that this processor supports, the fastest last.
     pub fn available() -> Vec<InstructionSet> {
-        let native = Native::ALL.into_iter().filter(|native| native.present());
+        let native = Native::ALL.into_iter().filter(|native| native.is_available());
         let native = native.map(|native| InstructionSet(Set::Native(native)));
         std::iter::once(InstructionSet::SCALAR).chain(native).collect()
     }

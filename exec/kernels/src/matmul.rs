@@ -107,7 +107,7 @@ pub unsafe fn matmul_rows(
 ) {
     assert!(first + count <= matrix.rows && matrix.rows == out.rows, "rows must be inside the matrix");
     assert!(input.length() == matrix.length && input.tokens() == out.tokens, "the input must fit the matrix");
-    let task = MatmulTask { matrix, first, count, input, out };
+    let task = MatmulTask { matrix, first_row: first, row_count: count, input, out };
     match instructions.set() {
         Set::Scalar => matmul_scalar(task),
         // SAFETY: by the caller's contract; a `Native` value exists only if the processor has the instructions.
@@ -119,8 +119,8 @@ pub unsafe fn matmul_rows(
 #[derive(Clone, Copy)]
 pub(crate) struct MatmulTask<'a> {
     pub(crate) matrix: Matrix<'a>,
-    pub(crate) first: usize,
-    pub(crate) count: usize,
+    pub(crate) first_row: usize,
+    pub(crate) row_count: usize,
     pub(crate) input: &'a Activations,
     pub(crate) out: MatmulOutput<'a>,
 }
@@ -134,7 +134,7 @@ macro_rules! dot_tiles {
         let mut token = 0;
         while token + 4 <= tokens {
             let rows = std::array::from_fn(|t| $task.input.$view(token + t));
-            for row in $task.first..$task.first + $task.count {
+            for row in $task.first_row..$task.first_row + $task.row_count {
                 let dots: [f32; 4] = $dot($task.matrix.row(row), &rows);
                 for (t, dot) in dots.into_iter().enumerate() {
                     // SAFETY: `matmul_rows` has checked the ranges; the rest is its caller's contract.
@@ -145,7 +145,7 @@ macro_rules! dot_tiles {
         }
         for token in token..tokens {
             let rows = [$task.input.$view(token)];
-            for row in $task.first..$task.first + $task.count {
+            for row in $task.first_row..$task.first_row + $task.row_count {
                 let [dot]: [f32; 1] = $dot($task.matrix.row(row), &rows);
                 // SAFETY: `matmul_rows` has checked the ranges; the rest is its caller's contract.
                 unsafe { $task.out.set(token, row, dot) };
@@ -159,7 +159,7 @@ pub(super) use dot_tiles;
 
 fn matmul_scalar(task: MatmulTask<'_>) {
     for token in 0..task.input.tokens() {
-        for row in task.first..task.first + task.count {
+        for row in task.first_row..task.first_row + task.row_count {
             let dot = scalar_dot(task.matrix.format, task.matrix.row(row), task.input, token);
             // SAFETY: `matmul_rows` has checked the ranges; the rest is its caller's contract.
             unsafe { task.out.set(token, row, dot) };

@@ -113,7 +113,7 @@ impl Panel {
 
 /// Returns the blocks of the sixteen rows from `first` on; rows beyond the end of the task are empty.
 fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B]; ROWS] {
-    let end = task.first + task.count;
+    let end = task.first_row + task.row_count;
     std::array::from_fn(|at| if first + at < end { blocks::blocks(task.matrix.row(first + at)) } else { &[] })
 }
 
@@ -220,7 +220,7 @@ macro_rules! multiply_rows {
         ) {
             let Workspace { panel, sums } = workspace;
             let blocks = task.matrix.length / $length;
-            for first in (task.first..task.first + task.count).step_by(ROWS) {
+            for first in (task.first_row..task.first_row + task.row_count).step_by(ROWS) {
                 let rows = rows_of::<B>(&task, first);
                 sums.clear();
                 sums.resize(task.input.tokens(), [0.0; ROWS]);
@@ -257,7 +257,7 @@ multiply_rows! {
 /// # Safety
 /// No other thread writes these rows.
 unsafe fn write_sums(task: &MatmulTask<'_>, first: usize, sums: &[[f32; ROWS]]) {
-    let width = ROWS.min(task.first + task.count - first);
+    let width = ROWS.min(task.first_row + task.row_count - first);
     for (token, sums) in sums.iter().enumerate() {
         // SAFETY: the rows belong to the task; the rest is the caller's promise.
         unsafe {

@@ -11,7 +11,7 @@ pub(crate) enum Native {}
 impl Native {
     pub(super) const ALL: [Native; 0] = [];
 
-    pub(super) fn present(self) -> bool {
+    pub(super) fn is_available(self) -> bool {
         match self {}
     }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::blocks::Scaled;
+use super::blocks::ScaledBlock;
 use super::matmul::{MatmulOutput, Matrix, matmul_rows, scalar_dot};
 use super::*;
 
@@ -84,7 +84,7 @@ fn rounded_input(format: KernelFormat, input: &Activations, token: usize) -> Vec
 
 /// Returns the minimum that belongs to the weight at `at`; zero for formats without minima.
 fn minimum(format: KernelFormat, row: &[u8], at: usize) -> f32 {
-    fn block<B: Scaled>(row: &[u8], at: usize) -> &B {
+    fn block<B: ScaledBlock>(row: &[u8], at: usize) -> &B {
         &blocks::blocks(row)[at]
     }
     let of_eight = |block_minimum: f32, (_, minima): (u64, u64)| {

@@ -20,7 +20,7 @@ impl Native {
     /// All sets, the fastest last.
     pub(super) const ALL: [Native; 2] = [Native::Avx2, Native::Avx512];
 
-    pub(super) fn present(self) -> bool {
+    pub(super) fn is_available(self) -> bool {
         let avx2 = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");

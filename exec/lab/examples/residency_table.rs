@@ -84,7 +84,7 @@ mod table {
         let scratch = options.model.parent().map(Path::to_path_buf).unwrap_or_default();
         let weights = Weights::open(&options.model)?;
         let layers = weights.shape().layers.0;
-        let extents = [weights.layers_extents(0..layers), weights.head_extents()].concat();
+        let extents = [weights.layers_extents(0..layers), weights.output_extents()].concat();
         let touched: u64 = extents.iter().map(|extent| extent.length).sum();
         let file: u64 =
             weights.parts().iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();

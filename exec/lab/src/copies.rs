@@ -79,7 +79,7 @@ pub fn drop_cache(path: &Path) -> Result<(), LabError> {
 pub fn resident_bytes(path: &Path) -> u64 {
     let Ok(file) = File::open(path) else { return 0 };
     // SAFETY: only the residency of the mapping is queried; it is never read, so changes of the file do no harm.
-    unsafe { memmap2::Mmap::map(&file) }.map_or(0, |map| hearth_runtime::pages::resident(&map))
+    unsafe { memmap2::Mmap::map(&file) }.map_or(0, |map| hearth_runtime::pages::resident_bytes(&map))
 }
 
 /// Returns the folder under `scratch` for the copies of this process.

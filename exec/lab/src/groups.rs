@@ -182,10 +182,10 @@ impl Group {
         limits.cpu.map_or(Ok(()), |cpu| self.set_cpu_quota(Some(cpu)))
     }
 
-    /// Sets the quota of processor time, or removes it. Does nothing for a group that was created without a quota.
+    /// Sets the processor limit, or removes it. Does nothing for a group that was created without a processor limit.
     pub fn set_cpu_quota(&self, processors: Option<f64>) -> Result<(), LabError> {
         let Some(folder) = &self.cpu else { return Ok(()) };
-        let period = (quota::PERIOD.0 * 1e6).round() as u64;
+        let period = (quota::EMULATION_PERIOD.0 * 1e6).round() as u64;
         let quota = processors.map(|processors| (processors * period as f64).round() as u64);
         if self.version == Version::Two {
             let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
@@ -220,9 +220,9 @@ impl Group {
         self.folders().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
-    /// Returns the bytes that the members read from the disk, by the counter of the throttle.
+    /// Returns the bytes that the members have read from the disk, by the throttle counter.
     pub fn bytes_read(&self) -> Option<u64> {
-        self.throttle_counter().bytes()
+        self.throttle_counter().bytes_read()
     }
 
     /// Returns the counter of the bytes that pass the disk throttle.
@@ -254,7 +254,7 @@ pub struct ThrottleCounter {
 
 impl ThrottleCounter {
     /// Returns the bytes read so far.
-    pub fn bytes(&self) -> Option<u64> {
+    pub fn bytes_read(&self) -> Option<u64> {
         let text = fs::read_to_string(&self.file).ok()?;
         let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.disk_device)));
         if self.version == Version::One {
@@ -351,7 +351,7 @@ mod tests {
         fs::write(group.memory.join("memory.current"), "1000\n").unwrap();
         fs::write(group.memory.join("memory.stat"), "anon 5\nfile 9\ninactive_file 600\nactive_file 100\n")
             .unwrap();
-        assert_eq!(group.memory().unreclaimable(), Some(300));
+        assert_eq!(group.memory().unreclaimable_bytes(), Some(300));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The lab: emulates the devices of a scenario as processes on one Linux machine.
 //!
 //! Each device of a scenario is a process in its own control groups, which limit its memory, disk reads and processor
-//! time ([`groups`]). Each has its own copy of the model, because page cache is charged to the control group that
-//! first accesses a page. All changes to the machine are undone at the end, or by the next lab after a crash.
+//! time ([`groups`]). Each device has its own copy of the model, because page cache is charged to the control group
+//! that first accesses a page. All changes to the machine are undone at the end, or by the next lab after a crash.
 //!
-//! Not here: plan, prediction and comparison, which belong to the command line.
+//! Not here: the plan, the prediction, and their comparison with the run, which belong to the command line.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 #![cfg(target_os = "linux")]
@@ -19,7 +19,7 @@ pub use copies::ModelCopies;
 pub use groups::{DeviceLimits, Group, Groups, ThrottleCounter};
 pub use limited::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
-pub use process::{Child, Placement, ProcessStopper, processors};
+pub use process::{DeviceProcess, Placement, ProcessStopper, processors};
 
 /// Prefix of the names of all groups and folders that a lab creates, followed by the ID of its process.
 const PREFIX: &str = "hearth-lab-";

@@ -127,9 +127,10 @@ pub struct LimitedCommand {
 /// The resource usage of a command.
 #[derive(Debug, Clone, Serialize)]
 pub struct CommandUsage {
-    /// Duration in seconds.
+    /// Duration of the command in seconds.
     pub seconds: f64,
-    /// Bytes of its files that were in memory when it started, although they had been dropped.
+    /// Bytes of its files that were in memory when it started, although the files had been dropped from the page
+    /// cache.
     pub resident_before: u64,
     /// Bytes read from the disk, by the counter of the throttle; absent without a throttle.
     pub bytes_read: Option<u64>,
@@ -185,7 +186,7 @@ impl LimitedCommand {
             resident_before,
             bytes_read: bytes_read.filter(|_| self.limits.disk_read.is_some()),
             peak_unreclaimable: peak,
-            refaults: memory.refaults().unwrap_or(0),
+            refaults: memory.refaulted_bytes().unwrap_or(0),
             oom_kills: memory.oom_kills().unwrap_or(0),
             output: output.and_then(|thread| thread.join().ok()).unwrap_or_default(),
             status,
@@ -196,11 +197,11 @@ impl LimitedCommand {
 }
 
 /// Samples the memory of a group until the process exits. Kills it at `deadline`, in nanoseconds of the clock.
-/// Returns its status, if it exited itself, and the maximum of the unreclaimable bytes.
+/// Returns its exit status, unless it was killed, and the maximum of the unreclaimable bytes.
 fn watch(process: &mut std::process::Child, group: &Group, deadline: u64) -> (Option<ExitStatus>, u64) {
     let mut peak = 0;
     loop {
-        peak = peak.max(group.memory().unreclaimable().unwrap_or(0));
+        peak = peak.max(group.memory().unreclaimable_bytes().unwrap_or(0));
         match process.try_wait() {
             Ok(None) if wall_nanos() < deadline => std::thread::sleep(POLL_INTERVAL),
             Ok(Some(status)) => return (Some(status), peak),

@@ -4,7 +4,7 @@
 //! two counters are independent, so that one can be checked against the other. A thread samples the throttle counters
 //! frequently. This process records the time of each token, which relates its clock to that of the trace. The
 //! throttle counters are then interpolated at the times of the trace's readings, so that both counters cover the same
-//! interval. (A device that reads ahead continues to read after it has sent its activations.)
+//! interval. This matters because a device that reads ahead continues to read after it has sent its activations.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,15 +21,14 @@ use super::{Group, ThrottleCounter};
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::memory::GroupMemory;
 
-/// Maximum relative difference between the two counters without a warning.
-pub const TOLERANCE: f64 = 0.05;
-/// Minimum difference in bytes per token for a warning: in smaller ones, pages of the program itself are a large
-/// share.
+/// Maximum relative difference between the two counters for which there is no warning.
+pub const COUNTER_TOLERANCE: f64 = 0.05;
+/// Minimum difference in bytes per token for a warning: pages of the program itself are a large part of smaller
+/// differences.
 const MIN_COMPARED_BYTES: f64 = (1 << 20) as f64;
 /// The interval between two samples of the throttle counters. A sample costs some microseconds of CPU time.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// The minimum interval between two samples of the devices' memory, in nanoseconds. A peak that lasts longer is
-/// sampled.
+/// The minimum interval between two samples of the devices' memory, in nanoseconds. Shorter peaks may be missed.
 const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 
 /// A device whose counters are sampled.
@@ -38,8 +37,9 @@ pub struct WatchedDevice<'g> {
     pub name: String,
     /// Its control group, if it has one.
     pub group: Option<&'g Group>,
-    /// Whether the disk reads of its group are throttled; otherwise the kernel counts none.
-    pub throttled: bool,
+    /// Whether the disk reads of its group are throttled. Without a throttle, the kernel does not count the bytes
+    /// read.
+    pub is_throttled: bool,
     /// Bytes of its copy of the model that are in the page cache before the run.
     pub resident_before: u64,
 }
@@ -74,7 +74,7 @@ pub struct DeviceUsage {
     pub throttle_bytes_per_token: Option<f64>,
     /// Bytes read per token after the first, by the trace.
     pub trace_bytes_per_token: f64,
-    /// Maximum of the unreclaimable memory that was sampled after tokens, in bytes.
+    /// Maximum of the unreclaimable memory, which is sampled after tokens, in bytes.
     pub peak_unreclaimable: Option<u64>,
     /// Bytes of files that were reclaimed and read again during the run.
     pub refaults: Option<u64>,
@@ -89,11 +89,12 @@ impl<'g> Meter<'g> {
             let memory = device.group.map(Group::memory);
             let read =
                 |number: fn(&GroupMemory) -> Option<u64>| memory.as_ref().and_then(number).unwrap_or(0);
-            (read(GroupMemory::refaults), read(GroupMemory::oom_kills))
+            (read(GroupMemory::refaulted_bytes), read(GroupMemory::oom_kills))
         };
         let before = devices.iter().map(count).collect();
-        let throttle =
-            |device: &WatchedDevice| device.group.filter(|_| device.throttled).map(Group::throttle_counter);
+        let throttle = |device: &WatchedDevice| {
+            device.group.filter(|_| device.is_throttled).map(Group::throttle_counter)
+        };
         let sampler = Sampler::start(devices.iter().map(throttle).collect());
         let peaks = vec![0; devices.len()];
         Self { devices, before, peaks, next_memory_sample: 0, token_times: Vec::new(), sampler }
@@ -108,7 +109,7 @@ impl<'g> Meter<'g> {
         }
         self.next_memory_sample = now + MEMORY_INTERVAL_NS;
         for (device, peak) in self.devices.iter().zip(&mut self.peaks) {
-            let now = device.group.and_then(|group| group.memory().unreclaimable());
+            let now = device.group.and_then(|group| group.memory().unreclaimable_bytes());
             *peak = (*peak).max(now.unwrap_or(0));
         }
     }
@@ -137,10 +138,10 @@ impl<'g> Meter<'g> {
                 name: device.name.clone(),
                 memory_limit: memory.as_ref().and_then(GroupMemory::limit),
                 resident_before: device.resident_before,
-                throttle_bytes_per_token: throttle.filter(|_| device.throttled && memory.is_some()),
+                throttle_bytes_per_token: throttle.filter(|_| device.is_throttled && memory.is_some()),
                 trace_bytes_per_token: trace,
                 peak_unreclaimable: memory.as_ref().map(|_| self.peaks[place]),
-                refaults: since(GroupMemory::refaults, self.before[place].0),
+                refaults: since(GroupMemory::refaulted_bytes, self.before[place].0),
                 oom_kills: since(GroupMemory::oom_kills, self.before[place].1),
             });
         }
@@ -153,7 +154,7 @@ impl DeviceUsage {
     pub fn counter_difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
         let apart = (trace - throttle).abs();
-        let differs = apart > TOLERANCE * throttle.max(trace) && apart > MIN_COMPARED_BYTES;
+        let differs = apart > COUNTER_TOLERANCE * throttle.max(trace) && apart > MIN_COMPARED_BYTES;
         differs.then(|| trace / throttle.max(1.0) - 1.0)
     }
 }
@@ -207,7 +208,7 @@ impl Sampler {
         let thread = std::thread::spawn(move || {
             while any && !stopped.load(Ordering::Relaxed) {
                 let bytes = |throttle: &Option<ThrottleCounter>| {
-                    throttle.as_ref().and_then(ThrottleCounter::bytes).unwrap_or(0)
+                    throttle.as_ref().and_then(ThrottleCounter::bytes_read).unwrap_or(0)
                 };
                 let counts = throttles.iter().map(bytes).collect();
                 sample_sink.lock().unwrap_or_else(PoisonError::into_inner).push((wall_nanos(), counts));

@@ -13,17 +13,17 @@ use std::time::Duration;
 
 use super::{Group, LabError};
 
-/// The process of a device, which is killed when this is dropped.
+/// A process on a device, which is killed when this is dropped.
 #[derive(Debug)]
-pub struct Child {
+pub struct DeviceProcess {
     name: String,
     process: std::process::Child,
     lines: mpsc::Receiver<String>,
     errors: Option<std::thread::JoinHandle<String>>,
 }
 
-/// A handle that freezes the process of a device. It must only be used while the [`Child`] exists, because the
-/// process ID is reused later.
+/// A handle that freezes the process of a device. It must only be used while the [`DeviceProcess`] exists, because
+/// the process ID is reused later.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessStopper {
     process: u32,
@@ -41,7 +41,7 @@ impl ProcessStopper {
 const JOIN_SCRIPT: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
-/// Returns the indices of the processors on which this process may run.
+/// Returns the indices of the processors that this process is allowed to run on.
 pub fn processors() -> Vec<u32> {
     // SAFETY: the set is a plain bit mask, zero is a valid one, and the call only fills it.
     let allowed = unsafe {
@@ -81,7 +81,7 @@ fn set_affinity(command: &mut Command, processors: &[u32]) {
 pub struct Placement<'a> {
     /// The control group, if the device has one.
     pub group: Option<&'a Group>,
-    /// The processors on which it may run; empty for all.
+    /// The processors that it is allowed to run on; empty for all.
     pub processors: &'a [u32],
 }
 
@@ -93,14 +93,14 @@ pub(super) fn command_in_group(group: Option<&Group>, program: &Path, arguments:
     command
 }
 
-impl Child {
+impl DeviceProcess {
     /// Starts `program` with `arguments` in a control group and on the processors of `placement`.
     pub fn start(
         name: &str,
         placement: Placement,
         program: &Path,
         arguments: &[String],
-    ) -> Result<Child, LabError> {
+    ) -> Result<DeviceProcess, LabError> {
         let failed = |error: std::io::Error| LabError::Process {
             name: name.into(),
             what: "cannot be started",
@@ -129,7 +129,7 @@ impl Child {
                 text
             })
         });
-        Ok(Child { name: name.into(), process, lines, errors })
+        Ok(DeviceProcess { name: name.into(), process, lines, errors })
     }
 
     /// Returns a handle that can freeze the process while another thread reads its output.
@@ -173,7 +173,7 @@ impl Child {
         }
     }
 
-    /// Waits for the process to exit. Returns an error with its exit status and its standard error.
+    /// Waits for the process to exit, and returns an error with its exit status and its standard error.
     fn exit_error(&mut self, what: &'static str) -> LabError {
         let status = self.process.wait().map_or_else(|error| error.to_string(), describe);
         let printed = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
@@ -195,7 +195,7 @@ fn describe(status: ExitStatus) -> String {
     format!("{status}{hint}")
 }
 
-impl Drop for Child {
+impl Drop for DeviceProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

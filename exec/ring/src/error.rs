@@ -126,7 +126,7 @@ impl RingError {
             }
             RingError::Discovery { what, .. } | RingError::Plan { what, .. } => what.clone(),
             RingError::NoAddress { name } => format!("worker `{name}` has no address in the plan"),
-            RingError::CannotListen { address, reason } => format!("cannot listen at {address}: {reason}"),
+            RingError::CannotListen { address, reason } => format!("cannot listen on {address}: {reason}"),
             RingError::KeyRequired { address } => format!(
                 "{address} can be reached from other machines; without a key anybody there could use this device"
             ),
@@ -153,7 +153,7 @@ impl RingError {
     }
 
     /// Returns the file or folder that the error is about, if there is one.
-    pub fn place(&self) -> Option<&str> {
+    pub fn path(&self) -> Option<&str> {
         match self {
             RingError::FetchFolder { path, .. } => Some(path),
             _ => None,
@@ -173,7 +173,7 @@ impl RingError {
             RingError::CannotListen { .. } => {
                 "give HOST:PORT, for example 127.0.0.1:9001, with an address of this machine and a free port"
             }
-            RingError::KeyRequired { .. } => "listen at 127.0.0.1, or give every device the same --key",
+            RingError::KeyRequired { .. } => "listen on 127.0.0.1, or give every device the same --key",
             RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),
             RingError::ModelMismatch { .. } => "give it the model of the plan",
             RingError::Disconnected { .. } => "check its output and start it again",
@@ -195,8 +195,8 @@ impl RingError {
 impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what())?;
-        if let Some(place) = self.place() {
-            write!(f, " in {place}")?;
+        if let Some(path) = self.path() {
+            write!(f, " in {path}")?;
         }
         self.hint().map_or(Ok(()), |hint| write!(f, "; {hint}"))
     }

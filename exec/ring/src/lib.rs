@@ -18,8 +18,9 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{
-    CancelHandle, FailedRequest, Generated, GenerationRequest, OnFetch, OnReport, OnRunEvent, RecoveryPolicy,
-    Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions, plan_for_sequences,
+    CancelHandle, FailedRequest, GenerationRequest, GenerationResult, OnFetch, OnReport, OnRunEvent,
+    RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions,
+    plan_for_sequences,
 };
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedPaths, EmulatedTransport};

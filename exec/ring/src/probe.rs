@@ -100,11 +100,11 @@ pub fn measure_links(
                 None => measure_link(&TcpTransport, address, effort).await?,
             });
         }
-        Ok(Links { hop, peers })
+        Ok(Links { hop_times: hop, peers })
     })
 }
 
-/// Measures the link to a worker that listens at `address`.
+/// Measures the link to a worker that listens on `address`.
 pub async fn measure_link<T: Transport>(
     transport: &T,
     address: &str,
@@ -210,7 +210,7 @@ pub async fn measure_hop<T: Transport>(
         let mut times = Vec::with_capacity(effort.short_exchanges);
         for index in 0..effort.short_exchanges.max(1) as u32 {
             std::thread::sleep(PAUSE);
-            let pass = Pass::plain(index, index, 1, true);
+            let pass = Pass::new(index, index, 1, true);
             let message = Message::activations(0, pass, 0, false);
             let frame = Frame { message, payload: vec![0; ACTIVATION_BYTES] };
             let begun = wall_nanos();

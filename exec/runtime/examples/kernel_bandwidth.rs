@@ -50,7 +50,7 @@ fn read(bytes: &[u8]) {
 
 /// Returns the kernels for one thread; by default with the fastest instructions.
 fn kernels(instructions: Option<InstructionSet>) -> Result<CpuKernels, Box<dyn Error>> {
-    let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
+    let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
     cpu.instructions = instructions.unwrap_or(cpu.instructions);
     Ok(CpuKernels::new(cpu))
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut random);
     let plain = vec![FLOAT_BYTE; mebibytes << 20];
     let (mut oracle, mut fast) = (kernels(Some(InstructionSet::SCALAR))?, kernels(None)?);
-    println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", fast.name());
+    println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", fast.description());
     println!("| format | bits a weight | scalar GB/s | / reading | SIMD GB/s | / reading | reading GB/s |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for format in KernelFormat::ALL {

@@ -80,7 +80,7 @@ fn named(name: &str) -> Result<InstructionSet, String> {
 fn main() -> Result<(), Box<dyn Error>> {
     let Arguments { rows, columns, format: only, tokens, instructions } =
         Arguments::parse(std::env::args().skip(1))?;
-    let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
+    let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
     cpu.instructions = instructions;
     let mut kernels = CpuKernels::new(cpu);

@@ -29,6 +29,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             shown = percent;
         }
     })?;
-    eprintln!("\r{}: {} parameters, {} tensors, {}", path, made.parameters, made.tensors, made.file_bytes);
+    eprintln!(
+        "\r{}: {} parameters, {} tensors, {}",
+        path, made.parameters, made.tensor_count, made.file_bytes
+    );
     Ok(())
 }

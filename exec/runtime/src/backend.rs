@@ -2,7 +2,7 @@
 //!
 //! A backend owns the KV caches of its layers and runs layers over rows of activations. This crate has two backends,
 //! which give the same bits: the simple [`crate::oracle`], and [`crate::cpu`] with threads and SIMD. The GPU backend
-//! is a crate of its own, see [`crate::accelerator`]; its results differ within a documented bound.
+//! is a crate of its own, see [`crate::backend_factory`]; its results differ within a documented bound.
 //!
 //! Not here: checks of arguments. [`crate::stage::Stage`] makes them before it calls a backend.
 

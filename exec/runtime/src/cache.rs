@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use half::f16;
-use hearth_kernels::attention::Rows;
+use hearth_kernels::attention::CachedRows;
 
 /// The number format of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,12 +92,12 @@ impl HeadRows {
     }
 
     /// Returns the rows of `head` at `positions`.
-    pub(crate) fn rows(&self, head: usize, positions: Range<usize>) -> Rows<'_> {
+    pub(crate) fn rows(&self, head: usize, positions: Range<usize>) -> CachedRows<'_> {
         let at = (head * self.context + positions.start) * self.length;
         let count = positions.len() * self.length;
         match &self.store {
-            Store::F16(store) => Rows::F16(&store[at..][..count]),
-            Store::F32(store) => Rows::F32(&store[at..][..count]),
+            Store::F16(store) => CachedRows::F16(&store[at..][..count]),
+            Store::F32(store) => CachedRows::F32(&store[at..][..count]),
         }
     }
 
@@ -120,9 +120,9 @@ mod tests {
         let mut cache = LayerCache::new(shape);
         cache.keys.set(1, 0, &[1.0, 2.0]);
         cache.keys.set(1, 1, &[3.0, 0.1]);
-        let Rows::F16(rows) = cache.keys.rows(1, 0..2) else { panic!("stored as f16") };
+        let CachedRows::F16(rows) = cache.keys.rows(1, 0..2) else { panic!("stored as f16") };
         assert_eq!(rows, [1.0, 2.0, 3.0, 0.1].map(f16::from_f32));
-        let Rows::F16(rows) = cache.keys.rows(1, 1..2) else { panic!("stored as f16") };
+        let CachedRows::F16(rows) = cache.keys.rows(1, 1..2) else { panic!("stored as f16") };
         assert_eq!(rows, [3.0, 0.1].map(f16::from_f32));
         // Keys and values, each 2 heads * 3 positions * 2 dimensions * 2 bytes.
         assert_eq!(cache.keys.bytes() + cache.values.bytes(), 48);

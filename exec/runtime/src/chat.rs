@@ -27,7 +27,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Output, UndefinedBehavior, Value, context};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ExecError, harmless};
+use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
 
 /// Maximum number of steps of a template, in addition to those for each message.
@@ -116,7 +116,7 @@ impl ChatTemplate {
             return Err(failed("there are no messages", "send at least one"));
         }
         if let Some(message) = messages.iter().find(|message| tokenizer.is_dangerous_role(&message.role)) {
-            let what = format!("role `{}` could be a control token of the model", harmless(&message.role));
+            let what = format!("role `{}` could be a control token of the model", sanitize(&message.role));
             return Err(failed(what, "use a role that the model knows, such as user"));
         }
         let guarded = |message: &Message| {
@@ -271,7 +271,7 @@ fn syntax() -> Result<SyntaxConfig, ExecError> {
 /// Returns the message and line of an error, without the source of the template.
 fn summary(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    let what = harmless(&what);
+    let what = sanitize(&what);
     error.line().map_or(what.clone(), |line| format!("{what} (line {line})"))
 }
 

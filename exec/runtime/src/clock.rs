@@ -1,7 +1,7 @@
 //! Clocks: wall time, and a thread's CPU time and run-queue delay.
 //!
 //! Only this module of the crate reads clocks. Wall time is monotonic. The CPU time of a thread comes from its CPU
-//! clock. The run-queue delay, the time for which the thread was ready but not running, is the second number of
+//! clock. The run-queue delay, the time for which the thread was ready but not running, is the second number in
 //! `/proc/thread-self/schedstat`. The rest of the wall time is waiting; in a compute step the thread waits for pages
 //! of weights from disk.
 //!

@@ -37,9 +37,9 @@ impl ComputeCost {
 
     /// Adds a phase to the critical path: the caller until the last participant to finish entered the phase, then
     /// that participant, then the time until the caller noticed its end.
-    pub(crate) fn add_phase(&mut self, phase: &Phase, reports: impl Iterator<Item = Report>) {
-        let own = phase.own;
-        let mut last = Report { epoch: phase.epoch, end: phase.own_end, work: own };
+    pub(crate) fn add_phase(&mut self, phase: &Phase, reports: impl Iterator<Item = WorkerReport>) {
+        let own = phase.own_work;
+        let mut last = WorkerReport { epoch: phase.epoch, end: phase.own_end, work: own };
         self.all_cpu_ns += own.cpu;
         for report in reports {
             if report.epoch == phase.epoch {
@@ -47,11 +47,11 @@ impl ComputeCost {
                 last = if report.end > last.end { report } else { last };
             }
         }
-        let before = last.end.saturating_sub(phase.opened).saturating_sub(last.work.wall);
+        let before = last.end.saturating_sub(phase.start).saturating_sub(last.work.wall);
         let share = before as f64 / own.wall.max(1) as f64;
-        let after = phase.closed.saturating_sub(last.end);
-        let late = phase.waited.queue.min(after);
-        self.cpu_ns += last.work.cpu + (own.cpu as f64 * share) as u64 + phase.waited.cpu.min(after - late);
+        let after = phase.end.saturating_sub(last.end);
+        let late = phase.wait.queue.min(after);
+        self.cpu_ns += last.work.cpu + (own.cpu as f64 * share) as u64 + phase.wait.cpu.min(after - late);
         self.queue_ns += last.work.queue + (own.queue as f64 * share) as u64 + late;
     }
 }
@@ -69,20 +69,20 @@ impl std::ops::AddAssign for ComputeCost {
 pub(crate) struct Phase {
     pub(crate) epoch: u64,
     /// The start of the phase.
-    pub(crate) opened: u64,
+    pub(crate) start: u64,
     /// The caller's own work.
-    pub(crate) own: TimeSlice,
+    pub(crate) own_work: TimeSlice,
     /// The end of the caller's own work.
     pub(crate) own_end: u64,
     /// The time from `own_end` until all workers had left the phase.
-    pub(crate) waited: TimeSlice,
+    pub(crate) wait: TimeSlice,
     /// The time at which all workers had left the phase.
-    pub(crate) closed: u64,
+    pub(crate) end: u64,
 }
 
 /// A worker's measurements of the last phase in which it took part.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Report {
+pub(crate) struct WorkerReport {
     pub(crate) epoch: u64,
     /// The end of the worker's part, in nanoseconds of the wall clock.
     pub(crate) end: u64,

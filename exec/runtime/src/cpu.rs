@@ -16,7 +16,7 @@ use hearth_profiles::model::ModelShape;
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
-use crate::hyperparameters::Gating;
+use crate::hyperparameters::GateActivation;
 use crate::pool::Pool;
 use crate::residency::ResidencyBarrier;
 use crate::rope::Pairs;
@@ -131,7 +131,7 @@ impl Cpu {
         while self.next_rows(&mut strips) {
             self.multiply_strips(input, &strips);
             for strip in &strips {
-                self.barrier.used(strip.bytes());
+                self.barrier.mark_used(strip.bytes());
             }
         }
     }
@@ -147,7 +147,8 @@ impl Cpu {
             let mut end = start;
             if start < matrix.rows && !earlier_wait {
                 // Weights arrive in the order of use, so later strips need not be checked.
-                let ready = if chunks == 0 { self.barrier.wait(rest, row) } else { self.barrier.ready(rest) };
+                let ready =
+                    if chunks == 0 { self.barrier.wait(rest, row) } else { self.barrier.ready_bytes(rest) };
                 end = matrix.rows.min(start + ready / row);
                 earlier_wait = end < matrix.rows;
             }
@@ -175,7 +176,7 @@ impl Cpu {
     }
 
     /// Computes `gate = activation(gate) * up`, both [tokens, width].
-    fn gated(&self, gating: Gating, gate: &mut [f32], up: &[f32], width: usize) {
+    fn gated(&self, gating: GateActivation, gate: &mut [f32], up: &[f32], width: usize) {
         let tokens = gate.len() / width;
         let gate = SharedRows::new(gate, width);
         self.for_each_token(tokens, width, |token| {
@@ -183,8 +184,8 @@ impl Cpu {
             let gate = unsafe { gate.row(token) };
             let up = &up[token * width..][..width];
             match gating {
-                Gating::Silu => elementwise::swiglu(self.instructions, gate, up),
-                Gating::Gelu => elementwise::geglu(self.instructions, gate, up),
+                GateActivation::Silu => elementwise::swiglu(self.instructions, gate, up),
+                GateActivation::Gelu => elementwise::geglu(self.instructions, gate, up),
             }
         });
     }
@@ -279,7 +280,7 @@ impl Backend for CpuLayers {
         let embedding = weights.shape().embedding as usize;
         // With a barrier, weights are evicted as soon as they have been used, so a second part would read them again.
         let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
-        let ((), cost) = cpu.pool.measured(|| {
+        let ((), cost) = cpu.pool.measure(|| {
             buffers.fill_angles(weights, hidden.len() / embedding, first);
             for layer in layers {
                 let cache =
@@ -310,7 +311,7 @@ pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
     let values = u64::from(tokens) * (3 * wide + heads + keys + 5 * inner / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
-        + u64::from(shape.vocabulary);
+        + u64::from(shape.vocab_size);
     4 * values
 }
 
@@ -389,7 +390,7 @@ impl LayerPass<'_> {
         self.add_bias_and_norm(inner.rows_mut(), tensors.biases.gate, None);
         self.add_bias_and_norm(up, tensors.biases.up, None);
         let matrix = weights.matrix(tensors.down);
-        cpu.gated(parameters.gating, inner.rows_mut(), up, matrix.length);
+        cpu.gated(parameters.gate_activation, inner.rows_mut(), up, matrix.length);
         let width = matrix.rows;
         cpu.multiply(inner, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, tensors.biases.down, tensors.post_feed_forward_norm);
@@ -446,7 +447,7 @@ impl LayerPass<'_> {
         let heads = shape.heads as usize;
         let group = heads / shape.kv_heads as usize;
         let parameters = self.weights.hyperparameters();
-        let scoring = Scoring { scale: parameters.attention_scale, cap: parameters.attention_cap };
+        let scoring = Scoring { scale: parameters.attention_scale, soft_cap: parameters.attention_cap };
         attended.resize(self.tokens, heads * value_length);
         let out = SharedRows::new(attended.rows_mut(), value_length);
         let context = scores.len() / self.cpu.pool.threads();

@@ -84,11 +84,11 @@ pub enum ExecError {
     Positions { first: u32, end: u32, count: usize, filled: u32, context: u32 },
     #[error("there is no cache for sequence {sequence}, counted from 0; increase `sequences` of the plan")]
     Sequence { sequence: u32 },
-    #[error("token {token} is not in the vocabulary of {vocabulary}: the tokenizer belongs to another model")]
-    Token { token: u32, vocabulary: u32 },
+    #[error("token {token} is not in the vocabulary of {vocab_size}: the tokenizer belongs to another model")]
+    Token { token: u32, vocab_size: u32 },
     #[error("{what}: {hint}")]
     Tokenizer { what: String, hint: &'static str },
-    #[error("pre-tokenizer `{}` is not known; use a model with one of {known}", harmless(.found))]
+    #[error("pre-tokenizer `{}` is not known; use a model with one of {known}", sanitize(.found))]
     PreTokenizer { found: String, known: String },
     #[error("{what}; {hint}")]
     ChatTemplate { what: String, hint: &'static str },
@@ -102,7 +102,7 @@ fn known_formats() -> String {
 
 /// Returns a text from a file in a form that is safe in an error message: shortened, and without control characters
 /// and without "; ", which starts a hint.
-pub(crate) fn harmless(text: &str) -> String {
+pub(crate) fn sanitize(text: &str) -> String {
     // source: assumed, some lines of a terminal
     const MAX_CHARS: usize = 300;
     // Direction marks change how a terminal displays the rest of the line.

@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// Bytes of a chunk: its transfer takes a few milliseconds in a home network, and the manifest of a model of 40 GB
-/// has 1.3 MB.
+/// The size of a chunk in bytes: its transfer takes a few milliseconds in a home network, and the manifest of a model
+/// of 40 GB has 1.3 MB.
 /// source: assumed
-pub const CHUNK: u64 = 1 << 20;
+pub const CHUNK_BYTES: u64 = 1 << 20;
 
 /// The SHA-256 of a chunk.
 pub type Hash = [u8; 32];
@@ -66,7 +66,7 @@ impl FetchedFile {
         let open =
             |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let (file, mut manifest) = (open(path)?, open(&manifest_of(path))?);
-        let count = length.div_ceil(CHUNK) as usize;
+        let count = length.div_ceil(CHUNK_BYTES) as usize;
         let mut entries = Vec::new();
         (&mut manifest).take((count * MISSING_HASH.len()) as u64 + 1).read_to_end(&mut entries)?;
         let fits = entries.len() == count * MISSING_HASH.len() && file.metadata()?.len() == length;
@@ -86,11 +86,11 @@ impl FetchedFile {
     }
 
     /// Returns the indices of the chunks in these byte ranges that are missing or damaged.
-    pub fn missing(&mut self, ranges: &[Range<u64>]) -> io::Result<Vec<u64>> {
+    pub fn missing_chunks(&mut self, ranges: &[Range<u64>]) -> io::Result<Vec<u64>> {
         let wanted: BTreeSet<u64> = ranges
             .iter()
             .filter(|range| !range.is_empty())
-            .flat_map(|range| range.start / CHUNK..range.end.min(self.length).div_ceil(CHUNK))
+            .flat_map(|range| range.start / CHUNK_BYTES..range.end.min(self.length).div_ceil(CHUNK_BYTES))
             .collect();
         let mut missing = Vec::new();
         for chunk in wanted {
@@ -104,8 +104,8 @@ impl FetchedFile {
 
     /// Writes a chunk. Returns false, without writing, if it does not have the expected hash and length.
     pub fn write(&mut self, chunk: u64, bytes: &[u8], expected: Hash) -> io::Result<bool> {
-        let at = chunk.saturating_mul(CHUNK);
-        let length = self.length.saturating_sub(at).min(CHUNK);
+        let at = chunk.saturating_mul(CHUNK_BYTES);
+        let length = self.length.saturating_sub(at).min(CHUNK_BYTES);
         let fits =
             length > 0 && bytes.len() as u64 == length && hash(bytes) == expected && expected != MISSING_HASH;
         let Some(entry) = self.hashes.get_mut(chunk as usize).filter(|_| fits) else { return Ok(false) };
@@ -118,8 +118,8 @@ impl FetchedFile {
     }
 
     fn read(&mut self, chunk: u64) -> io::Result<Vec<u8>> {
-        let at = chunk * CHUNK;
-        let mut bytes = vec![0; self.length.saturating_sub(at).min(CHUNK) as usize];
+        let at = chunk * CHUNK_BYTES;
+        let mut bytes = vec![0; self.length.saturating_sub(at).min(CHUNK_BYTES) as usize];
         self.file.seek(SeekFrom::Start(at))?;
         self.file.read_exact(&mut bytes)?;
         Ok(bytes)
@@ -134,16 +134,16 @@ mod tests {
     fn an_interrupted_fetch_is_resumed_and_damaged_chunks_are_missing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
-        let whole: Vec<u8> = (0..CHUNK * 2 + 100).map(|at| (at * 7 % 251) as u8).collect();
+        let whole: Vec<u8> = (0..CHUNK_BYTES * 2 + 100).map(|at| (at * 7 % 251) as u8).collect();
         let chunk = |index: u64| {
-            let from = (index * CHUNK) as usize;
-            &whole[from..whole.len().min(from + CHUNK as usize)]
+            let from = (index * CHUNK_BYTES) as usize;
+            &whole[from..whole.len().min(from + CHUNK_BYTES as usize)]
         };
         let length = whole.len() as u64;
         let all = 0..length;
         let mut file = FetchedFile::open(&path, length).unwrap();
-        assert_eq!(file.missing(std::slice::from_ref(&all)).unwrap(), [0, 1, 2]);
-        assert_eq!(file.missing(&[CHUNK - 1..CHUNK + 1, 5..5]).unwrap(), [0, 1]);
+        assert_eq!(file.missing_chunks(std::slice::from_ref(&all)).unwrap(), [0, 1, 2]);
+        assert_eq!(file.missing_chunks(&[CHUNK_BYTES - 1..CHUNK_BYTES + 1, 5..5]).unwrap(), [0, 1]);
         assert!(!file.write(0, chunk(1), hash(chunk(0))).unwrap(), "the hash is wrong");
         assert!(!file.write(2, chunk(1), hash(chunk(1))).unwrap(), "longer than the last chunk");
         assert!(!file.write(9, &[], hash(&[])).unwrap(), "beyond the end");
@@ -152,7 +152,11 @@ mod tests {
         drop(file);
         assert!(is_partial(&path));
         let mut file = FetchedFile::open(&path, length).unwrap();
-        assert_eq!(file.missing(std::slice::from_ref(&all)).unwrap(), [1], "the written chunks are kept");
+        assert_eq!(
+            file.missing_chunks(std::slice::from_ref(&all)).unwrap(),
+            [1],
+            "the written chunks are kept"
+        );
         assert!(file.write(1, chunk(1), hash(chunk(1))).unwrap());
         drop(file);
         assert!(!is_partial(&path), "all chunks are present");
@@ -162,10 +166,10 @@ mod tests {
         bytes[5] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
         assert_eq!(
-            FetchedFile::open(&path, length).unwrap().missing(std::slice::from_ref(&all)).unwrap(),
+            FetchedFile::open(&path, length).unwrap().missing_chunks(std::slice::from_ref(&all)).unwrap(),
             [0]
         );
-        assert_eq!(FetchedFile::open(&path, CHUNK).unwrap().missing(&[all]).unwrap(), [0]);
+        assert_eq!(FetchedFile::open(&path, CHUNK_BYTES).unwrap().missing_chunks(&[all]).unwrap(), [0]);
         assert!(is_partial(&path) && !is_partial(&folder.path().join("other")));
     }
 }

@@ -22,11 +22,11 @@ use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::{Architecture, ModelShape};
 
 use crate::error::ExecError;
-use crate::rope::{Rope, positive};
+use crate::rope::{Rope, check_positive};
 
 /// The activation function of the gate in the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gating {
+pub enum GateActivation {
     /// `x sigmoid(x)`.
     Silu,
     /// `x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
@@ -50,7 +50,7 @@ pub struct Hyperparameters {
     /// The attention window of even layers, in positions, including the token's own; odd layers attend to all
     /// positions.
     pub window: Option<u32>,
-    pub gating: Gating,
+    pub gate_activation: GateActivation,
 }
 
 /// Soft cap of Gemma 2's attention scores if the file does not define it.
@@ -78,7 +78,7 @@ impl Hyperparameters {
         let epsilon_key = key("attention.layer_norm_rms_epsilon");
         let epsilon = metadata.get_f32(&epsilon_key)?;
         let epsilon = epsilon.ok_or_else(|| GgufError::MissingKey { key: epsilon_key.clone() })?;
-        positive(&epsilon_key, epsilon)?;
+        check_positive(&epsilon_key, epsilon)?;
         let gemma = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
         let second = shape.architecture == Architecture::Gemma2;
         let cap = |name: &str, default: f32| {
@@ -87,7 +87,7 @@ impl Hyperparameters {
             }
             let key = key(name);
             let cap = metadata.get_f32(&key)?.unwrap_or(default);
-            positive(&key, cap).map(|()| Some(cap))
+            check_positive(&key, cap).map(|()| Some(cap))
         };
         Ok(Hyperparameters {
             epsilon,
@@ -97,18 +97,18 @@ impl Hyperparameters {
             attention_cap: cap("attn_logit_softcapping", ATTENTION_CAP)?,
             logit_cap: cap("final_logit_softcapping", LOGIT_CAP)?,
             window: if second { window(metadata, &key("attention.sliding_window"))? } else { None },
-            gating: if gemma { Gating::Gelu } else { Gating::Silu },
+            gate_activation: if gemma { GateActivation::Gelu } else { GateActivation::Silu },
         })
     }
 
     /// Returns the attention window of `layer` in positions, including the token's own; `None` if it attends to all.
-    pub fn window_of(&self, layer: u32) -> Option<u32> {
+    pub fn attention_window(&self, layer: u32) -> Option<u32> {
         self.window.filter(|_| layer.is_multiple_of(2))
     }
 
     /// Returns the first position to which the token at `position` attends in `layer`.
     pub(crate) fn first_visible(&self, layer: u32, position: usize) -> usize {
-        self.window_of(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
+        self.attention_window(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }
 }
 

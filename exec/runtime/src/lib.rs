@@ -1,15 +1,15 @@
 //! The inference runtime of one device: weights, tokenizer, layers, sampler.
 //!
-//! [`Tokenizer`] converts text to tokens, [`Head`] converts tokens to hidden rows, [`Stage`] runs layers of the
-//! mapped [`Weights`] over these rows, [`Head`] converts the results to logits, and [`Sampler`] chooses the next
-//! token.
+//! [`Tokenizer`] converts text to tokens, [`InputOutputLayers`] converts tokens to hidden rows, [`Stage`] runs layers
+//! of the mapped [`Weights`] over these rows, [`InputOutputLayers`] converts the results to logits, and [`Sampler`]
+//! chooses the next token.
 //!
 //! Not here: the kernels (`hearth_kernels`), and communication between devices (`hearth_ring`).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
-pub mod accelerator;
 pub mod backend;
+pub mod backend_factory;
 pub mod cache;
 pub mod chat;
 pub mod clock;
@@ -17,8 +17,8 @@ pub mod cost;
 pub mod cpu;
 pub mod error;
 pub mod fetched;
-pub mod head;
 pub mod hyperparameters;
+pub mod input_output;
 pub mod memory;
 pub mod oracle;
 pub mod pages;
@@ -35,14 +35,14 @@ pub mod synth;
 pub mod tokenizer;
 pub mod weights;
 
-pub use accelerator::{Accelerator, AcceleratorOptions, BackendError, Progress};
 pub use backend::{Backend, CacheOptions};
+pub use backend_factory::{BackendError, BackendFactory, BackendOptions, UploadProgress};
 pub use cache::CacheFormat;
 pub use chat::{ChatTemplate, Message};
 pub use cost::ComputeCost;
 pub use cpu::{Cpu, CpuLayers};
 pub use error::ExecError;
-pub use head::Head;
+pub use input_output::InputOutputLayers;
 pub use oracle::Oracle;
 pub use pool::{Pool, PoolOptions};
 pub use sampler::{Sampler, SamplerOptions};

@@ -1,9 +1,9 @@
 //! The memory that this process may use, from its control groups and the machine.
 //!
-//! Linux charges memory to control groups, and the limits of all parent groups apply too: the tightest limit counts.
-//! Here only the page cache of files (`inactive_file` and `active_file`) counts as reclaimable, which is exact
-//! without swap. If there is no limit, the `MemAvailable` of the machine counts, which includes reclaimable page
-//! cache.
+//! Linux charges memory to control groups, and the limits of all parent groups apply too: the tightest limit
+//! determines the available memory. Here only the page cache of files (`inactive_file` and `active_file`) counts as
+//! reclaimable, which is exact without swap. If there is no limit, the `MemAvailable` of the machine is used, which
+//! includes reclaimable page cache.
 //!
 //! The memory pressure of the model is the decrease of `MemAvailable` since the start of the run, divided by
 //! `MemTotal`. With a limit it is the unreclaimable bytes of the group, divided by the limit. On systems other than
@@ -48,7 +48,7 @@ impl GroupMemory {
     }
 
     /// Returns the bytes charged to the group and its descendants, except page cache of files.
-    pub fn unreclaimable(&self) -> Option<u64> {
+    pub fn unreclaimable_bytes(&self) -> Option<u64> {
         // The page cache is read before the total, so that memory charged in between counts as unreclaimable.
         let text = self.text("memory.stat")?;
         let cache: u64 = ["inactive_file", "active_file"]
@@ -60,7 +60,7 @@ impl GroupMemory {
 
     /// Returns the bytes of file pages that were reclaimed although in use and then read again, since the group was
     /// created.
-    pub fn refaults(&self) -> Option<u64> {
+    pub fn refaulted_bytes(&self) -> Option<u64> {
         let text = self.text("memory.stat")?;
         // Kernels before 5.9 do not count files separately.
         let pages = self
@@ -102,10 +102,10 @@ impl GroupMemory {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReading {
     /// Bytes of page cache that the process can hold without evictions, if known.
-    pub page_cache: Option<u64>,
+    pub page_cache_available: Option<u64>,
     /// Total bytes of file pages that were evicted although in use and then read again, in the group with the
     /// tightest limit; `None` without a limit.
-    pub refaulted: Option<u64>,
+    pub refaulted_bytes: Option<u64>,
 }
 
 /// Observes the memory of this process. Its control groups are found once, when the watch starts.
@@ -151,7 +151,7 @@ impl MemoryWatch {
     pub fn page_cache_available(&self) -> Option<u64> {
         let left = |(group, limit): (&GroupMemory, u64)| {
             // If the usage of a group is unknown, its whole limit counts as available.
-            limit.saturating_sub(group.unreclaimable().unwrap_or(0))
+            limit.saturating_sub(group.unreclaimable_bytes().unwrap_or(0))
         };
         self.limited().map(left).chain(self.machine("MemAvailable:")).min()
     }
@@ -159,8 +159,8 @@ impl MemoryWatch {
     /// Measures the memory.
     pub fn reading(&self) -> MemoryReading {
         MemoryReading {
-            page_cache: self.page_cache_available(),
-            refaulted: self.tightest().and_then(|(group, _)| group.refaults()),
+            page_cache_available: self.page_cache_available(),
+            refaulted_bytes: self.tightest().and_then(|(group, _)| group.refaulted_bytes()),
         }
     }
 
@@ -171,27 +171,27 @@ impl MemoryWatch {
 
     /// Returns the unreclaimable bytes of the group with the tightest limit, or without a limit, the anonymous memory
     /// of this process.
-    pub fn unreclaimable(&self) -> u64 {
-        let group = self.tightest().and_then(|(group, _)| group.unreclaimable());
+    pub fn unreclaimable_bytes(&self) -> u64 {
+        let group = self.tightest().and_then(|(group, _)| group.unreclaimable_bytes());
         group.or_else(|| self.kibibytes("proc/self/status", "RssAnon:")).unwrap_or(0)
     }
 
     /// Returns the resident memory of this process in bytes, including pages of mapped files.
-    pub fn resident(&self) -> Option<u64> {
+    pub fn resident_bytes(&self) -> Option<u64> {
         self.kibibytes("proc/self/status", "VmRSS:")
     }
 
     /// Returns the bytes of file pages that were reclaimed although in use and then read again, in the process's own
     /// group, since the group was created.
-    pub fn refaults(&self) -> Option<u64> {
-        self.groups.first()?.refaults()
+    pub fn refaulted_bytes(&self) -> Option<u64> {
+        self.groups.first()?.refaulted_bytes()
     }
 
     /// Returns the bytes that count as memory pressure: with a limit, the unreclaimable bytes of its group; otherwise
     /// the decrease of the machine's `MemAvailable` since the start of the watch, to which other programs contribute.
     pub fn pressure_bytes(&self) -> u64 {
         match self.tightest() {
-            Some(_) => self.unreclaimable(),
+            Some(_) => self.unreclaimable_bytes(),
             None => self
                 .machine("MemAvailable:")
                 .map_or(0, |available| self.available_at_start.saturating_sub(available)),
@@ -272,10 +272,10 @@ mod tests {
         let watch = MemoryWatch::under(tree.path());
         assert_eq!(watch.limit(), Some(500_000));
         // 400000 used, of which 300000 are page cache: 100000 cannot be reclaimed.
-        assert_eq!(watch.unreclaimable(), 100_000);
+        assert_eq!(watch.unreclaimable_bytes(), 100_000);
         assert_eq!(watch.page_cache_available(), Some(400_000));
         assert_eq!(watch.pressure(), 0.2);
-        assert_eq!(watch.refaults(), Some(3 * page_bytes() as u64), "of the process's own group");
+        assert_eq!(watch.refaulted_bytes(), Some(3 * page_bytes() as u64), "of the process's own group");
         assert_eq!(watch.groups[0].oom_kills(), Some(2));
         // Another limit, that of the group itself, leaves less memory.
         let own = |name: &str, text: &str| {
@@ -307,9 +307,9 @@ mod tests {
             ("cg/memory/lab/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
         ]);
         let watch = MemoryWatch::under(tree.path());
-        assert_eq!((watch.limit(), watch.unreclaimable()), (Some(600_000), 150_000));
+        assert_eq!((watch.limit(), watch.unreclaimable_bytes()), (Some(600_000), 150_000));
         assert_eq!(watch.page_cache_available(), Some(450_000));
-        assert_eq!(watch.refaults(), Some(2 * page_bytes() as u64));
+        assert_eq!(watch.refaulted_bytes(), Some(2 * page_bytes() as u64));
         assert_eq!(watch.groups[0].oom_kills(), Some(1));
     }
 
@@ -324,7 +324,7 @@ mod tests {
         ]);
         let watch = MemoryWatch::under(tree.path());
         // 2000000 bytes are more than the machine has.
-        assert_eq!((watch.limit(), watch.unreclaimable()), (None, 30 << 10));
+        assert_eq!((watch.limit(), watch.unreclaimable_bytes()), (None, 30 << 10));
         assert_eq!((watch.page_cache_available(), watch.pressure_bytes()), (Some(800 << 10), 0));
         let meminfo = "MemTotal: 1000 kB\nMemAvailable: 550 kB\n";
         fs::write(tree.path().join(MACHINE.0), meminfo).unwrap();
@@ -335,8 +335,11 @@ mod tests {
     fn missing_and_malformed_files_are_unknown() {
         let empty = tempfile::tempdir().unwrap();
         let watch = MemoryWatch::under(empty.path());
-        assert_eq!((watch.page_cache_available(), watch.limit(), watch.refaults()), (None, None, None));
-        assert_eq!((watch.unreclaimable(), watch.pressure_bytes(), watch.pressure()), (0, 0, 0.0));
+        assert_eq!(
+            (watch.page_cache_available(), watch.limit(), watch.refaulted_bytes()),
+            (None, None, None)
+        );
+        assert_eq!((watch.unreclaimable_bytes(), watch.pressure_bytes(), watch.pressure()), (0, 0, 0.0));
         let tree = tree(&[
             ("proc/meminfo", "MemTotal: many kB\nMemAvailable: 18446744073709551615 kB\nMemTotal"),
             ("proc/self/cgroup", "::::\n0::\n4:memory\n0::/../../etc\n"),
@@ -345,11 +348,14 @@ mod tests {
             ("sys/fs/cgroup/memory.stat", "inactive_file\nactive_file 18446744073709551615\n"),
         ]);
         let watch = MemoryWatch::under(tree.path());
-        assert_eq!((watch.page_cache_available(), watch.limit(), watch.refaults()), (None, None, None));
-        assert_eq!(watch.groups[0].unreclaimable(), Some(0));
+        assert_eq!(
+            (watch.page_cache_available(), watch.limit(), watch.refaulted_bytes()),
+            (None, None, None)
+        );
+        assert_eq!(watch.groups[0].unreclaimable_bytes(), Some(0));
         fs::write(tree.path().join("sys/fs/cgroup/memory.max"), "70").unwrap();
         assert_eq!(
-            (watch.limit(), watch.page_cache_available(), watch.unreclaimable()),
+            (watch.limit(), watch.page_cache_available(), watch.unreclaimable_bytes()),
             (Some(70), Some(70), 0)
         );
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
-use crate::hyperparameters::Gating;
+use crate::hyperparameters::GateActivation;
 use crate::pool::{Pool, PoolOptions};
 use crate::rope::Pairs;
 use crate::weights::Weights;
@@ -40,7 +40,7 @@ impl Oracle {
     ) -> std::io::Result<Oracle> {
         let shape = cache.shape(weights.shape());
         let caches = caches(layers, cache.sequences, shape);
-        let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
+        let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
         Ok(Oracle { weights, caches, pool })
     }
 }
@@ -53,7 +53,7 @@ impl Backend for Oracle {
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let Oracle { weights, caches, pool } = self;
         let width = weights.shape().embedding as usize;
-        let ((), cost) = pool.measured(|| {
+        let ((), cost) = pool.measure(|| {
             for layer in layers {
                 let cache =
                     caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
@@ -71,8 +71,8 @@ impl Backend for Oracle {
     }
 }
 
-/// Returns the matrix-vector product `[rows]` of `matrix` and `input` `[length]`, which is rounded as the format of the
-/// matrix requires. All kernels are compared with it.
+/// Returns the matrix-vector product `[rows]` of `matrix` and `input` `[length]`, which is rounded as the format of
+/// the matrix requires. All kernels are compared with it.
 pub fn matvec(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.resize(1, input.len());
@@ -132,7 +132,7 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
 
     let seen = parameters.first_visible(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
-    let scoring = Scoring { scale: parameters.attention_scale, cap: parameters.attention_cap };
+    let scoring = Scoring { scale: parameters.attention_scale, soft_cap: parameters.attention_cap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];
     let mut scores = vec![0.0; seen.len()];
     for (head, (query, out)) in
@@ -155,9 +155,9 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let mut up = matvec(weights.matrix(tensors.up), &input);
     add_bias(weights, &mut gate, tensors.biases.gate);
     add_bias(weights, &mut up, tensors.biases.up);
-    match parameters.gating {
-        Gating::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
-        Gating::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
+    match parameters.gate_activation {
+        GateActivation::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
+        GateActivation::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
     }
     let mut change = matvec(weights.matrix(tensors.down), &gate);
     add_bias(weights, &mut change, tensors.biases.down);

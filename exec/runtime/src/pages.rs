@@ -34,7 +34,7 @@ pub fn page_bytes() -> usize {
 
 /// Returns the bytes of a mapped region that are in memory.
 #[cfg(any(target_os = "android", target_os = "linux"))]
-pub fn resident(region: &[u8]) -> u64 {
+pub fn resident_bytes(region: &[u8]) -> u64 {
     let page = page_bytes();
     let begin = region.as_ptr() as usize & !(page - 1);
     let length = region.as_ptr() as usize + region.len() - begin;
@@ -51,11 +51,11 @@ pub fn resident(region: &[u8]) -> u64 {
 
 /// Returns the bytes of a mapped region that are in memory.
 #[cfg(not(any(target_os = "android", target_os = "linux")))]
-pub fn resident(_region: &[u8]) -> u64 {
+pub fn resident_bytes(_region: &[u8]) -> u64 {
     0
 }
 
-/// Whether [`resident`] is reliable for a mapped file: since Linux 5.0 only the owner of the file gets the real
+/// Whether [`resident_bytes`] is reliable for a mapped file: since Linux 5.0 only the owner of the file gets the real
 /// state.
 pub fn is_residency_reported(file: &File) -> bool {
     #[cfg(any(target_os = "android", target_os = "linux"))]
@@ -99,8 +99,8 @@ pub fn advise_normal(mapping: &[u8]) {
     advise(mapping, usize::MAX, Advice::Normal);
 }
 
-/// Returns the number of online processors, each of which may hold a stock of memory charges of a control group.
-pub fn processors() -> u32 {
+/// Returns the number of online processors. Each of them may cache some memory charges of a control group.
+pub fn processor_count() -> u32 {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the call takes a number and touches no memory of this process.

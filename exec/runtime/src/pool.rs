@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
 use crate::clock::{Stopwatch, wall_nanos};
-use crate::cost::{ComputeCost, Phase, Report};
+use crate::cost::{ComputeCost, Phase, WorkerReport};
 
 /// The options of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +26,7 @@ pub struct PoolOptions {
     /// Number of threads, including the caller; at least one.
     pub threads: usize,
     /// Whether to pin each worker to one processor (Linux). The calling thread is not pinned.
-    pub pin: bool,
+    pub pin_workers: bool,
     /// Time for which a worker spins before it parks, in nanoseconds.
     pub spin_ns: u64,
 }
@@ -34,7 +34,7 @@ pub struct PoolOptions {
 impl Default for PoolOptions {
     fn default() -> PoolOptions {
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        PoolOptions { threads, pin: true, spin_ns: 100_000 }
+        PoolOptions { threads, pin_workers: true, spin_ns: 100_000 }
     }
 }
 
@@ -77,7 +77,7 @@ struct Shared {
 struct WorkerSlot {
     parked: AtomicBool,
     /// The measurements of the last phase in which this worker took part.
-    report: UnsafeCell<Report>,
+    report: UnsafeCell<WorkerReport>,
 }
 
 /// The number of items of a region that have been assigned, alone on its cache lines.
@@ -107,8 +107,10 @@ impl Pool {
     /// Starts the worker threads.
     pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
         let workers = options.threads.max(1) - 1;
-        let slot =
-            |_| WorkerSlot { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
+        let slot = |_| WorkerSlot {
+            parked: AtomicBool::new(false),
+            report: UnsafeCell::new(WorkerReport::default()),
+        };
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -122,7 +124,7 @@ impl Pool {
         let start = |index: usize| {
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(format!("compute-{}", index + 1)).spawn(move || {
-                if options.pin {
+                if options.pin_workers {
                     pin_to_processor(index + 1);
                 }
                 run_worker(&shared, index);
@@ -159,7 +161,8 @@ impl Pool {
         let epoch = caller.epoch;
         if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
             let waited = watch.lap();
-            let phase = Phase { epoch, opened, own, own_end, waited, closed: watch.last_lap() };
+            let phase =
+                Phase { epoch, start: opened, own_work: own, own_end, wait: waited, end: watch.last_lap() };
             // SAFETY: all workers have left the phase, and only this thread can start the next one.
             let reports = self.shared.slots.iter().map(|slot| unsafe { *slot.report.get() });
             cost.add_phase(&phase, reports);
@@ -204,7 +207,7 @@ impl Pool {
     ///
     /// # Panics
     /// If a phase panics.
-    pub fn measured<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
+    pub fn measure<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
         let _guard = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let start = wall_nanos();
         self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
@@ -294,7 +297,7 @@ fn run_worker(shared: &Shared, index: usize) {
         }
         let done = watch.lap();
         // SAFETY: the caller reads it only after this worker has left.
-        unsafe { *slot.report.get() = Report { epoch: seen, end: watch.last_lap(), work: done } };
+        unsafe { *slot.report.get() = WorkerReport { epoch: seen, end: watch.last_lap(), work: done } };
         // SAFETY: the caller replaces its handle only between phases.
         let caller = unsafe { (*shared.caller.get()).clone() };
         let left = shared.state.fetch_sub(1, Ordering::SeqCst);
@@ -377,7 +380,7 @@ mod tests {
     use super::*;
 
     fn pool(threads: usize) -> Pool {
-        Pool::new(PoolOptions { threads, pin: false, spin_ns: 20_000 }).unwrap()
+        Pool::new(PoolOptions { threads, pin_workers: false, spin_ns: 20_000 }).unwrap()
     }
 
     #[test]
@@ -399,7 +402,7 @@ mod tests {
     #[test]
     fn waiting_is_on_the_critical_path_and_spinning_is_not() {
         let pool = pool(2);
-        let ((), cost) = pool.measured(|| {
+        let ((), cost) = pool.measure(|| {
             pool.run(|participant| {
                 // Each thread sleeps as if it waited for a page.
                 let long = if participant == 0 { 30 } else { 60 };
@@ -408,7 +411,7 @@ mod tests {
         });
         assert!(cost.demand_disk_ns() > 25_000_000, "{cost:?}");
         assert!(cost.cpu_ns < 10_000_000, "{cost:?}");
-        let ((), cost) = pool.measured(|| pool.for_each(8, 1, |_, _| spin(5_000_000)));
+        let ((), cost) = pool.measure(|| pool.for_each(8, 1, |_, _| spin(5_000_000)));
         assert!(cost.demand_disk_ns() < 5_000_000, "{cost:?}");
     }
 

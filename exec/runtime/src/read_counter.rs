@@ -43,7 +43,7 @@ impl ReadCounter {
     }
 
     /// Returns the bytes read since the start of the process or thread.
-    pub fn bytes(&self) -> u64 {
+    pub fn bytes_read(&self) -> u64 {
         let line =
             |text: &str| text.lines().find_map(|line| line.strip_prefix("read_bytes:")?.trim().parse().ok());
         self.0.number(line)

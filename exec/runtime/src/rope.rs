@@ -70,8 +70,8 @@ impl Rope {
         let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
         let base_key = key("freq_base");
         let base = metadata.get_f32(&base_key)?.unwrap_or(10_000.0);
-        positive(&base_key, base)?;
-        let dimensions = rotated(metadata, shape)?;
+        check_positive(&base_key, base)?;
+        let dimensions = rotated_dimensions(metadata, shape)?;
         let base = f64::from(base);
         let scaling = scaling(metadata, shape, base, dimensions)?;
         let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
@@ -87,7 +87,7 @@ impl Rope {
         }
         let attention_key = key("scaling.attn_factor");
         let attention = metadata.get_f32(&attention_key)?.unwrap_or(1.0);
-        positive(&attention_key, attention)?;
+        check_positive(&attention_key, attention)?;
         let magnitude = scaling.magnitude() * f64::from(attention);
         Ok(Rope { pairs: pairs(shape.architecture), frequencies, magnitude })
     }
@@ -102,7 +102,7 @@ impl Rope {
 }
 
 /// Returns the number of rotated dimensions of a head.
-pub(crate) fn rotated(metadata: &Metadata, shape: &ModelShape) -> Result<u32, ExecError> {
+pub(crate) fn rotated_dimensions(metadata: &Metadata, shape: &ModelShape) -> Result<u32, ExecError> {
     let key = format!("{}.rope.dimension_count", shape.architecture);
     let dimensions = metadata.get_u32(&key)?.unwrap_or(shape.key_length);
     if dimensions == 0 || dimensions % 2 == 1 || dimensions > shape.key_length {
@@ -159,7 +159,7 @@ fn scaling(
     match metadata.get_str(&type_key)? {
         Some("none") => Ok(Scaling::Linear { factor: 1.0 }),
         None | Some("linear") => {
-            positive(used, factor)?;
+            check_positive(used, factor)?;
             Ok(Scaling::Linear { factor: f64::from(factor) })
         }
         Some("yarn") => {
@@ -169,7 +169,7 @@ fn scaling(
             let bound = |name: &str, default: f32| {
                 let key = key(name);
                 let rotations = metadata.get_f32(&key)?.unwrap_or(default);
-                positive(&key, rotations)?;
+                check_positive(&key, rotations)?;
                 Ok::<f64, ExecError>(f64::from(rotations))
             };
             // The pair that has this number of rotations in the trained context.
@@ -200,7 +200,7 @@ fn check_yarn(
 ) -> Result<(), ExecError> {
     let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
     let refused = |key: String, found: String, hint| Err(ExecError::Metadata { key, found, hint });
-    positive(factor_key, factor)?;
+    check_positive(factor_key, factor)?;
     if factor < 1.0 {
         let hint = "yarn extends a context by a factor of at least 1; convert the model again";
         return refused(factor_key.to_owned(), factor.to_string(), hint);
@@ -222,7 +222,7 @@ fn check_yarn(
 }
 
 /// Refuses a value that is not positive and finite.
-pub(crate) fn positive(key: &str, value: f32) -> Result<(), ExecError> {
+pub(crate) fn check_positive(key: &str, value: f32) -> Result<(), ExecError> {
     if value.is_finite() && value > 0.0 {
         return Ok(());
     }
@@ -249,7 +249,7 @@ pub(crate) mod tests {
             kv_heads: 1,
             key_length: 4,
             value_length: 4,
-            vocabulary: 10,
+            vocab_size: 10,
             tied_embeddings: true,
             context_length: 16,
         }

@@ -1,8 +1,8 @@
 //! Measures how fast this machine runs a model.
 //!
 //! It measures decoding of single tokens, and prefill of prompts of several lengths, with all layers and the output
-//! head in this process. It also measures the rate at which the same threads read the same weights without computing,
-//! which is an upper bound for decoding from memory.
+//! layer in this process. It also measures the rate at which the same threads read the same weights without
+//! computing, which is an upper bound for decoding from memory.
 //!
 //! Not here: the comparison with another engine, which runs in a process of its own.
 
@@ -17,16 +17,16 @@ use crate::clock::wall_nanos;
 use crate::error::ExecError;
 use crate::memory::MemoryWatch;
 use crate::sampler::greedy;
-use crate::{CacheOptions, Cpu, Extent, Head, Pool, PoolOptions, Stage, Weights};
+use crate::{CacheOptions, Cpu, Extent, InputOutputLayers, Pool, PoolOptions, Stage, Weights};
 
 /// The options of a speed measurement.
 #[derive(Debug, Clone)]
 pub struct SpeedOptions {
     pub threads: usize,
     /// Lengths of the prompts, in tokens.
-    pub prompts: Vec<u32>,
-    /// Number of tokens that are decoded.
-    pub tokens: u32,
+    pub prompt_lengths: Vec<u32>,
+    /// Number of decoded tokens that are timed.
+    pub decode_tokens: u32,
 }
 
 /// The result of a speed measurement.
@@ -70,27 +70,27 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     let pool = Arc::new(Pool::new(pool).map_err(|source| ExecError::Threads { source })?);
     let cpu = Cpu::new(Arc::clone(&pool));
     let layers = weights.shape().layers.0;
-    let max_prompt = options.prompts.iter().copied().max().unwrap_or(0);
-    let context = max_prompt.max(options.tokens + 1);
+    let max_prompt = options.prompt_lengths.iter().copied().max().unwrap_or(0);
+    let context = max_prompt.max(options.decode_tokens + 1);
     let cache = CacheOptions { context, format: CacheFormat::F16, sequences: 1 };
     let mut engine = Engine {
         stage: Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?,
-        head: Head::new(Arc::clone(&weights), cpu.clone()),
+        input_output: InputOutputLayers::new(Arc::clone(&weights), cpu.clone()),
         layers,
     };
     engine.pass(&[0], 0)?;
     let load_s = seconds_since(start);
     let mut token = 0;
     let mut times = Vec::new();
-    for position in 1..=options.tokens {
+    for position in 1..=options.decode_tokens {
         let start = wall_nanos();
         token = engine.pass(&[token], position)?;
         times.push(seconds_since(start));
     }
-    let resident_bytes = MemoryWatch::shared().resident();
-    let vocabulary = weights.shape().vocabulary;
+    let resident_bytes = MemoryWatch::shared().resident_bytes();
+    let vocabulary = weights.shape().vocab_size;
     let mut prefill = Vec::new();
-    for &tokens in &options.prompts {
+    for &tokens in &options.prompt_lengths {
         // The work does not depend on which tokens the prompt has.
         let prompt: Vec<u32> = (0..tokens).map(|at| at.wrapping_mul(7919) % vocabulary).collect();
         engine.stage.truncate(0);
@@ -98,7 +98,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
         engine.pass(&prompt, 0)?;
         prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
-    let resident_bytes_after_prompts = MemoryWatch::shared().resident();
+    let resident_bytes_after_prompts = MemoryWatch::shared().resident_bytes();
     let extents = extents_per_token(&weights);
     Ok(Speed {
         load_s,
@@ -116,10 +116,10 @@ fn seconds_since(start: u64) -> f64 {
     (wall_nanos() - start) as f64 * 1e-9
 }
 
-/// All layers and the head of a model.
+/// All layers of a model, with its input and output layer.
 struct Engine {
     stage: Stage,
-    head: Head,
+    input_output: InputOutputLayers,
     layers: u32,
 }
 
@@ -127,16 +127,16 @@ impl Engine {
     /// Runs a pass over tokens at positions from `first` on and returns the most likely next token.
     fn pass(&mut self, tokens: &[u32], first: u32) -> Result<u32, ExecError> {
         let positions: Vec<u32> = (first..).take(tokens.len()).collect();
-        let mut hidden = self.head.embed(tokens)?;
+        let mut hidden = self.input_output.embed(tokens)?;
         self.stage.forward(0..self.layers, &mut hidden, &positions)?;
-        Ok(greedy(&self.head.logits_of_last(&hidden)?))
+        Ok(greedy(&self.input_output.logits_of_last(&hidden)?))
     }
 }
 
-/// Returns the extents of the weights that are read for every token: all layers and the output head.
+/// Returns the extents of the weights that are read for every token: all layers and the output layer.
 fn extents_per_token(weights: &Weights) -> Vec<Extent> {
     let mut extents = weights.layers_extents(0..weights.shape().layers.0);
-    extents.extend(weights.head_extents());
+    extents.extend(weights.output_extents());
     extents
 }
 

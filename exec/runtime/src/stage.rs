@@ -2,12 +2,12 @@
 //!
 //! A stage owns some ranges of layers (its windows) and their KV caches. The ring passes it rows of activations and
 //! the range of layers to run. A process that runs the whole model has one stage with all layers. All arguments that
-//! come from peers are checked here.
+//! come from other devices are checked here.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), hearth_runtime::ExecError> {
 //! use std::sync::Arc;
-//! use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+//! use hearth_runtime::{CacheFormat, CacheOptions, Cpu, InputOutputLayers, Pool, PoolOptions, Stage, Weights};
 //!
 //! let weights = Arc::new(Weights::open("llama.gguf")?);
 //! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_runtime::ExecError::Threads { source })?;
@@ -15,12 +15,12 @@
 //! let layers = 0..weights.shape().layers.0;
 //! let cache = CacheOptions { context: 2048, format: CacheFormat::F16, sequences: 1 };
 //! let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
-//! let mut head = Head::new(weights, cpu);
+//! let mut input_output = InputOutputLayers::new(weights, cpu);
 //!
 //! let tokens = [1, 15043];
-//! let mut hidden = head.embed(&tokens)?; // [tokens, embedding]
+//! let mut hidden = input_output.embed(&tokens)?; // [tokens, embedding]
 //! stage.forward(layers, &mut hidden, &[0, 1])?;
-//! let logits = head.logits_of_last(&hidden)?; // [vocabulary]
+//! let logits = input_output.logits_of_last(&hidden)?; // [vocabulary]
 //! # Ok(())
 //! # }
 //! ```
@@ -42,9 +42,8 @@ pub struct Stage {
     context: u32,
     /// Number of cached positions, by sequence and layer.
     filled: BTreeMap<(u32, u32), u32>,
-    /// The function applied to the hidden rows after every layer. It rounds them, so that they can be sent in fewer
-    /// bytes.
-    after_layer: Option<fn(&mut [f32])>,
+    /// Rounds the hidden rows after every layer, so that they can be sent in fewer bytes.
+    rounding: Option<fn(&mut [f32])>,
     backend: Box<dyn Backend>,
 }
 
@@ -73,21 +72,13 @@ impl Stage {
         let layers = || owned.iter().cloned().flatten();
         let of = |sequence| layers().map(move |layer| ((sequence, layer), 0));
         let filled = (0..cache.sequences).flat_map(of).collect();
-        Ok(Stage {
-            weights,
-            owned: owned.to_vec(),
-            context: cache.context,
-            filled,
-            after_layer: None,
-            backend,
-        })
+        Ok(Stage { weights, owned: owned.to_vec(), context: cache.context, filled, rounding: None, backend })
     }
 
-    /// Sets a function that is applied to the hidden rows after every layer. It rounds them, so that they can be sent
-    /// in fewer bytes.
+    /// Sets the function that rounds the hidden rows after every layer, so that they can be sent in fewer bytes.
     #[must_use]
-    pub fn after_layer(mut self, rounding: fn(&mut [f32])) -> Stage {
-        self.after_layer = Some(rounding);
+    pub fn with_rounding(mut self, rounding: fn(&mut [f32])) -> Stage {
+        self.rounding = Some(rounding);
         self
     }
 
@@ -124,7 +115,7 @@ impl Stage {
             return Ok(ComputeCost::default());
         };
         let mut cost = ComputeCost::default();
-        if let Some(rounding) = self.after_layer {
+        if let Some(rounding) = self.rounding {
             for layer in layers.clone() {
                 cost += self.backend.forward(sequence, layer..layer + 1, hidden, first);
                 rounding(hidden);
@@ -159,11 +150,11 @@ impl Stage {
     }
 
     /// Returns the ranges of layers of this stage.
-    pub fn owned(&self) -> &[Range<u32>] {
+    pub fn layer_ranges(&self) -> &[Range<u32>] {
         &self.owned
     }
 
-    /// Returns the name of the backend for traces.
+    /// Returns the name of the backend, which is used in traces.
     pub fn backend_name(&self) -> &'static str {
         self.backend.name()
     }
@@ -206,7 +197,7 @@ fn check_owned(weights: &Weights, owned: &[Range<u32>]) -> Result<(), ExecError>
     let all = 0..weights.shape().layers.0;
     for (index, range) in owned.iter().enumerate() {
         let overlaps = owned[..index].iter().any(|other| range.start < other.end && other.start < range.end);
-        if range.start >= range.end || range.end > all.end || overlaps || !weights.holds(range.clone()) {
+        if range.start >= range.end || range.end > all.end || overlaps || !weights.has_layers(range.clone()) {
             return Err(ExecError::Layers { requested: range.clone(), owned: vec![all] });
         }
     }

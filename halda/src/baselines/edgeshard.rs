@@ -1,8 +1,8 @@
 //! The strategy `edgeshard`: the fastest division into consecutive blocks of layers that fit in memory.
 //!
 //! It is the dynamic program for latency of EdgeShard (Zhang et al., 2024). The layers are divided into consecutive
-//! blocks, one per device of a pipeline. The first block is on the device with the prompt. The sum of computing and
-//! communication per token is minimised. Devices may be dropped.
+//! blocks, one per device of a pipeline. The first block is on the device with the prompt. The program minimises the
+//! time of computing and communication per token. Devices may be dropped.
 //!
 //! ```text
 //! f_m(j) = min( f_{m-1}(j),  min over 1 <= w <= min(j, cap_m) of f_{m-1}(j - w) + t_m(w) ),   result f_M(L)
@@ -47,7 +47,7 @@ impl Strategy for EdgeShard {
     }
 }
 
-/// Solves the dynamic program. All capacities together must hold the model, and that of the head at least one layer.
+/// Solves the dynamic program. The devices together must hold the model, and the head at least one layer.
 fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32> {
     let layers = model.model_layers() as usize;
     // fastest[j]: the minimum time for the first j layers on the devices so far.

@@ -1,6 +1,6 @@
 //! The strategy `even`: windows of the same size on every device.
 //!
-//! It is the control of the experiments. For a given k, a round of W = L/k layers is divided into M windows. The
+//! It is the control in experiments. For a given k, a round of W = L/k layers is divided into M windows. The
 //! first W mod M windows have one layer more than the others. Each window gets its best GPU split.
 //!
 //! Not here: dropped devices and partial last rounds.
@@ -9,11 +9,11 @@ use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::{Assignment, valid_rounds};
-use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError};
+use crate::strategy::{InfeasibleReason, Proposal, SearchStep, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Even {
-    /// k, a factor of L.
+    /// The number of rounds: k, a factor of L.
     pub rounds: u32,
 }
 
@@ -41,7 +41,7 @@ impl Strategy for Even {
         let devices = model.device_count();
         let ring_layers = model_layers / rounds;
         if (ring_layers as usize) < devices {
-            let outcome = Err(Infeasible::MoreDevicesThanLayers { ring_layers, devices });
+            let outcome = Err(InfeasibleReason::MoreDevicesThanLayers { ring_layers, devices });
             return Err(StrategyError::Infeasible(vec![SearchStep {
                 head: 0,
                 rounds,

@@ -11,7 +11,7 @@ use crate::latency::constraints::{Rules, ring_violations, violations};
 use crate::problem::assignment::Assignment;
 use crate::solvers::overlap::best_residencies;
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
-use crate::strategy::{Infeasible, Objective, Proposal, SearchStep, Strategy, StrategyError};
+use crate::strategy::{InfeasibleReason, Objective, Proposal, SearchStep, Strategy, StrategyError};
 
 /// The maximum number of plans to evaluate.
 const MAX_PLANS: f64 = 2e7;
@@ -19,7 +19,7 @@ const MAX_PLANS: f64 = 2e7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exhaustive {
     pub rules: Rules,
-    /// Restricts the search to this k.
+    /// The number of rounds to search; all if `None`.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
     /// The objective to minimise.
@@ -49,13 +49,13 @@ impl Strategy for Exhaustive {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let orders = orders(model.device_count(), self.order);
-        let with_relays = self.rules.may_drop && model.hops.by_pair();
+        let with_relays = self.rules.may_drop && model.hops.is_by_pair();
         let plans = plan_count(model.model_layers(), model.device_count(), self.order, with_relays);
         if plans > MAX_PLANS {
             return Err(StrategyError::TooManyPlans { plans, limit: MAX_PLANS });
         }
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
-        let mut searched = Vec::new();
+        let mut search_steps = Vec::new();
         let mut best: Option<(f64, Proposal)> = None;
         for ring_layers in rings {
             let rounds = model.model_layers().div_ceil(ring_layers);
@@ -64,7 +64,7 @@ impl Strategy for Exhaustive {
             let mut search = Search { model, exhaustive: *self, with_relays, orders: &orders, best: None };
             for_each_split(&mut plan, 0, ring_layers, &mut |plan| search.try_rings(plan));
             let outcome = match search.best {
-                None => Err(Infeasible::NothingAllowed { ring_layers }),
+                None => Err(InfeasibleReason::NothingAllowed { ring_layers }),
                 Some((seconds, plan)) => {
                     if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
                         best = Some((seconds, plan));
@@ -72,11 +72,11 @@ impl Strategy for Exhaustive {
                     Ok(seconds)
                 }
             };
-            searched.push(SearchStep { head: 0, rounds, ring_layers, outcome });
+            search_steps.push(SearchStep { head: 0, rounds, ring_layers, outcome });
         }
         match best {
-            Some((_, proposal)) => Ok(Proposal { searched, ..proposal }),
-            None => Err(StrategyError::Infeasible(searched)),
+            Some((_, proposal)) => Ok(Proposal { search_steps, ..proposal }),
+            None => Err(StrategyError::Infeasible(search_steps)),
         }
     }
 }
@@ -97,7 +97,7 @@ fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays
 /// The maximum number of devices whose orders are enumerated; more would exceed [`MAX_PLANS`] anyway.
 const MAX_ORDERED_DEVICES: usize = 10;
 
-/// Returns every order of the devices with device 0 first, or only that of the instance.
+/// Returns every order of the devices with device 0 first, or only the order of the instance.
 fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
     if choice == OrderChoice::Given || devices > MAX_ORDERED_DEVICES {
         return vec![(0..devices).collect()];
@@ -174,7 +174,7 @@ impl Search<'_, '_> {
             Objective::SteadyState if ring_violations(self.model, plan, rules).is_empty() => {
                 let Some(residencies) = best_residencies(self.model, plan) else { return };
                 proposal.residencies = residencies;
-                self.model.steady_seconds(&proposal.assignment, &proposal.residencies)
+                self.model.steady_state_seconds(&proposal.assignment, &proposal.residencies)
             }
             _ => return,
         };

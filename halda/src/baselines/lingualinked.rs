@@ -20,11 +20,11 @@
 //! minimises the sum of the times.
 //!
 //! **Contiguity.** Devices are in the instance's order, so consecutive shares are consecutive layers. They are
-//! rounded by cumulative rounding (`crate::baselines::proportional`), which keeps integer limits.
+//! rounded by cumulative rounding (`crate::baselines::proportional_shares`), which keeps integer limits.
 //!
 //! Not here: integer variables, several rounds, and reading from disk.
 
-use crate::baselines::proportional::cumulative_rounding;
+use crate::baselines::proportional_shares::cumulative_rounding;
 use crate::capacity::{LayerCapacity, capacities};
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
@@ -75,11 +75,11 @@ impl Strategy for LinguaLinked {
 #[derive(Debug, Clone, Copy)]
 struct Load {
     capacity: LayerCapacity,
-    /// alpha.
+    /// alpha: the time of a layer on the CPU.
     cpu_layer: f64,
-    /// alpha + beta.
+    /// alpha + beta: the time of a layer on the GPU.
     gpu_layer: f64,
-    /// xi, on the head plus kappa.
+    /// xi: the fixed time of the device; on the head it includes kappa.
     fixed: f64,
 }
 
@@ -111,9 +111,9 @@ fn balanced(loads: &[Load], layers: u32) -> Result<Vec<f64>, String> {
 }
 
 struct Optimum {
-    /// `c_m + g_m` of each device.
+    /// `c_m + g_m`: the number of layers of each device, as a fraction.
     shares: Vec<f64>,
-    /// z.
+    /// z: the longest time of a device.
     longest: f64,
 }
 

@@ -1,16 +1,16 @@
 //! The strategies `mem` and `mem-total`: layers in proportion to memory, as in prima.cpp without Halda and in exo.
 //!
 //! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). The plan has one round, with windows in proportion to
-//! memory by cumulative rounding (`crate::baselines::proportional`). On each device as many layers as fit are on the
-//! GPU. The others are on its CPU, which may have to read them from disk. `mem` uses the available memory, as the
-//! paper does without Halda; `mem-total` uses the total memory, as exo does.
+//! memory by cumulative rounding (`crate::baselines::proportional_shares`). On each device as many layers as fit are
+//! on the GPU. The others are on its CPU, which may have to read them from disk. `mem` uses the available memory, as
+//! the paper does without Halda; `mem-total` uses the total memory, as exo does.
 //!
 //! If the window of the head rounds to zero, it gets one layer of the largest window.
 //!
 //! Not here: speed. If the share of a device with a slow disk does not fit, the plan is an error, because the
 //! heuristic does not know the constraint on slow disks.
 
-use crate::baselines::proportional::{cumulative_rounding, ensure_head_layer};
+use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
 use crate::latency::LatencyModel;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;

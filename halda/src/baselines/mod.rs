@@ -7,6 +7,6 @@ pub mod lingualinked;
 pub mod manual;
 pub mod memory_proportional;
 pub mod performance_proportional;
-pub(crate) mod proportional;
+pub(crate) mod proportional_shares;
 pub mod single;
 pub mod systems;

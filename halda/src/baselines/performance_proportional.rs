@@ -22,15 +22,15 @@
 //!
 //! Not here: the cost of hops and disks. A device that slows down the ring still gets its share.
 
-use crate::baselines::proportional::{
-    cumulative_rounding, ensure_head_layer, speed_weights, within_capacity,
+use crate::baselines::proportional_shares::{
+    cumulative_rounding, distribute_within_capacity, ensure_head_layer, speed_weights,
 };
 use crate::capacity::LayerCapacity;
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
 use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
-use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError};
+use crate::strategy::{InfeasibleReason, Proposal, SearchStep, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PerformanceProportional;
@@ -97,7 +97,7 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
 
     let held: u32 = windows.iter().sum();
     if held < layers {
-        let outcome = Err(Infeasible::TooLittleMemory { ring_layers: layers, held });
+        let outcome = Err(InfeasibleReason::TooLittleMemory { ring_layers: layers, held });
         return Err(StrategyError::Infeasible(vec![SearchStep {
             head: 0,
             rounds: 1,
@@ -111,7 +111,7 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
 /// Distributes the layers that are in no window yet in proportion to power, at most `capacity` to each device.
 fn add_remaining(windows: &mut [u32], power: &[u64], capacity: &[u32], layers: u32) {
     let left = layers - windows.iter().sum::<u32>();
-    for (window, more) in windows.iter_mut().zip(within_capacity(power, capacity, left)) {
+    for (window, more) in windows.iter_mut().zip(distribute_within_capacity(power, capacity, left)) {
         *window += more;
     }
 }

@@ -45,9 +45,9 @@ impl MemoryCase {
     }
 }
 
-/// The sizes of the model.
+/// The number of layers and the byte sizes of the model.
 #[derive(Debug, Clone)]
-pub(crate) struct ModelCosts {
+pub(crate) struct ModelSizes {
     pub layers: u32,
     /// b, the weights of a layer.
     pub layer_weight_bytes: f64,
@@ -60,7 +60,7 @@ pub(crate) struct ModelCosts {
     /// `b_o`, the output norm and head.
     pub output_head_bytes: i64,
     /// Prefix sums of the layers' weight bytes: entry i is the sum of the first i layers.
-    pub first_layers_bytes: Vec<i64>,
+    pub layer_bytes_prefix_sums: Vec<i64>,
     /// Whether all layers have the same size and, on each device, the same time.
     pub uniform_layers: bool,
     /// The maximum over all runs of consecutive layers of their bytes minus their number times b. A planner that
@@ -82,7 +82,8 @@ pub(crate) struct DeviceCosts {
     pub output_compute: f64,
     /// `t_kv_cpu` + b'/`T_cpu`: the seconds of memory traffic per layer on the CPU.
     pub cpu_memory: f64,
-    /// `t_kv_gpu` + b'/`T_gpu`: the same on the GPU; equal to `cpu_memory` without a GPU.
+    /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; equal to `cpu_memory`
+    /// without a GPU.
     pub gpu_memory: f64,
     /// (`t_ram_vram` + `t_vram_ram`) (1 - UMA): the seconds of copies per window.
     pub window_copy: f64,
@@ -91,9 +92,9 @@ pub(crate) struct DeviceCosts {
     /// (`b_i/V` + `b_o`)/`T_cpu`: the additional seconds of memory traffic per token if the device is the head.
     pub head_memory: f64,
     /// `s_disk`: the disk throughput in bytes per second.
-    pub disk_read: f64,
-    /// The disk read rates by access pattern; all equal to `s_disk` if the device has none.
-    pub reads: ReadRates,
+    pub disk_read_rate: f64,
+    /// The disk read rates by access pattern; all equal to `s_disk` if the instance has none.
+    pub read_rates: ReadRates,
     /// Whether `s_disk` is below the threshold, so that the share must fit in memory.
     pub slow_disk: bool,
     /// Whether the GPU is used through Metal, so that GPU and CPU layers share memory.
@@ -103,46 +104,46 @@ pub(crate) struct DeviceCosts {
     /// `cap`: the memory for layers, buffers and the output head, in bytes.
     pub capacity: i64,
     /// Prefix sums of the layers' seconds with all weights in memory, on the CPU and on the GPU; `None` if unknown.
-    pub first_layers_seconds: Option<[Vec<f64>; 2]>,
+    pub layer_seconds_prefix_sums: Option<[Vec<f64>; 2]>,
     /// The fixed seconds of a window on CPU and GPU together, including the output head.
     pub window_overheads: f64,
     /// Whether no layer takes longer on the GPU than on the CPU.
     pub gpu_never_slower: bool,
     /// The bytes of main memory that a run can use, including what other programs can swap out. Unlike cap it does
     /// not depend on the operating system.
-    pub steady_capacity: i64,
+    pub steady_state_capacity: i64,
     /// The bytes available for GPU layers, as a worker and as the head; 0 without a GPU.
     pub gpu_bytes: [i64; 2],
     /// The memory case of a share that does not fit.
-    pub case_when_over: MemoryCase,
+    pub case_if_exceeded: MemoryCase,
 }
 
-impl ModelCosts {
+impl ModelSizes {
     pub(crate) fn new(instance: &Instance) -> Self {
         let model = &instance.model;
         let layer_bytes =
             |layer: u32| model.layer_bytes.get(layer as usize).copied().unwrap_or(model.layer_weight_bytes);
-        let mut first_layers_bytes = vec![0];
+        let mut layer_bytes_prefix_sums = vec![0];
         for layer in 0..model.model_layers {
-            first_layers_bytes.push(first_layers_bytes[layer as usize] + layer_bytes(layer) as i64);
+            layer_bytes_prefix_sums.push(layer_bytes_prefix_sums[layer as usize] + layer_bytes(layer) as i64);
         }
         Self {
-            max_run_surplus: heaviest_surplus(&first_layers_bytes, model.layer_weight_bytes as i64),
+            max_run_surplus: heaviest_surplus(&layer_bytes_prefix_sums, model.layer_weight_bytes as i64),
             total_surplus: (0..model.model_layers)
                 .map(|layer| (layer_bytes(layer) as i64 - model.layer_weight_bytes as i64).max(0))
                 .sum(),
-            first_layers_bytes,
+            layer_bytes_prefix_sums,
             uniform_layers: all_equal(&model.layer_bytes)
                 && instance
                     .devices
                     .iter()
-                    .filter_map(|device| device.runtime.work.as_ref())
+                    .filter_map(|device| device.runtime.work_times.as_ref())
                     .all(|work| all_equal(&work.cpu_layers) && all_equal(&work.gpu_layers)),
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,
-            row_bytes: model.input_embedding_bytes as f64 / model.vocabulary as f64,
-            row_bytes_ceil: model.input_embedding_bytes.div_ceil(model.vocabulary.max(1)) as i64,
+            row_bytes: model.input_embedding_bytes as f64 / model.vocab_size as f64,
+            row_bytes_ceil: model.input_embedding_bytes.div_ceil(model.vocab_size.max(1)) as i64,
             output_head_bytes: model.output_head_bytes as i64,
         }
     }
@@ -172,8 +173,9 @@ fn prefix_sums(seconds: &[f64]) -> Vec<f64> {
 }
 
 /// Returns the maximum of bytes(i..j) - (j - i) b over all i <= j.
-fn heaviest_surplus(first_layers_bytes: &[i64], layer_weight_bytes: i64) -> i64 {
-    let beyond = (0..).zip(first_layers_bytes).map(|(layers, bytes)| bytes - layers * layer_weight_bytes);
+fn heaviest_surplus(layer_bytes_prefix_sums: &[i64], layer_weight_bytes: i64) -> i64 {
+    let beyond =
+        (0..).zip(layer_bytes_prefix_sums).map(|(layers, bytes)| bytes - layers * layer_weight_bytes);
     let (mut least, mut surplus) = (0, 0);
     for beyond in beyond {
         least = least.min(beyond);
@@ -187,7 +189,7 @@ impl DeviceCosts {
     pub(crate) fn new(
         instance: &Instance,
         index: usize,
-        model: &ModelCosts,
+        model: &ModelSizes,
         hops: &HopTimes,
     ) -> Result<Self, InstanceError> {
         let device = &instance.devices[index];
@@ -201,37 +203,41 @@ impl DeviceCosts {
             (compute, device.gpu_cache_write + resident / device.gpu_memory_rate)
         };
         let metal = device.gpu == Gpu::Metal;
-        let (capacity, case_when_over) = capacity_and_case(device);
-        let work = device.runtime.work.as_ref();
+        let (capacity, case_if_exceeded) = capacity_and_case(device);
+        let work = device.runtime.work_times.as_ref();
         let costs = Self {
             cpu_compute,
             gpu_compute,
             output_compute: seconds(&instance.model.output_flops, &device.cpu_speed),
             cpu_memory,
             gpu_memory,
-            window_copy: if device.unified_memory { 0.0 } else { device.to_gpu + device.from_gpu },
-            hop: hops.of_sender[index],
+            window_copy: if device.unified_memory { 0.0 } else { device.gpu_upload + device.gpu_download },
+            hop: hops.sender_hops[index],
             head_memory: model.head_bytes(true) / device.cpu_memory_rate,
-            disk_read: device.disk_read,
-            reads: device.runtime.reads.unwrap_or(ReadRates::all(device.disk_read)),
-            slow_disk: device.disk_read < instance.slow_disk_threshold,
+            disk_read_rate: device.disk_read_rate,
+            read_rates: device.runtime.read_rates.unwrap_or(ReadRates::all(device.disk_read_rate)),
+            slow_disk: device.disk_read_rate < instance.slow_disk_threshold,
             metal,
             buffer_bytes: device.cpu_buffer_bytes as i64
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
             capacity,
-            first_layers_seconds: work
+            layer_seconds_prefix_sums: work
                 .map(|work| [&work.cpu_layers, &work.gpu_layers].map(|seconds| prefix_sums(seconds))),
-            window_overheads: work.map_or(0.0, |work| work.output + work.cpu_window + work.gpu_window),
+            window_overheads: work
+                .map_or(0.0, |work| work.cpu_output + work.cpu_window_overhead + work.gpu_window_overhead),
             gpu_never_slower: match work {
                 Some(work) => work.gpu_layers.iter().zip(&work.cpu_layers).all(|(gpu, cpu)| gpu <= cpu),
                 None => gpu_compute + gpu_memory <= cpu_compute + cpu_memory,
             },
-            steady_capacity: (device.ram_available + device.can_swap.min(device.swap_available)) as i64,
+            steady_state_capacity: (device.ram_available + device.swappable_bytes.min(device.swap_available))
+                as i64,
             gpu_bytes: gpu_bytes(device, model),
-            case_when_over,
+            case_if_exceeded,
         };
         // Divided by the number of devices, so that the sum over all devices is finite too.
-        if costs.max_token_seconds(model, hops.longest(index)) < f64::MAX / (instance.devices.len() as f64) {
+        if costs.max_token_seconds(model, hops.longest_hop(index))
+            < f64::MAX / (instance.devices.len() as f64)
+        {
             Ok(costs)
         } else {
             Err(InstanceError::InfiniteTokenTime { place: device.label(index) })
@@ -239,11 +245,11 @@ impl DeviceCosts {
     }
 
     /// Returns an upper bound of the seconds per token that any plan spends on this device.
-    fn max_token_seconds(&self, model: &ModelCosts, longest_hop: f64) -> f64 {
+    fn max_token_seconds(&self, model: &ModelSizes, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory + self.gpu_memory;
-        let work: f64 = self.first_layers_seconds.iter().flatten().filter_map(|sums| sums.last()).sum();
+        let work: f64 = self.layer_seconds_prefix_sums.iter().flatten().filter_map(|sums| sums.last()).sum();
         let work = work + f64::from(model.layers) * self.window_overheads;
-        let heavier = model.first_layers_bytes.last().map_or(0.0, |bytes| *bytes as f64);
+        let heavier = model.layer_bytes_prefix_sums.last().map_or(0.0, |bytes| *bytes as f64);
         let bytes = (f64::from(model.layers) * model.layer_resident_bytes as f64).max(heavier)
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
@@ -251,7 +257,7 @@ impl DeviceCosts {
             + self.output_compute
             + self.head_memory
             // If windows evict each other, all bytes are read twice.
-            + 2.0 * bytes / self.disk_read.min(self.reads.slowest())
+            + 2.0 * bytes / self.disk_read_rate.min(self.read_rates.slowest())
     }
 
     /// Returns alpha, the seconds of a layer on the CPU without reading from disk.
@@ -265,13 +271,13 @@ impl DeviceCosts {
     }
 
     /// Returns x, the number of layers that fit in memory; negative if not even the buffers fit.
-    pub(crate) fn layers_that_fit(&self, head: bool, model: &ModelCosts) -> i64 {
+    pub(crate) fn layers_that_fit(&self, head: bool, model: &ModelSizes) -> i64 {
         let head_bytes = if head { model.row_bytes_ceil + model.output_head_bytes } else { 0 };
         (self.capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
     /// Returns the number of layers that fit in GPU memory for any choice of layers in `windows` windows.
-    pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelCosts, windows: u32) -> i64 {
+    pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelSizes, windows: u32) -> i64 {
         let surplus = model.total_surplus.min(i64::from(windows).saturating_mul(model.max_run_surplus));
         (self.gpu_bytes[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
     }
@@ -293,14 +299,14 @@ fn capacity_and_case(device: &Device) -> (i64, MemoryCase) {
         (OperatingSystem::Macos, _) => (ram, MemoryCase::ReloadsExcessMacos),
         (OperatingSystem::Linux, _) => (ram, MemoryCase::ReloadsExcess),
         (OperatingSystem::Android, _) => {
-            (ram + device.can_swap.min(device.swap_available) as i64, MemoryCase::ReloadsExcess)
+            (ram + device.swappable_bytes.min(device.swap_available) as i64, MemoryCase::ReloadsExcess)
         }
     }
 }
 
 /// Returns the bytes for GPU layers, as a worker and as the head: `d_cuda` - `c_gpu` with CUDA, and
 /// `d_metal` - `c_gpu` with Metal, where the head also needs `b_o`. They may be negative.
-fn gpu_bytes(device: &Device, model: &ModelCosts) -> [i64; 2] {
+fn gpu_bytes(device: &Device, model: &ModelSizes) -> [i64; 2] {
     let buffers = device.gpu_buffer_bytes as i64;
     match device.gpu {
         Gpu::None => [0; 2],

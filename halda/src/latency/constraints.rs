@@ -45,7 +45,7 @@ pub enum Violation {
     NoSuchHead { head: usize, devices: usize },
     #[error("the head `{device}` has no layers")]
     HeadWithoutLayers { device: String },
-    #[error("`{device}` has no layers, but devices may not be dropped")]
+    #[error("`{device}` has no layers, but devices must not be dropped")]
     EmptyWindow { device: String },
     #[error("a round covers {ring_layers} layers, but the model has only {model_layers}")]
     RingExceedsModel { ring_layers: u64, model_layers: u32 },
@@ -78,10 +78,10 @@ pub enum Violation {
     #[error("`{device}` has {layers} GPU layers, but only {fit} fit in Metal's working set")]
     MetalWorkingSet { device: String, layers: u32, fit: i64 },
     #[error(
-        "`{device}` needs {need:.0} bytes of memory but has {capacity}, and its disk ({disk_read:.0} B/s) is slower \
-         than the threshold ({threshold:.0} B/s) for reading weights for every token"
+        "`{device}` needs {need:.0} bytes of memory but has {capacity}, and its disk ({disk_read_rate:.0} B/s) is \
+         slower than the threshold ({threshold:.0} B/s) for reading weights for every token"
     )]
-    SlowDiskOverloaded { device: String, need: f64, capacity: u64, disk_read: f64, threshold: f64 },
+    SlowDiskOverloaded { device: String, need: f64, capacity: u64, disk_read_rate: f64, threshold: f64 },
     #[error(
         "`{device}` has {capacity} bytes of memory, of which buffers and cache take {held:.0}: too little remains to \
          stream weights"
@@ -168,11 +168,11 @@ fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
     let over = shares.filter_map(|(device, share)| {
         let terms = model.terms(device, device == assignment.head, share);
-        (terms.over && model.devices[device].slow_disk).then(|| Violation::SlowDiskOverloaded {
+        (terms.exceeds_memory && model.devices[device].slow_disk).then(|| Violation::SlowDiskOverloaded {
             device: model.instance().devices[device].name.clone(),
             need: terms.need,
             capacity: terms.capacity,
-            disk_read: model.devices[device].disk_read,
+            disk_read_rate: model.devices[device].disk_read_rate,
             threshold: model.instance().slow_disk_threshold,
         })
     });

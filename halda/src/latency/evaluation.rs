@@ -36,7 +36,7 @@ impl LatencyModel<'_> {
     }
 
     /// Returns T in seconds in the steady state; infinite if [`Self::steady_state`] fails.
-    pub fn steady_seconds(&self, assignment: &Assignment, residencies: &[ResidencyOptions]) -> f64 {
+    pub fn steady_state_seconds(&self, assignment: &Assignment, residencies: &[ResidencyOptions]) -> f64 {
         self.steady_state(assignment, residencies).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
     }
 }

@@ -1,8 +1,8 @@
 //! The best number of GPU layers for a given window.
 //!
-//! For a given window the time is a convex function of lgpu. Compute and memory terms are linear in lgpu. The disk
-//! term is convex, piecewise linear and decreases with lgpu; with Metal it does not depend on lgpu. lgpu increases
-//! with n. So the best n is an end of its range or next to the one kink, where the CPU share starts to fit: four
+//! For a given window the time is a convex function of lgpu, the layers on the GPU. Compute and memory terms are
+//! linear in lgpu. The disk term is convex, piecewise linear and decreases with lgpu; with Metal it does not depend on
+//! lgpu. lgpu increases with n. So the best n is an end of its range or next to the one kink, where the CPU share starts to fit: four
 //! candidates instead of w + 1 suffice.
 //!
 //! The range is `lgpu <= GPU memory`, and with a slow disk also `l - lgpu <= x`, or `l <= x` with Metal.

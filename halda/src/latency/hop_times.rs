@@ -5,7 +5,7 @@
 //! skipped, and the last device sends to the head. A ring of one device then has no hop.
 //!
 //! A pair without an entry has no link. If every device sends equally fast to all others, the order of the ring does
-//! not matter, and the planners ignore it (`neighbour_matters`).
+//! not matter, and the planners ignore it (`depends_on_receiver`).
 //!
 //! Not here: which device is next ([`crate::problem::assignment`]).
 
@@ -14,19 +14,19 @@ use crate::problem::instance::Instance;
 /// The hop times of a validated instance.
 #[derive(Debug, Clone)]
 pub(crate) struct HopTimes {
-    /// The hop of each sender to any device in seconds; the instance's `hop` if it depends on the next device.
-    pub of_sender: Vec<f64>,
+    /// The hop of each sender to any device in seconds; the instance's `hop` if the time depends on the next device.
+    pub sender_hops: Vec<f64>,
     /// The hops by pair in seconds, at index from * M + to; infinite without a link. Empty if the instance has none.
     between: Vec<f64>,
     /// Whether a hop depends on the next device.
-    pub neighbour_matters: bool,
+    pub depends_on_receiver: bool,
 }
 
 impl HopTimes {
     pub(crate) fn new(instance: &Instance) -> Self {
         let senders: Vec<f64> = instance.devices.iter().map(|device| device.hop).collect();
         let Some(rows) = &instance.hops else {
-            return Self { of_sender: senders, between: Vec::new(), neighbour_matters: false };
+            return Self { sender_hops: senders, between: Vec::new(), depends_on_receiver: false };
         };
         let between: Vec<f64> =
             rows.iter().flatten().map(|seconds| seconds.unwrap_or(f64::INFINITY)).collect();
@@ -36,46 +36,46 @@ impl HopTimes {
             let others = (0..devices).filter(|to| *to != from).map(|to| between[from * devices + to]);
             first(from).is_none_or(|first| first.is_finite() && others.into_iter().all(|hop| hop == first))
         };
-        let neighbour_matters = !(0..devices).all(all_equal);
-        let of_sender = if neighbour_matters {
+        let depends_on_receiver = !(0..devices).all(all_equal);
+        let sender_hops = if depends_on_receiver {
             senders
         } else {
             (0..devices).map(|from| first(from).unwrap_or(0.0)).collect()
         };
-        Self { of_sender, between, neighbour_matters }
+        Self { sender_hops, between, depends_on_receiver }
     }
 
     /// Returns the hop from one device to another in seconds; infinite without a link.
     pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
         if self.between.is_empty() {
-            self.of_sender[from]
+            self.sender_hops[from]
         } else if from == to {
             0.0
         } else {
-            self.between[from * self.of_sender.len() + to]
+            self.between[from * self.sender_hops.len() + to]
         }
     }
 
     /// Returns whether the instance has hops by pair. A ring of one device then has no hop.
-    pub(crate) fn by_pair(&self) -> bool {
+    pub(crate) fn is_by_pair(&self) -> bool {
         !self.between.is_empty()
     }
 
     /// Returns the hop of a sender in seconds if it does not depend on the next device. Otherwise returns 0, because
     /// hops are then counted separately.
-    pub(crate) fn own(&self, from: usize) -> f64 {
-        if self.neighbour_matters { 0.0 } else { self.of_sender[from] }
+    pub(crate) fn fixed_hop(&self, from: usize) -> f64 {
+        if self.depends_on_receiver { 0.0 } else { self.sender_hops[from] }
     }
 
     /// Returns the longest hop of a sender over existing links, in seconds.
-    pub(crate) fn longest(&self, from: usize) -> f64 {
-        let others = (0..self.of_sender.len()).map(|to| self.seconds(from, to));
+    pub(crate) fn longest_hop(&self, from: usize) -> f64 {
+        let others = (0..self.sender_hops.len()).map(|to| self.seconds(from, to));
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
     }
 
     /// Returns the shortest hop of a sender to another device in seconds; infinite if it has no link.
-    pub(crate) fn shortest(&self, from: usize) -> f64 {
-        let others = (0..self.of_sender.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
+    pub(crate) fn shortest_hop(&self, from: usize) -> f64 {
+        let others = (0..self.sender_hops.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
         others.fold(f64::INFINITY, f64::min)
     }
 }

@@ -37,14 +37,14 @@ use serde::Serialize;
 use crate::problem::assignment::{Assignment, Share};
 use crate::problem::instance::Instance;
 use crate::problem::validation::InstanceError;
-use coefficients::{DeviceCosts, MemoryCase, ModelCosts};
+use coefficients::{DeviceCosts, MemoryCase, ModelSizes};
 use hop_times::HopTimes;
 
 /// A validated instance with the coefficients of its devices; the input of every planner.
 #[derive(Debug, Clone)]
 pub struct LatencyModel<'i> {
     instance: &'i Instance,
-    pub(crate) model: ModelCosts,
+    pub(crate) model: ModelSizes,
     pub(crate) devices: Vec<DeviceCosts>,
     pub(crate) hops: HopTimes,
 }
@@ -56,8 +56,8 @@ pub struct Breakdown {
     pub seconds: f64,
     /// The terms of each device, in the instance's order.
     pub devices: Vec<DeviceTerms>,
-    /// The device with the slowest disk and the seconds that a token waits for it, if it does. They are included in
-    /// the disk term of the device.
+    /// The device with the slowest disk and the seconds that a token waits for it; `None` if it does not wait. The
+    /// disk term of the device includes these seconds.
     #[serde(rename = "waits")]
     pub disk_wait: Option<(usize, f64)>,
 }
@@ -76,10 +76,11 @@ pub struct DeviceTerms {
     pub communication: f64,
     /// need: the bytes of memory that the share needs.
     pub need: f64,
-    /// cap: the bytes of memory that the device has for it.
+    /// cap: the bytes of memory that the device has for the share.
     pub capacity: u64,
     /// Whether `need` exceeds `capacity`, so that weights are read from disk for every token.
-    pub over: bool,
+    #[serde(rename = "over")]
+    pub exceeds_memory: bool,
     /// The memory case of the device.
     pub case: MemoryCase,
 }
@@ -98,7 +99,7 @@ impl<'i> LatencyModel<'i> {
     /// If the instance is invalid.
     pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
         instance.validate()?;
-        let model = ModelCosts::new(instance);
+        let model = ModelSizes::new(instance);
         let hops = HopTimes::new(instance);
         let devices = (0..instance.devices.len())
             .map(|index| DeviceCosts::new(instance, index, &model, &hops))
@@ -171,7 +172,7 @@ impl<'i> LatencyModel<'i> {
                 communication: 0.0,
                 need: 0.0,
                 capacity,
-                over: false,
+                exceeds_memory: false,
                 case: MemoryCase::NoReload,
             };
         }
@@ -198,12 +199,12 @@ impl<'i> LatencyModel<'i> {
                 + gpu * costs.gpu_memory
                 + windows * costs.window_copy
                 + head_memory,
-            disk: read / costs.disk_read,
+            disk: read / costs.disk_read_rate,
             communication: windows * hop,
             need: whole as f64 + row,
             capacity,
-            over,
-            case: if over && !costs.slow_disk { costs.case_when_over } else { MemoryCase::NoReload },
+            exceeds_memory: over,
+            case: if over && !costs.slow_disk { costs.case_if_exceeded } else { MemoryCase::NoReload },
         }
     }
 
@@ -211,6 +212,6 @@ impl<'i> LatencyModel<'i> {
     /// the same arithmetic as [`LatencyModel::evaluate`], and does not allocate.
     pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
         let terms = self.terms_with_hop(device, head, share, hop);
-        if terms.over && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }
+        if terms.exceeds_memory && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }
     }
 }

@@ -59,13 +59,13 @@ use crate::runtime_model::{ReadRates, Rereads, RuntimeModel};
 pub struct DeviceTiming {
     /// The terms without hops. `disk` is the time of reading that is not hidden.
     pub terms: DeviceTerms,
-    /// The seconds for which a token occupies the disk; in a conflict, disk and processor. It is a lower bound of the
-    /// time per token.
-    pub busy: f64,
+    /// The seconds for which a token occupies the disk, or in a conflict the disk and the processor: a lower bound of
+    /// the time per token.
+    pub busy_seconds: f64,
 }
 
-/// The work of a device for a token, with the weight bytes of its actual layers, because layers differ in size by a
-/// few percent.
+/// The work of a device for a token. The weight bytes are those of its actual layers, because layers differ in size
+/// by a few percent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceWork {
     pub share: Share,
@@ -110,7 +110,7 @@ struct Memory {
 
 impl DeviceTiming {
     /// Returns the seconds that the device adds to a token, without hops.
-    pub fn own(&self) -> f64 {
+    pub fn own_seconds(&self) -> f64 {
         self.terms.compute + self.terms.memory + self.terms.disk
     }
 }
@@ -139,8 +139,8 @@ impl LatencyModel<'_> {
             let timing = self
                 .timing(device, head, &device_work, &residency.unwrap_or_default())
                 .ok_or_else(|| self.memory_violation(device, head, &device_work))?;
-            if timing.busy > slowest.0 {
-                slowest = (timing.busy, device);
+            if timing.busy_seconds > slowest.0 {
+                slowest = (timing.busy_seconds, device);
             }
             devices.push(DeviceTerms { communication, ..timing.terms });
         }
@@ -204,11 +204,11 @@ impl LatencyModel<'_> {
         let costs = &self.devices[device];
         // The paper's page cache keeps all but the excess, independent of what Metal keeps wired.
         let keeps = self.instance().devices[device].runtime.rereads == Rereads::Excess;
-        let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.over || keeps;
+        let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.exceeds_memory || keeps;
         self.apply_known_times(device, head, device_work, &mut terms);
         let memory = self.memory(device, head, device_work);
-        terms.need = (costs.steady_capacity - memory.budget + memory.share) as f64;
-        terms.capacity = costs.steady_capacity as u64;
+        terms.need = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
+        terms.capacity = costs.steady_state_capacity as u64;
         let too_small = memory.budget < 0 || (memory.share > 0 && memory.budget < MIN_WEIGHT_CACHE.0 as i64);
         let fits = !too_small && self.fits_gpu(device, head, device_work);
         fits.then_some(ResidentTiming { terms, memory, within_metal })
@@ -225,10 +225,10 @@ impl LatencyModel<'_> {
         let ResidentTiming { terms, memory, within_metal } = resident_timing;
         let mut terms = terms.clone();
         if terms.share.layers == 0 {
-            return Some(DeviceTiming { terms, busy: 0.0 });
+            return Some(DeviceTiming { terms, busy_seconds: 0.0 });
         }
         // With the paper's page cache the time has no jump where the share exceeds memory, so no reserve is needed.
-        terms.over = match runtime.rereads {
+        terms.exceeds_memory = match runtime.rereads {
             Rereads::Excess => memory.share > memory.budget,
             Rereads::Everything => {
                 // Page faults also read pages around the faulting one, which stay in memory for some time.
@@ -238,25 +238,25 @@ impl LatencyModel<'_> {
                 !fits(budget, memory.share as u64, runtime.processors)
             }
         };
-        if !terms.over && *within_metal && !releases_fitting_weights(residency, memory.share) {
-            return Some(DeviceTiming { terms, busy: 0.0 });
+        if !terms.exceeds_memory && *within_metal && !releases_fitting_weights(residency, memory.share) {
+            return Some(DeviceTiming { terms, busy_seconds: 0.0 });
         }
         if costs.slow_disk {
             return None;
         }
-        terms.over |= !within_metal;
+        terms.exceeds_memory |= !within_metal;
         let stage = terms.compute + terms.memory;
         let busy = if *within_metal {
             let windows = f64::from(terms.share.windows);
-            let reading = Rereading { memory: *memory, stage, windows, reads: costs.reads };
+            let reading = Rereading { memory: *memory, stage, windows, reads: costs.read_rates };
             let (wait, busy) = reading.wait_and_busy(runtime, residency);
             terms.disk = wait;
             busy
         } else {
             // If the working set is exceeded, Metal releases all weights under any residency.
-            stage + (memory.share + memory.wired) as f64 / costs.reads.fault
+            stage + (memory.share + memory.wired) as f64 / costs.read_rates.fault
         };
-        Some(DeviceTiming { terms, busy })
+        Some(DeviceTiming { terms, busy_seconds: busy })
     }
 
     /// Replaces the paper's compute terms with the known times of layers, windows and output, and adds the token
@@ -269,18 +269,18 @@ impl LatencyModel<'_> {
         terms: &mut DeviceTerms,
     ) {
         let (runtime, share) = (&self.instance().devices[device].runtime, device_work.share);
-        if let (Some(work), Some(seconds)) = (&runtime.work, device_work.layer_seconds) {
+        if let (Some(work), Some(seconds)) = (&runtime.work_times, device_work.layer_seconds) {
             let windows = f64::from(share.windows);
             terms.compute = seconds;
             terms.memory = 0.0;
             if head {
-                terms.compute += self.output_on_gpu(device, device_work).unwrap_or(work.output);
+                terms.compute += self.output_on_gpu(device, device_work).unwrap_or(work.cpu_output);
             }
             if share.gpu_layers < share.layers {
-                terms.compute += windows * work.cpu_window;
+                terms.compute += windows * work.cpu_window_overhead;
             }
             if share.gpu_layers > 0 {
-                terms.compute += windows * work.gpu_window;
+                terms.compute += windows * work.gpu_window_overhead;
                 terms.memory += windows * self.devices[device].window_copy;
             }
         }
@@ -306,7 +306,7 @@ impl LatencyModel<'_> {
         let held = cpu * kv + gpu_kv + wired + costs.buffer_bytes;
         let output = if head { output } else { 0 };
         let share = device_work.cpu_bytes + head_bytes;
-        Memory { share, output, budget: costs.steady_capacity - held, wired }
+        Memory { share, output, budget: costs.steady_state_capacity - held, wired }
     }
 
     /// Returns whether the GPU layers fit in GPU memory, by their actual bytes.
@@ -318,12 +318,12 @@ impl LatencyModel<'_> {
     /// Returns the seconds of the output head on the GPU of the head; `None` if it is computed on the CPU. As in
     /// [`crate::plan_document`], it is on the GPU if all layers are on the GPU and it fits beside them.
     fn output_on_gpu(&self, device: usize, device_work: &DeviceWork) -> Option<f64> {
-        let work = self.instance().devices[device].runtime.work.as_ref()?;
+        let work = self.instance().devices[device].runtime.work_times.as_ref()?;
         // For a head with Metal, `gpu_bytes[1]` already excludes the output (paper, appendix A.3).
         let available = self.devices[device].gpu_bytes[0];
         let fits = device_work.share.gpu_layers == device_work.share.layers
             && self.gpu_need(device_work) + self.model.output_head_bytes <= available;
-        work.output_on_gpu.filter(|_| fits)
+        work.gpu_output.filter(|_| fits)
     }
 
     /// Returns the bytes of the GPU layers and their cache.
@@ -346,9 +346,10 @@ impl LatencyModel<'_> {
         let rest = remainder.saturating_sub(layers_before);
         let share = Share::new(window, gpu_layers, rounds, rest);
         let bytes = |start: u32, end: u32| {
-            self.model.first_layers_bytes[end as usize] - self.model.first_layers_bytes[start as usize]
+            self.model.layer_bytes_prefix_sums[end as usize]
+                - self.model.layer_bytes_prefix_sums[start as usize]
         };
-        let seconds = self.devices[device].first_layers_seconds.as_ref();
+        let seconds = self.devices[device].layer_seconds_prefix_sums.as_ref();
         // Without a GPU there are no times of GPU layers, and the sum is 0.
         let layers_time = |which: usize, start: u32, end: u32| {
             let sum = |layer: u32| seconds.and_then(|sums| sums[which].get(layer as usize)).copied();
@@ -397,12 +398,14 @@ impl LatencyModel<'_> {
         works
     }
 
-    /// Returns the constraint because of which a device has no timing.
+    /// Returns the violated constraint of a device that has no timing.
     fn memory_violation(&self, device_index: usize, head: bool, device_work: &DeviceWork) -> Violation {
         let (costs, described) = (&self.devices[device_index], &self.instance().devices[device_index]);
         let memory = self.memory(device_index, head, device_work);
-        let (need, capacity) =
-            ((costs.steady_capacity - memory.budget + memory.share) as f64, costs.steady_capacity as u64);
+        let (need, capacity) = (
+            (costs.steady_state_capacity - memory.budget + memory.share) as f64,
+            costs.steady_state_capacity as u64,
+        );
         let device = described.name.clone();
         let gpu_layers = device_work.share.gpu_layers;
         if described.gpu == Gpu::None && gpu_layers > 0 {
@@ -418,7 +421,7 @@ impl LatencyModel<'_> {
                 device,
                 need,
                 capacity,
-                disk_read: costs.disk_read,
+                disk_read_rate: costs.disk_read_rate,
                 threshold,
             };
         }
@@ -442,7 +445,7 @@ impl Rereading {
         output / (output + (share - output) / self.windows)
     }
 
-    /// Returns the seconds of reading that are not hidden, and `busy`.
+    /// Returns the seconds of reading that are not hidden, and those for which a token occupies the disk.
     fn wait_and_busy(&self, runtime: &RuntimeModel, residency: &ResidencyOptions) -> (f64, f64) {
         let Rereading { stage, windows, reads, .. } = *self;
         let (share, budget) = (self.memory.share as u64, self.memory.budget as u64);
@@ -470,10 +473,10 @@ impl Rereading {
         if excess {
             let read = read + (windows * ahead).min(read).min(budget);
             let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
-            return (faults, stage + read / reads.ahead);
+            return (faults, stage + read / reads.read_ahead);
         }
         let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
-        (faults, stage + read / reads.ahead + conflict * read / reads.fault)
+        (faults, stage + read / reads.read_ahead + conflict * read / reads.fault)
     }
 }
 
@@ -491,5 +494,5 @@ fn max_read_ahead(residency: &ResidencyOptions) -> f64 {
     if residency.one_call {
         return 0.0;
     }
-    residency.budget().map_or(f64::INFINITY, Bytes::as_f64)
+    residency.max_prefetch().map_or(f64::INFINITY, Bytes::as_f64)
 }

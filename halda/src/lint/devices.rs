@@ -68,7 +68,7 @@ impl DeviceCheck<'_> {
 
     /// Checks whether the weights fit in Metal's working set.
     fn working_set(&self, needed: Bytes, available: Bytes, found: &mut Vec<Finding>) {
-        let Some(wired) = self.budget.wired.filter(|&wired| self.budget.weights > wired) else { return };
+        let Some(wired) = self.budget.max_wired.filter(|&wired| self.budget.weights > wired) else { return };
         let (name, share) = (&self.planned.name, self.budget.weights);
         found.push(Finding::warning(
             "working-set-exceeded",
@@ -128,7 +128,7 @@ impl DeviceCheck<'_> {
                 "give it fewer layers, or use `managed` residency, which reads only the weights that do not fit"
             },
         ));
-        let disk = self.member.device.disk_read();
+        let disk = self.member.device.disk_read_rate();
         if disk < slow_disk {
             found.push(Finding::warning(
                 "slow-disk-overloaded",
@@ -175,7 +175,7 @@ impl DeviceCheck<'_> {
 
     /// Checks the size of the stream buffer.
     fn buffer(&self, found: &mut Vec<Finding>) {
-        let (room, buffer) = (self.budget.weight_cache, self.planned.residency.buffer());
+        let (room, buffer) = (self.budget.weight_cache, self.planned.residency.stream_buffer_bytes());
         let half = Bytes(room.0 / 2);
         if buffer > half {
             found.push(Finding::warning(

@@ -16,8 +16,8 @@ mod scenario;
 use serde::Serialize;
 
 pub use profiles::uncertain_rates;
-pub use ring::plan;
-pub use scenario::{events_after_end, scenario};
+pub use ring::check_plan;
+pub use scenario::{check_scenario, events_after_end};
 
 /// The severity of a finding; the most severe is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -37,7 +37,7 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
         }
         found.extend(memory(&held, name, &at));
     }
-    if let Some(why) = plan.only_simulated() {
+    if let Some(why) = plan.simulation_only_reason() {
         let fix = "run it with `hearth simulate`";
         found.push(Finding::note("simulated-only", "plan", why, fix));
     }
@@ -47,9 +47,9 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
 /// Checks main memory and GPU memory of a device.
 fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     let mut found = Vec::new();
-    let (needed, can) = (held.main(), held.available + held.swap);
+    let (needed, can) = (held.main_memory(), held.available + held.free_swap);
     if needed > can {
-        let loading = match held.loading {
+        let loading = match held.loaded_model {
             Bytes::ZERO => String::new(),
             bytes => format!(", loading the whole model {bytes}"),
         };
@@ -66,8 +66,8 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
         );
         found.push(Finding::warning("weights-swapped", at, what, "give the device fewer weights"));
     }
-    if held.gpu > held.gpu_available {
-        let (needed, can) = (held.gpu, held.gpu_available);
+    if held.gpu_used > held.gpu_available {
+        let (needed, can) = (held.gpu_used, held.gpu_available);
         let what =
             format!("weights, cache and buffers take {needed} of GPU memory on `{name}`, which has {can}");
         found.push(Finding::error("gpu-memory", at, what, "give the device fewer weights"));

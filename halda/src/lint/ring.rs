@@ -5,7 +5,7 @@ use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
 use hearth_schema::Plan;
-use hearth_schema::plan::{Origin, Role};
+use hearth_schema::plan::{Role, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
 use super::devices::DeviceCheck;
@@ -13,7 +13,7 @@ use super::{Finding, pinned};
 use crate::baselines::manual::Manual;
 use crate::explanation::DropReason;
 use crate::latency::LatencyModel;
-use crate::problem::SLOW_DISK;
+use crate::problem::SLOW_DISK_THRESHOLD;
 use crate::problem::assignment::ring_order;
 use crate::problem::instance::Instance;
 use crate::solve::solve;
@@ -22,10 +22,10 @@ use crate::solve::solve;
 const MAX_HOP_SHARE: f64 = 0.5;
 
 /// Checks a plan for a scenario. `cluster` must include the scenario's limits. Disks slower than `slow_disk` (by
-/// default [`SLOW_DISK`]) should not be read for every token.
-pub fn plan(
+/// default [`SLOW_DISK_THRESHOLD`]) should not be read for every token.
+pub fn check_plan(
     plan: &Plan,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     cluster: &Cluster,
     slow_disk: Option<BytesPerSecond>,
 ) -> Vec<Finding> {
@@ -37,7 +37,7 @@ pub fn plan(
     if found.iter().any(|finding| matches!(finding.code, "other-model" | "unknown-device" | "other-draft")) {
         return found;
     }
-    if plan.only_simulated().is_some() {
+    if plan.simulation_only_reason().is_some() {
         found.extend(pinned::findings(plan, cluster));
         return found;
     }
@@ -59,7 +59,7 @@ pub fn plan(
         })
         .collect();
     for check in &checks {
-        found.extend(check.findings(slow_disk.unwrap_or(SLOW_DISK)));
+        found.extend(check.findings(slow_disk.unwrap_or(SLOW_DISK_THRESHOLD)));
     }
     rounds(plan, &checks, cluster, &mut found);
     addresses(plan, &mut found);
@@ -85,7 +85,7 @@ fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Findi
 }
 
 /// Checks that the plan was made for this scenario.
-fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
+fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Finding> {
     let again = "plan again from this scenario";
     let mut found = Vec::new();
     let (planned, model) = (&plan.model, &cluster.model);
@@ -104,7 +104,7 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
             found.push(Finding::error("unknown-device", place, what, again));
         }
     }
-    if let Err(error) = draft::check(plan, cluster) {
+    if let Err(error) = draft::check_plan(plan, cluster) {
         found.push(Finding::error("other-draft", "plan draft", error.to_string(), again));
     }
     if plan.scenario.digest != scenario.digest {
@@ -182,11 +182,14 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
 
 /// Returns the total time of the hops of a whole round.
 fn hops_of_round(plan: &Plan, cluster: &Cluster) -> Seconds {
-    let activation = plan.activations.bytes(&cluster.model.shape);
+    let activation = plan.activations.token_bytes(&cluster.model.shape);
     let devices = &plan.devices;
     let hop = |(position, device): (usize, &hearth_schema::plan::PlannedDevice)| {
         let next = &devices[(position + 1) % devices.len()];
-        cluster.links.between(&device.name, &next.name).map_or(Seconds(0.0), |link| link.time(activation))
+        cluster
+            .links
+            .link_between(&device.name, &next.name)
+            .map_or(Seconds(0.0), |link| link.time(activation))
     };
     if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
 }
@@ -235,7 +238,8 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
     let Ok(solution) = solve(&strategy, &model) else { return };
     for index in ring_order(0, instance.devices.len()) {
         let device = &solution.explanation.devices[index];
-        let Some(DropReason::Slower(seconds)) = device.dropped.filter(|_| planned(&device.name).is_none())
+        let Some(DropReason::Slower(seconds)) =
+            device.drop_reason.filter(|_| planned(&device.name).is_none())
         else {
             continue;
         };

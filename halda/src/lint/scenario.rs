@@ -15,7 +15,7 @@ use super::{Finding, profiles, rates};
 const MAX_HOP: Seconds = Seconds(0.05);
 
 /// Checks a scenario. `cluster` must not include the scenario's memory limits.
-pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
+pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     addresses(scenario, &mut found);
     memory(scenario, cluster, &mut found);
@@ -121,7 +121,7 @@ fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
 /// Checks the links: their hop times, and pairs that are given twice.
 fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let between = &scenario.links.between;
-    let activation = cluster.activations.bytes(&cluster.model.shape);
+    let activation = cluster.activations.token_bytes(&cluster.model.shape);
     let mut slow = |place: String, time: Seconds| {
         // NaN counts as slow.
         if time.0.is_nan() || time > MAX_HOP {

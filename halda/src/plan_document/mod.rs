@@ -11,8 +11,8 @@ use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_schema::plan::{
-    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Predicted,
-    PredictedTerms, Processor, Role,
+    DroppedDevice, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms,
+    Processor, Role, ScenarioRecord,
 };
 
 use crate::explanation::{DeviceExplanation, DropReason, Explanation};
@@ -38,7 +38,11 @@ pub enum PlanError {
 ///
 /// # Errors
 /// If the cluster lacks a device of the solution, or the plan is not valid.
-pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result<Plan, PlanError> {
+pub fn plan_from_solution(
+    solution: &Solution,
+    cluster: &Cluster,
+    scenario: &ScenarioRecord,
+) -> Result<Plan, PlanError> {
     let explained = &solution.explanation.devices;
     let mut devices = Vec::new();
     let mut dropped = Vec::new();
@@ -69,7 +73,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     let planner = PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() };
     let mut plan = Plan {
         rounds: solution.assignment.rounds,
-        draft: draft::planned(cluster),
+        draft: draft::planned_draft(cluster),
         devices,
         dropped,
         predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
@@ -82,11 +86,11 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
 }
 
 /// Returns a plan with one round and no devices, to be filled in.
-pub fn empty_plan(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
+pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: PlannerRecord) -> Plan {
     Plan {
         schema: Plan::SCHEMA.to_owned(),
         scenario: scenario.clone(),
-        model: PlannedModel::of(&cluster.model),
+        model: PlannedModel::from_profile(&cluster.model),
         planner,
         kind: PlanKind::Ring,
         rounds: 1,
@@ -116,17 +120,17 @@ pub enum DraftError {
 ///
 /// # Errors
 /// If the assignment violates a constraint, or the plan is not valid.
-pub fn draft(
+pub fn plan_from_assignment(
     model: &LatencyModel,
     assignment: &Assignment,
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
 ) -> Result<Plan, DraftError> {
     let explained = |(device, window): (&Device, &u32)| DeviceExplanation {
         name: device.name.clone(),
-        binding: Vec::new(),
-        one_more_layer: None,
-        dropped: (*window == 0).then_some(DropReason::NoLayerLeft),
+        binding_constraints: Vec::new(),
+        extra_layer_seconds: None,
+        drop_reason: (*window == 0).then_some(DropReason::NoLayerLeft),
         relay: None,
     };
     let devices = model.instance().devices.iter().zip(&assignment.window_layers).map(explained).collect();
@@ -138,9 +142,9 @@ pub fn draft(
         assignment: assignment.clone(),
         residencies,
         breakdown,
-        explanation: Explanation { searched: Vec::new(), devices, optimum: None, gap: None, limit: None },
+        explanation: Explanation { search_steps: Vec::new(), devices, optimum: None, gap: None, limit: None },
     };
-    let mut draft = plan(&solution, cluster, scenario)?;
+    let mut draft = plan_from_solution(&solution, cluster, scenario)?;
     // The sentences would explain a search that was not run.
     draft.explanation.clear();
     Ok(draft)

@@ -3,7 +3,7 @@
 use crate::explanation::{BindingConstraint, DeviceExplanation, DropReason};
 use crate::latency::DeviceTerms;
 use crate::solve::Solution;
-use crate::strategy::Infeasible;
+use crate::strategy::InfeasibleReason;
 
 /// Returns the explanation as sentences: general ones, then one per device in the instance's order.
 pub fn sentences(solution: &Solution) -> Vec<String> {
@@ -22,8 +22,11 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
         let relay = device.relay.as_ref()?;
-        let why =
-            if relay.reachable { "faster than their direct link" } else { "which cannot reach each other" };
+        let why = if relay.has_direct_link {
+            "faster than their direct link"
+        } else {
+            "which cannot reach each other"
+        };
         Some(format!(
             "`{}` has no layers and relays from `{}` to `{}`, {why}.",
             device.name, relay.from, relay.to
@@ -31,8 +34,9 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     });
     all.extend(relays);
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
-    all.extend(devices.filter(|(device, _)| device.dropped.is_none()).map(|(device, terms)| {
-        let binding: Vec<&str> = device.binding.iter().map(|binding| binding_words(*binding)).collect();
+    all.extend(devices.filter(|(device, _)| device.drop_reason.is_none()).map(|(device, terms)| {
+        let binding: Vec<&str> =
+            device.binding_constraints.iter().map(|binding| binding_words(*binding)).collect();
         let limits =
             if binding.is_empty() { "no constraint limits it".to_owned() } else { binding.join(", ") };
         format!("`{}`: {}, {limits}; {}.", device.name, share(terms), one_more(device))
@@ -55,7 +59,7 @@ fn limit(solution: &Solution) -> Vec<String> {
 
 /// Returns why a device was dropped, `None` if it was not.
 pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
-    Some(match device.dropped? {
+    Some(match device.drop_reason? {
         DropReason::Slower(seconds) if seconds < 0.0 => {
             format!("the strategy drops it, although using it would save {} per token", time(-seconds))
         }
@@ -78,12 +82,12 @@ pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
 /// Returns the best time for each number of rounds with the head of the plan.
 fn best_by_rounds(solution: &Solution) -> String {
     let head = solution.assignment.head;
-    let steps = solution.explanation.searched.iter().filter(|step| step.head == head);
+    let steps = solution.explanation.search_steps.iter().filter(|step| step.head == head);
     // A k occurs more than once with partial last rounds, and if several memory cases are tried.
     let mut by_rounds: Vec<(u32, Option<f64>, bool)> = Vec::new();
     for step in steps {
         let found = step.outcome.as_ref().ok().copied();
-        let skipped = matches!(step.outcome, Err(Infeasible::Pruned { .. }));
+        let skipped = matches!(step.outcome, Err(InfeasibleReason::Pruned { .. }));
         match by_rounds.iter_mut().find(|(rounds, ..)| *rounds == step.rounds) {
             Some((_, best, any_skipped)) => {
                 *best = [*best, found].into_iter().flatten().min_by(f64::total_cmp);
@@ -103,7 +107,7 @@ fn best_by_rounds(solution: &Solution) -> String {
 }
 
 fn share(terms: &DeviceTerms) -> String {
-    let memory = if terms.over { "more than its memory holds" } else { "within its memory" };
+    let memory = if terms.exceeds_memory { "more than its memory holds" } else { "within its memory" };
     format!("{} layers, {} of them on the GPU, {memory}", terms.share.layers, terms.share.gpu_layers)
 }
 
@@ -111,7 +115,7 @@ fn share(terms: &DeviceTerms) -> String {
 const NEGLIGIBLE: f64 = 1e-9;
 
 fn one_more(device: &DeviceExplanation) -> String {
-    match device.one_more_layer {
+    match device.extra_layer_seconds {
         None => "a wider window is not allowed".to_owned(),
         Some(seconds) if seconds.abs() < NEGLIGIBLE => {
             "a window one layer wider would add no time".to_owned()

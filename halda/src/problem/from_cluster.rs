@@ -8,7 +8,7 @@
 //! | b, `f_q` | the mean layer: layers differ under mixed quantisation, but shares of many layers hardly do |
 //! | `b_i`, `b_o`, `f_{q,out}` | the input embedding; the output norm and the output head |
 //! | `n_kv` | the context of each sequence, so that memory suffices for a full cache |
-//! | `s_{cpu,q}` | matrix-vector products with weights in cache; an unmeasured format gets the nearest speed |
+//! | `s_{cpu,q}` | matrix-vector products with weights in cache; an unmeasured format gets the nearest one's speed |
 //! | `t_kv` | copying the keys and values of one token and layer |
 //! | `t_ram_vram`, `t_vram_ram` | copying one activation vector to the GPU and back |
 //! | `t_comm` | sending one activation vector to each other device; none without a link in the scenario |
@@ -16,8 +16,8 @@
 //! | `c_cpu` | compute buffers, and the small tensors that every device stores |
 //!
 //! Deviation: two costs of a layer have no symbol in the paper, attention over the mean cache length and a fixed
-//! overhead. If a profile has them, they are added to `t_kv_cpu`, which also occurs once per layer. Published devices
-//! have neither. All other properties of a device go into its [`RuntimeModel`].
+//! overhead. If a profile has them, they are added to `t_kv_cpu`, which also occurs once per layer. The devices of
+//! the paper have neither. All other properties of a device go into its [`RuntimeModel`].
 //!
 //! Deviations: an f32 key-value cache counts as an f16 cache of twice the tokens. If a GPU shares memory without
 //! Metal, its memory is subtracted from RAM, so that no memory is counted twice. Every GPU on macOS is used through
@@ -33,7 +33,7 @@
 
 use std::borrow::Cow;
 
-use hearth_core::compute_cost::{ComputeCost, advised_rate, stream_rate};
+use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
@@ -46,12 +46,12 @@ use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 use crate::runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
 
-/// The default speed below which a disk may not be read for every token. source: the public implementation of
+/// The default speed below which a disk must not be read for every token. source: the public implementation of
 /// prima.cpp
-pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
+pub const SLOW_DISK_THRESHOLD: BytesPerSecond = BytesPerSecond(1e8);
 
 impl Instance {
-    /// Returns the assignment problem of a cluster. A disk slower than `slow_disk` may not be read for every token.
+    /// Returns the assignment problem of a cluster. A disk slower than `slow_disk` must not be read for every token.
     /// [`crate::LatencyModel::new`] validates the values.
     pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
         let cluster = &*draft::cluster_without_draft(cluster);
@@ -69,7 +69,7 @@ impl Instance {
         let hops = order.iter().map(row).collect();
         Self {
             name: cluster.model.name.clone(),
-            slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK).0,
+            slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK_THRESHOLD).0,
             model: model(cluster),
             devices,
             hops: Some(hops),
@@ -83,7 +83,7 @@ fn sustained(member: &Member) -> Cow<'_, Member> {
         return Cow::Borrowed(member);
     }
     let mut slowed = member.clone();
-    slowed.device.cpu = member.device.cpu.sustained();
+    slowed.device.cpu = member.device.cpu.with_sustained_rates();
     Cow::Owned(slowed)
 }
 
@@ -105,8 +105,8 @@ fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
         return Some(Seconds(0.0));
     }
     let (sender, receiver) = (&cluster.members[from], &cluster.members[to]);
-    let link = cluster.links.between(&sender.name, &receiver.name)?;
-    Some(link.time(cluster.activations.bytes(&cluster.model.shape)))
+    let link = cluster.links.link_between(&sender.name, &receiver.name)?;
+    Some(link.time(cluster.activations.token_bytes(&cluster.model.shape)))
 }
 
 fn model(cluster: &Cluster) -> Model {
@@ -123,7 +123,7 @@ fn model(cluster: &Cluster) -> Model {
         value_heads: u64::from(shape.kv_heads),
         value_head_width: u64::from(shape.value_length),
         cached_tokens: u64::from(cluster.context) * u64::from(cluster.workload.sequences) * f16_tokens,
-        vocabulary: u64::from(shape.vocabulary),
+        vocab_size: u64::from(shape.vocab_size),
         layer_weight_bytes: profile.mean_layer_bytes().0,
         input_embedding_bytes: profile.input_bytes().0,
         output_head_bytes: profile.output_bytes().0,
@@ -162,22 +162,22 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
         cpu_cache_write: (profile.cpu.kv_copy.time(new_cache) + layer_extras(cluster, member)).0,
         gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.time(new_cache).0),
-        to_gpu: gpu.map_or(0.0, |gpu| gpu.upload.time(activation).0),
-        from_gpu: gpu.map_or(0.0, |gpu| gpu.download.time(activation).0),
+        gpu_upload: gpu.map_or(0.0, |gpu| gpu.upload.time(activation).0),
+        gpu_download: gpu.map_or(0.0, |gpu| gpu.download.time(activation).0),
         unified_memory: gpu.is_some_and(|gpu| gpu.unified_memory),
         hop: hop.0,
-        disk_read: profile.disk_read().0,
+        disk_read_rate: profile.disk_read_rate().0,
         ram_available: memory.available.value.0.saturating_sub(if shared { gpu_bytes } else { 0 }),
         metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
         cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
-        can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
+        swappable_bytes: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
         // If the free swap space is unknown, it does not limit swapping.
         swap_available: memory
             .swap_available
             .as_ref()
             .or(memory.can_swap.as_ref())
             .map_or(0, |it| it.value.0),
-        cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
+        cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared_tensors.bytes()).0,
         gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
         runtime: runtime(cluster, member),
     }
@@ -186,7 +186,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
 /// Returns the properties of a member for which the paper has no symbol. If the scenario does not fix the residency,
 /// a planner may choose `os` and, on Linux and Android, where single pages can be released, also `managed`.
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
-    let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
+    let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
     let usual = ResidencyOptions::default();
     let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
     RuntimeModel {
@@ -198,31 +198,31 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
         },
         processors: profile.cpu.cores,
         token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
-        reads: Some(ReadRates {
+        read_rates: Some(ReadRates {
             fault: profile.disk.fault_read_rate().0,
-            ahead: advised_rate(&profile.disk).0,
+            read_ahead: os_read_ahead_rate(&profile.disk).0,
             stream: stream_rate(&profile.disk).0,
         }),
-        work: Some(work_times(cluster, member)),
+        work_times: Some(work_times(cluster, member)),
     }
 }
 
 /// Returns the times that the simulator uses for a token at the mean cache length.
 fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let (profile, model) = (&member.device, &cluster.model);
-    let pass = Pass::plain(0, mean_length(cluster), 1, true);
+    let pass = Pass::new(0, mean_length(cluster), 1, true);
     let element = Bytes(cluster.kv_cache.element_bytes());
     let layers =
-        |work: &ComputeCost| (0..model.shape.layers.0).map(|layer| work.layer(layer, pass).0).collect();
-    let cpu = ComputeCost::in_main_memory(profile, model, element);
-    let gpu = profile.gpu.as_ref().map(|gpu| ComputeCost::on_gpu(gpu, model, element));
+        |work: &ComputeCost| (0..model.shape.layers.0).map(|layer| work.layer_time(layer, pass).0).collect();
+    let cpu = ComputeCost::for_main_memory(profile, model, element);
+    let gpu = profile.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
     WorkTimes {
         cpu_layers: layers(&cpu),
         gpu_layers: gpu.as_ref().map_or_else(Vec::new, &layers),
-        output: cpu.output().0,
-        output_on_gpu: gpu.as_ref().map(|gpu| gpu.output().0),
-        cpu_window: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
-        gpu_window: profile
+        cpu_output: cpu.output_time(1).0,
+        gpu_output: gpu.as_ref().map(|gpu| gpu.output_time(1).0),
+        cpu_window_overhead: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        gpu_window_overhead: profile
             .gpu
             .as_ref()
             .and_then(|gpu| gpu.window_overhead.as_ref())
@@ -235,8 +235,8 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
-    let work = ComputeCost::in_main_memory(&member.device, model, element);
-    let time = work.layer(0, Pass::plain(0, mean_length(cluster), 1, false));
+    let work = ComputeCost::for_main_memory(&member.device, model, element);
+    let time = work.layer_time(0, Pass::new(0, mean_length(cluster), 1, false));
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }
 

@@ -22,7 +22,7 @@ pub type PerFormat = BTreeMap<String, f64>;
 pub struct Instance {
     /// The name of the instance in messages.
     pub name: String,
-    /// Disks slower than this, in bytes per second, may not be read for every token.
+    /// Disks slower than this, in bytes per second, must not be read for every token.
     #[serde(rename = "s_threshold")]
     pub slow_disk_threshold: f64,
     pub model: Model,
@@ -62,7 +62,7 @@ pub struct Model {
     pub cached_tokens: u64,
     /// V: the size of the vocabulary. One token reads `b_i/V` bytes of the input embedding.
     #[serde(rename = "V")]
-    pub vocabulary: u64,
+    pub vocab_size: u64,
     /// b: the weight bytes of a layer.
     #[serde(rename = "b")]
     pub layer_weight_bytes: u64,
@@ -132,10 +132,10 @@ pub struct Device {
     pub gpu_cache_write: f64,
     /// `t_ram_vram`: the seconds to copy the hidden state to the GPU.
     #[serde(rename = "t_ram_vram")]
-    pub to_gpu: f64,
+    pub gpu_upload: f64,
     /// `t_vram_ram`: the seconds to copy the hidden state back from the GPU.
     #[serde(rename = "t_vram_ram")]
-    pub from_gpu: f64,
+    pub gpu_download: f64,
     /// UMA: whether CPU and GPU share memory, so that copying the hidden state takes no time.
     #[serde(rename = "uma")]
     pub unified_memory: bool,
@@ -145,7 +145,7 @@ pub struct Device {
     pub hop: f64,
     /// `s_disk`: the disk throughput in bytes per second, for the access pattern of the operating system.
     #[serde(rename = "s_disk")]
-    pub disk_read: f64,
+    pub disk_read_rate: f64,
     /// `d_avail`: the available RAM in bytes.
     #[serde(rename = "d_avail")]
     pub ram_available: u64,
@@ -157,7 +157,7 @@ pub struct Device {
     pub cuda_available: u64,
     /// `bytes_can_swap`: the bytes of other programs that can be swapped out (Android).
     #[serde(rename = "d_can_swap")]
-    pub can_swap: u64,
+    pub swappable_bytes: u64,
     /// `d_swap_avail`: the free swap space in bytes (Android).
     #[serde(rename = "d_swap_avail")]
     pub swap_available: u64,

@@ -92,7 +92,7 @@ impl Model {
         let checked = Checker { place: &|| format!("the model `{}`", self.name) };
         checked.positive("L", f64::from(self.model_layers))?;
         checked.at_most("L", u64::from(self.model_layers), u64::from(MAX_MODEL_LAYERS))?;
-        checked.positive("V", self.vocabulary as f64)?;
+        checked.positive("V", self.vocab_size as f64)?;
         checked.positive("b", self.layer_weight_bytes as f64)?;
         checked.bytes("b", self.layer_weight_bytes)?;
         for bytes in &self.layer_bytes {
@@ -126,7 +126,7 @@ impl Device {
             });
         }
         checked.positive("T_cpu", self.cpu_memory_rate)?;
-        checked.positive("s_disk", self.disk_read)?;
+        checked.positive("s_disk", self.disk_read_rate)?;
         if self.gpu != Gpu::None {
             checked.positive("T_gpu", self.gpu_memory_rate)?;
             checked.speed("s_gpu", &self.gpu_speed, &model.layer_flops)?;
@@ -137,8 +137,8 @@ impl Device {
         for (field, value) in [
             ("t_kv_cpu", self.cpu_cache_write),
             ("t_kv_gpu", self.gpu_cache_write),
-            ("t_ram_vram", self.to_gpu),
-            ("t_vram_ram", self.from_gpu),
+            ("t_ram_vram", self.gpu_upload),
+            ("t_vram_ram", self.gpu_download),
             ("t_comm", self.hop),
         ] {
             checked.not_negative(field, value)?;
@@ -147,7 +147,7 @@ impl Device {
             ("d_avail", self.ram_available),
             ("d_metal", self.metal_available),
             ("d_cuda", self.cuda_available),
-            ("d_can_swap", self.can_swap),
+            ("d_can_swap", self.swappable_bytes),
             ("d_swap_avail", self.swap_available),
             ("c_cpu", self.cpu_buffer_bytes),
             ("c_gpu", self.gpu_buffer_bytes),
@@ -155,9 +155,9 @@ impl Device {
             checked.bytes(field, value)?;
         }
         checked.not_negative("runtime.token_overhead", self.runtime.token_overhead)?;
-        if let Some(reads) = &self.runtime.reads {
+        if let Some(reads) = &self.runtime.read_rates {
             checked.positive("runtime.reads.fault", reads.fault)?;
-            checked.positive("runtime.reads.ahead", reads.ahead)?;
+            checked.positive("runtime.reads.ahead", reads.read_ahead)?;
             checked.positive("runtime.reads.stream", reads.stream)?;
         }
         self.validate_work(index, model)?;
@@ -176,11 +176,11 @@ impl Device {
 impl Device {
     fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
         let checked = Checker { place: &|| self.label(index) };
-        let Some(work) = &self.runtime.work else { return Ok(()) };
+        let Some(work) = &self.runtime.work_times else { return Ok(()) };
         for (field, seconds) in [
-            ("runtime.work.output", work.output),
-            ("runtime.work.cpu_window", work.cpu_window),
-            ("runtime.work.gpu_window", work.gpu_window),
+            ("runtime.work.output", work.cpu_output),
+            ("runtime.work.cpu_window", work.cpu_window_overhead),
+            ("runtime.work.gpu_window", work.gpu_window_overhead),
         ] {
             checked.not_negative(field, seconds)?;
         }

@@ -34,7 +34,7 @@
 use crate::latency::LatencyModel;
 use crate::latency::gpu_split::{RoundCounts, Split};
 use crate::problem::assignment::Assignment;
-use crate::strategy::Infeasible;
+use crate::strategy::InfeasibleReason;
 
 /// The problem of finding windows for one ring size, one head and one order.
 #[derive(Clone, Copy)]
@@ -42,11 +42,11 @@ pub(crate) struct RingSizeProblem<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     /// The devices that may be in the ring, the head first.
     pub order: &'a [usize],
-    /// W.
+    /// W: the layers of a round.
     pub ring_layers: u32,
     /// The minimum window of each device: 1 keeps the device in the ring, and 0 allows dropping it. It is 1 for the
     /// head.
-    pub least_windows: &'a [u32],
+    pub min_windows: &'a [u32],
 }
 
 /// The times of windows, without hops.
@@ -57,7 +57,7 @@ pub(crate) trait WindowTimes {
 
     /// Returns the number of values of `layers_before` with different times. All larger values have the times of the
     /// last one.
-    fn offsets(&self) -> usize;
+    fn offset_count(&self) -> usize;
 }
 
 /// A ring with its windows.
@@ -85,16 +85,16 @@ impl WindowTimes for PaperTimes<'_, '_> {
         self.0.split(device, window, layers_before).map_or(f64::INFINITY, |split| split.seconds)
     }
 
-    fn offsets(&self) -> usize {
+    fn offset_count(&self) -> usize {
         self.0.remainder() + 1
     }
 }
 
 impl RingSizeProblem<'_, '_> {
     /// Returns the fastest assignment with W layers per round by the paper's objective.
-    pub(crate) fn optimum(&self) -> Result<Assignment, Infeasible> {
+    pub(crate) fn optimum(&self) -> Result<Assignment, InfeasibleReason> {
         let times = PaperTimes(*self);
-        let found = self.fastest(&times).ok_or_else(|| self.infeasible_reason(&times))?;
+        let found = self.fastest_ring(&times).ok_or_else(|| self.infeasible_reason(&times))?;
         Ok(self.assignment(&found, |device, window, layers_before| {
             self.split(device, window, layers_before).map_or(0, |split| split.gpu_layers)
         }))
@@ -108,14 +108,14 @@ impl RingSizeProblem<'_, '_> {
     }
 
     /// Returns the ring with the minimum sum of times; `None` if there is no plan.
-    pub(crate) fn fastest(&self, times: &impl WindowTimes) -> Option<Ring> {
-        let linked = self.model.hops.neighbour_matters;
+    pub(crate) fn fastest_ring(&self, times: &impl WindowTimes) -> Option<Ring> {
+        let linked = self.model.hops.depends_on_receiver;
         let found = self.run(times, linked);
         let last = if linked { self.linked_end(&found) } else { self.unlinked_end(&found) };
         let (seconds, last) = last?;
         let ring = Ring { seconds, members: self.reconstruct(times, &found, last, linked) };
         // The program without linked hops counts a hop for a ring of one device, which has none.
-        let head_only = if !linked && self.model.hops.by_pair() { self.head_only(times) } else { None };
+        let head_only = if !linked && self.model.hops.is_by_pair() { self.head_only(times) } else { None };
         Some(head_only.filter(|head_only| head_only.seconds < ring.seconds).unwrap_or(ring))
     }
 
@@ -143,7 +143,7 @@ impl RingSizeProblem<'_, '_> {
     /// Returns the ring of the head alone; `None` if it is not allowed.
     fn head_only(&self, times: &impl WindowTimes) -> Option<Ring> {
         let mut others = self.order.iter().skip(1);
-        if others.any(|device| self.least_windows[*device] > 0) {
+        if others.any(|device| self.min_windows[*device] > 0) {
             return None;
         }
         let seconds = times.seconds(self.head(), self.ring_layers, 0);
@@ -155,12 +155,12 @@ impl RingSizeProblem<'_, '_> {
         self.order[0]
     }
 
-    /// Returns W + 1.
+    /// Returns W + 1, the number of windows from 0 to W.
     fn columns(&self) -> usize {
         self.ring_layers as usize + 1
     }
 
-    /// Returns R = L mod W.
+    /// Returns R = L mod W, the layers of a partial last round.
     pub(crate) fn remainder(&self) -> usize {
         (self.model.model_layers() % self.ring_layers) as usize
     }
@@ -228,12 +228,12 @@ impl RingSizeProblem<'_, '_> {
 
     /// Returns the minimum window of a device in the ring: 0 if it may be a relay, else 1.
     fn smallest(&self, position: usize) -> usize {
-        usize::from(self.remainder() > 0 || self.least_windows[self.order[position]] > 0)
+        usize::from(self.remainder() > 0 || self.min_windows[self.order[position]] > 0)
     }
 
     /// Returns the positions of the possible predecessors. A device that must be in the ring cannot be skipped.
     fn predecessors(&self, position: usize) -> std::ops::Range<usize> {
-        let kept = (0..position).rev().find(|before| self.least_windows[self.order[*before]] > 0);
+        let kept = (0..position).rev().find(|before| self.min_windows[self.order[*before]] > 0);
         kept.unwrap_or(0)..position
     }
 
@@ -280,7 +280,7 @@ impl RingSizeProblem<'_, '_> {
     /// Returns g(w) after `layers_before` layers of a round; infinite if the window is not allowed. It includes hops
     /// that do not depend on the next device.
     fn window_time(&self, times: &impl WindowTimes, device: usize, window: u32, layers_before: usize) -> f64 {
-        if window < self.least_windows[device] {
+        if window < self.min_windows[device] {
             return f64::INFINITY;
         }
         if window == 0 {
@@ -289,9 +289,9 @@ impl RingSizeProblem<'_, '_> {
         let in_partial_round = layers_before < self.remainder();
         // If the head computes the whole partial round, it has no hop in it.
         let covers_round = layers_before == 0 && window as usize >= self.remainder();
-        let is_alone = covers_round && device == self.head() && self.model.hops.by_pair();
+        let is_alone = covers_round && device == self.head() && self.model.hops.is_by_pair();
         let hops = self.whole_rounds() + u32::from(in_partial_round && !is_alone);
-        times.seconds(device, window, layers_before) + f64::from(hops) * self.model.hops.own(device)
+        times.seconds(device, window, layers_before) + f64::from(hops) * self.model.hops.fixed_hop(device)
     }
 
     /// Returns the best GPU split of a window, without hops.
@@ -305,7 +305,7 @@ impl RingSizeProblem<'_, '_> {
     /// ones.
     fn fill_window_times(&self, times: &impl WindowTimes, device: usize, table: &mut Vec<f64>) {
         table.clear();
-        for layers_before in 0..times.offsets() {
+        for layers_before in 0..times.offset_count() {
             for window in 0..=self.ring_layers {
                 let possible = window as usize + layers_before <= self.ring_layers as usize;
                 let seconds = || self.window_time(times, device, window, layers_before);
@@ -353,7 +353,7 @@ impl RingSizeProblem<'_, '_> {
             let before = (0..=after.saturating_sub(smallest)).find(|&layers_before| {
                 let arrived = found.arrival[position * columns + layers_before];
                 let window = after - layers_before;
-                let offset = layers_before.min(times.offsets() - 1);
+                let offset = layers_before.min(times.offset_count() - 1);
                 let own = || self.window_time(times, device, window as u32, offset);
                 arrived.is_finite()
                     && self.time_after(arrived, own(), layers_before, window, return_hop) == goal
@@ -387,35 +387,35 @@ impl RingSizeProblem<'_, '_> {
     }
 
     /// Returns why this ring size has no plan.
-    pub(crate) fn infeasible_reason(&self, times: &impl WindowTimes) -> Infeasible {
+    pub(crate) fn infeasible_reason(&self, times: &impl WindowTimes) -> InfeasibleReason {
         let ring_layers = self.ring_layers;
-        let kept = self.order.iter().filter(|device| self.least_windows[**device] > 0).count();
+        let kept = self.order.iter().filter(|device| self.min_windows[**device] > 0).count();
         if kept > ring_layers as usize {
-            return Infeasible::MoreDevicesThanLayers { ring_layers, devices: kept };
+            return InfeasibleReason::MoreDevicesThanLayers { ring_layers, devices: kept };
         }
         let mut held = 0;
         for &device in self.order {
             let allowed = |window: &u32| {
-                let mut offsets = [0, times.offsets() - 1].into_iter();
+                let mut offsets = [0, times.offset_count() - 1].into_iter();
                 offsets.any(|offset| self.window_time(times, device, *window, offset).is_finite())
             };
             match (0..=ring_layers).rev().find(allowed) {
                 None => {
                     let device = self.model.instance().devices[device].name.clone();
-                    return Infeasible::NoLayerFits { device };
+                    return InfeasibleReason::NoLayerFits { device };
                 }
                 Some(window) => held += window,
             }
         }
         if held < ring_layers {
-            return Infeasible::TooLittleMemory { ring_layers, held };
+            return InfeasibleReason::TooLittleMemory { ring_layers, held };
         }
         // If there is a plan without regard to links, links are missing.
-        if self.model.hops.neighbour_matters && self.unlinked_end(&self.run(times, false)).is_some() {
-            return Infeasible::NoRoute { ring_layers };
+        if self.model.hops.depends_on_receiver && self.unlinked_end(&self.run(times, false)).is_some() {
+            return InfeasibleReason::NoRoute { ring_layers };
         }
         // Memory suffices for whole rounds, but not for the additional layers of a partial last round.
-        Infeasible::NothingAllowed { ring_layers }
+        InfeasibleReason::NothingAllowed { ring_layers }
     }
 }
 

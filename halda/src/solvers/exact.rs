@@ -28,7 +28,8 @@ use crate::strategy::{Proposal, SearchLimit, SearchStep, Strategy, StrategyError
 /// The maximum number of table entries in a search over partial last rounds. source: measured, 20 ns each, so 0.3 s
 const MAX_TABLE_ENTRIES: f64 = 1.5e7;
 
-/// The maximum number of heads in a heuristic search for the order, those with the best bounds. source: assumed
+/// The maximum number of heads in a heuristic search for the order; the heads with the best bounds are tried.
+/// source: assumed
 const MAX_HEADS_TRIED: usize = 4;
 
 /// The maximum number of orders in a heuristic search. source: assumed; random rings of 20 devices need one or two
@@ -38,7 +39,7 @@ const MAX_ORDER_TRIALS: usize = 4;
 pub struct Exact {
     pub rules: Rules,
     pub head: HeadChoice,
-    /// Restricts the search to this k.
+    /// The number of rounds to search; all if `None`.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
 }
@@ -74,7 +75,7 @@ impl Strategy for Exact {
         self.head.candidates(model.device_count())?;
         let mut search = Search::new(model, *self);
         // If the next device does not matter, all orders of whole rounds are equally fast.
-        if self.order == OrderChoice::Best && model.hops.neighbour_matters {
+        if self.order == OrderChoice::Best && model.hops.depends_on_receiver {
             search.best_order(&rings);
         } else {
             search.given_order(&rings);
@@ -87,11 +88,11 @@ impl Strategy for Exact {
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     exact: Exact,
-    /// The ring sizes among which the optimum is.
+    /// The ring sizes that can contain the optimum.
     deciding: Vec<u32>,
     /// A lower bound of T for each head.
     bounds: Vec<f64>,
-    searched: Vec<SearchStep>,
+    steps: Vec<SearchStep>,
     best: Option<(f64, Assignment)>,
     notes: Vec<String>,
     /// A lower bound of T over all plans; `None` if the search is complete.
@@ -100,8 +101,8 @@ struct Search<'a, 'i> {
 
 impl<'a, 'i> Search<'a, 'i> {
     fn new(model: &'a LatencyModel<'i>, exact: Exact) -> Self {
-        let (deciding, bounds, searched, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { model, exact, deciding, bounds, searched, best: None, notes, bound: None }
+        let (deciding, bounds, steps, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { model, exact, deciding, bounds, steps, best: None, notes, bound: None }
     }
 
     /// Searches the instance's order.
@@ -149,7 +150,7 @@ impl<'a, 'i> Search<'a, 'i> {
         let cycle = self.best_cycle();
         let head = self.best.as_ref().map_or(first_head, |(_, best)| best.head);
         for ring_layers in self.sizes_to_report(rings, &deciding) {
-            let known = self.searched.iter().any(|step| step.head == head && step.ring_layers == ring_layers);
+            let known = self.steps.iter().any(|step| step.head == head && step.ring_layers == ring_layers);
             if !known {
                 self.try_ring(head, &cycle, ring_layers);
             }
@@ -327,10 +328,9 @@ impl<'a, 'i> Search<'a, 'i> {
     /// Searches the best windows for an order that starts with the head.
     fn try_order(&mut self, head: usize, order: &[usize], ring_layers: u32) {
         let least = u32::from(!self.exact.rules.may_drop);
-        let mut least_windows = vec![least; self.model.device_count()];
-        least_windows[head] = 1;
-        let problem =
-            RingSizeProblem { model: self.model, order, ring_layers, least_windows: &least_windows };
+        let mut min_windows = vec![least; self.model.device_count()];
+        min_windows[head] = 1;
+        let problem = RingSizeProblem { model: self.model, order, ring_layers, min_windows: &min_windows };
         let outcome = problem.optimum().map(|assignment| {
             let seconds = self.model.seconds(&assignment);
             let better = self.best.as_ref().is_none_or(|(fastest, best)| {
@@ -342,18 +342,18 @@ impl<'a, 'i> Search<'a, 'i> {
             seconds
         });
         let rounds = self.model.model_layers().div_ceil(ring_layers);
-        self.searched.push(SearchStep { head, rounds, ring_layers, outcome });
+        self.steps.push(SearchStep { head, rounds, ring_layers, outcome });
     }
 
     /// Returns the best plan, or the reasons why there is none.
     fn finish(self) -> Result<Proposal, StrategyError> {
-        let Self { mut searched, best, notes, bound, .. } = self;
+        let Self { mut steps, best, notes, bound, .. } = self;
         // Steps are sorted by head, then by descending ring size.
-        searched.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
+        steps.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
         let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
         match best {
-            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::with_steps(assignment, searched) }),
-            None => Err(StrategyError::Infeasible(searched)),
+            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::with_steps(assignment, steps) }),
+            None => Err(StrategyError::Infeasible(steps)),
         }
     }
 }

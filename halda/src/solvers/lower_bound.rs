@@ -45,7 +45,11 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
 /// Returns g(w) with the shortest hop of the device, for w from 0; infinite for w = 0.
 fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: bool) -> Vec<f64> {
     let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
-    let hop = if model.hops.neighbour_matters { model.hops.shortest(device) } else { model.hops.own(device) };
+    let hop = if model.hops.depends_on_receiver {
+        model.hops.shortest_hop(device)
+    } else {
+        model.hops.fixed_hop(device)
+    };
     let time = |window| {
         model.best_split_with_hop(device, head, window, round_counts, hop).map(|split| split.seconds)
     };

@@ -35,7 +35,7 @@ pub struct RefineOptions {
     /// The optional rules of the plans.
     pub rules: Rules,
     /// Whether the number of rounds stays the same.
-    pub same_rounds: bool,
+    pub keep_rounds: bool,
     /// The maximum number of evaluations, including that of the start; unlimited by default.
     pub max_evaluations: Option<u64>,
 }
@@ -87,7 +87,7 @@ pub fn refine(
     let mut stop_reason = StopReason::NoBetterNeighbour;
     while failed_moves < moves.len() {
         let neighbour = moves[index].apply(&best, model).filter(|next| {
-            let allowed = !search.same_rounds || next.rounds == best.rounds;
+            let allowed = !search.keep_rounds || next.rounds == best.rounds;
             allowed
                 && ring_violations(model, next, search.rules).is_empty()
                 && best_residencies(model, next).is_some()
@@ -316,7 +316,7 @@ pub struct Refine {
     /// The best plan of the search.
     pub assignment: Assignment,
     /// The name of the strategy whose plan was the start of the search.
-    pub start: String,
+    pub start_strategy: String,
     /// The rules of the search.
     pub rules: Rules,
 }
@@ -331,7 +331,7 @@ impl Strategy for Refine {
     }
 
     fn options(&self) -> Vec<String> {
-        let mut options = vec![format!("start={}", self.start)];
+        let mut options = vec![format!("start={}", self.start_strategy)];
         options.extend(self.rules.options());
         options
     }

@@ -22,7 +22,8 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::min_plus_convolution;
 use crate::solvers::shortest_cycle::{ShortestCycles, short_cycle, with_missing_devices};
 
-/// The maximum number of devices for which all subsets are tried. source: assumed; measured to take at most a second
+/// The maximum number of devices for which all subsets are tried. source: assumed; the search was measured to take at
+/// most a second
 pub const MAX_DEVICES: usize = 12;
 
 /// The maximum number of additions in the search over subsets. source: measured, half a nanosecond each
@@ -49,20 +50,19 @@ pub(crate) fn best_ring(
 ) -> Option<Vec<usize>> {
     let devices = model.device_count();
     let order: Vec<usize> = (0..devices).collect();
-    let mut least_windows = vec![u32::from(!rules.may_drop); devices];
-    least_windows[head] = 1;
+    let mut min_windows = vec![u32::from(!rules.may_drop); devices];
+    min_windows[head] = 1;
     let problem = RingSizeProblem {
         model,
         order: &ring_order(head, devices).collect::<Vec<_>>(),
         ring_layers,
-        least_windows: &least_windows,
+        min_windows: &min_windows,
     };
     let tables = order.iter().map(|&device| problem.whole_round_times(device)).collect();
     let rounds = f64::from(model.model_layers() / ring_layers);
     let mut no_layers = vec![f64::INFINITY; ring_layers as usize + 1];
     no_layers[0] = 0.0;
-    let mut subsets =
-        Subsets { tables, cycles, rounds, least_windows: &least_windows, best: (f64::INFINITY, 0) };
+    let mut subsets = Subsets { tables, cycles, rounds, min_windows: &min_windows, best: (f64::INFINITY, 0) };
     subsets.descend(0, &no_layers, 0);
     let (seconds, set) = subsets.best;
     if seconds == f64::INFINITY {
@@ -80,7 +80,7 @@ struct Subsets<'a> {
     tables: Vec<Vec<f64>>,
     cycles: &'a ShortestCycles,
     rounds: f64,
-    least_windows: &'a [u32],
+    min_windows: &'a [u32],
     /// The best T and its set, as a bit mask of devices.
     best: (f64, usize),
 }
@@ -90,7 +90,7 @@ impl Subsets<'_> {
     /// layers.
     fn descend(&mut self, device: usize, times: &[f64], set: usize) {
         let with = set | 1 << device;
-        let may_stay_out = self.least_windows[device] == 0;
+        let may_stay_out = self.min_windows[device] == 0;
         if device + 1 == self.tables.len() {
             // At the last device only the total for all W layers is needed.
             let all = times.iter().zip(self.tables[device].iter().rev()).map(|(placed, own)| placed + own);

@@ -16,7 +16,7 @@ use crate::latency::LatencyModel;
 
 /// The shortest cycles through all sets of devices. A set is a bit mask of devices.
 pub(crate) struct ShortestCycles {
-    /// M.
+    /// M: the number of devices.
     devices: usize,
     /// The hops in seconds, at index from * M + to.
     hops: Vec<f64>,

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use hearth_halda::{
-    CostTerms, Halda, Infeasible, Instance, LatencyModel, SearchStep, Solution, Strategy as Planner,
+    CostTerms, Halda, InfeasibleReason, Instance, LatencyModel, SearchStep, Solution, Strategy as Planner,
     StrategyError, solve, valid_rounds, violations,
 };
 use proptest::prelude::*;
@@ -75,10 +75,10 @@ fn skipped_program_is_not_below_its_bound() {
         let model = LatencyModel::new(&instance).unwrap();
         let steps = |prune_by_bound| {
             let proposal = Halda { prune_by_bound, ..Halda::PAPER }.propose(&model);
-            proposal.map_or(Vec::new(), |proposal| proposal.searched)
+            proposal.map_or(Vec::new(), |proposal| proposal.search_steps)
         };
         for (step, solved) in steps(true).into_iter().zip(steps(false)) {
-            let SearchStep { outcome: Err(Infeasible::Pruned { bound }), .. } = step else { continue };
+            let SearchStep { outcome: Err(InfeasibleReason::Pruned { bound }), .. } = step else { continue };
             let seconds = solved.outcome.unwrap();
             assert!(seconds >= bound * (1.0 - 1e-9), "{place}: {seconds} is below {bound}");
             compared += 1;
@@ -152,17 +152,17 @@ fn steps_without_a_program_have_reasons() {
         let model = LatencyModel::new(&instance).unwrap();
         let halda = Halda { flip_memory_cases: true, ..Halda::PAPER };
         let steps = match halda.propose(&model) {
-            Ok(proposal) => proposal.searched,
+            Ok(proposal) => proposal.search_steps,
             Err(StrategyError::Infeasible(steps)) => steps,
             Err(other) => panic!("{other}"),
         };
         for reason in steps.into_iter().filter_map(|step| step.outcome.err()) {
             reasons.insert(match reason {
-                Infeasible::NoWindowInCase { .. } => "no window",
-                Infeasible::CasesAllowTooFewLayers { .. } => "too little",
-                Infeasible::CasesRequireMoreLayers { .. } => "too much",
-                Infeasible::Pruned { .. } => "no better",
-                Infeasible::MoreDevicesThanLayers { .. } => "too few layers",
+                InfeasibleReason::NoWindowInCase { .. } => "no window",
+                InfeasibleReason::CasesAllowTooFewLayers { .. } => "too little",
+                InfeasibleReason::CasesRequireMoreLayers { .. } => "too much",
+                InfeasibleReason::Pruned { .. } => "no better",
+                InfeasibleReason::MoreDevicesThanLayers { .. } => "too few layers",
                 other => panic!("{other}"),
             });
         }
@@ -219,7 +219,7 @@ proptest! {
                 Ok(solution) => {
                     prop_assert_eq!(violations(&model, &solution.assignment, halda.rules()), vec![]);
                     prop_assert!(solution.explanation.gap.is_none_or(|gap| gap >= -1e-9));
-                    solution.explanation.searched
+                    solution.explanation.search_steps
                 }
                 Err(refusal) => match refusal {
                     StrategyError::Infeasible(steps) => steps,
@@ -231,7 +231,7 @@ proptest! {
             let iterations = (devices + 1) * if may_drop { devices } else { 1 };
             let flipped = if flip_memory_cases { 2 * devices * devices } else { 0 };
             prop_assert!(steps.len() <= rounds * (iterations + flipped), "{} steps", steps.len());
-            let solver = |step: &SearchStep| matches!(step.outcome, Err(Infeasible::Solver { .. }));
+            let solver = |step: &SearchStep| matches!(step.outcome, Err(InfeasibleReason::Solver { .. }));
             prop_assert!(!steps.iter().any(solver), "{steps:?}");
         }
     }

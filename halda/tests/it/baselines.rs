@@ -1,4 +1,4 @@
-//! Baselines on instances whose plans can be computed by hand.
+//! Baselines on instances whose plans can be computed manually.
 //!
 //! A layer has 100 bytes, so reading it at 1000 B/s takes 0.1 s. There is no arithmetic, no cache and no buffer.
 
@@ -16,7 +16,7 @@ const LAYER: u64 = 100;
 fn device(name: &str, speed: f64, layers: u64) -> Device {
     Device {
         cpu_memory_rate: speed * LAYER as f64,
-        disk_read: LAYER as f64,
+        disk_read_rate: LAYER as f64,
         ram_available: layers * LAYER,
         ..plain_device(name)
     }
@@ -104,7 +104,7 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
         devices,
         hops: None,
     };
-    instance.devices[2].disk_read = 50.0;
+    instance.devices[2].disk_read_rate = 50.0;
     let solution = solved_instance(&PerformanceProportional, &instance).unwrap();
     chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
 
@@ -130,7 +130,7 @@ fn perf_uses_a_slow_gpu_last() {
     let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
     let solution = solved(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop]).unwrap();
     chosen(&solution, &[4, 6], &[0, 2]);
-    assert!(!solution.breakdown.devices[1].over);
+    assert!(!solution.breakdown.devices[1].exceeds_memory);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn edgeshard_trades_speed_for_hops() {
 fn edgeshard_reads_nothing_even_where_reading_is_faster() {
     // The worker is 100 times slower than the head, and the disk of the head reads 50 layers per second.
     let mut devices = vec![device("head", 100.0, 6), device("worker", 1.0, 10)];
-    devices[0].disk_read = 50.0 * LAYER as f64;
+    devices[0].disk_read_rate = 50.0 * LAYER as f64;
     chosen(&solved(&EdgeShard, 10, devices.clone()).unwrap(), &[6, 4], &[0, 0]);
     let exact = solved(&Exact { rounds: Some(1), ..Exact::default() }, 10, devices.clone()).unwrap();
     chosen(&exact, &[9, 1], &[0, 0]);

@@ -49,11 +49,11 @@ fn every_valid_k_has_its_certified_optimum() {
             checked += 1;
         }
     }
-    assert_eq!(checked, BY_K);
+    assert_eq!(checked, OPTIMA_BY_K);
 }
 
 /// The number of optima by k in the three files.
-const BY_K: usize = 355;
+const OPTIMA_BY_K: usize = 355;
 
 #[test]
 fn certified_assignments_evaluate_to_their_times() {

@@ -53,11 +53,11 @@ fn exact_fit_is_bound_by_memory() {
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.explanation.gap, Some(0.0));
-    assert_eq!(solution.explanation.searched.len(), 7, "24 has 7 factors less than itself");
+    assert_eq!(solution.explanation.search_steps.len(), 7, "24 has 7 factors less than itself");
     for device in &solution.explanation.devices {
-        assert_eq!(device.binding, [BindingConstraint::Memory]);
+        assert_eq!(device.binding_constraints, [BindingConstraint::Memory]);
         // One more layer adds arithmetic, memory traffic and reading from disk.
-        near(device.one_more_layer.unwrap(), 0.01 + 5e-6 + LAYER / 30e9 + LAYER / 1e9);
+        near(device.extra_layer_seconds.unwrap(), 0.01 + 5e-6 + LAYER / 30e9 + LAYER / 1e9);
     }
 }
 
@@ -68,10 +68,10 @@ fn full_metal_device_rereads_everything_for_one_more_layer() {
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 12]);
     let [metal, linux] = &solution.explanation.devices[..] else { panic!("two devices") };
-    assert_eq!(metal.binding, [BindingConstraint::GpuMemory, BindingConstraint::Memory]);
+    assert_eq!(metal.binding_constraints, [BindingConstraint::GpuMemory, BindingConstraint::Memory]);
     // 13 layers are read at 700 MB/s, and the thirteenth is on the CPU because the working set holds 12.
-    near(metal.one_more_layer.unwrap(), 13.0 * LAYER / 700e6 + 0.01 + 5e-6 + LAYER / 30e9);
-    assert_eq!(linux.binding, [BindingConstraint::Overloaded]);
+    near(metal.extra_layer_seconds.unwrap(), 13.0 * LAYER / 700e6 + 0.01 + 5e-6 + LAYER / 30e9);
+    assert_eq!(linux.binding_constraints, [BindingConstraint::Overloaded]);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn dropped_device_has_its_cost() {
     let solution = solve(&select(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 0]);
     // The devices are equally fast, so the dropped device would add only its hop and its copies.
-    let Some(DropReason::Slower(seconds)) = solution.explanation.devices[1].dropped else {
+    let Some(DropReason::Slower(seconds)) = solution.explanation.devices[1].drop_reason else {
         panic!("{:?}", solution.explanation.devices[1])
     };
     near(seconds, 0.005 + 1e-4);
@@ -167,7 +167,7 @@ fn invalid_instance_names_field_and_device() {
         LatencyModel::new(&instance).unwrap_err().to_string()
     };
     assert_eq!(
-        error(|instance| instance.devices[1].disk_read = 0.0),
+        error(|instance| instance.devices[1].disk_read_rate = 0.0),
         "`s_disk` of devices[1] `linux-none` is 0: it must be above zero"
     );
     assert_eq!(

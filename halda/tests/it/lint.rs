@@ -5,9 +5,9 @@
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::lint::{self, Finding, Severity};
-use hearth_halda::{Instance, LatencyModel, Manual, Overlap, plan, solve};
+use hearth_halda::{Instance, LatencyModel, Manual, Overlap, plan_from_solution, solve};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
-use hearth_schema::plan::{Origin, Role};
+use hearth_schema::plan::{Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::{Plan, Scenario};
 
@@ -27,14 +27,15 @@ links:
 /// A parsed scenario with its cluster.
 struct Case {
     scenario: Scenario,
-    origin: Origin,
+    origin: ScenarioRecord,
     cluster: Cluster,
 }
 
 impl Case {
     fn new(text: &str) -> Case {
         let scenario = Scenario::from_yaml(text).unwrap();
-        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
+        let origin =
+            ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::of_text(text) };
         let member = |entry: &hearth_schema::scenario::DeviceEntry| Member {
             name: entry.name.clone(),
             address: entry.address.clone(),
@@ -60,11 +61,11 @@ impl Case {
         let instance = Instance::from_cluster(&self.cluster, None);
         let model = LatencyModel::new(&instance).unwrap();
         let strategy = Manual { window_layers: windows.to_vec(), ..Manual::default() };
-        plan(&solve(&strategy, &model).unwrap(), &self.cluster, &self.origin).unwrap()
+        plan_from_solution(&solve(&strategy, &model).unwrap(), &self.cluster, &self.origin).unwrap()
     }
 
     fn lint(&self, plan: &Plan) -> Vec<Finding> {
-        lint::plan(plan, &self.origin, &self.cluster, self.scenario.planner.slow_disk)
+        lint::check_plan(plan, &self.origin, &self.cluster, self.scenario.planner.slow_disk)
     }
 
     /// Sets the memory of a device so that `left` remains beside buffers and the key-value cache of `layers` layers.
@@ -90,7 +91,7 @@ fn codes(found: &[Finding], expected: &[&str]) {
 #[test]
 fn valid_plan_has_no_findings() {
     let case = Case::new(SCENARIO);
-    codes(&lint::scenario(&case.scenario, &case.cluster), &[]);
+    codes(&lint::check_scenario(&case.scenario, &case.cluster), &[]);
     codes(&case.lint(&case.plan(&[24, 8])), &[]);
 }
 
@@ -99,7 +100,7 @@ fn scenario_findings() {
     let lint = |from: &str, to: &str| {
         assert!(SCENARIO.contains(from));
         let case = Case::new(&SCENARIO.replace(from, to));
-        lint::scenario(&case.scenario, &case.cluster)
+        lint::check_scenario(&case.scenario, &case.cluster)
     };
     codes(&lint("profile: d2", "profile: d2, limits: {memory: 1 TiB}"), &["limit-above-memory"]);
     codes(&lint("profile: d2", "profile: d2, limits: {memory: 1 GiB}"), &[]);
@@ -115,7 +116,7 @@ fn scenario_findings() {
         .replace("profile: d3", "profile: d3, address: '10.0.0.1:9'")
         .replace("profile: d2", "profile: d2, address: '10.0.0.1:9'");
     let both = Case::new(&both);
-    codes(&lint::scenario(&both.scenario, &both.cluster), &["same-address"]);
+    codes(&lint::check_scenario(&both.scenario, &both.cluster), &["same-address"]);
     let named = |pair: &str| {
         let link = "{latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}";
         format!("    - {{devices: {pair}, link: {link}}}\n")
@@ -123,7 +124,7 @@ fn scenario_findings() {
     let links = [named("[a, b]"), named("[b, a]")].concat();
     let case = Case::new(&format!("{}  between:\n{links}", SCENARIO.replace("value: 2 ms", "value: 1 s")));
     // Every pair has its own link, so the slow default link is not used.
-    codes(&lint::scenario(&case.scenario, &case.cluster), &["link-twice"]);
+    codes(&lint::check_scenario(&case.scenario, &case.cluster), &["link-twice"]);
 }
 
 #[test]
@@ -131,7 +132,7 @@ fn profile_findings() {
     let lint = |change: &dyn Fn(&mut Case)| {
         let mut case = Case::new(SCENARIO);
         change(&mut case);
-        lint::scenario(&case.scenario, &case.cluster)
+        lint::check_scenario(&case.scenario, &case.cluster)
     };
     let cpu = |case: &mut Case, spread: f64| {
         let cpu = &mut case.cluster.members[1].device.cpu;
@@ -164,7 +165,7 @@ fn slow_wifi_channel_is_found_and_unused_wire_is_not() {
         let text = format!("{SCENARIO}  wifi:\n    channels: [{channel}]\n");
         assert!(text.contains(from));
         let case = Case::new(&text.replace(from, to));
-        lint::scenario(&case.scenario, &case.cluster)
+        lint::check_scenario(&case.scenario, &case.cluster)
     };
     codes(&lint("value: 2 ms", "value: 60 ms"), &[]);
     // 16 KiB at 0.5 MB/s, to the access point and from it.
@@ -181,12 +182,12 @@ fn more_devices_than_layers() {
         (0..33).map(|index| format!("  - {{name: x{index}, profile: d2}}\n")).collect();
     let text = SCENARIO.replace("links:", &format!("{}links:", devices.concat()));
     let case = Case::new(&text);
-    let found = lint::scenario(&case.scenario, &case.cluster);
+    let found = lint::check_scenario(&case.scenario, &case.cluster);
     codes(&found, &["more-devices-than-layers"]);
     assert_eq!(found[0].severity, Severity::Warning);
     assert!(found[0].what.contains("35 devices share 32 layers: 3 stay idle"), "{}", found[0].what);
     let case = Case::new(&format!("{text}planner: {{keep_all: true}}\n"));
-    assert_eq!(lint::scenario(&case.scenario, &case.cluster)[0].severity, Severity::Error);
+    assert_eq!(lint::check_scenario(&case.scenario, &case.cluster)[0].severity, Severity::Error);
 }
 
 #[test]
@@ -262,7 +263,7 @@ fn rounds_and_residency_findings() {
     plain.devices[1].residency = ResidencyOptions::default().without_prefetch();
     codes(&case.lint(&plain), &["reads-without-prefetch", "share-exceeds-memory"]);
     let mut managed = fits;
-    managed.devices[1].residency = ResidencyOptions::of(Residency::Managed);
+    managed.devices[1].residency = ResidencyOptions::with_policy(Residency::Managed);
     codes(&case.lint(&managed), &["share-exceeds-memory"]);
     managed.devices[1].residency.stream_buffer = Some(Bytes(layer.0 / 2 + 1));
     codes(&case.lint(&managed), &["share-exceeds-memory", "stream-buffer-too-large"]);
@@ -296,7 +297,8 @@ fn dropped_device_that_would_help() {
     // The best plan by the same latency model drops no device wrongly.
     let instance = Instance::from_cluster(&case.cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
-    let best = plan(&solve(&Overlap::default(), &model).unwrap(), &case.cluster, &case.origin).unwrap();
+    let best = plan_from_solution(&solve(&Overlap::default(), &model).unwrap(), &case.cluster, &case.origin)
+        .unwrap();
     assert!(case.lint(&best).iter().all(|finding| finding.code != "dropped-device-would-help"));
 }
 

@@ -2,10 +2,10 @@
 
 use hearth_core::memory::PinnedMemory;
 use hearth_core::{Cluster, LinkTable, Member};
-use hearth_halda::systems::{NAMES, SystemError, SystemOptions, plan};
+use hearth_halda::systems::{SYSTEM_NAMES, SystemError, SystemOptions, plan};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
-use hearth_schema::plan::{Origin, Plan};
+use hearth_schema::plan::{Plan, ScenarioRecord};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 
@@ -30,7 +30,7 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
         kv_cache: KvFormat::F16,
         activations: hearth_schema::scenario::ActivationFormat::F32,
         draft: None,
-        workload: Workload::plain(32, 16),
+        workload: Workload::new(32, 16),
         seed: 1,
     }
 }
@@ -41,7 +41,7 @@ const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
 /// Returns the plan of a system.
 fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemError> {
     let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
-    let origin = Origin { name: "test".into(), digest: String::new() };
+    let origin = ScenarioRecord { name: "test".into(), digest: String::new() };
     plan(name, cluster, &origin, SystemOptions { weights_as, air_time })
 }
 
@@ -101,11 +101,11 @@ fn plans_cover_the_model_and_round_trip() {
     for model in ["llama-8b", "llama-70b", "llama-30b", "tiny"] {
         for devices in [&PAPER[..], &["d3"], &["d3", "d5", "d6"]] {
             let cluster = cluster(model, devices);
-            for name in NAMES {
+            for name in SYSTEM_NAMES {
                 for format in formats(name) {
                     let Ok(plan) = made(name, &cluster, format) else { continue };
                     assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()), "{name}");
-                    assert!(plan.only_simulated().is_some());
+                    assert!(plan.simulation_only_reason().is_some());
                     if let Some(tensor) = plan.kind.tensor() {
                         assert_eq!(tensor.validate_cover(&plan, &cluster.model.shape), Ok(()), "{name}");
                     } else {
@@ -164,7 +164,7 @@ fn errors_name_memory_and_unused_options() {
         refusal("hepti")
     );
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
-    let origin = Origin { name: "test".into(), digest: String::new() };
+    let origin = ScenarioRecord { name: "test".into(), digest: String::new() };
     let options = SystemOptions::default();
     assert_eq!(plan("airinfer", &cluster, &origin, options), Err(SystemError::NoAirTime));
     let stray = SystemOptions { weights_as: Some(Format::F16), air_time: None };

@@ -3,13 +3,13 @@
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
     Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single,
-    Strategy, plan, solve, total_memory,
+    Strategy, plan_from_solution, solve, total_memory,
 };
 use hearth_profiles::device::{Device, Quota, shipped as shipped_device};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Link, Seconds, Sourced};
-use hearth_schema::plan::{Origin, Plan, Role};
+use hearth_schema::plan::{Plan, Role, ScenarioRecord};
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Unreachable, Workload};
 
 use crate::fixtures::ALL_RULES;
@@ -89,7 +89,7 @@ fn cluster(model: &str) -> Cluster {
         kv_cache: KvFormat::F16,
         activations: hearth_schema::scenario::ActivationFormat::F32,
         draft: None,
-        workload: Workload::plain(100, 100),
+        workload: Workload::new(100, 100),
         seed: 1,
     }
 }
@@ -106,7 +106,7 @@ fn cpu_quota_slows_a_device() {
     assert_eq!((free.name.as_str(), slowed.name.as_str()), ("laptop", "laptop"));
     assert_eq!(slowed.cpu_memory_rate, free.cpu_memory_rate / 4.0);
     let layer = |device: &hearth_halda::Device| {
-        device.runtime.work.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
+        device.runtime.work_times.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
     };
     let ratio = layer(&slowed) / layer(&free);
     // The time to copy keys and values does not change.
@@ -135,7 +135,11 @@ fn instance_from_cluster_by_symbol() {
     let hops = instance.hops.as_ref().unwrap();
     assert_eq!(hops[0], own, "from the desktop");
     assert_eq!(hops[1][2], Some(0.007 + wire), "from the laptop to the mac");
-    assert_eq!((desktop.disk_read, mac.disk_read), (2e9, 1e9), "sequential on Linux, random on macOS");
+    assert_eq!(
+        (desktop.disk_read_rate, mac.disk_read_rate),
+        (2e9, 1e9),
+        "sequential on Linux, random on macOS"
+    );
     assert_eq!((desktop.cuda_available, mac.metal_available), (8 << 30, 5 << 30));
     assert_eq!(laptop.gpu_speed.len(), 0);
     // An unmeasured format gets the speed of the nearest format.
@@ -169,8 +173,8 @@ fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
     let instance = Instance::from_cluster(cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(strategy, &model).unwrap();
-    let scenario = Origin { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() };
-    let plan = plan(&solution, cluster, &scenario).unwrap();
+    let scenario = ScenarioRecord { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() };
+    let plan = plan_from_solution(&solution, cluster, &scenario).unwrap();
     assert_eq!(Plan::from_yaml(&plan.to_yaml()).unwrap(), plan);
     // The layers of each device in the plan document are those that the planner counted.
     for (position, device) in plan.devices.iter().enumerate() {

@@ -38,8 +38,8 @@ prop_compose! {
         rates in prop::option::of(prop::array::uniform3(5e7..5e9_f64)),
     ) -> RuntimeModel {
         let rereads = if excess { Rereads::Excess } else { Rereads::Everything };
-        let reads = rates.map(|[fault, ahead, stream]| ReadRates { fault, ahead, stream });
-        RuntimeModel { residencies, rereads, processors, token_overhead, reads, work: None }
+        let read_rates = rates.map(|[fault, read_ahead, stream]| ReadRates { fault, read_ahead, stream });
+        RuntimeModel { residencies, rereads, processors, token_overhead, read_rates, work_times: None }
     }
 }
 
@@ -52,18 +52,18 @@ fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
     let gpu_layers =
         if gpu == Gpu::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
     WorkTimes {
-        output_on_gpu: (gpu != Gpu::None).then_some(2.0 * cpu * of_gpu),
+        gpu_output: (gpu != Gpu::None).then_some(2.0 * cpu * of_gpu),
         cpu_layers,
         gpu_layers,
-        output: 2.0 * cpu,
-        cpu_window: cpu / 9.0,
-        gpu_window: cpu / 11.0,
+        cpu_output: 2.0 * cpu,
+        cpu_window_overhead: cpu / 9.0,
+        gpu_window_overhead: cpu / 11.0,
     }
 }
 
 /// Generates a residency.
 fn residency() -> impl Strategy<Value = ResidencyOptions> {
-    let of = ResidencyOptions::of;
+    let of = ResidencyOptions::with_policy;
     let buffered = move |buffer| ResidencyOptions { stream_buffer: Some(buffer), ..of(Residency::Managed) };
     let budget = |of: ResidencyOptions, budget| ResidencyOptions { prefetch_budget: Some(budget), ..of };
     prop_oneof![
@@ -112,15 +112,15 @@ prop_compose! {
             gpu_memory_rate: if has_gpu { memory_rate * gpu_speedup } else { 0.0 },
             cpu_cache_write: 1e-5,
             gpu_cache_write: 2e-5,
-            to_gpu: copies[0],
-            from_gpu: copies[1],
+            gpu_upload: copies[0],
+            gpu_download: copies[1],
             unified_memory: gpu == Gpu::Metal,
             hop,
-            disk_read: disk,
+            disk_read_rate: disk,
             ram_available: memory[0],
             metal_available: memory[1],
             cuda_available: memory[2],
-            can_swap: swap,
+            swappable_bytes: swap,
             swap_available: LAYER,
             cpu_buffer_bytes: buffers[0],
             gpu_buffer_bytes: buffers[1],
@@ -136,7 +136,7 @@ prop_compose! {
         devices in prop::collection::vec(device(largest[devices - 1]), devices),
         threshold in prop_oneof![Just(0.0), Just(3e8_f64), Just(1e9_f64)],
         cached_tokens in prop_oneof![Just(0_u64), 1..4096_u64],
-        vocabulary in prop_oneof![Just(1_u64), 1000..130_000_u64],
+        vocab_size in prop_oneof![Just(1_u64), 1000..130_000_u64],
         ends in prop::array::uniform2(0..2 * LAYER),
         heavier in prop::collection::vec(0..LAYER / 4, 40),
         even in any::<bool>(),
@@ -144,7 +144,7 @@ prop_compose! {
     ) -> Instance {
         let mut devices = devices;
         for (device, times) in devices.iter_mut().zip(work) {
-            device.runtime.work = times.map(|(cpu, of_gpu)| work_times(layers, cpu, of_gpu, device.gpu));
+            device.runtime.work_times = times.map(|(cpu, of_gpu)| work_times(layers, cpu, of_gpu, device.gpu));
         }
         let heavier = heavier.iter().take(layers as usize).map(|more| LAYER + more);
         Instance {
@@ -159,7 +159,7 @@ prop_compose! {
                 value_heads: 8,
                 value_head_width: 128,
                 cached_tokens,
-                vocabulary,
+                vocab_size,
                 layer_weight_bytes: LAYER,
                 input_embedding_bytes: ends[0],
                 output_head_bytes: ends[1],
@@ -403,7 +403,7 @@ proptest! {
         let by_power = solve(&PerformanceProportional, &model).unwrap();
         for solution in [&fastest, &balanced.unwrap(), &by_power] {
             for device in &solution.breakdown.devices {
-                prop_assert!(!device.over, "{}: {:?}", solution.strategy, device);
+                prop_assert!(!device.exceeds_memory, "{}: {:?}", solution.strategy, device);
             }
             // `edgeshard` is the fastest plan that reads nothing and fills the faster processor first.
             prop_assert!(solution.seconds() >= fastest.seconds() * (1.0 - 1e-9), "{}", solution.strategy);
@@ -419,7 +419,7 @@ fn resize_layers(instance: &mut Instance, layers: u32) {
         instance.model.layer_bytes.resize(count, LAYER);
     }
     for device in &mut instance.devices {
-        if let Some(work) = &mut device.runtime.work {
+        if let Some(work) = &mut device.runtime.work_times {
             work.cpu_layers.resize(count, 1e-2);
             work.gpu_layers.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
         }
@@ -472,16 +472,16 @@ proptest! {
                 1 => &mut device.gpu_memory_rate,
                 2 => &mut device.cpu_cache_write,
                 3 => &mut device.gpu_cache_write,
-                4 => &mut device.to_gpu,
-                5 => &mut device.from_gpu,
+                4 => &mut device.gpu_upload,
+                5 => &mut device.gpu_download,
                 6 => &mut device.hop,
-                7 => &mut device.disk_read,
+                7 => &mut device.disk_read_rate,
                 8 => device.cpu_speed.entry("q4k".to_owned()).or_default(),
                 9 => device.gpu_speed.entry("f32".to_owned()).or_default(),
                 10 => instance.model.layer_flops.entry("q4k".to_owned()).or_default(),
                 11 => &mut device.runtime.token_overhead,
-                12 if layers > 0 && device.runtime.work.is_some() => {
-                    &mut device.runtime.work.as_mut().unwrap().cpu_layers[0]
+                12 if layers > 0 && device.runtime.work_times.is_some() => {
+                    &mut device.runtime.work_times.as_mut().unwrap().cpu_layers[0]
                 }
                 _ => &mut instance.slow_disk_threshold,
             };
@@ -494,14 +494,14 @@ proptest! {
                 0 => &mut device.ram_available,
                 1 => &mut device.metal_available,
                 2 => &mut device.cuda_available,
-                3 => &mut device.can_swap,
+                3 => &mut device.swappable_bytes,
                 4 => &mut device.swap_available,
                 5 => &mut device.cpu_buffer_bytes,
                 6 => &mut device.gpu_buffer_bytes,
                 7 => &mut instance.model.layer_weight_bytes,
                 8 => &mut instance.model.input_embedding_bytes,
                 9 => &mut instance.model.output_head_bytes,
-                10 => &mut instance.model.vocabulary,
+                10 => &mut instance.model.vocab_size,
                 11 if !instance.model.layer_bytes.is_empty() => &mut instance.model.layer_bytes[0],
                 _ => &mut instance.model.cached_tokens,
             };

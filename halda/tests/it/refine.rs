@@ -77,7 +77,7 @@ proptest! {
     ) {
         for (instance, start) in instances().iter().filter(|(it, _)| it.devices.len() <= 3) {
             let model = LatencyModel::new(instance).unwrap();
-            let search = RefineOptions { rules: FREE, same_rounds: true, max_evaluations: None };
+            let search = RefineOptions { rules: FREE, keep_rounds: true, max_evaluations: None };
             let RefineResult { assignment, best_score, stop_reason, .. } =
                 refine(&model, start, search, |at| Some(convex_score(at, &targets)), |_| true);
             let best = minimum_score(&model, start.head, |at| convex_score(at, &targets));
@@ -91,7 +91,7 @@ proptest! {
     fn refine_is_never_worse_than_its_start_and_keeps_the_rules(seed in any::<u64>(), most in 0..200_u64) {
         for (instance, start) in &instances() {
             let model = LatencyModel::new(instance).unwrap();
-            let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: Some(most) };
+            let search = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: Some(most) };
             let mut scored = Vec::new();
             let mut run = || {
                 let score = |at: &Assignment| {
@@ -123,11 +123,11 @@ fn refine_changes_rounds() {
     let model = LatencyModel::new(&instance).unwrap();
     assert_eq!((start.rounds, start.ring_layers()), (1, 12));
     let score = |at: &Assignment| Some(f64::from(at.rounds.abs_diff(4)));
-    let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: None };
+    let search = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: None };
     let found = refine(&model, &start, search, score, |_| true);
     assert_eq!((found.assignment.rounds, found.assignment.ring_layers()), (4, 3));
     assert_eq!((found.start_score, found.best_score), (Some(3.0), Some(0.0)));
-    let kept = refine(&model, &start, RefineOptions { same_rounds: true, ..search }, score, |_| true);
+    let kept = refine(&model, &start, RefineOptions { keep_rounds: true, ..search }, score, |_| true);
     assert_eq!(kept.assignment.rounds, 1);
 }
 
@@ -139,7 +139,7 @@ fn refine_adds_and_drops_devices() {
         .unwrap();
     let model = LatencyModel::new(&instance).unwrap();
     let used = |at: &Assignment| at.window_layers.iter().filter(|window| **window > 0).count();
-    let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: None };
+    let search = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: None };
     let alone = refine(&model, &start, search, |at| Some(used(at) as f64), |_| true).assignment;
     assert_eq!(used(&alone), 1);
     let all = refine(&model, &alone, search, |at| Some(-(used(at) as f64)), |_| true).assignment;
@@ -174,7 +174,7 @@ fn refined_plan_is_explained() {
     let (instance, start) = instances().swap_remove(0);
     assert!(instance.devices.iter().any(|device| device.gpu != Gpu::None));
     let model = LatencyModel::new(&instance).unwrap();
-    let strategy = Refine { assignment: start.clone(), start: "exact".to_owned(), rules: FREE };
+    let strategy = Refine { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: FREE };
     let solution = solve(&strategy, &model).unwrap();
     assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));
     assert_eq!(solution.options, ["start=exact", "drop=true", "remainder=true"]);

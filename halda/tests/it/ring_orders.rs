@@ -97,7 +97,7 @@ fn weak_device_becomes_a_relay() {
         assert!(solution.assignment.is_relay(1));
         assert!(near(solution.seconds(), 10.0 + 2.0 + 3.0 + 4.0), "{}", solution.seconds());
         let relay = solution.explanation.devices[1].relay.as_ref().unwrap();
-        assert_eq!((relay.from.as_str(), relay.to.as_str(), relay.reachable), ("a", "c", false));
+        assert_eq!((relay.from.as_str(), relay.to.as_str(), relay.has_direct_link), ("a", "c", false));
         assert_eq!(solution.breakdown.devices[1].share, Share::default());
     }
     // A manual plan gets the relay too.
@@ -149,7 +149,7 @@ fn unreachable_device_is_dropped() {
     let devices = vec![device("a", 1.0, 2), device("b", 1.0, 2), device("c", 0.1, 9)];
     let solution = best(&instance(4, devices, rows), OrderChoice::Best).unwrap();
     assert_eq!(solution.assignment.window_layers, [2, 2, 0]);
-    assert_eq!(solution.explanation.devices[2].dropped, Some(DropReason::Unreachable));
+    assert_eq!(solution.explanation.devices[2].drop_reason, Some(DropReason::Unreachable));
 }
 
 #[test]
@@ -209,7 +209,7 @@ prop_compose! {
         rows in prop::collection::vec(prop::collection::vec(any_hop(), devices), devices),
     ) -> Instance {
         let described = |(index, (milliseconds, holds, reads)): (usize, (f64, u64, bool))| Device {
-            disk_read: if reads { 5e9 } else { 1e6 },
+            disk_read_rate: if reads { 5e9 } else { 1e6 },
             ..device(&format!("d{index}"), milliseconds, holds)
         };
         instance(layers, machines.into_iter().enumerate().map(described).collect(), rows)

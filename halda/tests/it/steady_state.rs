@@ -38,7 +38,7 @@ fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> D
         // Reading from memory takes negligible time.
         cpu_memory_rate: 1e15,
         unified_memory: true,
-        disk_read: DISK,
+        disk_read_rate: DISK,
         ram_available: memory,
         runtime: RuntimeModel { residencies: vec![residency], ..RuntimeModel::default() },
         ..plain_device(name)
@@ -79,7 +79,7 @@ fn close(found: f64, expected: f64) {
 
 #[test]
 fn lru_page_cache_times() {
-    let os = ResidencyOptions::of(Residency::Os);
+    let os = ResidencyOptions::with_policy(Residency::Os);
     // The rows of `sim/tests/it/linux_rows.rs` have the measured times 2.34, 2.34 to 2.38, 2.0 to 2.1, 2.22 and 1.40.
     close(seconds(305 * MIB, os.without_prefetch(), 1), 2.39);
     close(seconds(305 * MIB, os, 1), 2.39);
@@ -124,10 +124,10 @@ fn prefetched_pages_evict_kept_pages() {
 
 #[test]
 fn each_read_pattern_has_its_own_rate() {
-    let reads = ReadRates { fault: DISK / 4.0, ahead: DISK, stream: DISK / 2.0 };
+    let reads = ReadRates { fault: DISK / 4.0, read_ahead: DISK, stream: DISK / 2.0 };
     let seconds = |residency: ResidencyOptions, rounds: u32| {
         let mut instance = instance(305 * MIB, residency, 0.0);
-        instance.devices[1].runtime.reads = Some(reads);
+        instance.devices[1].runtime.read_rates = Some(reads);
         let model = LatencyModel::new(&instance).unwrap();
         let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
         model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap().seconds
@@ -136,7 +136,7 @@ fn each_read_pattern_has_its_own_rate() {
     close(seconds(ResidencyOptions::default().without_prefetch(), 1), QUIET + 4.0 * share / DISK);
     // All four windows are read ahead, and there are no page faults.
     close(seconds(ResidencyOptions::default(), 4), QUIET);
-    let managed = ResidencyOptions::of(Residency::Managed);
+    let managed = ResidencyOptions::with_policy(Residency::Managed);
     let read = (400 * MIB - kept_bytes(305 * MIB, 400 * MIB, 1, &managed) - 8 * MIB) as f64;
     close(seconds(managed, 1), QUIET - STAGE + 2.0 * read / DISK);
 }
@@ -146,15 +146,17 @@ fn managed_residency_times() {
     for (rounds, buffer) in [(1, 8), (2, 8), (4, 8), (4, 32)] {
         let managed = ResidencyOptions {
             stream_buffer: Some(Bytes(buffer * MIB)),
-            ..ResidencyOptions::of(Residency::Managed)
+            ..ResidencyOptions::with_policy(Residency::Managed)
         };
         let read = (400 * MIB - kept_bytes(305 * MIB, 400 * MIB, 1, &managed)) as f64;
         let waits = (read - f64::from(rounds) * (buffer * MIB) as f64) / DISK;
         close(seconds(305 * MIB, managed, rounds), QUIET - STAGE + waits.max(STAGE));
     }
     // If nothing else takes time, a token takes as long as its disk is busy.
-    let managed =
-        ResidencyOptions { stream_buffer: Some(Bytes(48 * MIB)), ..ResidencyOptions::of(Residency::Managed) };
+    let managed = ResidencyOptions {
+        stream_buffer: Some(Bytes(48 * MIB)),
+        ..ResidencyOptions::with_policy(Residency::Managed)
+    };
     let read = (400 * MIB - kept_bytes(205 * MIB, 400 * MIB, 1, &managed)) as f64;
     let mut instance = instance(205 * MIB, managed, 0.0);
     instance.devices[0].runtime.token_overhead = 0.0;
@@ -174,14 +176,14 @@ fn planned(memory: u64, residency: ResidencyOptions, hop: f64) -> Solution {
     let mut instance = instance(memory, residency, hop);
     // The head holds half of the model and must not read from disk.
     instance.devices[0].ram_available = 8 * LAYER + KERNEL;
-    instance.devices[0].disk_read = DISK / 2.0;
+    instance.devices[0].disk_read_rate = DISK / 2.0;
     instance.slow_disk_threshold = DISK * 0.75;
     solve(&Overlap::default(), &LatencyModel::new(&instance).unwrap()).unwrap()
 }
 
 #[test]
 fn rounds_are_chosen_only_where_they_pay() {
-    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
+    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
     // Windows of half of the layers conflict with each other, windows of a quarter do not.
     let plan = planned(305 * MIB, os, 0.001);
     assert_eq!(plan.assignment.rounds, 4);
@@ -195,7 +197,7 @@ fn rounds_are_chosen_only_where_they_pay() {
     let rounds = plan.assignment.rounds;
     assert!(rounds > 1, "{rounds}");
     close(plan.seconds(), QUIET + f64::from(rounds) * 0.002);
-    let buffer = plan.residencies[1].buffer().0;
+    let buffer = plan.residencies[1].stream_buffer_bytes().0;
     assert!(u64::from(rounds) * buffer >= 95 * MIB, "{rounds} rounds, a buffer of {buffer} bytes");
     assert_eq!(planned(305 * MIB, managed, 1.0).assignment.rounds, 1);
 }
@@ -204,9 +206,9 @@ fn rounds_are_chosen_only_where_they_pay() {
 fn fastest_residency_is_chosen() {
     let mut instance = instance(205 * MIB, ResidencyOptions::default(), 0.5);
     instance.devices[0].ram_available = 8 * LAYER + KERNEL;
-    instance.devices[0].disk_read = DISK / 2.0;
+    instance.devices[0].disk_read_rate = DISK / 2.0;
     instance.slow_disk_threshold = DISK * 0.75;
-    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
+    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
     for device in &mut instance.devices {
         device.runtime.residencies = vec![os, managed];
     }

@@ -7,7 +7,7 @@
 //! ```
 //! let desktop = hearth_profiles::device::shipped("d3").unwrap();
 //! assert_eq!(desktop.memory.available.value.to_string(), "9.70 GiB");
-//! assert_eq!(desktop.disk_read().to_string(), "3.17 GB/s");
+//! assert_eq!(desktop.disk_read_rate().to_string(), "3.17 GB/s");
 //! ```
 //!
 //! Not here: how the values are measured ([`crate::measure`]).
@@ -63,7 +63,7 @@ pub enum GpuKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageCachePolicy {
-    /// Reloads what does not fit in memory, as in the latency model of the prima.cpp paper.
+    /// Reloads the part of the weights that does not fit in memory, as in the latency model of the prima.cpp paper.
     PaperLinear,
     /// Linux with active and inactive lists.
     TwoList,
@@ -95,7 +95,7 @@ impl PageCachePolicy {
     }
 }
 
-/// Parameters of page-cache policies. Absent ones have the simulator's defaults.
+/// Parameters of page-cache policies. Absent parameters have the simulator's defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -170,18 +170,18 @@ pub struct Cpu {
     /// Fixed time of a layer besides its arithmetic: waking threads, norms, small buffers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_overhead: Option<Sourced<Seconds>>,
-    /// Fixed time of a pass through one window: waking threads, framing a message.
+    /// Fixed time of a pass through one window: waking threads and framing a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
-    /// Fixed time of a token on the head: embedding, sampling, and what no other term explains.
+    /// Fixed time of a token on the head: embedding, sampling, and the time that no other term explains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_overhead: Option<Sourced<Seconds>>,
     /// Cost of copying keys and values into the cache, from which t_kv_cpu is computed.
     pub kv_copy: Transfer,
     /// Size of the compute buffers: c_cpu.
     pub compute_buffer: Sourced<Bytes>,
-    /// CPU quota of all threads together, set by a control group; absent if there is none. The rates above are
-    /// without it.
+    /// CPU quota of all threads together, set by a control group; absent without a quota. The rates above do not
+    /// include it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
 }
@@ -250,10 +250,10 @@ impl Memory {
     /// swapped out under pressure (`can_swap`, limited by the free swap space if known). Deviation: the prima.cpp
     /// paper counts the latter on Android only (appendix A.3); its published times contradict that, see the sources
     /// in the shipped devices.
-    pub fn obtainable(&self) -> Bytes {
-        let given_up = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
-        let swap = self.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
-        self.available.value + given_up.min(swap)
+    pub fn obtainable_bytes(&self) -> Bytes {
+        let swappable = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
+        let swap = self.swap_available.as_ref().map_or(swappable, |bytes| bytes.value);
+        self.available.value + swappable.min(swap)
     }
 }
 
@@ -264,9 +264,9 @@ impl Memory {
     expecting = "the keys of a disk, such as `sequential: {value: 3 GB/s, source: \"measured\"}`"
 )]
 pub struct Disk {
-    /// Rate of explicit sequential reads: s_disk on Linux and Android.
+    /// Rate of sequential reads by read calls, as opposed to page faults: s_disk on Linux and Android.
     pub sequential: Sourced<BytesPerSecond>,
-    /// Rate of sequential page faults on a mapping; if absent, equal to `sequential`.
+    /// Rate of sequential reads by page faults on a mapping; if absent, equal to `sequential`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<Sourced<BytesPerSecond>>,
     /// Rate of random reads of 4 KiB: s_disk on macOS; if absent, equal to `sequential`.
@@ -283,7 +283,8 @@ pub struct Disk {
     /// Time from a request to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
-    /// Limit of all reads together, set by a control group; absent if there is none. The rates above are without it.
+    /// Limit of the rate of all reads together, set by a control group; absent without a limit. The rates above do
+    /// not include it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Sourced<BytesPerSecond>>,
     /// Size of the read-ahead window, which also limits how much one advice call reads.
@@ -319,9 +320,9 @@ pub struct Device {
 }
 
 impl Device {
-    /// Returns s_disk of the latency model: the sequential rate on Linux and Android, the random rate on macOS
-    /// (paper, A.3), at most the limit of the disk.
-    pub fn disk_read(&self) -> BytesPerSecond {
+    /// Returns s_disk of the latency model (paper, A.3): the sequential rate on Linux and Android, the random rate on
+    /// macOS, but at most the limit of the disk.
+    pub fn disk_read_rate(&self) -> BytesPerSecond {
         let rate = match self.os {
             Os::Linux | Os::Android => self.disk.sequential.value,
             Os::Macos => self.disk.random.as_ref().unwrap_or(&self.disk.sequential).value,
@@ -338,12 +339,12 @@ impl Device {
 }
 
 impl Disk {
-    /// Returns the rate of reading ahead: that of populating, or that of sequential reads if it is unknown.
+    /// Returns the rate of reading ahead: the rate of populating, or of sequential reads if that is unknown.
     pub fn read_ahead_rate(&self) -> BytesPerSecond {
         self.within_limit(self.populate.as_ref().unwrap_or(&self.sequential).value)
     }
 
-    /// Returns the rate of page faults, or that of sequential reads if it is unknown.
+    /// Returns the rate of page faults, or of sequential reads if that is unknown.
     pub fn fault_read_rate(&self) -> BytesPerSecond {
         self.within_limit(self.fault.as_ref().unwrap_or(&self.sequential).value)
     }
@@ -356,8 +357,8 @@ impl Disk {
 impl Cpu {
     /// Returns the speed of matrix-vector products in a format.
     ///
-    /// A format without a measured speed has that of the format with the closest number of bits per weight: decoding
-    /// is memory-bound, and formats differ less in arithmetic than in size.
+    /// A format without a measured speed has the speed of the format with the closest number of bits per weight:
+    /// decoding is memory-bound, and formats differ less in arithmetic than in size.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
         nearest_rate(&self.matvec, format)
     }
@@ -370,7 +371,7 @@ impl Gpu {
     }
 }
 
-/// Returns the rate of a format, or that of the measured format with the closest number of bits per weight.
+/// Returns the rate of a format, or of the measured format with the closest number of bits per weight.
 pub fn nearest_rate(rates: &PerFormat<Sourced<FlopsPerSecond>>, format: Format) -> Option<FlopsPerSecond> {
     let distance = |other: Format| (other.bits_per_weight() - format.bits_per_weight()).abs();
     rates.get(format).map(|rate| rate.value).or_else(|| {

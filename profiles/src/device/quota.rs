@@ -2,7 +2,7 @@
 //!
 //! A control group's quota limits the CPU time of all threads together in every period; after that they wait for the
 //! next period (kernel/sched/fair.c, bandwidth control). Unused time is lost. So short work runs at full speed, and
-//! long work at the fraction that the quota allows. The rates in a profile with a quota are those without the quota.
+//! long work at the fraction that the quota allows. The rates in a profile with a quota are the rates without it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,8 +19,9 @@ const CORES_RANGE: [f64; 2] = [0.01, 1024.0];
 const PERIOD_RANGE: [f64; 2] = [1e-3, 1.0];
 
 /// Period of a quota that emulates a slow processor.
-/// source: docs/decisions/0012: the shortest period with which the duration of long work is within 7 %
-pub const PERIOD: Seconds = Seconds(0.01);
+/// source: docs/decisions/0012: the shortest period with which the duration of long work is within 7 % of the
+/// expected duration
+pub const EMULATION_PERIOD: Seconds = Seconds(0.01);
 
 /// A limit of the CPU time per period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -56,23 +57,23 @@ impl Quota {
 impl Cpu {
     /// Returns the processor without the quota, but with the rates that the quota allows for long work.
     #[must_use]
-    pub fn sustained(&self) -> Cpu {
+    pub fn with_sustained_rates(&self) -> Cpu {
         let mut slowed = self.clone();
         let Some(quota) = slowed.quota.take() else { return slowed };
-        let left = quota.cores.value / f64::from(self.cores.max(1));
-        if left >= 1.0 {
+        let available = quota.cores.value / f64::from(self.cores.max(1));
+        if available >= 1.0 {
             return slowed;
         }
         for rates in [&mut slowed.matvec, &mut slowed.matvec_streamed, &mut slowed.matmul] {
             *rates = rates
                 .iter()
-                .map(|(format, rate)| (format, rate.map(|rate| *rate * left)))
+                .map(|(format, rate)| (format, rate.map(|rate| *rate * available)))
                 .collect::<PerFormat<_>>();
         }
-        slowed.read_bandwidth = self.read_bandwidth.map(|rate| *rate * left);
-        slowed.attention = self.attention.as_ref().map(|rate| rate.map(|rate| *rate * left));
+        slowed.read_bandwidth = self.read_bandwidth.map(|rate| *rate * available);
+        slowed.attention = self.attention.as_ref().map(|rate| rate.map(|rate| *rate * available));
         for cost in [&mut slowed.layer_overhead, &mut slowed.token_overhead] {
-            *cost = cost.as_ref().map(|cost| cost.map(|time| *time * (1.0 / left)));
+            *cost = cost.as_ref().map(|cost| cost.map(|time| *time * (1.0 / available)));
         }
         slowed
     }
@@ -86,19 +87,19 @@ mod tests {
     #[test]
     fn sustained_rates_follow_quota() {
         let mut cpu = shipped("d3").unwrap().cpu;
-        let plain = cpu.sustained();
+        let plain = cpu.with_sustained_rates();
         assert_eq!(plain, cpu, "no quota");
         let quota =
             |cores| Quota { cores: Sourced::new(cores, "t"), period: Sourced::new(Seconds(0.01), "t") };
         cpu.quota = Some(quota(f64::from(cpu.cores) / 4.0));
-        let slowed = cpu.sustained();
+        let slowed = cpu.with_sustained_rates();
         assert_eq!(slowed.quota, None);
         assert_eq!(slowed.read_bandwidth.value.0, cpu.read_bandwidth.value.0 / 4.0);
         for ((_, slow), (_, fast)) in slowed.matvec.iter().zip(cpu.matvec.iter()) {
             assert_eq!(slow.value.0, fast.value.0 / 4.0);
         }
         cpu.quota = Some(quota(f64::from(cpu.cores) * 2.0));
-        assert_eq!(cpu.sustained(), plain, "a quota of more cores than there are has no effect");
+        assert_eq!(cpu.with_sustained_rates(), plain, "a quota of more cores than there are has no effect");
         assert_eq!(
             [0.0, f64::NAN, 0.5].map(|cores| quota(cores).invalid_reason().is_some()),
             [true, true, false]

@@ -81,6 +81,6 @@ mod tests {
         assert_eq!(devices.each_ref().map(|device| device.cpu.cores), [8, 8, 16, 8]);
         assert_eq!(devices[3].os, Os::Android, "HarmonyOS reclaims memory as Android does");
         assert!(devices.iter().flat_map(|device| &device.gpu).all(|gpu| gpu.kind == GpuKind::Cuda));
-        assert_eq!(shipped("d1").unwrap().disk_read(), BytesPerSecond(0.72e9));
+        assert_eq!(shipped("d1").unwrap().disk_read_rate(), BytesPerSecond(0.72e9));
     }
 }

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     /// Reading from the file failed.
-    #[error("reading at byte {at} failed: {source}", at = grouped(*.at))]
-    Io { at: u64, source: std::io::Error },
+    #[error("reading at byte {offset} failed: {source}", offset = grouped(*.offset))]
+    Io { offset: u64, source: std::io::Error },
     /// The first four bytes are not `GGUF`.
     #[error(
         "this is not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"; \
@@ -26,33 +26,33 @@ pub enum HeaderError {
     Version { version: u32 },
     /// The file ends before the end of the header.
     #[error(
-        "the file ends inside {what}: {need} more bytes are needed at byte {at}, but only {left} remain; \
+        "the file ends inside {what}: {needed} more bytes are needed at byte {offset}, but only {remaining} remain; \
          the file is truncated or damaged: download it again",
-        need = grouped(*.need), at = grouped(*.at), left = grouped(*.left)
+        needed = grouped(*.needed), offset = grouped(*.offset), remaining = grouped(*.remaining)
     )]
     Truncated {
         what: String,
-        at: u64,
+        offset: u64,
         /// Number of bytes needed.
-        need: u64,
+        needed: u64,
         /// Number of bytes that remain in the file.
-        left: u64,
+        remaining: u64,
     },
     /// A count or length that is larger than in any real model.
     #[error(
-        "{what} at byte {at} is {found}, above the limit of {limit}: the header is damaged; download the file again",
-        at = grouped(*.at), found = grouped(*.found), limit = grouped(*.limit)
+        "{what} at byte {offset} is {found}, above the limit of {limit}: the header is damaged; download the file again",
+        offset = grouped(*.offset), found = grouped(*.found), limit = grouped(*.limit)
     )]
     TooLarge {
         what: String,
-        at: u64,
+        offset: u64,
         found: u64,
         /// Maximum accepted value.
         limit: u64,
     },
     /// A key or a tensor name is not UTF-8.
-    #[error("{what} at byte {at} is not UTF-8: the header is damaged; download the file again", at = grouped(*.at))]
-    NotUtf8 { what: String, at: u64 },
+    #[error("{what} at byte {offset} is not UTF-8: the header is damaged; download the file again", offset = grouped(*.offset))]
+    NotUtf8 { what: String, offset: u64 },
     /// A metadata value of an undefined type.
     #[error("key `{key}` has value type {type_number}, which GGUF does not define: download the file again")]
     UnknownValueType { key: String, type_number: u32 },
@@ -104,10 +104,10 @@ pub enum HeaderError {
     },
     /// `general.alignment` is not a power of two in the accepted range.
     #[error(
-        "`general.alignment` is {found}: it must be a power of two from {least} to {most}; convert the \
+        "`general.alignment` is {found}: it must be a power of two from {min} to {max}; convert the \
          model again"
     )]
-    Alignment { found: String, least: u64, most: u64 },
+    Alignment { found: String, min: u64, max: u64 },
     /// A tensor whose offset is not aligned.
     #[error("tensor `{tensor}` starts at data offset {offset}, not a multiple of the alignment {alignment}; the file is \
          damaged: download or convert it again",

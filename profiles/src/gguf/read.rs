@@ -43,7 +43,7 @@ const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 /// Minimum size of a tensor info in bytes: length of the name, number of dimensions, one dimension, type, offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// Name, dimensions, format and position of a tensor.
+/// Name, dimensions, format and offset of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Name, for example `blk.3.ffn_up.weight`.
@@ -53,7 +53,7 @@ pub struct TensorInfo {
     pub format: Format,
     /// Index of the file that contains the tensor.
     pub part: usize,
-    /// Offset of the first byte from the start of that file.
+    /// Offset of the first byte of the tensor from the start of its file.
     pub offset: u64,
     pub bytes: Bytes,
 }
@@ -93,7 +93,7 @@ impl Header {
     /// Reads the header from the start of a file of `file_bytes` bytes. Wrap a file in a `BufReader`, because the
     /// reads are small.
     pub fn read(reader: impl Read, file_bytes: u64) -> Result<Header, HeaderError> {
-        let mut source = HeaderReader { reader, at: 0, file_bytes };
+        let mut source = HeaderReader { reader, offset: 0, file_bytes };
         let version = source.preamble()?;
         let tensor_count = source.count("the number of tensors", MAX_TENSORS)?;
         let key_count = source.count("the number of keys", MAX_KEYS)?;
@@ -103,7 +103,7 @@ impl Header {
         let alignment = alignment(&metadata)?;
         let tensors = source.tensor_infos(tensor_count)?;
         // The header is at most 256 MiB long: no overflow.
-        let data_start = source.at.next_multiple_of(alignment);
+        let data_start = source.offset.next_multiple_of(alignment);
         let mut header = Header { version, metadata, tensors, alignment, data_start };
         header.resolve_offsets(file_bytes)?;
         Ok(header)
@@ -148,12 +148,12 @@ impl Header {
 }
 
 fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
-    let (least, most) = ALIGNMENT_RANGE;
-    let wrong = |found: String| HeaderError::Alignment { found, least, most };
+    let (min, max) = ALIGNMENT_RANGE;
+    let wrong = |found: String| HeaderError::Alignment { found, min, max };
     let found =
         metadata.get_u64("general.alignment").map_err(|error| wrong(format!("unreadable ({error})")))?;
     let alignment = found.unwrap_or(DEFAULT_ALIGNMENT);
-    if !alignment.is_power_of_two() || alignment < least || alignment > most {
+    if !alignment.is_power_of_two() || alignment < min || alignment > max {
         return Err(wrong(alignment.to_string()));
     }
     Ok(alignment)
@@ -163,39 +163,49 @@ fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
 struct HeaderReader<R> {
     reader: R,
     /// Number of bytes read so far.
-    at: u64,
+    offset: u64,
     file_bytes: u64,
 }
 
 impl<R: Read> HeaderReader<R> {
-    /// Fails if the rest of the file is too short for `count` items of at least `least` bytes each.
-    fn require(&self, what: &str, count: u64, least: u64) -> Result<(), HeaderError> {
-        let need = count.saturating_mul(least);
-        let left = self.file_bytes.saturating_sub(self.at);
-        if need > left {
-            return Err(HeaderError::Truncated { what: what.to_owned(), at: self.at, need, left });
+    /// Fails if the rest of the file is too short for `count` items of at least `min_bytes` bytes each.
+    fn require(&self, what: &str, count: u64, min_bytes: u64) -> Result<(), HeaderError> {
+        let needed = count.saturating_mul(min_bytes);
+        let remaining = self.file_bytes.saturating_sub(self.offset);
+        if needed > remaining {
+            return Err(HeaderError::Truncated {
+                what: what.to_owned(),
+                offset: self.offset,
+                needed,
+                remaining,
+            });
         }
-        let end = self.at.saturating_add(need);
+        let end = self.offset.saturating_add(needed);
         if end > MAX_HEADER_BYTES {
             let what = format!("the end of the header, as {what} announces it,");
-            return Err(HeaderError::TooLarge { what, at: self.at, found: end, limit: MAX_HEADER_BYTES });
+            return Err(HeaderError::TooLarge {
+                what,
+                offset: self.offset,
+                found: end,
+                limit: MAX_HEADER_BYTES,
+            });
         }
         Ok(())
     }
 
     fn fill(&mut self, what: &str, buffer: &mut [u8]) -> Result<(), HeaderError> {
-        let need = buffer.len() as u64;
-        self.require(what, need, 1)?;
-        let at = self.at;
+        let needed = buffer.len() as u64;
+        self.require(what, needed, 1)?;
+        let offset = self.offset;
         self.reader.read_exact(buffer).map_err(|source| {
             if source.kind() == ErrorKind::UnexpectedEof {
                 // The file was truncated while it was read.
-                HeaderError::Truncated { what: what.to_owned(), at, need, left: 0 }
+                HeaderError::Truncated { what: what.to_owned(), offset, needed, remaining: 0 }
             } else {
-                HeaderError::Io { at, source }
+                HeaderError::Io { offset, source }
             }
         })?;
-        self.at += need;
+        self.offset += needed;
         Ok(())
     }
 
@@ -215,10 +225,10 @@ impl<R: Read> HeaderReader<R> {
 
     /// Reads a count or length of at most `limit`.
     fn count(&mut self, what: &str, limit: u64) -> Result<u64, HeaderError> {
-        let at = self.at;
+        let offset = self.offset;
         let found = self.u64(what)?;
         if found > limit {
-            return Err(HeaderError::TooLarge { what: what.to_owned(), at, found, limit });
+            return Err(HeaderError::TooLarge { what: what.to_owned(), offset, found, limit });
         }
         Ok(found)
     }
@@ -233,9 +243,9 @@ impl<R: Read> HeaderReader<R> {
 
     /// Reads a key or a name. It must be UTF-8, because it is compared with known names.
     fn name(&mut self, what: &str, limit: u64) -> Result<String, HeaderError> {
-        let at = self.at;
+        let offset = self.offset;
         let bytes = self.string_bytes(what, limit)?;
-        String::from_utf8(bytes).map_err(|_| HeaderError::NotUtf8 { what: what.to_owned(), at })
+        String::from_utf8(bytes).map_err(|_| HeaderError::NotUtf8 { what: what.to_owned(), offset })
     }
 
     /// Reads the magic number and the version, and returns the version.

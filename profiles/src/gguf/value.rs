@@ -55,8 +55,8 @@ macro_rules! value_types {
         }
 
         impl Array {
-            /// Returns the type number of the elements in a file.
-            pub fn element_number(&self) -> u32 {
+            /// Returns the GGUF type number of the elements.
+            pub fn element_type_number(&self) -> u32 {
                 match self { $(Array::$name(_) => $number,)+ }
             }
 

@@ -1,8 +1,8 @@
 //! Writes GGUF headers of version 3, little-endian.
 //!
-//! Keys and tensors are added to a [`HeaderWriter`] in file order. The data of the tensors follow one another, each
-//! aligned, so that the caller can stream them. The limits are those of [`Header::read`](super::Header::read), which
-//! accepts the result.
+//! Keys and tensors are added to a [`HeaderWriter`] in file order. The data of the tensors follow the header in the
+//! same order, each aligned, so that the caller can stream them. The limits are those of
+//! [`Header::read`](super::Header::read), which accepts the result.
 //!
 //! ```
 //! use hearth_profiles::Format;
@@ -115,7 +115,7 @@ fn check_length(what: &str, text: &str, limit: u64) -> Result<(), HeaderError> {
     let found = text.len() as u64;
     if found > limit {
         let what = format!("the length of {what}");
-        return Err(HeaderError::TooLarge { what, at: 0, found, limit });
+        return Err(HeaderError::TooLarge { what, offset: 0, found, limit });
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ macro_rules! write_by_type {
     ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
         impl Element for Array {
             fn put(&self, out: &mut Vec<u8>) {
-                self.element_number().put(out);
+                self.element_type_number().put(out);
                 (self.len() as u64).put(out);
                 match self { $(Array::$name(items) => items.iter().for_each(|item| item.put(out)),)+ }
             }

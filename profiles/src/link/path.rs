@@ -15,7 +15,7 @@
 //! and a wire, the parts of a long message are transmitted on both hops at the same time, as in a pipeline of two
 //! stages.
 //!
-//! A planner needs a latency and a bandwidth. [`WirelessPath::expected_link`] returns those of a message of one
+//! A planner needs a latency and a bandwidth. [`WirelessPath::expected_link`] returns them for a message of one
 //! transmission on a connection in use: `t_comm` over Wi-Fi is [`Link::time`] of this link. Between two stations of
 //! one channel, 1 / bandwidth = 1 / up + 1 / down.
 //!
@@ -69,8 +69,8 @@ impl<'a> Endpoint<'a> {
 }
 
 impl<'a> WirelessPath<'a> {
-    /// Returns the channel that determines the delay of a message: that of the receiver if it is on Wi-Fi (the
-    /// message waits for the receiver's power saving), otherwise that of the sender.
+    /// Returns the channel that determines the delay of a message: the receiver's channel if the receiver is on Wi-Fi
+    /// (the message waits for its power saving), otherwise the sender's channel.
     pub fn delay_channel(&self) -> Option<&'a WifiChannel> {
         self.receiver.channel().or(self.sender.channel())
     }
@@ -102,16 +102,16 @@ impl<'a> WirelessPath<'a> {
         self.overhead() + self.wire_latency()
     }
 
-    /// Returns the maximum size of one transmission: no channel needs more than its burst time for it. It is at least
-    /// one segment.
+    /// Returns the maximum size of one transmission, with which no channel exceeds its burst time. It is at least one
+    /// segment.
     pub fn burst_bytes(&self) -> Bytes {
         let ends = [&self.sender, &self.receiver];
         let bytes = |end: &&Endpoint| end.channel().map(|channel| end.rate().0 * channel.burst.value.0);
-        let least = ends.iter().filter_map(bytes).fold(f64::INFINITY, f64::min);
-        Bytes((least as u64).max(MSS.0))
+        let min = ends.iter().filter_map(bytes).fold(f64::INFINITY, f64::min);
+        Bytes((min as u64).max(MSS.0))
     }
 
-    /// Returns the rate over both hops, one after the other.
+    /// Returns the combined rate of two hops that transmit one after the other.
     pub fn rate(&self) -> BytesPerSecond {
         BytesPerSecond(1.0 / (1.0 / self.sender.rate().0 + 1.0 / self.receiver.rate().0))
     }
@@ -138,7 +138,7 @@ impl<'a> WirelessPath<'a> {
     /// Returns a constant link with the mean time of messages of one transmission.
     pub fn expected_link(&self) -> Link {
         let tcp = self.tcp;
-        // The value for messages of many segments; shorter ones lose a little less.
+        // The value for messages of many segments; shorter messages lose a little less.
         let [by_timer, _] = loss_probabilities(tcp.loss.value.0, DUPLICATE_ACK_THRESHOLD);
         let stretch = |end: &Endpoint| 1.0 + end.channel().map_or(0.0, WifiChannel::stall_fraction);
         let slowness = |end: &Endpoint| stretch(end) / end.rate().0;
@@ -183,13 +183,13 @@ impl<'a> WirelessPath<'a> {
     /// Returns the mean delay, E max(X, c).
     fn delay(&self) -> Seconds {
         let Some(channel) = self.delay_channel() else { return Seconds(0.0) };
-        let (median, sigma, least) =
+        let (median, sigma, min) =
             (channel.delay.median.value.0, channel.delay.sigma.value, self.overhead().0);
-        if sigma <= 0.0 || least <= 0.0 {
-            return Seconds((median * (sigma * sigma / 2.0).exp()).max(least));
+        if sigma <= 0.0 || min <= 0.0 {
+            return Seconds((median * (sigma * sigma / 2.0).exp()).max(min));
         }
-        let at = (least / median).ln() / sigma;
-        Seconds(least * normal_cdf(at) + median * (sigma * sigma / 2.0).exp() * normal_cdf(sigma - at))
+        let at = (min / median).ln() / sigma;
+        Seconds(min * normal_cdf(at) + median * (sigma * sigma / 2.0).exp() * normal_cdf(sigma - at))
     }
 
     /// Returns the mean round-trip time, 2 E X.
@@ -204,7 +204,7 @@ impl<'a> WirelessPath<'a> {
     fn residual_stall(&self) -> Seconds {
         let of = |end: &Endpoint| {
             let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.kinds());
-            Seconds(kinds.iter().map(|kind| kind.rate.0 * kind.mean_square() / 2.0).sum())
+            Seconds(kinds.iter().map(|kind| kind.rate.0 * kind.mean_square_duration() / 2.0).sum())
         };
         if self.shares_channel() { of(&self.sender) } else { of(&self.sender) + of(&self.receiver) }
     }

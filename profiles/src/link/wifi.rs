@@ -1,9 +1,10 @@
 //! Wi-Fi channels of a scenario, and the TCP connections over them.
 //!
-//! A channel carries one transmission at a time. A transmission takes a fixed overhead and, for its bytes, at most
-//! the burst time; a longer message is sent in several transmissions. Stations send to the access point and receive
-//! from it, so that a message between two stations is transmitted twice. A message also has a log-normal delay (power
-//! saving, drivers, queues of the access point), and may wait for a stall, in which the channel transmits nothing.
+//! A channel carries one transmission at a time. A transmission takes a fixed overhead and the time of its data,
+//! which is at most the burst time; a longer message is sent in several transmissions. Stations send to the access
+//! point and receive from it, so that a message between two stations is transmitted twice. A message also has a
+//! log-normal delay (power saving, drivers, queues of the access point), and may wait for a stall, in which the
+//! channel transmits nothing.
 //!
 //! All parameters except the bandwidth and the stations have a default with its source.
 //!
@@ -25,7 +26,7 @@ pub const MSS: Bytes = Bytes(1448);
 /// Minimum and maximum rate of a channel in bytes per second. source: IEEE 802.11-2020, whose slowest rate is 1
 /// Mbit/s; the maximum is assumed, above all products
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
-/// Maximum overhead, burst and delay. source: assumed, far above every network, to detect wrong units
+/// Maximum overhead, burst time and delay. source: assumed, far above those of every network, to detect wrong units
 const MAX_TIME: Seconds = Seconds(1.0);
 /// Maximum spread of delays, with which one delay in a thousand is a hundred times the median. source: assumed, as
 /// above
@@ -34,7 +35,7 @@ const MAX_SIGMA: f64 = 1.5;
 pub const MAX_STALL: Seconds = Seconds(10.0);
 /// Maximum rate of one kind of stall, per second. source: assumed, as above
 const MAX_STALL_RATE: f64 = 100.0;
-/// Maximum fraction of time in stalls. source: assumed; with more, a channel hardly ever transmits
+/// Maximum fraction of time in stalls. source: assumed; a channel with more stalls hardly ever transmits
 const MAX_STALL_FRACTION: f64 = 0.5;
 /// Maximum number of channels, and of kinds of stalls of one channel. source: assumed
 const MAX_CHANNELS: usize = 16;
@@ -62,12 +63,13 @@ pub struct Wifi {
 pub struct WifiChannel {
     /// Name of the channel, for example `5 GHz`.
     pub name: String,
-    /// Rate of the bytes in a transmission. Between two stations the rate is half of it.
+    /// Bandwidth during a transmission. A message between two stations is transmitted twice, so it has half of this
+    /// bandwidth.
     pub bandwidth: Sourced<BytesPerSecond>,
     /// Fixed time of a transmission.
     #[serde(default = "default_overhead")]
     pub overhead: Sourced<Seconds>,
-    /// Maximum time of the bytes of one transmission.
+    /// Maximum duration of the data of one transmission.
     #[serde(default = "default_burst")]
     pub burst: Sourced<Seconds>,
     /// One-way time of a small message on an idle channel, including its own transmissions.
@@ -114,8 +116,9 @@ pub enum StallPreset {
     #[default]
     Clean,
     /// An Apple device that periodically leaves the channel to search for nearby devices (Apple Wireless Direct
-    /// Link): 0.15 /s of 60 to 100 ms and 0.03 /s of 100 to 280 ms. source: assumed; the protocol is described in
-    /// Stute, Kreitschmann, Hollick, "One Billion Apples' Secret Sauce", MobiCom 2018
+    /// Link): on average 0.15 stalls per second of 60 to 100 ms each, and 0.03 stalls per second of 100 to 280 ms
+    /// each. source: assumed; the protocol is described in Stute, Kreitschmann, Hollick, "One Billion Apples' Secret
+    /// Sauce", MobiCom 2018
     Awdl,
 }
 
@@ -128,10 +131,12 @@ pub enum StallPreset {
 pub struct Stall {
     /// Mean number of stalls per second.
     pub rate: PerSecond,
-    /// Minimum duration.
-    pub from: Seconds,
-    /// Maximum duration.
-    pub to: Seconds,
+    /// Minimum duration of a stall.
+    #[serde(rename = "from")]
+    pub min_duration: Seconds,
+    /// Maximum duration of a stall.
+    #[serde(rename = "to")]
+    pub max_duration: Seconds,
     /// Source of the values.
     pub source: String,
 }
@@ -191,12 +196,12 @@ impl Default for Tcp {
 }
 
 impl Stalls {
-    /// Returns the kinds of stalls, also those of a preset.
+    /// Returns the kinds of stalls, including those of a preset.
     pub fn kinds(&self) -> Vec<Stall> {
-        let awdl = |rate, from, to| Stall {
+        let awdl = |rate, min, max| Stall {
             rate: PerSecond(rate),
-            from: Seconds(from),
-            to: Seconds(to),
+            min_duration: Seconds(min),
+            max_duration: Seconds(max),
             source: "assumed: an Apple device on the channel".into(),
         };
         match self {
@@ -209,40 +214,40 @@ impl Stalls {
 
 impl Stall {
     /// Returns the mean duration.
-    pub fn mean(&self) -> Seconds {
-        (self.from + self.to) / 2.0
+    pub fn mean_duration(&self) -> Seconds {
+        (self.min_duration + self.max_duration) / 2.0
     }
 
     /// Returns the mean of the squared duration, in square seconds.
-    pub fn mean_square(&self) -> f64 {
-        let (from, to) = (self.from.0, self.to.0);
-        (from * from + from * to + to * to) / 3.0
+    pub fn mean_square_duration(&self) -> f64 {
+        let (min, max) = (self.min_duration.0, self.max_duration.0);
+        (min * min + min * max + max * max) / 3.0
     }
 }
 
 impl WifiChannel {
     /// Returns the bandwidth of a station.
-    pub fn rate(&self, station: &str) -> BytesPerSecond {
+    pub fn station_rate(&self, station: &str) -> BytesPerSecond {
         self.rates.get(station).unwrap_or(&self.bandwidth).value
     }
 
     /// Returns the mean fraction of time in stalls, from 0 to 1, if stalls do not overlap.
     pub fn stall_fraction(&self) -> f64 {
-        self.stalls.kinds().iter().map(|kind| kind.rate.0 * kind.mean().0).sum()
+        self.stalls.kinds().iter().map(|kind| kind.rate.0 * kind.mean_duration().0).sum()
     }
 
     fn validate(&self) -> Result<(), String> {
-        within("bandwidth", self.bandwidth.value)?;
+        check_rate("bandwidth", self.bandwidth.value)?;
         for (station, rate) in &self.rates {
             if !self.stations.contains(station) {
                 return Err(format!("`rates` names `{station}`, which is not one of its stations"));
             }
-            within(&format!("rates.{station}"), rate.value)?;
+            check_rate(&format!("rates.{station}"), rate.value)?;
         }
-        short("overhead", self.overhead.value, Seconds(0.0))?;
-        // A shorter burst would transmit less than a packet.
-        short("burst", self.burst.value, Seconds(1e-4))?;
-        short("delay.median", self.delay.median.value, Seconds(1e-6))?;
+        check_time("overhead", self.overhead.value, Seconds(0.0))?;
+        // A shorter burst would be too short for a packet.
+        check_time("burst", self.burst.value, Seconds(1e-4))?;
+        check_time("delay.median", self.delay.median.value, Seconds(1e-6))?;
         let sigma = self.delay.sigma.value;
         if !(0.0..=MAX_SIGMA).contains(&sigma) {
             return Err(format!("`delay.sigma` is {sigma}: choose from 0 to {MAX_SIGMA}"));
@@ -254,14 +259,14 @@ impl WifiChannel {
         for kind in &kinds {
             if !(kind.rate.0 > 0.0 && kind.rate.0 <= MAX_STALL_RATE) {
                 return Err(format!(
-                    "stalls of {} /s: choose a `rate` up to {MAX_STALL_RATE} /s",
+                    "stalls at {} /s: choose a `rate` above 0 and up to {MAX_STALL_RATE} /s",
                     kind.rate.0
                 ));
             }
-            if !(kind.from <= kind.to && kind.to <= MAX_STALL) {
-                let (from, to) = (kind.from, kind.to);
+            let (from, to) = (kind.min_duration, kind.max_duration);
+            if !(from <= to && to <= MAX_STALL) {
                 return Err(format!(
-                    "stalls from {from} to {to}: give the shorter first, at most {MAX_STALL}"
+                    "stalls from {from} to {to}: give the shorter first, and the longer at most {MAX_STALL}"
                 ));
             }
         }
@@ -323,8 +328,8 @@ impl Wifi {
             channel.validate().or_else(|what| refuse(format!("channel `{name}`: {what}")))?;
         }
         if stations.len() < devices.len() {
-            let checked = within("bandwidth", wire.bandwidth.value)
-                .and_then(|()| short("latency", wire.latency.value, Seconds(0.0)));
+            let checked = check_rate("bandwidth", wire.bandwidth.value)
+                .and_then(|()| check_time("latency", wire.latency.value, Seconds(0.0)));
             checked
                 .or_else(|what| refuse(format!("devices on no channel use `links.default`, whose {what}")))?;
         }
@@ -332,16 +337,16 @@ impl Wifi {
     }
 }
 
-fn within(key: &str, rate: BytesPerSecond) -> Result<(), String> {
+fn check_rate(key: &str, rate: BytesPerSecond) -> Result<(), String> {
     if (RATE_RANGE[0]..=RATE_RANGE[1]).contains(&rate.0) {
         return Ok(());
     }
     Err(format!("`{key}` is {rate}: choose from 1 Mbit/s to 1000 Gbit/s"))
 }
 
-fn short(key: &str, time: Seconds, least: Seconds) -> Result<(), String> {
-    if time >= least && time <= MAX_TIME {
+fn check_time(key: &str, time: Seconds, min: Seconds) -> Result<(), String> {
+    if time >= min && time <= MAX_TIME {
         return Ok(());
     }
-    Err(format!("`{key}` is {time}: choose from {least} to {MAX_TIME}"))
+    Err(format!("`{key}` is {time}: choose from {min} to {MAX_TIME}"))
 }

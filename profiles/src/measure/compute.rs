@@ -6,11 +6,11 @@
 //! - in cache: one matrix of [`CACHED_BYTES`] bytes, many times in one call, so that waking threads does not count;
 //! - streamed: matrices of [`STREAMED_BYTES`] bytes one after another from a buffer as large as memory allows, as in
 //!   decoding;
-//! - batched: [`BATCH`] vectors at once, as in prefill.
+//! - batched: [`BATCH_SIZE`] vectors at once, as in prefill.
 
 use super::MeasureError;
 use super::mapping::Buffer;
-use super::sampling::{Effort, Samples, duration, rate};
+use super::sampling::{Effort, Samples, measure_duration, measure_rate};
 use crate::device::Transfer;
 use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
@@ -26,7 +26,7 @@ pub const STREAMED_BYTES: usize = 16 << 20;
 const BATCHED_BYTES: usize = 4 << 20;
 
 /// Number of vectors in a batch.
-pub const BATCH: usize = 128;
+pub const BATCH_SIZE: usize = 128;
 
 /// Number of weights in a row: a whole number of blocks of every format, and a usual width.
 const COLUMNS: usize = 2048;
@@ -40,13 +40,13 @@ const REPEATS: usize = 32;
 /// The kernels that are measured.
 pub trait Kernels {
     /// Returns a description for the sources of the rates, such as `avx2 kernels, 2 threads`.
-    fn name(&self) -> String;
+    fn description(&self) -> String;
 
     /// Returns the formats that the kernels support.
     fn formats(&self) -> Vec<Format>;
 
     /// Multiplies a matrix with `tokens` vectors, `repeats` times in one call. `weights` has whole rows of `columns`
-    /// weights; the vectors are arbitrary.
+    /// weights; the values of the vectors are arbitrary.
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize);
 
     /// Computes attention in one layer for one token over a KV cache of a usual length that is not in the CPU caches.
@@ -54,7 +54,7 @@ pub trait Kernels {
     fn attend(&mut self) -> Flops;
 
     /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns their size.
-    fn write_cache(&mut self, tokens: usize) -> Bytes;
+    fn write_kv_cache(&mut self, tokens: usize) -> Bytes;
 }
 
 /// The measured rates of the kernels.
@@ -72,8 +72,9 @@ pub struct ComputeRates {
     pub kv_copy: Transfer,
 }
 
-/// Measures the rates of `kernels` for `formats`, or for all supported formats if `formats` has none of them.
-pub fn compute(
+/// Measures the rates of `kernels` for `formats`, or for all supported formats if `formats` contains no supported
+/// format.
+pub fn compute_rates(
     kernels: &mut dyn Kernels,
     formats: &[Format],
     buffer: &Buffer,
@@ -88,20 +89,20 @@ pub fn compute(
     let mut measured: Vec<(Format, [Samples; 3])> =
         wanted.into_iter().map(|one| (one, Default::default())).collect();
     let mut attention = Samples::default();
-    // The samples are taken in rounds, so that a disturbance of the machine affects some samples of each rate and not
-    // all of one. With many formats there are fewer rounds.
-    let most = effort.rounds.max(1);
-    for _ in 0..(most * FEW_FORMATS / measured.len().max(1)).clamp(most.min(2), most) {
+    // The samples are taken in rounds, so that a disturbance of the machine affects a few samples of each rate and
+    // not all samples of one rate. With many formats there are fewer rounds.
+    let max_rounds = effort.rounds.max(1);
+    for _ in 0..(max_rounds * FEW_FORMATS / measured.len().max(1)).clamp(max_rounds.min(2), max_rounds) {
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
             samples[0].add(cached(kernels, *format, buffer, effort));
-            samples[1].add(streamed_matvec(kernels, *format, buffer, effort));
+            samples[1].add(streamed_matvec_rate(kernels, *format, buffer, effort));
             samples[2].add(batched(kernels, *format, buffer, effort));
         }
         progress("kernels: attention");
-        attention.add(rate(effort, || kernels.attend().0));
+        attention.add(measure_rate(effort, || kernels.attend().0));
     }
-    let name = kernels.name();
+    let name = kernels.description();
     let table = |kind: usize, what: &dyn Fn(Format) -> String| {
         let row = |(format, samples): &(Format, [Samples; 3])| {
             let what = format!("{}, {name}", what(*format));
@@ -114,7 +115,7 @@ pub fn compute(
     })?;
     let streamed = |format| format!("{format} matrix times vector, streamed through {}", buffer.size());
     let matvec_streamed = table(1, &streamed)?;
-    let matmul = table(2, &|format| format!("{format} matrix times {BATCH} vectors"))?;
+    let matmul = table(2, &|format| format!("{format} matrix times {BATCH_SIZE} vectors"))?;
     let what = format!("one token's attention in one layer with {name}");
     let attention = attention.sourced_positive(FlopsPerSecond, &what)?;
     let kv_copy = kv_copy(kernels, effort)?;
@@ -136,7 +137,7 @@ fn work(rows: usize, tokens: usize) -> f64 {
 fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, CACHED_BYTES);
     let weights = &buffer.bytes()[..bytes];
-    rate(effort, || {
+    measure_rate(effort, || {
         kernels.multiply(format, COLUMNS, weights, 1, REPEATS);
         work(count * REPEATS, 1)
     })
@@ -144,7 +145,7 @@ fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &E
 
 /// Measures the speed of matrix-vector products with weights streamed from the whole buffer, in operations per
 /// second.
-pub fn streamed_matvec(
+pub fn streamed_matvec_rate(
     kernels: &mut dyn Kernels,
     format: Format,
     buffer: &Buffer,
@@ -152,7 +153,7 @@ pub fn streamed_matvec(
 ) -> Samples {
     let (count, bytes) = rows(format, STREAMED_BYTES.min(buffer.bytes().len()));
     let mut at = 0;
-    rate(effort, || {
+    measure_rate(effort, || {
         if at + bytes > buffer.bytes().len() {
             at = 0;
         }
@@ -165,21 +166,21 @@ pub fn streamed_matvec(
 
 fn batched(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, BATCHED_BYTES.min(buffer.bytes().len()));
-    rate(effort, || {
-        kernels.multiply(format, COLUMNS, &buffer.bytes()[..bytes], BATCH, 1);
-        work(count, BATCH)
+    measure_rate(effort, || {
+        kernels.multiply(format, COLUMNS, &buffer.bytes()[..bytes], BATCH_SIZE, 1);
+        work(count, BATCH_SIZE)
     })
 }
 
-/// Measures the bandwidth with a batch. The latency is the time that a single token takes beyond its time at this
-/// bandwidth.
+/// Measures the cost of writing keys and values. The bandwidth is that of a batch; the latency is the time of a
+/// single token minus its time at this bandwidth.
 fn kv_copy(kernels: &mut dyn Kernels, effort: &Effort) -> Result<Transfer, MeasureError> {
-    let name = kernels.name();
-    let rates = rate(effort, || kernels.write_cache(BATCH).as_f64());
-    let what = format!("writing the keys and values of {BATCH} tokens, {name}");
+    let name = kernels.description();
+    let rates = measure_rate(effort, || kernels.write_kv_cache(BATCH_SIZE).as_f64());
+    let what = format!("writing the keys and values of {BATCH_SIZE} tokens, {name}");
     let bandwidth: Sourced<BytesPerSecond> = rates.sourced(BytesPerSecond, &what);
     let mut bytes = Bytes(0);
-    let times = duration(effort, || bytes = kernels.write_cache(1));
+    let times = measure_duration(effort, || bytes = kernels.write_kv_cache(1));
     let latency = times.sourced(
         |one| Seconds((one - (bytes / bandwidth.value).0).max(0.0)),
         &format!("writing one token's keys and values, less their time at `bandwidth`, {name}"),
@@ -202,7 +203,7 @@ mod tests {
     }
 
     impl Kernels for Counting {
-        fn name(&self) -> String {
+        fn description(&self) -> String {
             "counting kernels".into()
         }
         fn formats(&self) -> Vec<Format> {
@@ -218,7 +219,7 @@ mod tests {
         fn attend(&mut self) -> Flops {
             Flops(1000.0)
         }
-        fn write_cache(&mut self, tokens: usize) -> Bytes {
+        fn write_kv_cache(&mut self, tokens: usize) -> Bytes {
             Bytes(tokens as u64 * 4096)
         }
     }
@@ -227,7 +228,7 @@ mod tests {
     fn each_format_is_measured_three_ways() {
         let mut kernels = Counting::default();
         let buffer = Buffer::new(Bytes::mib(2)).unwrap();
-        let rates = compute(&mut kernels, &[], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
+        let rates = compute_rates(&mut kernels, &[], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
         for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul] {
             assert_eq!(
                 table.iter().map(|(format, _)| format).collect::<Vec<_>>(),
@@ -235,8 +236,9 @@ mod tests {
             );
             assert!(table.iter().all(|(_, rate)| rate.value.0 > 0.0 && rate.source.contains("counting")));
         }
-        assert!(kernels.calls.iter().any(|call| call.3 == BATCH));
-        let only = compute(&mut kernels, &[Format::Q4K], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
+        assert!(kernels.calls.iter().any(|call| call.3 == BATCH_SIZE));
+        let only =
+            compute_rates(&mut kernels, &[Format::Q4K], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
         assert_eq!(only.matvec.iter().count(), 1);
     }
 }

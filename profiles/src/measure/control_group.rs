@@ -24,7 +24,7 @@ pub(super) fn folders(controller: &str) -> Vec<(Version, PathBuf)> {
     folders_under(Path::new("/"), controller)
 }
 
-/// Does the same as `folders` with another root folder than `/`, for tests.
+/// Does the same as `folders` with `root` instead of `/`, for tests.
 pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
     let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));

@@ -1,7 +1,7 @@
 //! Measures the disk rates of this machine.
 //!
-//! Four kinds of reads are measured with a cold page cache: explicit reads, page faults of the compute threads on a
-//! mapping, populating a mapping ahead of use, and reads of single pages at random positions. The CPU time of a
+//! Four kinds of reads are measured with a cold page cache: sequential read calls, page faults of the compute threads
+//! on a mapping, populating a mapping ahead of use, and reads of single pages at random positions. The CPU time of a
 //! thread that streams (advises, populates and discards) is measured, too, because it limits streaming from any disk.
 //! The model file is read if there is one, because file systems and file layouts differ. Otherwise, or if other
 //! processes keep its pages in memory, a scratch file in the same folder is read.
@@ -18,7 +18,7 @@ use crate::device::Disk;
 use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
 use crate::values::Sourced;
 
-/// Minimum size of a model file that is measured; in place of smaller ones a scratch file is measured.
+/// Minimum size of a model file that is measured; instead of a smaller file a scratch file is measured.
 const MIN_MODEL_BYTES: Bytes = Bytes::mib(8);
 
 /// The file that is read in a measurement.
@@ -47,19 +47,19 @@ impl DiskTarget {
             let open = || File::open(path).map_err(MeasureError::file("open", path));
             let files = [open()?, open()?];
             let metadata = files[0].metadata().map_err(MeasureError::file("read the size of", path))?;
-            let mut file = ColdFile::new(path, files, metadata.len(), effort.file.0);
-            if metadata.len() >= MIN_MODEL_BYTES.0.min(effort.file.0) && file.can_drop_cache()? {
+            let mut file = ColdFile::new(path, files, metadata.len(), effort.max_file_size.0);
+            if metadata.len() >= MIN_MODEL_BYTES.0.min(effort.max_file_size.0) && file.can_drop_cache()? {
                 return Ok((file, "the model's file".into()));
             }
         }
         let scratch = Scratch::create(self.folder(), effort)?;
         let what = format!("a scratch file of {}", Bytes(scratch.length));
-        Ok((ColdFile::new(&scratch.path, scratch.files, scratch.length, effort.file.0), what))
+        Ok((ColdFile::new(&scratch.path, scratch.files, scratch.length, effort.max_file_size.0), what))
     }
 }
 
 /// Measures the disk that stores a file or folder, with `threads` compute threads.
-pub fn disk(
+pub fn measure_disk(
     target: &DiskTarget,
     threads: usize,
     effort: &Effort,
@@ -162,7 +162,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = DiskTarget::Folder(folder.path().into());
         let mut messages = Vec::new();
-        let disk = disk(&target, 2, &Effort::minimal(), &mut |what| messages.push(what.to_owned())).unwrap();
+        let disk =
+            measure_disk(&target, 2, &Effort::minimal(), &mut |what| messages.push(what.to_owned())).unwrap();
         assert_usable(&disk);
         assert!(disk.sequential.source.contains("a scratch file of "), "{}", disk.sequential.source);
         assert!(messages.len() >= 4);
@@ -176,11 +177,11 @@ mod tests {
         let content = vec![7; 5 << 20];
         fs::write(&path, &content).unwrap();
         File::open(&path).unwrap().sync_all().unwrap();
-        let disk = disk(&DiskTarget::File(path.clone()), 1, &Effort::minimal(), &mut |_| ()).unwrap();
+        let disk = measure_disk(&DiskTarget::File(path.clone()), 1, &Effort::minimal(), &mut |_| ()).unwrap();
         assert_usable(&disk);
         assert_eq!(fs::read(&path).unwrap(), content);
         let missing = DiskTarget::File(folder.path().join("missing.gguf"));
-        let error = super::disk(&missing, 1, &Effort::minimal(), &mut |_| ()).unwrap_err();
+        let error = measure_disk(&missing, 1, &Effort::minimal(), &mut |_| ()).unwrap_err();
         assert!(error.to_string().starts_with("cannot open `"), "{error}");
     }
 }

@@ -4,9 +4,9 @@
 //! page cache after it was read, so that a small memory does not fill up and the next round is cold again. Only the
 //! reads are timed.
 //!
-//! Each sample continues where the last one stopped, and after the end of the file at its start, because the system
-//! has read ahead the beginning of the next sample. Half a sample is read before the first one and not counted, which
-//! also uses up the burst of a throttle's token bucket.
+//! Each sample continues where the previous sample stopped, and after the end of the file at its start, because the
+//! system has read ahead the beginning of the next sample. Before the first sample, half a sample is read and not
+//! counted, which also uses up the burst of a throttle's token bucket.
 
 use std::fs::File;
 use std::io;
@@ -16,23 +16,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::MeasureError;
-use super::mapping::{self, PAGE};
+use super::mapping::{self, PAGE_SIZE};
 use super::memory;
 use super::sampling::{Effort, Samples, now};
 
-/// Size of one explicit read in bytes.
+/// Size of one read call in bytes.
 const READ_BYTES: usize = 1 << 20;
 
 /// Size in bytes of the chunk that a compute thread reads at a time: the executor's chunk of weight rows.
-const CHUNK: u64 = 32 << 10;
+const CHUNK_BYTES: u64 = 32 << 10;
 
-/// Size in bytes of one `MADV_POPULATE_READ`, as in the executor.
-const POPULATE: usize = 2 << 20;
+/// Size in bytes of one `MADV_POPULATE_READ` call, as in the executor.
+const POPULATE_BYTES: usize = 2 << 20;
 
 /// Size in bytes of a streamed piece, as in the executor.
-const PIECE: usize = 1 << 20;
+const PIECE_BYTES: usize = 1 << 20;
 /// Maximum size in bytes of the pieces that are requested ahead, as in the executor.
-const PREFETCHED: usize = 4 << 20;
+const MAX_PREFETCHED_BYTES: usize = 4 << 20;
 
 /// Maximum fraction of a range that is in the page cache after it was dropped.
 const MAX_RESIDENT: f64 = 0.1;
@@ -53,12 +53,12 @@ pub(super) struct ColdFile {
 }
 
 impl ColdFile {
-    /// Creates the reader from two file descriptors of one file. `most` limits the bytes in memory at a time.
-    pub(super) fn new(path: &Path, files: [File; 2], length: u64, most: u64) -> ColdFile {
+    /// Creates the reader from two file descriptors of one file. `max_window` limits the bytes in memory at a time.
+    pub(super) fn new(path: &Path, files: [File; 2], length: u64, max_window: u64) -> ColdFile {
         let [file, random] = files;
         mapping::advise_random(&random);
-        let page = PAGE as u64;
-        let window = most.min(memory::available().0 / 4).min(length).max(page) / page * page;
+        let page = PAGE_SIZE as u64;
+        let window = max_window.min(memory::available().0 / 4).min(length).max(page) / page * page;
         ColdFile { path: path.to_owned(), file, random, length: length / page * page, window, position: 0 }
     }
 
@@ -76,16 +76,16 @@ impl ColdFile {
         self.position..(self.position + self.window).min(self.length)
     }
 
-    /// Measures the bytes per second of `read`. `read` gets a file, a cold range of it and the time at which to stop,
-    /// and returns the number of bytes that it read from the start of the range.
+    /// Measures the bytes per second of `read`, which receives a file, a cold range of it and the time at which to
+    /// stop, and returns the number of bytes that it read from the start of the range.
     pub(super) fn rate(
         &mut self,
         effort: &Effort,
         mut read: impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
     ) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
-        self.sample(effort.disk_sample.0 / 2.0, &mut read)?;
-        self.samples(effort, |file| file.sample(effort.disk_sample.0, &mut read))
+        self.sample(effort.disk_sample_time.0 / 2.0, &mut read)?;
+        self.samples(effort, |file| file.sample(effort.disk_sample_time.0, &mut read))
     }
 
     /// Takes samples until there are enough or the time limit is reached.
@@ -95,7 +95,7 @@ impl ColdFile {
         mut sample: impl FnMut(&mut Self) -> Result<f64, MeasureError>,
     ) -> Result<Samples, MeasureError> {
         let (begun, mut values) = (now(), Vec::with_capacity(effort.samples));
-        while values.len() < effort.samples && (values.is_empty() || now() - begun < effort.limit.0) {
+        while values.len() < effort.samples && (values.is_empty() || now() - begun < effort.time_limit.0) {
             values.push(sample(self)?);
         }
         Ok(Samples::new(values))
@@ -113,9 +113,9 @@ impl ColdFile {
             let begun = now();
             let done = read(&self.file, window.clone(), begun + seconds - time);
             time += now() - begun;
-            let done = done.map_err(MeasureError::file("read", &self.path))?.max(PAGE as u64);
+            let done = done.map_err(MeasureError::file("read", &self.path))?.max(PAGE_SIZE as u64);
             bytes += done;
-            let end = window.end.min(window.start + done / PAGE as u64 * PAGE as u64);
+            let end = window.end.min(window.start + done / PAGE_SIZE as u64 * PAGE_SIZE as u64);
             mapping::drop_cache(&self.file, &(window.start..end));
             self.position = if end >= self.length { 0 } else { end };
             if time >= seconds {
@@ -129,7 +129,7 @@ impl ColdFile {
         mapping::drop_cache(&self.file, &(0..self.length));
         let samples = self.samples(effort, |cold| {
             let (mut bytes, mut busy) = (0, 0.0);
-            let until = now() + effort.disk_sample.0;
+            let until = now() + effort.disk_sample_time.0;
             while bytes == 0 || now() < until {
                 let window = cold.window();
                 let streamed = read_by_streaming(&cold.file, &window, until);
@@ -145,22 +145,24 @@ impl ColdFile {
         samples
     }
 
-    /// Measures the seconds of cold reads of 4 KiB at positions all over the file.
+    /// Measures the time of cold reads of 4 KiB at positions all over the file, in seconds.
     pub(super) fn random_read_times(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
-        let pages = self.length / PAGE as u64;
+        let pages = self.length / PAGE_SIZE as u64;
         let mut times = Vec::new();
         let (begun, mut page) = (now(), 0u64);
-        let mut buffer = [0; PAGE];
+        let mut buffer = [0; PAGE_SIZE];
         // A stride near the golden ratio visits distant pages, each once.
         let stride = ((pages as f64 * 0.618) as u64 | 1).max(1);
-        while (times.len() as u64) < pages.min(4000) && (times.is_empty() || now() - begun < effort.limit.0) {
+        while (times.len() as u64) < pages.min(4000)
+            && (times.is_empty() || now() - begun < effort.time_limit.0)
+        {
             page = (page + stride) % pages;
             let start = now();
-            read_at(&self.random, page * PAGE as u64, &mut buffer)
+            read_at(&self.random, page * PAGE_SIZE as u64, &mut buffer)
                 .map_err(MeasureError::file("read", &self.path))?;
             times.push(now() - start);
-            if now() - begun >= effort.disk_sample.0 * effort.samples as f64 / 2.0 {
+            if now() - begun >= effort.disk_sample_time.0 * effort.samples as f64 / 2.0 {
                 break;
             }
         }
@@ -169,7 +171,7 @@ impl ColdFile {
     }
 }
 
-/// Reads a range explicitly from front to back, and returns the number of bytes read.
+/// Reads a range by read calls from front to back, and returns the number of bytes read.
 pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> io::Result<u64> {
     let mut buffer = vec![0; READ_BYTES];
     let mut at = range.start;
@@ -192,12 +194,12 @@ pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, un
     let touch = || {
         let mut done = 0;
         loop {
-            let start = next.fetch_add(CHUNK, Ordering::Relaxed);
+            let start = next.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
             if start >= map.len() as u64 || now() >= until {
                 return done;
             }
-            let chunk = &map[start as usize..map.len().min((start + CHUNK) as usize)];
-            for page in chunk.chunks(PAGE) {
+            let chunk = &map[start as usize..map.len().min((start + CHUNK_BYTES) as usize)];
+            for page in chunk.chunks(PAGE_SIZE) {
                 std::hint::black_box(page[0]);
             }
             done += chunk.len() as u64;
@@ -217,7 +219,7 @@ pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) ->
     let map = mapping::map(file, range)?;
     let mut at = 0;
     while at < map.len() {
-        let count = POPULATE.min(map.len() - at);
+        let count = POPULATE_BYTES.min(map.len() - at);
         map.advise_range(memmap2::Advice::PopulateRead, at, count)?;
         at += count;
         if now() >= until {
@@ -227,10 +229,10 @@ pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) ->
     Ok(at as u64)
 }
 
-/// Returns an error: other systems have no such call.
+/// Returns an error: only Linux has a call that populates a mapping.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
-    let _ = POPULATE;
+    let _ = POPULATE_BYTES;
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -239,11 +241,11 @@ pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result
 #[cfg(target_os = "linux")]
 fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
     let map = mapping::map(file, range)?;
-    let piece = |at: usize| at..map.len().min(at + PIECE);
+    let piece = |at: usize| at..map.len().min(at + PIECE_BYTES);
     let begun = thread_seconds()?;
     let (mut requested, mut done) = (0, 0);
     while done < map.len() {
-        while requested < map.len() && requested - done < PREFETCHED {
+        while requested < map.len() && requested - done < MAX_PREFETCHED_BYTES {
             let own = piece(requested);
             map.advise_range(memmap2::Advice::WillNeed, own.start, own.len())?;
             requested = own.end;
@@ -265,7 +267,7 @@ fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<
 /// Returns an error: other systems cannot discard single pages.
 #[cfg(not(target_os = "linux"))]
 fn read_by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
-    let _ = (PIECE, PREFETCHED);
+    let _ = (PIECE_BYTES, MAX_PREFETCHED_BYTES);
     Err(io::ErrorKind::Unsupported.into())
 }
 

@@ -1,9 +1,9 @@
 //! Allocates buffers that behave like a model's weights, maps files, and drops pages from the page cache.
 //!
-//! Weights are in mapped files with pages of 4 KiB. The buffer in their place is an anonymous mapping without huge
-//! pages, so that address translation costs the same. Every byte is [`FILL`]: as f32, f16 and bf16, and as scales and
-//! quants of every block format, this is a normal number, neither zero nor subnormal, so that arithmetic has its
-//! usual speed.
+//! The weights of a model are in mapped files with pages of 4 KiB. The buffer that replaces them is an anonymous
+//! mapping without huge pages, so that address translation costs the same. Every byte is [`FILL`]: as f32, f16 and
+//! bf16, and as scales and quants of every block format, this is a normal number, neither zero nor subnormal, so that
+//! arithmetic has its usual speed.
 
 use std::fs::File;
 use std::io;
@@ -17,11 +17,11 @@ use crate::units::Bytes;
 /// The byte that fills a buffer.
 const FILL: u8 = 0x1c;
 
-/// A buffer has at most the available memory divided by this number.
+/// The maximum size of a buffer is the available memory divided by this number.
 const MEMORY_DIVISOR: u64 = 2;
 
 /// Page size in bytes. On systems with larger pages a smaller value does no harm.
-pub(super) const PAGE: usize = 4096;
+pub(super) const PAGE_SIZE: usize = 4096;
 
 /// A buffer in place of a model's weights.
 #[derive(Debug)]
@@ -92,7 +92,8 @@ pub(super) fn resident(file: &File, range: &Range<u64>) -> io::Result<f64> {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the call gets a number and accesses no memory of this process.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE).max(PAGE);
+        let page =
+            usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE_SIZE).max(PAGE_SIZE);
         let mut pages = vec![0u8; map.len().div_ceil(page)];
         // SAFETY: the mapping is live, and `pages` has a byte for each of its pages, of 16 KiB on some ARM systems.
         let failed = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) } != 0;

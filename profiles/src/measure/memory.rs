@@ -40,12 +40,12 @@ pub fn swap_available() -> Bytes {
 }
 
 /// Returns the memory of other programs that could be swapped out: inactive anonymous pages.
-pub fn can_swap() -> Bytes {
+pub fn swappable() -> Bytes {
     Bytes(meminfo("Inactive(anon):").unwrap_or(0))
 }
 
-/// Returns the memory that this process can use, and the page-cache policy.
-pub fn memory() -> Memory {
+/// Measures the memory that this process can use, and the page-cache policy.
+pub fn measure_memory() -> Memory {
     let limited = groups().iter().any(|group| Some(group.limit) < meminfo("MemTotal:"));
     let origin = if limited {
         "read from the control group's limit and /proc/meminfo"
@@ -58,7 +58,7 @@ pub fn memory() -> Memory {
         available: Sourced::new(available().min(total), origin),
         // Under a limit, swapping out other programs frees nothing.
         can_swap: (!limited)
-            .then(|| Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
+            .then(|| Sourced::new(swappable(), "read from /proc/meminfo: inactive anonymous pages")),
         swap_available: (!limited).then(|| Sourced::new(swap_available(), "read from /proc/meminfo")),
         page_cache: if has_mglru() { PageCachePolicy::MgLru } else { PageCachePolicy::TwoList },
         reclaim: None,

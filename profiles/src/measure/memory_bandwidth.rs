@@ -10,12 +10,12 @@ use std::thread;
 
 use super::MeasureError;
 use super::mapping::Buffer;
-use super::sampling::{Effort, rate};
+use super::sampling::{Effort, measure_rate};
 use crate::units::BytesPerSecond;
 use crate::values::Sourced;
 
 /// Size in bytes of the piece that a thread reads at a time.
-const PIECE: usize = 256 << 10;
+const PIECE_BYTES: usize = 256 << 10;
 
 /// Measures the total read bandwidth of `threads` threads.
 pub fn read_bandwidth(
@@ -23,7 +23,7 @@ pub fn read_bandwidth(
     threads: usize,
     effort: &Effort,
 ) -> Result<Sourced<BytesPerSecond>, MeasureError> {
-    let rates = rate(effort, || {
+    let rates = measure_rate(effort, || {
         read_all(buffer.bytes(), threads);
         buffer.bytes().len() as f64
     });
@@ -35,11 +35,11 @@ fn read_all(bytes: &[u8], threads: usize) {
     let next = AtomicUsize::new(0);
     let read = || {
         loop {
-            let start = next.fetch_add(PIECE, Ordering::Relaxed);
+            let start = next.fetch_add(PIECE_BYTES, Ordering::Relaxed);
             if start >= bytes.len() {
                 return;
             }
-            std::hint::black_box(sum(&bytes[start..bytes.len().min(start + PIECE)]));
+            std::hint::black_box(sum(&bytes[start..bytes.len().min(start + PIECE_BYTES)]));
         }
     };
     thread::scope(|scope| {

@@ -24,8 +24,8 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns a description of this process's CPU quota, `None` if it has none.
-pub fn quota() -> Option<String> {
+/// Returns a description of this process's CPU quota, `None` without a quota.
+pub fn quota_description() -> Option<String> {
     let quota = control_group::processor_quota()?;
     Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))
 }

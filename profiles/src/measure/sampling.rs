@@ -31,15 +31,15 @@ pub struct Effort {
     /// Number of rounds in which all compute rates are sampled.
     pub rounds: usize,
     /// Minimum time of a sample of arithmetic or memory.
-    pub sample: Seconds,
+    pub sample_time: Seconds,
     /// Minimum time of a sample of disk reads.
-    pub disk_sample: Seconds,
+    pub disk_sample_time: Seconds,
     /// Maximum time for a result. On a slow machine the result may then have a single sample.
-    pub limit: Seconds,
+    pub time_limit: Seconds,
     /// Size of the buffer in place of a model's weights; it is smaller if less memory is available.
-    pub buffer: Bytes,
+    pub buffer_size: Bytes,
     /// Maximum size of a scratch file, and of the part of a model file that is read at a time.
-    pub file: Bytes,
+    pub max_file_size: Bytes,
 }
 
 impl Effort {
@@ -48,11 +48,11 @@ impl Effort {
         Effort {
             samples: 5,
             rounds: 8,
-            sample: Seconds(0.02),
-            disk_sample: Seconds(0.2),
-            limit: Seconds(1.5),
-            buffer: Bytes::mib(512),
-            file: Bytes::mib(256),
+            sample_time: Seconds(0.02),
+            disk_sample_time: Seconds(0.2),
+            time_limit: Seconds(1.5),
+            buffer_size: Bytes::mib(512),
+            max_file_size: Bytes::mib(256),
         }
     }
 
@@ -61,11 +61,11 @@ impl Effort {
         Effort {
             samples: 9,
             rounds: 3,
-            sample: Seconds(0.1),
-            disk_sample: Seconds(0.5),
-            limit: Seconds(6.0),
-            buffer: Bytes::mib(1024),
-            file: Bytes::mib(512),
+            sample_time: Seconds(0.1),
+            disk_sample_time: Seconds(0.5),
+            time_limit: Seconds(6.0),
+            buffer_size: Bytes::mib(1024),
+            max_file_size: Bytes::mib(512),
         }
     }
 
@@ -74,11 +74,11 @@ impl Effort {
         Effort {
             samples: 2,
             rounds: 2,
-            sample: Seconds(1e-4),
-            disk_sample: Seconds(1e-4),
-            limit: Seconds(0.05),
-            buffer: Bytes::mib(4),
-            file: Bytes::mib(4),
+            sample_time: Seconds(1e-4),
+            disk_sample_time: Seconds(1e-4),
+            time_limit: Seconds(0.05),
+            buffer_size: Bytes::mib(4),
+            max_file_size: Bytes::mib(4),
         }
     }
 
@@ -86,11 +86,16 @@ impl Effort {
     pub(super) fn under_quota(self) -> Effort {
         match control_group::processor_quota() {
             Some(quota) => {
-                let least = Seconds(quota.period.0 * QUOTA_PERIODS);
-                let longer = |own: Seconds| Seconds(own.0.max(least.0));
+                let min = Seconds(quota.period.0 * QUOTA_PERIODS);
+                let longer = |own: Seconds| Seconds(own.0.max(min.0));
                 // Each sample spans several periods, so fewer samples are needed.
                 let samples = self.samples.min(3);
-                Effort { samples, sample: longer(self.sample), limit: Seconds(self.limit.0 * 2.0), ..self }
+                Effort {
+                    samples,
+                    sample_time: longer(self.sample_time),
+                    time_limit: Seconds(self.time_limit.0 * 2.0),
+                    ..self
+                }
             }
             None => self,
         }
@@ -114,7 +119,7 @@ impl Samples {
         self.sorted.sort_by(f64::total_cmp);
     }
 
-    /// Returns a quantile by linear interpolation, NaN without samples.
+    /// Returns a quantile, computed by linear interpolation; NaN without samples.
     fn quantile(&self, share: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return f64::NAN };
         let at = share * last as f64;
@@ -161,17 +166,17 @@ impl Samples {
 }
 
 /// Measures the work per second of `call`, which returns the amount of work it did.
-pub fn rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
+pub fn measure_rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
     let effort = effort.under_quota();
     let start = now();
     call(); // warms up caches, faults in buffers and wakes threads
     let mut rates = Vec::with_capacity(effort.samples);
-    while rates.len() < effort.samples && (rates.is_empty() || now() - start < effort.limit.0) {
+    while rates.len() < effort.samples && (rates.is_empty() || now() - start < effort.time_limit.0) {
         let (begun, mut work) = (now(), 0.0);
         let elapsed = loop {
             work += call();
             let elapsed = now() - begun;
-            if elapsed >= effort.sample.0 {
+            if elapsed >= effort.sample_time.0 {
                 break elapsed;
             }
         };
@@ -181,8 +186,8 @@ pub fn rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
 }
 
 /// Measures the duration of `call`, in seconds.
-pub fn duration(effort: &Effort, mut call: impl FnMut()) -> Samples {
-    let rates = rate(effort, || {
+pub fn measure_duration(effort: &Effort, mut call: impl FnMut()) -> Samples {
+    let rates = measure_rate(effort, || {
         call();
         1.0
     });
@@ -207,21 +212,21 @@ mod tests {
 
     #[test]
     fn rate_is_work_over_time() {
-        let effort = Effort { samples: 3, sample: Seconds(0.002), ..Effort::minimal() };
+        let effort = Effort { samples: 3, sample_time: Seconds(0.002), ..Effort::minimal() };
         let sleep = || std::thread::sleep(std::time::Duration::from_millis(1));
-        let rates = rate(&effort, || {
+        let rates = measure_rate(&effort, || {
             sleep();
             10.0
         });
         assert_eq!(rates.count(), 3);
         assert!(rates.median() <= 10_000.0, "a sleep of a millisecond allows at most ten per millisecond");
-        assert!(duration(&effort, sleep).median() >= 0.001);
+        assert!(measure_duration(&effort, sleep).median() >= 0.001);
     }
 
     #[test]
     fn sampling_stops_at_its_limit() {
-        let effort = Effort { samples: 100, limit: Seconds(0.02), ..Effort::minimal() };
-        let slow = rate(&effort, || {
+        let effort = Effort { samples: 100, time_limit: Seconds(0.02), ..Effort::minimal() };
+        let slow = measure_rate(&effort, || {
             std::thread::sleep(std::time::Duration::from_millis(15));
             1.0
         });

@@ -13,9 +13,10 @@ use super::MeasureError;
 use super::sampling::{Effort, now};
 use crate::units::Bytes;
 
-const PIECE: usize = 1 << 20;
+/// Size in bytes of one write.
+const PIECE_BYTES: usize = 1 << 20;
 
-/// Minimum size in bytes, even on a slow disk.
+/// Minimum size of the file in bytes, even on a slow disk.
 const MIN_BYTES: u64 = 1 << 20;
 
 /// An open scratch file.
@@ -40,8 +41,9 @@ impl Scratch {
         let _unlink = UnlinkOnDrop(path.clone());
         let open = || File::open(&path).map_err(MeasureError::file("open", &path));
         let files = [open()?, open()?];
-        let most = effort.file.0.min(free_space(folder).0 / 10).max(MIN_BYTES);
-        let length = fill(&mut writer, most, effort.limit.0).map_err(MeasureError::file("write", &path))?;
+        let max_bytes = effort.max_file_size.0.min(free_space(folder).0 / 10).max(MIN_BYTES);
+        let length =
+            fill(&mut writer, max_bytes, effort.time_limit.0).map_err(MeasureError::file("write", &path))?;
         writer.sync_all().map_err(MeasureError::file("flush", &path))?;
         Ok(Scratch { path, files, length })
     }
@@ -58,12 +60,12 @@ impl Drop for UnlinkOnDrop {
     }
 }
 
-/// Writes up to `most` bytes for about `seconds`, and returns the number of bytes written.
-fn fill(writer: &mut File, most: u64, seconds: f64) -> std::io::Result<u64> {
+/// Writes up to `max_bytes` bytes for about `seconds`, and returns the number of bytes written.
+fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> std::io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut piece = vec![0u8; PIECE];
+    let mut piece = vec![0u8; PIECE_BYTES];
     let (begun, mut length) = (now(), 0);
-    while length < most && (length < MIN_BYTES || now() - begun < seconds) {
+    while length < max_bytes && (length < MIN_BYTES || now() - begun < seconds) {
         for word in piece.as_chunks_mut::<8>().0 {
             // xorshift64: all pieces differ, and no disk compresses them.
             state ^= state << 13;
@@ -71,7 +73,7 @@ fn fill(writer: &mut File, most: u64, seconds: f64) -> std::io::Result<u64> {
             state ^= state << 17;
             *word = state.to_le_bytes();
         }
-        let count = PIECE.min((most - length) as usize);
+        let count = PIECE_BYTES.min((max_bytes - length) as usize);
         writer.write_all(&piece[..count])?;
         length += count as u64;
     }
@@ -111,7 +113,7 @@ mod tests {
     fn scratch_file_is_unlinked() {
         let folder = tempfile::tempdir().unwrap();
         let scratch = Scratch::create(folder.path(), &Effort::minimal()).unwrap();
-        assert!(scratch.length >= MIN_BYTES && scratch.length <= Effort::minimal().file.0);
+        assert!(scratch.length >= MIN_BYTES && scratch.length <= Effort::minimal().max_file_size.0);
         assert_eq!(scratch.files[0].metadata().unwrap().len(), scratch.length);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         let error = Scratch::create(&folder.path().join("nowhere"), &Effort::minimal()).unwrap_err();

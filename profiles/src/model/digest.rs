@@ -61,7 +61,7 @@ pub(super) fn of_shape(shape: &ModelShape, quant: &str) -> String {
         shape.kv_heads,
         shape.key_length,
         shape.value_length,
-        shape.vocabulary,
+        shape.vocab_size,
         shape.tied_embeddings,
     );
     format!("shape:{}", hex(&Sha256::digest(text)))

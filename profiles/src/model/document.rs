@@ -66,7 +66,8 @@ pub struct ModelDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_length: Option<u32>,
     /// Number of tokens in the vocabulary.
-    pub vocabulary: u32,
+    #[serde(rename = "vocabulary")]
+    pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
     pub tied_embeddings: bool,
     /// Maximum context length, in tokens.
@@ -102,7 +103,7 @@ impl ModelDocument {
             kv_heads: self.kv_heads,
             key_length: self.key_length.unwrap_or(head),
             value_length: self.value_length.unwrap_or(head),
-            vocabulary: self.vocabulary,
+            vocab_size: self.vocab_size,
             tied_embeddings: self.tied_embeddings,
             context_length: self.context_length,
         }

@@ -1,8 +1,8 @@
 //! Reads the dimensions of a model from the metadata of its GGUF file.
 //!
-//! The keys are those of the GGUF specification, such as `<architecture>.block_count`. The vocabulary is the number
-//! of rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has. The output
-//! head is tied to the embedding if there is no `output.weight`.
+//! The keys are those of the GGUF specification, such as `<architecture>.block_count`. The vocabulary size is the
+//! number of rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has. The
+//! output head is tied to the embedding if there is no `output.weight`.
 
 use super::shape::{Architecture, ModelShape};
 use crate::gguf::{Array, GgufError, GgufModel, Value};
@@ -33,7 +33,7 @@ fn shape(model: &GgufModel) -> Result<ModelShape, GgufError> {
         kv_heads: keys.number("attention.head_count_kv")?.unwrap_or(heads),
         key_length: keys.number("attention.key_length")?.unwrap_or(head),
         value_length: keys.number("attention.value_length")?.unwrap_or(head),
-        vocabulary: vocabulary(model, embedding)?,
+        vocab_size: vocab_size(model, embedding)?,
         tied_embeddings: model.tensor("output.weight").is_none(),
         context_length: keys.required("context_length")?,
     };
@@ -41,7 +41,7 @@ fn shape(model: &GgufModel) -> Result<ModelShape, GgufError> {
     Ok(shape)
 }
 
-fn vocabulary(model: &GgufModel, embedding: u32) -> Result<u32, GgufError> {
+fn vocab_size(model: &GgufModel, embedding: u32) -> Result<u32, GgufError> {
     let name = "token_embd.weight";
     let tensor = model.tensor(name).ok_or_else(|| GgufError::MissingTensor { tensor: name.into() })?;
     if tensor.dims[0] != u64::from(embedding) || tensor.dims.len() != 2 {

@@ -40,7 +40,7 @@ impl TensorSpec {
 
 /// Returns the tensors of a model in file order. The shape must have passed [`ModelShape::check`].
 pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
-    let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocabulary));
+    let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
     let mut list = vec![TensorSpec {
         name: "token_embd.weight".to_owned(),
         dims: vec![embedding, vocabulary],

@@ -27,7 +27,7 @@ pub struct ModelProfile {
     /// Output norm and output head (`b_o`, `f_{q,out}`). The bytes of a tied embedding are in both groups.
     pub output: TensorGroup,
     /// Small tensors that every layer uses, such as rope factors. Every device has a copy.
-    pub shared: TensorGroup,
+    pub shared_tensors: TensorGroup,
     /// `sha256:` and 64 hex digits for a file; `shape:` and 64 hex digits for a model without one.
     pub digest: String,
 }
@@ -84,7 +84,7 @@ impl ModelProfile {
             layers,
             input: TensorGroup::default(),
             output: TensorGroup::default(),
-            shared: TensorGroup::default(),
+            shared_tensors: TensorGroup::default(),
             digest: String::new(),
         }
     }
@@ -100,7 +100,7 @@ impl ModelProfile {
                 }
             }
             (None, _) if name.starts_with("output") => self.output.add(format, bytes, flops),
-            (None, _) => self.shared.add(format, bytes, Flops(0.0)),
+            (None, _) => self.shared_tensors.add(format, bytes, Flops(0.0)),
         }
     }
 
@@ -137,7 +137,7 @@ impl ModelProfile {
 
     /// Returns the size of one row of the input embedding, which a token reads (`b_i / V`).
     pub fn input_row_bytes(&self) -> Bytes {
-        Bytes(self.input.bytes().0 / u64::from(self.shape.vocabulary))
+        Bytes(self.input.bytes().0 / u64::from(self.shape.vocab_size))
     }
 
     /// Returns the size of output norm and output head (`b_o`).
@@ -148,7 +148,7 @@ impl ModelProfile {
     /// Returns the size of all weights. A tied embedding is counted once.
     pub fn total_bytes(&self) -> Bytes {
         let tied = if self.shape.tied_embeddings { self.input.bytes() } else { Bytes::ZERO };
-        self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared.bytes() - tied
+        self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared_tensors.bytes() - tied
     }
 
     /// Returns the digest of shape and quantisation, which is equal for a file and a document of the same model.

@@ -2,7 +2,8 @@
 //!
 //! A quantisation is pure (all matrices in one format) or mixed by a rule of llama.cpp's quantiser
 //! (`llama_tensor_get_type`), which stores the output head (with tied embeddings, the input embedding) and a few
-//! other matrices with more bits. In this list v is `attn_v`, down is `ffn_down` and out is `attn_output`:
+//! other matrices with more bits. In this list head is the output head, v is `attn_v`, down is `ffn_down` and out is
+//! `attn_output`:
 //!
 //! - `q4_k_m`, `q5_k_m`: `Q4_K` or `Q5_K`; head `Q6_K`; v and down `Q6_K` in half of the layers: the first and last
 //!   eighth, and every third layer between them.

@@ -94,7 +94,7 @@ pub struct ModelShape {
     /// Head dimension of V (`e_v`).
     pub value_length: u32,
     /// Number of tokens in the vocabulary (V).
-    pub vocabulary: u32,
+    pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
     pub tied_embeddings: bool,
     /// Maximum context length that the model was trained for, in tokens.
@@ -135,7 +135,7 @@ impl ModelShape {
             ("kv_heads", self.kv_heads, 1 << 12),
             ("key_length", self.key_length, 1 << 14),
             ("value_length", self.value_length, 1 << 14),
-            ("vocabulary", self.vocabulary, 1 << 22),
+            ("vocabulary", self.vocab_size, 1 << 22),
             ("context_length", self.context_length, 1 << 27),
         ] {
             if found == 0 || found > limit {
@@ -198,7 +198,7 @@ pub(crate) mod tests {
             kv_heads: 8,
             key_length: 128,
             value_length: 128,
-            vocabulary: 128_256,
+            vocab_size: 128_256,
             tied_embeddings: false,
             context_length: 8192,
         }

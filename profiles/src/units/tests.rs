@@ -17,7 +17,7 @@ fn quantities_parse_with_units() {
 
 #[test]
 fn bare_numbers_and_wrong_units_are_refused() {
-    assert!(matches!("4096".parse::<Bytes>(), Err(UnitError::Bare { .. })));
+    assert!(matches!("4096".parse::<Bytes>(), Err(UnitError::MissingUnit { .. })));
     assert!(matches!("4096 ms".parse::<Bytes>(), Err(UnitError::UnknownUnit { .. })));
     assert!(matches!("-1 s".parse::<Seconds>(), Err(UnitError::Number { .. })));
     assert!(matches!("inf s".parse::<Seconds>(), Err(UnitError::Number { .. })));

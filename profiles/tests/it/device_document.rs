@@ -83,7 +83,7 @@ fn soc_without_npu_allows_gpu_only() {
     for name in shipped_names() {
         let Some(soc) = shipped(name).expect("a name").soc else { continue };
         for strategy in Strategy::ALL {
-            let wrong = soc.options_error(&SocOptions::of(strategy));
+            let wrong = soc.options_error(&SocOptions::with_strategy(strategy));
             let without = soc.npu.is_none() && strategy != Strategy::GpuOnly;
             assert_eq!(wrong.is_some(), without, "{name}, {}: {wrong:?}", strategy.name());
         }

@@ -81,7 +81,7 @@ fn valid_model() -> (Vec<u8>, usize) {
         kv_heads: 1,
         key_length: 16,
         value_length: 16,
-        vocabulary: 4,
+        vocab_size: 4,
         tied_embeddings: true,
         context_length: 64,
     };

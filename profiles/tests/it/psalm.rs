@@ -33,7 +33,7 @@ fn real_files_are_read() {
             kv_heads: 2,
             key_length: 64,
             value_length: 64,
-            vocabulary: 2048,
+            vocab_size: 2048,
             tied_embeddings: true,
             context_length: model.shape().unwrap().context_length,
         };

@@ -4,7 +4,7 @@ use hearth_core::metrics::{DeviceMetrics, Terms, device_terms};
 use hearth_schema::Trace;
 use plotters::element::Text;
 
-use super::drawing::{Class, Drawing, Titled};
+use super::drawing::{Class, Drawing, TooltipShape};
 use super::{Axis, Scale, label, plot, text};
 use crate::comparison::Run;
 use crate::comparison::terms::SUMMED_TERMS;
@@ -46,8 +46,8 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
     stacked("breakdown", "Breakdown of the mean time per token", &bars, max)
 }
 
-/// Draws the computing, waiting and reading ahead of each device per token. `max` is the time across the whole width,
-/// in milliseconds.
+/// Draws the times per token that each device computes, waits and reads ahead. `max` is the time across the whole
+/// width, in milliseconds.
 pub fn devices(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
     run.metrics.tpot_ms?;
     let title = format!("{}: work of each device for a token", run.heading());
@@ -96,7 +96,7 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
     // The legend has the order of the segments, even if the first bar lacks some of them.
     for index in 0..bars[0].segments.len() {
         if let Some(bar) = bars.iter().find(|bar| visible(bar.segments[index].2)) {
-            drawing.explain(bar.segments[index].0, bar.segments[index].1);
+            drawing.add_to_legend(bar.segments[index].0, bar.segments[index].1);
         }
     }
     let x = Axis::new(Scale::linear(0.0, max), 6, &|value| label(*value, "ms"));
@@ -108,7 +108,7 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
             for (class, meaning, value) in bar.segments.iter().filter(|segment| visible(segment.2)) {
                 let corners = [(start, row + BAR[0]), (start + value, row + BAR[1])];
                 let hover = format!("{meaning}: {}", numbers::milliseconds(*value));
-                chart.draw_series([Titled::bar(corners, *class, hover)])?;
+                chart.draw_series([TooltipShape::bar(corners, *class, hover)])?;
                 start += value;
             }
         }

@@ -6,8 +6,8 @@
 //! drawings use the style sheet of the page, and a standalone file includes it.
 //!
 //! [`Canvas`] is a plotters backend. One horizontal unit is a hundredth of a percent of the plot's width (in the
-//! gutter: a tenth of a pixel), and one vertical unit is a tenth of a pixel. The red value of a plotters colour is
-//! the index of a [`Class`].
+//! gutter: a tenth of a pixel), and one vertical unit is a tenth of a pixel. The red component of a plotters colour
+//! is the index of a [`Class`].
 //!
 //! Not here: the charts themselves ([`super::gantt`], [`super::bars`] and the other modules).
 
@@ -36,9 +36,9 @@ const LEGEND_ROW: f64 = 22.0;
 const TITLE_HEIGHT: f64 = 34.0;
 /// Number of horizontal units of [`Canvas`] across the plot.
 const PLOT_UNITS: i32 = 10_000;
-/// Number of vertical units of [`Canvas`] in a pixel, and of horizontal units in the gutter.
-pub const PIXEL: u32 = 10;
-const DOT_RADIUS: u32 = 7 * PIXEL / 2;
+/// Number of [`Canvas`] units per pixel, vertically and, in the gutter, also horizontally.
+pub const UNITS_PER_PIXEL: u32 = 10;
+const DOT_RADIUS: u32 = 7 * UNITS_PER_PIXEL / 2;
 
 macro_rules! classes {
     ($($class:ident $name:literal),+) => {
@@ -98,8 +98,8 @@ pub struct Drawing {
     arrows: bool,
     /// Maximum width in pixels, including the gutter.
     max_width: Option<u32>,
-    /// Tooltip of the next shape; empty for none.
-    hover: String,
+    /// Tooltip of the next shape; empty if it has none.
+    tooltip: String,
 }
 
 impl Drawing {
@@ -114,7 +114,7 @@ impl Drawing {
             legend: Vec::new(),
             arrows: false,
             max_width: None,
-            hover: String::new(),
+            tooltip: String::new(),
         }
     }
 
@@ -138,15 +138,15 @@ impl Drawing {
     }
 
     /// Adds a class and its meaning to the legend, unless the legend has them already.
-    pub fn explain(&mut self, class: Class, meaning: &str) {
+    pub fn add_to_legend(&mut self, class: Class, meaning: &str) {
         if !self.legend.iter().any(|(known, text)| *known == class && text == meaning) {
             self.legend.push((class, meaning.into()));
         }
     }
 
     /// Sets the tooltip of the next rectangle or dot.
-    pub fn hover(&mut self, text: &str) {
-        text.clone_into(&mut self.hover);
+    pub fn set_tooltip(&mut self, text: &str) {
+        text.clone_into(&mut self.tooltip);
     }
 
     /// Adds a rectangle: `x` are fractions of the width, `y` are pixels from the top.
@@ -176,11 +176,11 @@ impl Drawing {
 
     /// Ends a shape, with its tooltip if it has one.
     fn close(&mut self, element: &str) {
-        let _ = match self.hover.as_str() {
+        let _ = match self.tooltip.as_str() {
             "" => writeln!(self.body, "/>"),
-            hover => writeln!(self.body, "><title>{}</title></{element}>", escape::markup(hover)),
+            tooltip => writeln!(self.body, "><title>{}</title></{element}>", escape::markup(tooltip)),
         };
-        self.hover.clear();
+        self.tooltip.clear();
     }
 
     /// Adds a text that is centred at `x`, a fraction of the width; `y` is the baseline in pixels from the top.
@@ -223,7 +223,7 @@ impl Drawing {
     }
 
     /// Returns the drawing as HTML for a page that includes [`STYLE`].
-    pub fn inline(&self) -> String {
+    pub fn inline_html(&self) -> String {
         let mut out = String::new();
         let limit = self.max_width.map_or_else(String::new, |width| format!(";max-width:{width}px"));
         let _ = write!(
@@ -248,7 +248,7 @@ impl Drawing {
     }
 
     /// Returns the drawing as the contents of an SVG file.
-    pub fn standalone(&self) -> String {
+    pub fn standalone_svg(&self) -> String {
         let margins = self.gutter + MARGIN_RIGHT;
         let inner = (FILE_WIDTH - 32).min(self.max_width.unwrap_or(FILE_WIDTH)) - margins;
         let rows = self.legend.len().div_ceil(4) as f64;
@@ -318,11 +318,11 @@ type DrawResult = Result<(), DrawingErrorKind<Infallible>>;
 
 impl Canvas<'_> {
     fn gutter(&self) -> i32 {
-        (self.0.gutter * PIXEL) as i32
+        (self.0.gutter * UNITS_PER_PIXEL) as i32
     }
 
     fn point(&self, (x, y): BackendCoord) -> Point {
-        (f64::from(x - self.gutter()) / f64::from(PLOT_UNITS), f64::from(y) / f64::from(PIXEL))
+        (f64::from(x - self.gutter()) / f64::from(PLOT_UNITS), f64::from(y) / f64::from(UNITS_PER_PIXEL))
     }
 
     /// Adds a polyline or polygon in a nested SVG whose coordinate system stretches with the plot.
@@ -333,7 +333,7 @@ impl Canvas<'_> {
             "<svg width=\"100%\" height=\"{}\" viewBox=\"0 0 {PLOT_UNITS} {}\" preserveAspectRatio=\"none\" \
              overflow=\"visible\"><{element} class=\"{class}\" vector-effect=\"non-scaling-stroke\" points=\"",
             number(height),
-            number(height * f64::from(PIXEL))
+            number(height * f64::from(UNITS_PER_PIXEL))
         );
         for (index, (x, y)) in points.into_iter().enumerate() {
             let gap = if index == 0 { "" } else { " " };
@@ -347,8 +347,8 @@ impl DrawingBackend for Canvas<'_> {
     type ErrorType = Infallible;
 
     fn get_size(&self) -> (u32, u32) {
-        let height = (self.0.height * f64::from(PIXEL)) as u32;
-        (self.0.gutter * PIXEL + PLOT_UNITS as u32 + 1, height + 1)
+        let height = (self.0.height * f64::from(UNITS_PER_PIXEL)) as u32;
+        (self.0.gutter * UNITS_PER_PIXEL + PLOT_UNITS as u32 + 1, height + 1)
     }
 
     fn ensure_prepared(&mut self) -> DrawResult {
@@ -416,7 +416,7 @@ impl DrawingBackend for Canvas<'_> {
     ) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             let at = self.point(at);
-            self.0.dot(class, at, f64::from(radius) / f64::from(PIXEL));
+            self.0.dot(class, at, f64::from(radius) / f64::from(UNITS_PER_PIXEL));
         }
         Ok(())
     }
@@ -435,7 +435,7 @@ impl DrawingBackend for Canvas<'_> {
             HPos::Center => "middle",
             HPos::Right => "end",
         };
-        let pixels = f64::from(at.0 - self.gutter()) / f64::from(PIXEL);
+        let pixels = f64::from(at.0 - self.gutter()) / f64::from(UNITS_PER_PIXEL);
         let x = if pixels < 0.0 { number(pixels) } else { format!("{}%", number(100.0 * x)) };
         let turn = match style.transform() {
             FontTransform::Rotate270 => format!(r#" transform="rotate(-90 {x} {})""#, number(y)),
@@ -451,29 +451,29 @@ impl DrawingBackend for Canvas<'_> {
         text: &str,
         _: &S,
     ) -> Result<(u32, u32), DrawingErrorKind<Infallible>> {
-        Ok((text.chars().count() as u32 * 7 * PIXEL, 12 * PIXEL))
+        Ok((text.chars().count() as u32 * 7 * UNITS_PER_PIXEL, 12 * UNITS_PER_PIXEL))
     }
 }
 
 /// A bar or a dot with a tooltip.
-pub struct Titled {
+pub struct TooltipShape {
     /// Two opposite corners of a bar, or the centre of a dot.
     points: Vec<(f64, f64)>,
     class: Class,
-    hover: String,
+    tooltip: String,
 }
 
-impl Titled {
-    pub fn bar(corners: [(f64, f64); 2], class: Class, hover: String) -> Self {
-        Self { points: corners.to_vec(), class, hover }
+impl TooltipShape {
+    pub fn bar(corners: [(f64, f64); 2], class: Class, tooltip: String) -> Self {
+        Self { points: corners.to_vec(), class, tooltip }
     }
 
-    pub fn dot(centre: (f64, f64), class: Class, hover: String) -> Self {
-        Self { points: vec![centre], class, hover }
+    pub fn dot(centre: (f64, f64), class: Class, tooltip: String) -> Self {
+        Self { points: vec![centre], class, tooltip }
     }
 }
 
-impl<'a> PointCollection<'a, (f64, f64)> for &'a Titled {
+impl<'a> PointCollection<'a, (f64, f64)> for &'a TooltipShape {
     type Point = &'a (f64, f64);
     type IntoIter = &'a [(f64, f64)];
 
@@ -482,14 +482,14 @@ impl<'a> PointCollection<'a, (f64, f64)> for &'a Titled {
     }
 }
 
-impl Drawable<Canvas<'_>> for Titled {
+impl Drawable<Canvas<'_>> for TooltipShape {
     fn draw<I: Iterator<Item = BackendCoord>>(
         &self,
         points: I,
         canvas: &mut Canvas<'_>,
         _: (u32, u32),
     ) -> DrawResult {
-        canvas.0.hover(&self.hover);
+        canvas.0.set_tooltip(&self.tooltip);
         let (points, color): (Vec<BackendCoord>, _) = (points.collect(), self.class.to_backend_color());
         match points[..] {
             [a, b] => {
@@ -525,9 +525,9 @@ mod tests {
     fn text_cannot_leave_its_element() {
         let mut drawing = Drawing::new("d", "</title><script>", 40);
         drawing.centred_text(Class::Tick, (0.0, 10.0), "</text><script>alert(1)</script>");
-        drawing.hover("\"><script>");
+        drawing.set_tooltip("\"><script>");
         drawing.rect(Class::Cpu, [0.0, 1.0], [0.0, 8.0]);
-        for text in [drawing.inline(), drawing.standalone()] {
+        for text in [drawing.inline_html(), drawing.standalone_svg()] {
             assert!(!text.contains("<script"), "{text}");
         }
     }

@@ -26,10 +26,10 @@ const LANE_HEIGHT: f64 = 15.0;
 const LANE_STEP: f64 = 18.0;
 const DEVICE_GAP: f64 = 8.0;
 const AXIS_HEIGHT: f64 = 20.0;
-/// Intervals of the same activity with gaps below this share of the width are drawn as one, so that browsers can open
-/// the page of a trace with a million steps.
+/// Intervals of the same activity with gaps below this share of the width are merged, so that browsers can open the
+/// page of a trace with a million steps.
 const MERGE_SHARE: f64 = 0.0005;
-/// Maximum number of arrows; more could not be told apart.
+/// Maximum number of arrows; more arrows could not be distinguished.
 const MAX_ARROWS: usize = 4000;
 
 /// Activities in the order of the legend.
@@ -38,16 +38,16 @@ const LEGEND: [Activity; 7] = [
     Activity::Gpu,
     Activity::Copy,
     Activity::Queue,
-    Activity::Demand,
-    Activity::Hidden,
-    Activity::Concurrent,
+    Activity::DemandRead,
+    Activity::HiddenRead,
+    Activity::ConcurrentRead,
 ];
 
 /// Draws the chart of one token. `span` is the time across the whole width, in nanoseconds.
 pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
-    let intervals = activities::within(&trace.records, [token.start, token.end]);
+    let intervals = activities::intervals_within(&trace.records, [token.start, token.end]);
     let rows = rows(run, trace);
     let bottom = rows.last().map_or(0.0, |row| row.top + LANE_HEIGHT) + DEVICE_GAP;
     axis(&mut drawing, span, bottom);
@@ -67,11 +67,11 @@ pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     }
     fill(&mut drawing, &rows, &intervals, trace, token, span);
     arrows(&mut drawing, &rows, trace, token, span);
-    for moment in events::moments(trace) {
+    for moment in events::boundary_times(trace) {
         if (token.start..=token.end).contains(&moment) {
             let x = share(moment, token, span);
             drawing.line(Class::Event, (x, 2.0), (x, bottom));
-            drawing.explain(Class::Event, "an event begins or ends");
+            drawing.add_to_legend(Class::Event, "an event begins or ends");
         }
     }
     drawing
@@ -90,8 +90,9 @@ struct Row {
 fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
     let mut used = BTreeSet::new();
     for record in &trace.records {
-        let demand =
-            || activities::parts(record).iter().any(|&(kind, nanos)| kind == Activity::Demand && nanos > 0);
+        let demand = || {
+            activities::parts(record).iter().any(|&(kind, nanos)| kind == Activity::DemandRead && nanos > 0)
+        };
         let lane = match record.resource {
             Resource::Gpu => Lane::Gpu,
             Resource::DiskDemand | Resource::DiskPrefetch => Lane::Disk,
@@ -133,7 +134,7 @@ fn fill(drawing: &mut Drawing, rows: &[Row], intervals: &[Interval], trace: &Tra
         LEGEND.into_iter().filter(|shown| intervals.iter().any(|interval| interval.activity == *shown))
     {
         let (class, meaning) = style(activity);
-        drawing.explain(class, meaning);
+        drawing.add_to_legend(class, meaning);
     }
     let near = (span as f64 * MERGE_SHARE) as u64;
     let mut index = 0;
@@ -160,7 +161,7 @@ fn fill(drawing: &mut Drawing, rows: &[Row], intervals: &[Interval], trace: &Tra
             format!("{meaning}: {count} steps, within {}", numbers::milliseconds(millis(end - first.start)))
         };
         let x = [share(first.start, token, span), share(end, token, span)];
-        drawing.hover(&hover);
+        drawing.set_tooltip(&hover);
         drawing.rect(class, x, [row.top, row.top + LANE_HEIGHT]);
     }
 }
@@ -190,9 +191,9 @@ fn style(activity: Activity) -> (Class, &'static str) {
         Activity::Gpu => (Class::Gpu, "computing, GPU"),
         Activity::Copy => (Class::Memory, "copying"),
         Activity::Queue => (Class::Queue, "waiting for a processor"),
-        Activity::Demand => (Class::Demand, "waiting for the disk"),
-        Activity::Hidden => (Class::Hidden, "reading ahead, hidden"),
-        Activity::Concurrent => (Class::Concurrent, "reading ahead while computing"),
+        Activity::DemandRead => (Class::Demand, "waiting for the disk"),
+        Activity::HiddenRead => (Class::Hidden, "reading ahead, hidden"),
+        Activity::ConcurrentRead => (Class::Concurrent, "reading ahead while computing"),
     }
 }
 
@@ -203,8 +204,8 @@ fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span
         let row = rows.iter().find(|row| (row.device, row.lane) == (device, lane));
         row.map(|row| row.top + LANE_HEIGHT / 2.0)
     };
-    for message in messages::among(&records).into_iter().take(MAX_ARROWS) {
-        let (sent, received) = (&records[message.sent], &records[message.received]);
+    for message in messages::find(&records).into_iter().take(MAX_ARROWS) {
+        let (sent, received) = (&records[message.send_record], &records[message.receive_record]);
         let inside = |at: u64| (token.start..=token.end).contains(&at);
         if !inside(sent.start) || !inside(received.end) {
             continue;
@@ -222,7 +223,7 @@ fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span
         };
         let ends = (middle(sent.device, lane(before)), middle(received.device, lane(after)));
         let (Some(from), Some(to)) = ends else { continue };
-        drawing.explain(Class::Message, "message");
+        drawing.add_to_legend(Class::Message, "message");
         let tail = (share(sent.start, token, span), from);
         drawing.arrow(Class::Message, tail, (share(received.end, token, span), to));
     }

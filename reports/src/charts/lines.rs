@@ -6,11 +6,11 @@
 
 use plotters::element::{PathElement, Text};
 
-use super::drawing::{Class, Drawing, Titled};
+use super::drawing::{Class, Drawing, TooltipShape};
 use super::{Axis, GUTTER, PLOT_HEIGHT, Scale, centred, label, plot};
 use crate::text::{escape, numbers};
 
-/// Width of a letter of a label as a fraction of the plot width on a phone, where drawings are narrowest.
+/// Width of a letter of a label, as a fraction of the plot width on a phone, where drawings are narrowest.
 /// source: measured, 6.2 px of 266 px, the plot width on a screen of 390 px
 const LETTER: f64 = 6.2 / 266.0;
 
@@ -43,8 +43,8 @@ pub struct LineChart {
 
 impl LineChart {
     /// Returns the chart as the contents of an SVG file; `None` if no value is positive.
-    pub fn standalone(&self) -> Option<String> {
-        self.drawing("lines").map(|drawing| drawing.standalone())
+    pub fn standalone_svg(&self) -> Option<String> {
+        self.drawing("lines").map(|drawing| drawing.standalone_svg())
     }
 
     /// Draws the chart with `id` as the prefix of its SVG identifiers; `None` if no value is positive.
@@ -56,7 +56,7 @@ impl LineChart {
         }
         let mut drawing = Drawing::new(id, &escape::phrase(&self.title), GUTTER);
         for (index, series) in self.series.iter().enumerate().filter(|(_, series)| !series.name.is_empty()) {
-            drawing.explain(Class::series(index), &escape::name(&series.name));
+            drawing.add_to_legend(Class::series(index), &escape::name(&series.name));
         }
         let fractions = self.labelled().iter().map(|position| position.fraction).collect::<Vec<_>>();
         let name = |fraction: &f64| {
@@ -76,7 +76,7 @@ impl LineChart {
                 let dots = self.positions.iter().zip(&series.values).filter_map(|(position, value)| {
                     let value = value.filter(|value| value.is_finite())?;
                     let hover = self.hover(series, position, value);
-                    Some(Titled::dot((position.fraction, value), class, hover))
+                    Some(TooltipShape::dot((position.fraction, value), class, hover))
                 });
                 chart.draw_series(dots)?;
                 let missing = self
@@ -97,7 +97,7 @@ impl LineChart {
         let name =
             if series.name.is_empty() { String::new() } else { format!("{}, ", escape::name(&series.name)) };
         let digits = numbers::digits_for(value).saturating_sub(1);
-        format!("{name}{}: {} {}", position.label, numbers::Fixed::new(value, digits).text(), self.unit)
+        format!("{name}{}: {} {}", position.label, numbers::FixedPoint::new(value, digits).text(), self.unit)
     }
 
     /// Splits the points of a series at missing values; does not split if missing values are not marked.
@@ -113,8 +113,7 @@ impl LineChart {
         runs.into_iter()
     }
 
-    /// Returns positions whose labels do not overlap. The labels of the others are only in the tooltips of their
-    /// dots.
+    /// Returns positions whose labels do not overlap. The other labels are only in the tooltips of the dots.
     fn labelled(&self) -> Vec<&Position> {
         let mut positions: Vec<&Position> = self.positions.iter().collect();
         positions.sort_by(|one, other| one.fraction.total_cmp(&other.fraction));
@@ -149,9 +148,9 @@ mod tests {
 
     #[test]
     fn missing_number_breaks_the_line() {
-        let whole = chart(&[Some(10.0), Some(20.0), Some(30.0)]).standalone().expect("a drawing");
+        let whole = chart(&[Some(10.0), Some(20.0), Some(30.0)]).standalone_svg().expect("a drawing");
         assert_eq!((whole.matches("<polyline").count(), whole.matches("<circle").count()), (1, 3));
-        let broken = chart(&[Some(10.0), None, Some(30.0)]).standalone().expect("a drawing");
+        let broken = chart(&[Some(10.0), None, Some(30.0)]).standalone_svg().expect("a drawing");
         assert_eq!((broken.matches("<polyline").count(), broken.matches("<circle").count()), (0, 2));
         assert_eq!(broken.matches('×').count(), 1);
         assert!(!whole.contains("<GiB>") && !whole.contains("<memory>"));
@@ -159,7 +158,7 @@ mod tests {
 
     #[test]
     fn without_numbers_there_is_no_drawing() {
-        assert_eq!(chart(&[None, None, None]).standalone(), None);
-        assert_eq!(chart(&[Some(f64::NAN), None, Some(f64::INFINITY)]).standalone(), None);
+        assert_eq!(chart(&[None, None, None]).standalone_svg(), None);
+        assert_eq!(chart(&[Some(f64::NAN), None, Some(f64::INFINITY)]).standalone_svg(), None);
     }
 }

@@ -23,7 +23,7 @@ use plotters::drawing::{DrawingAreaErrorKind, IntoDrawingArea};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{IntoFont, TRANSPARENT, TextStyle};
 
-use drawing::{Canvas, Class, Drawing, PIXEL};
+use drawing::{Canvas, Class, Drawing, UNITS_PER_PIXEL};
 
 /// Height of a line plot, in pixels.
 const PLOT_HEIGHT: f64 = 170.0;
@@ -84,7 +84,7 @@ struct Axis<'a> {
     labels: usize,
     /// Formats a label.
     label: &'a dyn Fn(&f64) -> String,
-    /// The title of the axis; empty for none.
+    /// The title of the axis; empty if it has none.
     title: &'a str,
     grid: bool,
 }
@@ -123,9 +123,9 @@ fn plot(
     let draw = || -> PlotResult {
         let area = Canvas(drawing).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
-            .margin_top(MARGIN_TOP as u32 * PIXEL)
-            .set_label_area_size(LabelAreaPosition::Left, gutter * PIXEL)
-            .set_label_area_size(LabelAreaPosition::Bottom, below as u32 * PIXEL)
+            .margin_top(MARGIN_TOP as u32 * UNITS_PER_PIXEL)
+            .set_label_area_size(LabelAreaPosition::Left, gutter * UNITS_PER_PIXEL)
+            .set_label_area_size(LabelAreaPosition::Bottom, below as u32 * UNITS_PER_PIXEL)
             .build_cartesian_2d(x.scale, y.scale)?;
         let mut mesh = chart.configure_mesh();
         if !x.grid {
@@ -142,7 +142,7 @@ fn plot(
                 plotters::style::ShapeStyle::from(Class::Grid)
             })
             .label_style(text(Class::Tick))
-            .set_all_tick_mark_size(4 * PIXEL)
+            .set_all_tick_mark_size(4 * UNITS_PER_PIXEL)
             .x_labels(x.labels)
             .y_labels(y.labels)
             .x_label_formatter(x.label)
@@ -160,7 +160,7 @@ fn plot(
 }
 
 fn text(class: Class) -> TextStyle<'static> {
-    ("sans-serif", 11 * PIXEL).into_font().color(&class)
+    ("sans-serif", 11 * UNITS_PER_PIXEL).into_font().color(&class)
 }
 
 /// Returns the style of a text that is centred above a point.

@@ -8,7 +8,7 @@
 use plotters::coord::combinators::IntoLogRange;
 use plotters::element::{PathElement, Polygon};
 
-use super::drawing::{Class, Drawing, Titled};
+use super::drawing::{Class, Drawing, TooltipShape};
 use super::{Axis, Scale, label, plot};
 use crate::comparison::{Comparison, Unit};
 use crate::text::numbers;
@@ -20,9 +20,9 @@ const HEIGHT: f64 = 360.0;
 /// Maximum width of the plot in pixels.
 const MAX_WIDTH: u32 = 480;
 const GUTTER: u32 = 76;
-/// Minimum value that is drawn; the ratio of smaller times is dominated by the resolution of the clock.
+/// Minimum value that is drawn; ratios of smaller times are dominated by the resolution of the clock.
 const MIN_VALUE: f64 = 0.01;
-/// Maximum number of dots in a plot; more could not be told apart.
+/// Maximum number of dots in a plot; more dots could not be distinguished.
 const MAX_DOTS: usize = 2000;
 
 /// A predicted value and the reference value that it is compared with.
@@ -68,7 +68,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
             add(group, index, name, reference, predicted);
         }
     }
-    for cell in comparison.published.iter().filter(|cell| cell.selected) {
+    for cell in comparison.published_cells.iter().filter(|cell| cell.selected) {
         let run = &comparison.runs[cell.run];
         let times = [
             ("time per token, published", 3, cell.tpot_ms, run.metrics.tpot_ms.map(|tpot| tpot.mean)),
@@ -98,9 +98,9 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     let mut groups: Vec<(Class, &str)> = dots.iter().map(|dot| (dot.class, dot.group.as_str())).collect();
     groups.sort_unstable();
     for (class, group) in groups {
-        drawing.explain(class, group);
+        drawing.add_to_legend(class, group);
     }
-    drawing.explain(Class::Band, "within 10 %");
+    drawing.add_to_legend(Class::Band, "within 10 %");
     let ticks = ticks(min, max);
     let scale = || Scale::Log((min..max).log_scale().into(), ticks.clone());
     let axis =
@@ -123,7 +123,8 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
         };
         chart.draw_series(ranges.map(range))?;
         chart.draw_series(
-            dots.iter().map(|dot| Titled::dot((dot.reference, dot.predicted), dot.class, hover(dot, unit))),
+            dots.iter()
+                .map(|dot| TooltipShape::dot((dot.reference, dot.predicted), dot.class, hover(dot, unit))),
         )?;
         Ok(())
     });
@@ -131,8 +132,9 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
 }
 
 fn hover(dot: &Dot, unit: &str) -> String {
-    let show = |value: f64| numbers::Fixed::new(value, numbers::digits_for(value).saturating_sub(1)).text();
-    let error = numbers::Fixed::new(100.0 * (dot.predicted / dot.reference - 1.0), 1).signed();
+    let show =
+        |value: f64| numbers::FixedPoint::new(value, numbers::digits_for(value).saturating_sub(1)).text();
+    let error = numbers::FixedPoint::new(100.0 * (dot.predicted / dot.reference - 1.0), 1).signed();
     let (name, predicted, reference) = (&dot.name, show(dot.predicted), show(dot.reference));
     format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")
 }
@@ -160,7 +162,7 @@ mod tests {
     #[test]
     fn exact_prediction_is_on_the_diagonal() {
         let drawing = draw("parity", "t", "ms", &[dot(10.0, 10.0), dot(1000.0, 500.0)]).expect("a drawing");
-        let text = drawing.standalone();
+        let text = drawing.standalone_svg();
         let dots: Vec<&str> = text.lines().filter(|line| line.starts_with("<circle")).collect();
         let number = |line: &str, key: &str| -> f64 {
             let rest = &line[line.find(key).expect(key) + key.len()..];

@@ -9,8 +9,8 @@ use crate::comparison::Run;
 use crate::timeline::events;
 use crate::timeline::tokens::{self, Token};
 
-/// Draws the time of every token in order, with a vertical line at the begin and the end of each event.
-pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
+/// Draws the time of every token in order, with vertical lines at the beginning and the end of each event.
+pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let times = times(runs);
     let max = times.iter().flatten().copied().fold(0.0, f64::max);
     let count = times.iter().map(Vec::len).max().unwrap_or(0);
@@ -21,7 +21,7 @@ pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let moments: Vec<f64> = runs.iter().flat_map(|(_, trace)| tokens_at_events(trace)).collect();
     explain(&mut drawing, runs, &times);
     if !moments.is_empty() {
-        drawing.explain(Class::Event, "an event begins or ends");
+        drawing.add_to_legend(Class::Event, "an event begins or ends");
     }
     let whole = |value: &f64| if value.fract() == 0.0 { label(*value, "") } else { String::new() };
     let x = Axis::new(Scale::linear(1.0, count as f64), 6, &whole).with_title("token");
@@ -45,7 +45,7 @@ fn tokens_at_events(trace: &Trace) -> Vec<f64> {
         let ended = ends.iter().filter(|&&end| end <= moment).count();
         (ended + 1).min(ends.len().max(1)) as f64
     };
-    events::moments(trace).into_iter().map(number).collect()
+    events::boundary_times(trace).into_iter().map(number).collect()
 }
 
 /// Draws the cumulative distribution of the times per token.
@@ -95,7 +95,7 @@ fn steps(times: &[f64], from: f64, to: f64) -> Vec<(f64, f64)> {
 
 fn explain(drawing: &mut Drawing, runs: &[(&Run, &Trace)], times: &[Vec<f64>]) {
     for (index, (run, _)) in runs.iter().enumerate().filter(|(index, _)| times[*index].len() > 1) {
-        drawing.explain(Class::series(index), &run.heading());
+        drawing.add_to_legend(Class::series(index), &run.heading());
     }
 }
 

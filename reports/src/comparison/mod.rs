@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
-use hearth_core::metrics::intervals::Intervals;
+use hearth_core::metrics::intervals::ConfidenceIntervals;
 use hearth_core::metrics::token_times::TokenTimes;
 use hearth_schema::Trace;
 use hearth_schema::trace::{Origin, Outcome};
@@ -58,7 +58,8 @@ pub struct Quantity {
     /// `None` if the run ended before the quantity could be measured.
     pub value: Option<f64>,
     /// Half the width of the confidence interval of the value, if known.
-    pub interval: Option<f64>,
+    #[serde(rename = "interval")]
+    pub interval_half_width: Option<f64>,
 }
 
 /// The metrics of one trace.
@@ -69,15 +70,16 @@ pub struct Run {
     pub origin: Origin,
     pub scenario: String,
     pub model: String,
-    /// The digest of the plan.
-    pub plan: String,
+    #[serde(rename = "plan")]
+    pub plan_digest: String,
     /// Number of tokens in the prompts that were processed completely.
     #[serde(default, alias = "prompts")]
     pub prompt_tokens: u64,
-    /// The number of generated tokens after the first.
-    pub tokens: usize,
+    /// Number of generated tokens after the first.
+    #[serde(rename = "tokens")]
+    pub decoded_tokens: usize,
     /// Confidence intervals of the means; `None` for too few tokens.
-    pub intervals: Option<Intervals>,
+    pub intervals: Option<ConfidenceIntervals>,
     pub metrics: Metrics,
 }
 
@@ -94,7 +96,8 @@ pub struct Row {
     /// The error in percent of the measured value; `None` if the measured value is zero.
     pub error_percent: Option<f64>,
     /// Half the width of the confidence interval of the error.
-    pub interval: Option<f64>,
+    #[serde(rename = "interval")]
+    pub interval_half_width: Option<f64>,
 }
 
 /// A simulated and a measured run of the same plan.
@@ -107,7 +110,7 @@ pub struct Pair {
     pub rows: Vec<Row>,
 }
 
-/// A table cell of a document of published numbers that belongs to the scenario of a run.
+/// A cell of a table of published results that belongs to the scenario of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PublishedCell {
     /// Index of the run in [`Comparison::runs`].
@@ -127,7 +130,8 @@ pub struct PublishedCell {
     /// Maximum relative error of a simulated time.
     pub tolerance: f64,
     /// Whether parameters of the shipped device profiles were fitted to this row.
-    pub fitted: bool,
+    #[serde(rename = "fitted")]
+    pub is_fitted: bool,
 }
 
 /// All runs of a report, and the pairs among them.
@@ -139,10 +143,10 @@ pub struct Comparison {
     pub pairs: Vec<Pair>,
     /// Warnings about the comparison.
     pub notes: Vec<String>,
-    /// Published numbers of the same scenarios, if requested.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub published: Vec<PublishedCell>,
-    /// Caveats of the documents of published numbers.
+    /// Published results of the same scenarios, if requested.
+    #[serde(rename = "published", default, skip_serializing_if = "Vec::is_empty")]
+    pub published_cells: Vec<PublishedCell>,
+    /// Caveats of the documents of published results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
 }
@@ -154,16 +158,16 @@ impl Run {
         for device in &mut metrics.devices {
             device.name = escape::name(&device.name);
         }
-        let outputs = TokenTimes::of(trace);
+        let outputs = TokenTimes::from_trace(trace);
         Self {
             label,
             origin: trace.header.origin,
             scenario: escape::name(&trace.header.scenario),
             model: escape::name(&trace.header.model),
-            plan: escape::name(&trace.header.plan),
-            prompt_tokens: outputs.prompts(trace),
-            tokens: outputs.tokens(),
-            intervals: Intervals::of(trace),
+            plan_digest: escape::name(&trace.header.plan_digest),
+            prompt_tokens: outputs.prompt_tokens(trace),
+            decoded_tokens: outputs.decoded_tokens(),
+            intervals: ConfidenceIntervals::from_trace(trace),
             metrics,
         }
     }
@@ -178,12 +182,12 @@ impl Run {
     pub fn quantities(&self) -> Vec<Quantity> {
         let (metrics, known) = (&self.metrics, self.intervals);
         let tpot = metrics.tpot_ms;
-        let with_interval = |key: &str, role, value, interval| Quantity {
+        let with_interval = |key: &str, role, value, interval_half_width| Quantity {
             key: key.into(),
             unit: Unit::Milliseconds,
             role,
             value,
-            interval,
+            interval_half_width,
         };
         let ms = |key: &str, role, value| with_interval(key, role, value, None);
         let mut rows: Vec<Quantity> = metrics
@@ -201,7 +205,7 @@ impl Run {
             tpot.map(|tpot| tpot.mean),
             known.map(|known| known.tpot),
         ));
-        rows.push(ms(terms::HIDDEN.key, Role::Other, tpot.map(|_| metrics.terms_ms.hidden_disk)));
+        rows.push(ms(terms::HIDDEN_DISK.key, Role::Other, tpot.map(|_| metrics.terms_ms.hidden_disk)));
         rows.push(ms("tpot_p50", Role::Other, tpot.map(|tpot| tpot.p50)));
         rows.push(ms("tpot_p95", Role::Other, tpot.map(|tpot| tpot.p95)));
         rows.push(ms("ttft", Role::Other, metrics.ttft_ms));
@@ -210,14 +214,14 @@ impl Run {
             unit: Unit::TokensPerSecond,
             role: Role::Other,
             value: metrics.tokens_per_s,
-            interval: None,
+            interval_half_width: None,
         });
         rows.push(Quantity {
             key: "bytes_read_per_token".into(),
             unit: Unit::Bytes,
             role: Role::Other,
             value: metrics.bytes_read_per_token().filter(|_| tpot.is_some()),
-            interval: None,
+            interval_half_width: None,
         });
         rows
     }
@@ -233,7 +237,7 @@ impl Comparison {
             .map(|(predicted, measured)| Pair::new(predicted, measured, &runs))
             .collect();
         let notes = notes(traces, &runs, &pairs);
-        Self { runs, pairs, notes, published: Vec::new(), caveats: Vec::new() }
+        Self { runs, pairs, notes, published_cells: Vec::new(), caveats: Vec::new() }
     }
 
     /// Returns the indices of the runs that are in no pair.
@@ -251,7 +255,7 @@ impl Comparison {
 
     /// Returns the published cell that a run is compared with, if exactly one is selected.
     pub fn published_cell(&self, run: usize) -> Option<&PublishedCell> {
-        let mut selected = self.published.iter().filter(|cell| cell.run == run && cell.selected);
+        let mut selected = self.published_cells.iter().filter(|cell| cell.run == run && cell.selected);
         selected.next().filter(|_| selected.next().is_none())
     }
 }
@@ -274,7 +278,10 @@ impl Pair {
                     error,
                     error_percent: error.zip(base).map(|(error, base)| 100.0 * error / base),
                     // The errors of the two values are independent, so their variances add up.
-                    interval: left.interval.zip(right.interval).map(|(one, other)| one.hypot(other)),
+                    interval_half_width: left
+                        .interval_half_width
+                        .zip(right.interval_half_width)
+                        .map(|(one, other)| one.hypot(other)),
                 }
             })
             .collect();
@@ -312,7 +319,7 @@ fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
     let mut ordered = Vec::new();
     for (index, trace) in traces.iter().enumerate() {
         let partner = traces.iter().position(|other| {
-            other.header.origin != trace.header.origin && other.header.plan == trace.header.plan
+            other.header.origin != trace.header.origin && other.header.plan_digest == trace.header.plan_digest
         });
         let Some(partner) = partner else { continue };
         let pair = match trace.header.origin {
@@ -338,7 +345,7 @@ fn different_models(traces: &[Trace]) -> Option<String> {
 fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(different_models(traces));
-    if runs.iter().any(|run| run.plan != runs[0].plan) {
+    if runs.iter().any(|run| run.plan_digest != runs[0].plan_digest) {
         notes.push(
             "The traces are of different plans. Runs of different plans do different work, so no error is computed \
              between them."
@@ -377,13 +384,14 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
                 right.prompt_tokens
             ));
         }
-        if left.tokens != right.tokens && left.tokens > 0 && right.tokens > 0 {
+        if left.decoded_tokens != right.decoded_tokens && left.decoded_tokens > 0 && right.decoded_tokens > 0
+        {
             notes.push(format!(
                 "{} has {} tokens after the first and {} has {}: their means are for different work.",
                 left.heading(),
-                left.tokens,
+                left.decoded_tokens,
                 right.label,
-                right.tokens
+                right.decoded_tokens
             ));
         }
     }
@@ -397,9 +405,9 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
             notes.push(format!(
                 "{} did not finish: {ended}. It has {}.",
                 run.heading(),
-                tokens_in_words(run.tokens)
+                tokens_in_words(run.decoded_tokens)
             ));
-        } else if run.tokens == 0 {
+        } else if run.decoded_tokens == 0 {
             notes.push(format!(
                 "{} has no token after the first, so it has no time per token.",
                 run.heading()

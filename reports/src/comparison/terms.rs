@@ -53,7 +53,7 @@ pub const SUMMED_TERMS: [Term; 7] = [
 ];
 
 /// Disk reads that do not lengthen the time per token; not part of the sum.
-pub const HIDDEN: Term = Term {
+pub const HIDDEN_DISK: Term = Term {
     key: "hidden_disk",
     label: "Hidden disk",
     phrase: "reading ahead",

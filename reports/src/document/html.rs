@@ -24,7 +24,7 @@ pub fn render(document: &Document) -> String {
         drawing::STYLE,
         text(&document.title)
     );
-    blocks(&mut out, &document.opening);
+    blocks(&mut out, &document.opening_blocks);
     out.push_str("<nav>");
     for section in &document.sections {
         let _ = write!(out, "<a href=\"#{}\">{}</a>", section.anchor, markup(&section.title));
@@ -55,7 +55,7 @@ fn blocks(out: &mut String, blocks: &[Block]) {
                 out,
                 "<figure>\n<h3>{}</h3>\n{}\n<figcaption>{}</figcaption>\n</figure>",
                 markup(figure.drawing.title()),
-                figure.drawing.inline(),
+                figure.drawing.inline_html(),
                 text(&figure.caption)
             ),
             Block::Definitions(title, meanings) => {
@@ -77,15 +77,15 @@ fn blocks(out: &mut String, blocks: &[Block]) {
 }
 
 fn print(out: &mut String, table: &Table) {
-    let class = if table.textual { "textual" } else { "numbers" };
+    let class = if table.all_text { "textual" } else { "numbers" };
     let _ = write!(
         out,
         "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",
         text(&table.caption)
     );
-    for head in &table.head {
+    for heading in &table.headings {
         // The label of a run must not be broken at its hyphen.
-        let _ = write!(out, "<th scope=\"col\">{}</th>", markup(head).replace('-', "&#8209;"));
+        let _ = write!(out, "<th scope=\"col\">{}</th>", markup(heading).replace('-', "&#8209;"));
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for (style, row) in &table.rows {

@@ -7,7 +7,7 @@ use crate::text::escape;
 
 pub fn render(document: &Document) -> String {
     let mut out = format!("# {}\n", text(&document.title));
-    blocks(&mut out, &document.opening);
+    blocks(&mut out, &document.opening_blocks);
     for section in &document.sections {
         let _ = write!(out, "\n## {}\n", escape::markdown(&section.title));
         blocks(&mut out, &section.blocks);
@@ -50,9 +50,9 @@ fn blocks(out: &mut String, blocks: &[Block]) {
 fn print(out: &mut String, table: &Table) {
     let _ = writeln!(out, "{}\n", text(&table.caption).trim_end());
     let cells = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-    out.push_str(&cells(table.head.iter().map(|head| escape::markdown(head)).collect()));
-    let rule = |column: usize| if column == 0 || table.textual { "---" } else { "---:" };
-    out.push_str(&cells((0..table.head.len()).map(|column| rule(column).to_owned()).collect()));
+    out.push_str(&cells(table.headings.iter().map(|heading| escape::markdown(heading)).collect()));
+    let rule = |column: usize| if column == 0 || table.all_text { "---" } else { "---:" };
+    out.push_str(&cells((0..table.headings.len()).map(|column| rule(column).to_owned()).collect()));
     for (style, row) in &table.rows {
         let bold = |cell: &Text| match style {
             RowStyle::Total => format!("**{}**", text(cell)),

@@ -45,7 +45,7 @@ impl Text {
         self
     }
 
-    pub fn then(mut self, mut other: Text) -> Self {
+    pub fn append(mut self, mut other: Text) -> Self {
         self.0.append(&mut other.0);
         self
     }
@@ -87,30 +87,30 @@ pub enum RowStyle {
 pub struct Table {
     pub caption: Text,
     /// The headings of the columns.
-    pub head: Vec<String>,
+    pub headings: Vec<String>,
     /// The rows, with a cell for each column.
     pub rows: Vec<(RowStyle, Vec<Text>)>,
-    /// Whether the other columns are also text; otherwise they are numbers.
-    pub textual: bool,
+    /// Whether all columns are text; otherwise those after the first are numbers.
+    pub all_text: bool,
 }
 
 impl Table {
     /// Creates a table of numbers in plain rows.
     pub fn new(
         caption: impl Into<Text>,
-        head: impl IntoIterator<Item = impl Into<String>>,
+        headings: impl IntoIterator<Item = impl Into<String>>,
         rows: impl IntoIterator<Item = Vec<Text>>,
     ) -> Self {
         Self {
             caption: caption.into(),
-            head: head.into_iter().map(Into::into).collect(),
+            headings: headings.into_iter().map(Into::into).collect(),
             rows: rows.into_iter().map(|row| (RowStyle::Plain, row)).collect(),
-            textual: false,
+            all_text: false,
         }
     }
 
-    pub fn textual(self) -> Self {
-        Self { textual: true, ..self }
+    pub fn all_text(self) -> Self {
+        Self { all_text: true, ..self }
     }
 
     /// Returns a block with the table; `None` if it has no rows.
@@ -156,7 +156,7 @@ pub struct Section {
 pub struct Document {
     pub title: Text,
     /// The blocks before the first section: the summary and the notes.
-    pub opening: Vec<Block>,
+    pub opening_blocks: Vec<Block>,
     pub sections: Vec<Section>,
 }
 
@@ -172,7 +172,7 @@ impl Document {
     /// Returns the names and contents of the HTML page, the Markdown file and each figure.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         let figures =
-            self.figures().map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone()));
+            self.figures().map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone_svg()));
         let pages =
             [("index.html".to_owned(), html::render(self)), ("report.md".to_owned(), markdown::render(self))];
         pages.into_iter().chain(figures).map(|(name, text)| (name, text.into_bytes())).collect()
@@ -180,7 +180,8 @@ impl Document {
 
     /// Returns all figures in order.
     fn figures(&self) -> impl Iterator<Item = &Figure> {
-        let blocks = self.opening.iter().chain(self.sections.iter().flat_map(|section| &section.blocks));
+        let blocks =
+            self.opening_blocks.iter().chain(self.sections.iter().flat_map(|section| &section.blocks));
         blocks.filter_map(|block| match block {
             Block::Figure(figure) => Some(figure),
             _ => None,

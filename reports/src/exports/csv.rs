@@ -3,9 +3,9 @@
 use hearth_core::metrics::DeviceMetrics;
 
 use crate::comparison::{Comparison, PublishedCell, Run, Unit};
-use crate::sections::tables::{Digits, errors, published_value, rounded};
+use crate::sections::tables::{Digits, errors, published_value, round_quantities};
 use crate::text::escape;
-use crate::text::numbers::Fixed;
+use crate::text::numbers::FixedPoint;
 
 /// Digits after the decimal point of a time in milliseconds: nanosecond resolution.
 const DIGITS: u32 = 6;
@@ -43,19 +43,21 @@ pub fn fields(line: &str) -> Vec<String> {
 pub fn comparison(comparison: &Comparison) -> Vec<u8> {
     let runs: Vec<&Run> = comparison.runs.iter().collect();
     let mut rows = vec![head(comparison)];
-    let columns: Vec<Vec<Option<Fixed>>> =
-        runs.iter().map(|run| rounded(&run.quantities(), ALL_DIGITS)).collect();
+    let columns: Vec<Vec<Option<FixedPoint>>> =
+        runs.iter().map(|run| round_quantities(&run.quantities(), ALL_DIGITS)).collect();
     for (index, quantity) in runs.first().map(|run| run.quantities()).unwrap_or_default().iter().enumerate() {
-        let values: Vec<Option<Fixed>> = columns.iter().map(|column| column[index]).collect();
+        let values: Vec<Option<FixedPoint>> = columns.iter().map(|column| column[index]).collect();
         let unit = match quantity.unit {
             Unit::Milliseconds => "ms",
             Unit::TokensPerSecond => "tokens/s",
             Unit::Bytes => "bytes",
         };
         let mut fields = row(comparison, ["", &quantity.key, unit], &values);
-        let intervals = runs.iter().map(|run| run.quantities()[index].interval);
+        let intervals = runs.iter().map(|run| run.quantities()[index].interval_half_width);
         let published = selected(comparison).map(|(_, cell)| published_value(cell, quantity));
-        fields.extend(intervals.chain(published).map(|value| field(value.map(|ms| Fixed::new(ms, DIGITS)))));
+        fields.extend(
+            intervals.chain(published).map(|value| field(value.map(|ms| FixedPoint::new(ms, DIGITS)))),
+        );
         rows.push(fields);
     }
     let width = rows[0].len();
@@ -64,9 +66,9 @@ pub fn comparison(comparison: &Comparison) -> Vec<u8> {
             let value = |run: &&Run| {
                 let device = run.metrics.devices.iter().find(|device| device.name == name)?;
                 let known = !device.trace_lost && (!per_token || run.metrics.tpot_ms.is_some());
-                known.then(|| Fixed::new(value(device), digits))
+                known.then(|| FixedPoint::new(value(device), digits))
             };
-            let values: Vec<Option<Fixed>> = runs.iter().map(value).collect();
+            let values: Vec<Option<FixedPoint>> = runs.iter().map(value).collect();
             let mut fields = row(comparison, [&name, key, unit], &values);
             fields.resize(width, String::new());
             rows.push(fields);
@@ -108,7 +110,7 @@ fn device_names(runs: &[&Run]) -> Vec<String> {
     names
 }
 
-fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<Fixed>]) -> Vec<String> {
+fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<FixedPoint>]) -> Vec<String> {
     let mut fields: Vec<String> = keys.map(escape::csv_field).to_vec();
     fields.extend(values.iter().copied().map(field));
     for pair in &comparison.pairs {
@@ -118,6 +120,6 @@ fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<Fixed>]) -> Ve
     fields
 }
 
-fn field(value: Option<Fixed>) -> String {
-    value.map_or_else(String::new, Fixed::plain)
+fn field(value: Option<FixedPoint>) -> String {
+    value.map_or_else(String::new, FixedPoint::plain)
 }

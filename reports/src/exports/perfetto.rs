@@ -6,8 +6,9 @@
 //! one trace to the next, and a prefix distinguishes the process names.
 //!
 //! The part of a computing step that waited for the disk is exported a second time, as a "disk demand" event. The
-//! trace has only its length, so the event is put at the start of the step. Viewers drop events of one thread that
-//! overlap without being nested, so concurrent steps on one resource get additional threads ("disk prefetch 2").
+//! trace has only the length of this part, so the event is put at the start of the step. Viewers drop
+//! events of one thread that overlap without being nested, so concurrent steps on one resource get additional threads
+//! ("disk prefetch 2").
 
 use std::collections::BTreeMap;
 
@@ -28,8 +29,8 @@ const THREADS: [(Resource, &str); 7] = [
     (Resource::Npu, "npu"),
 ];
 
-/// Number of resources with interleaved thread ids: the first threads of all of them, then the second threads, and so
-/// on.
+/// Number of resources with interleaved thread ids: the first threads of all these resources, then their second
+/// threads, and so on.
 const INTERLEAVED: usize = 6;
 
 /// Id of the first thread of the NPU, larger than the ids of all threads of the other resources.
@@ -162,7 +163,7 @@ fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
             origin: trace.header.origin,
             scenario: &trace.header.scenario,
             model: &trace.header.model,
-            plan: &trace.header.plan,
+            plan: &trace.header.plan_digest,
             seed: trace.header.seed,
             version: &trace.header.version,
         })
@@ -348,8 +349,8 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     let steps = slices.iter().filter(|slice| !slice.demand);
     let threads: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread())).collect();
     let thread = |record: usize| threads.get(&record).copied().unwrap_or(0);
-    for message in messages::among(&trace.records) {
-        let (sent, received) = (&trace.records[message.sent], &trace.records[message.received]);
+    for message in messages::find(&trace.records) {
+        let (sent, received) = (&trace.records[message.send_record], &trace.records[message.receive_record]);
         // A slice contains its start but not its end, so the arrow ends a nanosecond before the end.
         let arrow_end = received.end.saturating_sub(1).max(received.start);
         // The clocks of two devices are only synchronised approximately, and viewers reject arrows back in time.
@@ -359,9 +360,9 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
         events.flows += 1;
         let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
         let (cat, id) = (Some("ring"), Some(events.flows));
-        let start = Event::new("activations", "s", from, thread(message.sent));
+        let start = Event::new("activations", "s", from, thread(message.send_record));
         events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });
-        let finish = Event::new("activations", "f", to, thread(message.received));
+        let finish = Event::new("activations", "f", to, thread(message.receive_record));
         events.push(&Event { cat, id, ts: Some(micros(arrow_end)), bp: Some("e"), ..finish });
     }
 }

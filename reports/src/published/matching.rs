@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::{Published, Row};
+use super::{PublishedResults, Row};
 use crate::comparison::{PublishedCell, Run};
 use crate::text::escape;
 
@@ -28,9 +28,9 @@ pub enum MatchError {
 }
 
 /// Returns the cells of a document that belong to the scenarios of the runs: those of `system`, or of all systems if
-/// it is `None`.
+/// `system` is `None`.
 pub fn find(
-    published: &Published,
+    published: &PublishedResults,
     system: Option<&str>,
     runs: &[Run],
 ) -> Result<Vec<PublishedCell>, MatchError> {
@@ -65,7 +65,12 @@ pub fn find(
     }
 }
 
-fn matched(published: &Published, row: &Row, system: &str, (run, selected): (usize, bool)) -> PublishedCell {
+fn matched(
+    published: &PublishedResults,
+    row: &Row,
+    system: &str,
+    (run, selected): (usize, bool),
+) -> PublishedCell {
     let cell = row.cells.get(system).cloned().unwrap_or_default();
     PublishedCell {
         run,
@@ -78,7 +83,7 @@ fn matched(published: &Published, row: &Row, system: &str, (run, selected): (usi
         ttft_ms: row.ttft(&cell).map(|time| time.0 * 1e3),
         outcome: cell.outcome,
         tolerance: cell.tolerance.unwrap_or(published.tolerance).0,
-        fitted: published.fitted.contains(&row.label),
+        is_fitted: published.fitted_rows.contains(&row.label),
     }
 }
 

@@ -9,7 +9,7 @@
 //! A row is either a scenario, which is planned and simulated for each system, or inference on one GPU, which is
 //! predicted from the compute rate and the bandwidth of the GPU ([`speeds`]).
 //!
-//! Not here: running them (the command line).
+//! Not here: simulating the experiments (`hearth_workflow::reproduction`).
 
 pub mod matching;
 pub mod page;
@@ -27,10 +27,10 @@ use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 
-use speeds::{Excluded, GpuPeaks, GpuRun};
+use speeds::{ExclusionReasons, GpuPeaks, GpuRun};
 
 /// Names and texts of the documents in `published/`.
-pub const SHIPPED: [(&str, &str); 7] = [
+pub const SHIPPED_DOCUMENTS: [(&str, &str); 7] = [
     ("heterollm", include_str!("../../published/heterollm.yaml")),
     ("ml-drift", include_str!("../../published/ml-drift.yaml")),
     ("prima-fig-10", include_str!("../../published/prima-fig-10.yaml")),
@@ -42,13 +42,13 @@ pub const SHIPPED: [(&str, &str); 7] = [
 
 /// Returns the text of a shipped document.
 pub fn shipped(name: &str) -> Option<&'static str> {
-    SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+    SHIPPED_DOCUMENTS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
 /// A document of published numbers, and of how to reproduce them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Published {
+pub struct PublishedResults {
     /// `published/1`.
     pub schema: String,
     /// A short name, also used for the folder of the report.
@@ -58,8 +58,8 @@ pub struct Published {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
     /// Labels of the rows to which parameters of the shipped device profiles were fitted.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub fitted: Vec<String>,
+    #[serde(rename = "fitted", default, skip_serializing_if = "Vec::is_empty")]
+    pub fitted_rows: Vec<String>,
     /// Whether a run begins with as many weights in memory as fit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warm: bool,
@@ -68,8 +68,8 @@ pub struct Published {
     pub systems: Vec<System>,
     pub rows: Vec<Row>,
     /// Names of the systems for which the report has a table of memory by device and processor.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub footprint: Vec<String>,
+    #[serde(rename = "footprint", default, skip_serializing_if = "Vec::is_empty")]
+    pub footprint_systems: Vec<String>,
     /// Ratios of two cells that the text of the publication states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
@@ -92,7 +92,7 @@ pub struct System {
     /// The residency policy of the devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
-    /// How the devices use the processors of their SoCs.
+    /// The options for the processors of the devices' SoCs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
 }
@@ -129,18 +129,23 @@ pub struct Cell {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<PerSecond>,
     /// The reasons why numbers of this cell are excluded from all means and medians.
-    #[serde(default, alias = "left_out", skip_serializing_if = "Excluded::is_empty")]
-    pub excluded: Excluded,
+    #[serde(
+        rename = "excluded",
+        default,
+        alias = "left_out",
+        skip_serializing_if = "ExclusionReasons::is_empty"
+    )]
+    pub exclusion_reasons: ExclusionReasons,
     /// The outcome of the published run; absent if it completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
-    /// The memory pressure of each device, as a share of its memory.
+    /// The memory pressure by device, as a share of the memory of the device.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pressure: BTreeMap<String, Fraction>,
     /// The tolerance of this cell, instead of that of the document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tolerance: Option<Fraction>,
-    /// The reason why the simulated number is sensitive to a parameter, or why it is known to differ.
+    /// The reason why the simulated number is sensitive to a parameter, or why it differs from the published one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
@@ -168,23 +173,27 @@ impl ClaimQuantity {
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     pub text: String,
-    #[serde(default, skip_serializing_if = "ClaimQuantity::is_tpot")]
-    pub ratio: ClaimQuantity,
+    #[serde(rename = "ratio", default, skip_serializing_if = "ClaimQuantity::is_tpot")]
+    pub quantity: ClaimQuantity,
     /// Row and system of the numerator.
-    pub of: [String; 2],
+    #[serde(rename = "of")]
+    pub numerator: [String; 2],
     /// Row and system of the denominator.
-    pub over: [String; 2],
+    #[serde(rename = "over")]
+    pub denominator: [String; 2],
     /// The minimum ratio that agrees with the text.
-    pub from: f64,
+    #[serde(rename = "from")]
+    pub min_ratio: f64,
     /// The maximum ratio that agrees with the text.
-    pub to: f64,
+    #[serde(rename = "to")]
+    pub max_ratio: f64,
 }
 
-impl Published {
+impl PublishedResults {
     /// Returns the cells to simulate, as indices of row and system: those with published numbers and those that a
     /// claim names.
-    pub fn runs(&self) -> BTreeSet<(usize, usize)> {
-        let named = self.claims.iter().flat_map(|claim| [&claim.of, &claim.over]);
+    pub fn cells_to_simulate(&self) -> BTreeSet<(usize, usize)> {
+        let named = self.claims.iter().flat_map(|claim| [&claim.numerator, &claim.denominator]);
         self.cells().map(|(index, ..)| index).chain(named.filter_map(|cell| self.cell_index(cell))).collect()
     }
 
@@ -208,7 +217,7 @@ impl Published {
     }
 }
 
-impl Document for Published {
+impl Document for PublishedResults {
     const SCHEMA: &'static str = "published/1";
 
     fn validate(&self) -> Result<(), DocumentError> {
@@ -242,21 +251,23 @@ impl Document for Published {
             }
             speeds::check_row(row, &self.systems).map_or(Ok(()), refuse)?;
         }
-        if let Some(unknown) = self.fitted.iter().find(|label| !rows.contains(label)) {
+        if let Some(unknown) = self.fitted_rows.iter().find(|label| !rows.contains(label)) {
             return refuse(format!("`fitted` names `{unknown}`, which is not a row of this document"));
         }
-        if let Some(unknown) = self.footprint.iter().find(|name| !systems.contains(name)) {
+        if let Some(unknown) = self.footprint_systems.iter().find(|name| !systems.contains(name)) {
             return refuse(format!("`footprint` names `{unknown}`, which is not a system of this document"));
         }
         for claim in &self.claims {
-            if let Some([row, system]) =
-                [&claim.of, &claim.over].into_iter().find(|cell| self.cell_index(cell).is_none())
+            if let Some([row, system]) = [&claim.numerator, &claim.denominator]
+                .into_iter()
+                .find(|cell| self.cell_index(cell).is_none())
             {
                 return refuse(format!(
                     "a claim names [{row}, {system}], which is not a cell of this document"
                 ));
             }
-            let mut cells = [&claim.of, &claim.over].into_iter().filter_map(|cell| self.cell_index(cell));
+            let mut cells =
+                [&claim.numerator, &claim.denominator].into_iter().filter_map(|cell| self.cell_index(cell));
             let mismatch = |(row, system): (usize, usize)| {
                 let why = speeds::mismatch(&self.rows[row], &self.systems[system])?;
                 Some(format!("a claim names row `{}`, which {why}", self.rows[row].label))
@@ -264,12 +275,12 @@ impl Document for Published {
             if let Some(what) = cells.find_map(mismatch) {
                 return refuse(what);
             }
-            if !(claim.from.is_finite() && claim.to.is_finite() && 0.0 < claim.from && claim.from <= claim.to)
-            {
+            let (min, max) = (claim.min_ratio, claim.max_ratio);
+            if !(min.is_finite() && max.is_finite() && 0.0 < min && min <= max) {
                 return refuse(format!("the claim \"{}\" needs 0 < from <= to", claim.text));
             }
         }
-        if self.runs().is_empty() {
+        if self.cells_to_simulate().is_empty() {
             return refuse("no row has a cell: add a published number".into());
         }
         Ok(())

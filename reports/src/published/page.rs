@@ -11,17 +11,17 @@ use std::fmt::Write;
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{CellResult, Results, Simulated};
-use super::scores::{ClaimScore, Error, Scores};
+use super::results::{CellResult, Results, SimulatedRun};
+use super::scores::{ClaimScore, Scores, TimeError};
 use super::speeds::Speeds;
-use super::{Cell, ClaimQuantity, Published};
+use super::{Cell, ClaimQuantity, PublishedResults};
 use crate::charts::drawing::Class;
 use crate::charts::parity::{self, Dot};
 use crate::document::{Block, Document, Figure, NO_VALUE, RowStyle, Table, Text, json};
 use crate::text::numbers;
 
 /// Returns the names and contents of the files of a comparison: HTML page, Markdown, figures and JSON.
-pub fn files(published: &Published, results: &Results) -> Vec<(String, Vec<u8>)> {
+pub fn files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
     let scores = Scores::of(published, results);
     let mut files = document(published, results, &scores).files();
     files.push(("comparison.json".to_owned(), json(&Json::new(published, results, &scores))));
@@ -29,7 +29,7 @@ pub fn files(published: &Published, results: &Results) -> Vec<(String, Vec<u8>)>
 }
 
 /// Returns the summary of a comparison for a terminal.
-pub fn summary_text(published: &Published, results: &Results) -> String {
+pub fn summary_text(published: &PublishedResults, results: &Results) -> String {
     let scores = Scores::of(published, results);
     let mut text = format!("{}: {}\n", published.name, summary(published, &scores).plain());
     for ClaimScore { text: claim, range: [from, to], ratio, .. } in
@@ -60,7 +60,7 @@ struct JsonRun<'a> {
 }
 
 impl<'a> Json<'a> {
-    fn new(published: &'a Published, results: &'a Results, scores: &'a Scores) -> Self {
+    fn new(published: &'a PublishedResults, results: &'a Results, scores: &'a Scores) -> Self {
         let cell = |(&(row, system), result): (&(usize, usize), &'a CellResult)| JsonRun {
             row: &published.rows[row].label,
             system: &published.systems[system].name,
@@ -70,12 +70,12 @@ impl<'a> Json<'a> {
     }
 }
 
-fn document(published: &Published, results: &Results, scores: &Scores) -> Document {
+fn document(published: &PublishedResults, results: &Results, scores: &Scores) -> Document {
     let source = Text::from(format!("{} ({}).", published.title, published.source));
-    let mut opening = vec![Block::Paragraph(source), Block::Paragraph(summary(published, scores))];
-    opening.extend(published.caveats.iter().map(|caveat| Block::Note(caveat.as_str().into())));
+    let mut opening_blocks = vec![Block::Paragraph(source), Block::Paragraph(summary(published, scores))];
+    opening_blocks.extend(published.caveats.iter().map(|caveat| Block::Note(caveat.as_str().into())));
     let title = Text::from(format!("Simulated and published: {}", published.name));
-    let mut document = Document { title, opening, sections: Vec::new() };
+    let mut document = Document { title, opening_blocks, sections: Vec::new() };
     let tpot = times(published, &scores.tpot, "Time per output token in ms");
     let tpot = tpot.into_iter().chain(parity(published, &scores.tpot));
     document.push("Time per token", "tpot", tpot);
@@ -91,12 +91,12 @@ fn document(published: &Published, results: &Results, scores: &Scores) -> Docume
     document
 }
 
-fn summary(published: &Published, scores: &Scores) -> Text {
+fn summary(published: &PublishedResults, scores: &Scores) -> Text {
     let mut sentences = Vec::new();
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     if let Some(median) = scores.median_tpot {
         sentences.push(errors_in_words("Times per token", median, &scores.tpot));
-        if let Some(held_out) = scores.median_tpot_held_out.filter(|_| !published.fitted.is_empty()) {
+        if let Some(held_out) = scores.median_tpot_held_out.filter(|_| !published.fitted_rows.is_empty()) {
             sentences.push(format!(
                 "Without the rows to which parameters were fitted, the median is {}.",
                 percent(held_out)
@@ -126,16 +126,16 @@ fn summary(published: &Published, scores: &Scores) -> Text {
     sentences.join(" ").into()
 }
 
-fn errors_in_words(what: &str, median: f64, errors: &[Error]) -> String {
-    let counted = || errors.iter().filter(|error| !error.excluded);
-    let (cells, outside) = (counted().count(), counted().filter(|error| !error.within).count());
+fn errors_in_words(what: &str, median: f64, errors: &[TimeError]) -> String {
+    let counted = || errors.iter().filter(|error| !error.is_excluded);
+    let (cells, outside) = (counted().count(), counted().filter(|error| !error.is_within).count());
     format!(
         "{what}: median error {:.1} %, {outside} of {cells} cells outside their tolerance.",
         median * 100.0
     )
 }
 
-fn times(published: &Published, errors: &[Error], what: &str) -> Option<Block> {
+fn times(published: &PublishedResults, errors: &[TimeError], what: &str) -> Option<Block> {
     let used = |name: &str| errors.iter().any(|error| error.system == name);
     let systems: Vec<&str> =
         published.systems.iter().map(|system| system.name.as_str()).filter(|name| used(name)).collect();
@@ -143,7 +143,7 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Option<Block> {
         return None;
     }
     let rows = published.rows.iter().map(|row| {
-        let fitted = if published.fitted.contains(&row.label) { " (fitted)" } else { "" };
+        let fitted = if published.fitted_rows.contains(&row.label) { " (fitted)" } else { "" };
         let mut cells = vec![Text::from(format!("{}{fitted}", row.label))];
         for name in &systems {
             let error = errors.iter().find(|error| error.row == row.label && error.system == *name);
@@ -155,8 +155,8 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Option<Block> {
         "{what}: published, simulated, error. Values in brackets are outside their tolerance, {:.0} % unless a cell has its own.",
         published.tolerance.0 * 100.0
     );
-    let head = std::iter::once("Row").chain(systems.iter().copied());
-    Some(Block::Table(Table::new(caption, head, rows).textual()))
+    let headings = std::iter::once("Row").chain(systems.iter().copied());
+    Some(Block::Table(Table::new(caption, headings, rows).all_text()))
 }
 
 /// Formats milliseconds for a table.
@@ -167,21 +167,21 @@ fn format_ms(value: f64) -> String {
 fn missing(cell: Option<&Cell>) -> String {
     match cell.and_then(|cell| cell.outcome) {
         Some(Outcome::Ok) | None => NO_VALUE.to_owned(),
-        Some(ended) => ended.word().to_owned(),
+        Some(ended) => ended.label().to_owned(),
     }
 }
 
-fn time(error: &Error) -> String {
+fn time(error: &TimeError) -> String {
     let Some((simulated, off)) = error.simulated_ms.zip(error.error) else {
         return format!("{}, none", format_ms(error.published_ms));
     };
     let text = format!("{}, {}, {:+.0} %", format_ms(error.published_ms), format_ms(simulated), off * 100.0);
-    if error.within { text } else { format!("[{text}]") }
+    if error.is_within { text } else { format!("[{text}]") }
 }
 
 /// Draws a dot for every cell, with a colour for each system.
-fn parity(published: &Published, errors: &[Error]) -> Option<Block> {
-    let dot = |error: &Error| {
+fn parity(published: &PublishedResults, errors: &[TimeError]) -> Option<Block> {
+    let dot = |error: &TimeError| {
         let system = published.systems.iter().position(|system| system.name == error.system)?;
         Some(Dot {
             group: error.system.clone(),
@@ -198,7 +198,7 @@ fn parity(published: &Published, errors: &[Error]) -> Option<Block> {
     Some(Block::Figure(Figure { name: "parity".into(), drawing, caption }))
 }
 
-fn pressure(published: &Published, results: &Results) -> Option<Block> {
+fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
     let mut rows = Vec::new();
     for (index, row, system, cell) in published.cells() {
         let run = results.get(&index).and_then(CellResult::run);
@@ -213,19 +213,19 @@ fn pressure(published: &Published, results: &Results) -> Option<Block> {
             style = RowStyle::Plain;
         }
     }
-    let head = ["Row", "System", "Device", "Published", "Simulated"].map(String::from).to_vec();
+    let headings = ["Row", "System", "Device", "Published", "Simulated"].map(String::from).to_vec();
     let caption = "Memory that cannot be reclaimed, as a share of the device's memory.".into();
-    Table { caption, head, rows, textual: true }.block()
+    Table { caption, headings, rows, all_text: true }.block()
 }
 
 /// Returns a table for each listed system: the memory of every processor, with a row for each run.
-fn footprint(published: &Published, results: &Results) -> Vec<Block> {
+fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (column, system) in published.systems.iter().enumerate() {
-        if !published.footprint.contains(&system.name) {
+        if !published.footprint_systems.contains(&system.name) {
             continue;
         }
-        let runs: Vec<(&str, &Simulated)> = results
+        let runs: Vec<(&str, &SimulatedRun)> = results
             .iter()
             .filter(|((_, of), _)| *of == column)
             .filter_map(|(&(row, _), result)| Some((published.rows[row].label.as_str(), result.run()?)))
@@ -234,7 +234,7 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
             runs.iter().flat_map(|(_, run)| &run.footprint).map(|it| it.processor.as_str()).collect();
         processors.sort_unstable();
         processors.dedup();
-        let cell = |run: &Simulated, processor: &str| {
+        let cell = |run: &SimulatedRun, processor: &str| {
             let found = run.footprint.iter().find(|it| it.processor == processor).filter(|it| it.bytes > 0);
             found.map_or(NO_VALUE.to_owned(), |it| {
                 let gib = |bytes: u64| numbers::decimal(bytes as f64 / f64::from(1 << 30), 1);
@@ -250,27 +250,27 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
             "{}: weights, KV cache and buffers in GiB, of the available memory. Over: the rest is read from disk for every token, or does not fit.",
             system.name
         );
-        let head = std::iter::once("Row").chain(processors.iter().copied());
-        blocks.push(Block::Table(Table::new(caption, head, rows).textual()));
+        let headings = std::iter::once("Row").chain(processors.iter().copied());
+        blocks.push(Block::Table(Table::new(caption, headings, rows).all_text()));
     }
     blocks
 }
 
-fn claims(published: &Published, scores: &Scores) -> Option<Block> {
+fn claims(published: &PublishedResults, scores: &Scores) -> Option<Block> {
     let row = |claim: &ClaimScore| {
         let ratio = claim.ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.2}"));
         let range = format!("{} to {}", claim.range[0], claim.range[1]);
         let holds = if claim.holds { "yes" } else { "no" };
         [claim.text.clone(), range, ratio, holds.to_owned()].map(Text::from).to_vec()
     };
-    let head = ["Claim", "Range of the text", "Simulated", "Holds"];
-    let mixed = published.claims.iter().any(|claim| claim.ratio != ClaimQuantity::Tpot);
+    let headings = ["Claim", "Range of the text", "Simulated", "Holds"];
+    let mixed = published.claims.iter().any(|claim| claim.quantity != ClaimQuantity::Tpot);
     let caption =
         if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." };
-    Table::new(caption, head, scores.claims.iter().map(row)).textual().block()
+    Table::new(caption, headings, scores.claims.iter().map(row)).all_text().block()
 }
 
-fn remarks(published: &Published) -> Vec<Block> {
+fn remarks(published: &PublishedResults) -> Vec<Block> {
     let mut blocks = Vec::new();
     for system in published.systems.iter().filter(|system| !system.about.is_empty()) {
         blocks
@@ -286,7 +286,7 @@ fn remarks(published: &Published) -> Vec<Block> {
     blocks
 }
 
-fn spreads(published: &Published, results: &Results) -> Option<Block> {
+fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
     let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
         let run = result.run()?;
         let spread = run.spread.as_ref()?;
@@ -299,17 +299,17 @@ fn spreads(published: &Published, results: &Results) -> Option<Block> {
         ];
         Some(cells.map(Text::from).to_vec())
     };
-    let head = ["Row", "System", "ms per token", "80 % of the draws", "Most sensitive to"];
+    let headings = ["Row", "System", "ms per token", "80 % of the draws", "Most sensitive to"];
     let caption = "Every parameter of the devices and links is drawn from a distribution around its value, as wide as the \
                    uncertainty of its source. The last column changes one parameter at a time by its own uncertainty; out \
                    of memory: the run then runs out of memory.";
-    Table::new(caption, head, results.iter().filter_map(row)).textual().block()
+    Table::new(caption, headings, results.iter().filter_map(row)).all_text().block()
 }
 
-fn plans(published: &Published, results: &Results) -> Option<Block> {
+fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
     let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
         let (plan, note) = match result {
-            CellResult::Ran(run) => (run.plan.clone(), run.unvalidated.join("; ")),
+            CellResult::Ran(run) => (run.plan_summary.clone(), run.unvalidated_parts.join("; ")),
             CellResult::Refused { refused } => ("none".to_owned(), refused.clone()),
         };
         let time = result.tpot_ms().map_or_else(|| NO_VALUE.to_owned(), format_ms);
@@ -317,6 +317,6 @@ fn plans(published: &Published, results: &Results) -> Option<Block> {
             [published.rows[row].label.clone(), published.systems[system].name.clone(), time, plan, note];
         cells.map(Text::from).to_vec()
     };
-    let head = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"];
-    Table::new("The simulated plans.", head, results.iter().map(row)).textual().block()
+    let headings = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"];
+    Table::new("The simulated plans.", headings, results.iter().map(row)).all_text().block()
 }

@@ -12,7 +12,7 @@ use super::ClaimQuantity;
 
 /// The simulated run of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Simulated {
+pub struct SimulatedRun {
     pub outcome: Outcome,
     /// Mean time per output token after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
@@ -24,10 +24,12 @@ pub struct Simulated {
     pub pressure: BTreeMap<String, f64>,
     /// The memory of each processor, in the order of the plan.
     pub footprint: Vec<Footprint>,
-    /// A description of the plan.
-    pub plan: String,
+    /// The layers of each device and the number of rounds, as text.
+    #[serde(rename = "plan")]
+    pub plan_summary: String,
     /// Parts of the device profiles that have not been validated on real hardware.
-    pub unvalidated: Vec<String>,
+    #[serde(rename = "unvalidated")]
+    pub unvalidated_parts: Vec<String>,
     /// The uncertainty of the time per token, if requested.
     pub spread: Option<Spread>,
 }
@@ -51,20 +53,22 @@ pub struct Spread {
     /// The 90th percentile of the time per token, in milliseconds.
     pub p90_ms: f64,
     /// Number of draws that ran out of memory; their time counts as infinite.
-    pub failed: usize,
+    #[serde(rename = "failed")]
+    pub failed_draws: usize,
     /// Number of draws.
     pub draws: usize,
     /// The parameters with the largest effect on the time. The value is the relative change of the time when the
     /// parameter is changed by its own uncertainty, up or down, whichever has the larger effect; infinite if the run
     /// then runs out of memory.
-    pub sensitive: Vec<(String, f64)>,
+    #[serde(rename = "sensitive")]
+    pub sensitive_parameters: Vec<(String, f64)>,
 }
 
 /// The result of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum CellResult {
-    Ran(Simulated),
+    Ran(SimulatedRun),
     /// The cell has no plan, or its plan cannot be simulated.
     Refused {
         /// The reason.
@@ -82,13 +86,13 @@ impl Spread {
                 format!("{name} out of memory")
             }
         };
-        let changes: Vec<String> = self.sensitive.iter().map(change).collect();
+        let changes: Vec<String> = self.sensitive_parameters.iter().map(change).collect();
         if changes.is_empty() { "no single parameter".to_owned() } else { changes.join(", ") }
     }
 
     /// Returns the interval and the most sensitive parameters as two lines for a terminal.
     pub fn summary(&self) -> String {
-        let failed = match self.failed {
+        let failed = match self.failed_draws {
             0 => String::new(),
             failed => format!(" ({failed} do not fit in memory)"),
         };
@@ -112,7 +116,7 @@ impl Spread {
 
 impl CellResult {
     /// Returns the run; `None` if it was refused.
-    pub fn run(&self) -> Option<&Simulated> {
+    pub fn run(&self) -> Option<&SimulatedRun> {
         match self {
             CellResult::Ran(simulated) => Some(simulated),
             CellResult::Refused { .. } => None,
@@ -136,10 +140,10 @@ impl CellResult {
 }
 
 #[cfg(test)]
-impl Simulated {
+impl SimulatedRun {
     /// Returns a run without memory and plan.
     pub fn fixture(tpot_ms: Option<f64>, ttft_ms: Option<f64>, outcome: Outcome) -> CellResult {
-        let (pressure, footprint, unvalidated) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let (pressure, footprint, unvalidated_parts) = (BTreeMap::new(), Vec::new(), Vec::new());
         CellResult::Ran(Self {
             outcome,
             tpot_ms,
@@ -147,8 +151,8 @@ impl Simulated {
             energy_j: None,
             pressure,
             footprint,
-            plan: String::new(),
-            unvalidated,
+            plan_summary: String::new(),
+            unvalidated_parts,
             spread: None,
         })
     }

@@ -1,7 +1,7 @@
 //! Scores of the agreement between simulated and published numbers.
 //!
-//! - The error of a time: simulated / published - 1; and the median of the absolute errors of the cells with a
-//!   published time that did not run out of memory.
+//! - The error of a time: simulated / published - 1; and the median of the absolute errors over the cells that have a
+//!   published time and did not run out of memory.
 //! - The order of the systems in a row: pairs whose published times differ by more than a fifth should have the same
 //!   order in the simulation. A run that ran out of memory counts as slower than any other.
 //! - The order of the rows in a column: Spearman's rank correlation of published and simulated times.
@@ -14,16 +14,16 @@
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{CellResult, Results, Simulated};
+use super::results::{CellResult, Results, SimulatedRun};
 use super::speeds::Speeds;
-use super::{Cell, Claim, Published, Row, System};
+use super::{Cell, Claim, PublishedResults, Row, System};
 
 /// Ratio of two published times up to which their order is not compared.
 const TIE_RATIO: f64 = 1.2;
 
 /// The error of a simulated time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Error {
+pub struct TimeError {
     pub row: String,
     pub system: String,
     pub published_ms: f64,
@@ -34,16 +34,18 @@ pub struct Error {
     /// Maximum relative error.
     pub tolerance: f64,
     /// Whether parameters were fitted to this row.
-    pub fitted: bool,
+    #[serde(rename = "fitted")]
+    pub is_fitted: bool,
     /// Whether the simulated time is within the tolerance. From a tolerance of 0.5 on, the ratio of the two times may
     /// be up to 1 + tolerance in either direction.
-    pub within: bool,
+    #[serde(rename = "within")]
+    pub is_within: bool,
     /// Whether the document excludes the time from the medians.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub excluded: bool,
+    #[serde(rename = "excluded", skip_serializing_if = "std::ops::Not::not")]
+    pub is_excluded: bool,
 }
 
-fn within(error: Option<f64>, tolerance: f64) -> bool {
+fn is_within(error: Option<f64>, tolerance: f64) -> bool {
     error.is_some_and(|error| {
         let factor = (1.0 + error).max(1.0 / (1.0 + error));
         if tolerance >= 0.5 { factor <= 1.0 + tolerance } else { error.abs() <= tolerance }
@@ -53,8 +55,8 @@ fn within(error: Option<f64>, tolerance: f64) -> bool {
 /// All scores of a published document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scores {
-    pub tpot: Vec<Error>,
-    pub ttft: Vec<Error>,
+    pub tpot: Vec<TimeError>,
+    pub ttft: Vec<TimeError>,
     /// Median absolute error of the times per token.
     pub median_tpot: Option<f64>,
     /// Median absolute error of the times to the first token.
@@ -63,7 +65,7 @@ pub struct Scores {
     pub median_tpot_held_out: Option<f64>,
     /// Pairs of systems in the wrong order, as `row: faster, slower`.
     pub misordered: Vec<String>,
-    /// Rank correlation of the rows of each system that has at least three.
+    /// The rank correlation of the rows of each system, if it has at least three rows.
     pub rank_correlation: Vec<(String, f64)>,
     /// Cells whose outcome differs from the published outcome.
     pub outcome_mismatches: Vec<String>,
@@ -86,23 +88,23 @@ pub struct ClaimScore {
 }
 
 impl Scores {
-    pub fn of(published: &Published, results: &Results) -> Self {
+    pub fn of(published: &PublishedResults, results: &Results) -> Self {
         let excluded = |reason: &Option<String>| reason.is_some();
         let tpot = errors(
             published,
             results,
-            |row, cell| Some((row.tpot(cell)?.0, excluded(&cell.excluded.decode))),
+            |row, cell| Some((row.tpot(cell)?.0, excluded(&cell.exclusion_reasons.decode))),
             |run| run.tpot_ms,
         );
         let ttft = errors(
             published,
             results,
-            |row, cell| Some((row.ttft(cell)?.0, excluded(&cell.excluded.prefill))),
+            |row, cell| Some((row.ttft(cell)?.0, excluded(&cell.exclusion_reasons.prefill))),
             |run| run.ttft_ms,
         );
-        let counted = |errors: &[Error]| -> Vec<(f64, bool)> {
-            let counted = errors.iter().filter(|error| !error.excluded);
-            counted.filter_map(|error| Some((error.error?, error.fitted))).collect()
+        let counted = |errors: &[TimeError]| -> Vec<(f64, bool)> {
+            let counted = errors.iter().filter(|error| !error.is_excluded);
+            counted.filter_map(|error| Some((error.error?, error.is_fitted))).collect()
         };
         let held_out = counted(&tpot).into_iter().filter(|(_, fitted)| !fitted);
         Self {
@@ -121,28 +123,28 @@ impl Scores {
 }
 
 fn errors(
-    published: &Published,
+    published: &PublishedResults,
     results: &Results,
     time: impl Fn(&Row, &Cell) -> Option<(f64, bool)>,
-    simulated: impl Fn(&Simulated) -> Option<f64>,
-) -> Vec<Error> {
+    simulated: impl Fn(&SimulatedRun) -> Option<f64>,
+) -> Vec<TimeError> {
     let error_of = |(index, row, system, cell): ((usize, usize), &Row, &System, &Cell)| {
-        let (seconds, excluded) = time(row, cell)?;
+        let (seconds, is_excluded) = time(row, cell)?;
         let published_ms = seconds * 1e3;
         let run = results.get(&index).and_then(|result| result.run());
         let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
         let error = simulated_ms.map(|simulated| simulated / published_ms - 1.0);
         let tolerance = cell.tolerance.unwrap_or(published.tolerance).0;
-        Some(Error {
+        Some(TimeError {
             row: row.label.clone(),
             system: system.name.clone(),
             published_ms,
             simulated_ms,
             error,
             tolerance,
-            fitted: published.fitted.contains(&row.label),
-            within: within(error, tolerance),
-            excluded,
+            is_fitted: published.fitted_rows.contains(&row.label),
+            is_within: is_within(error, tolerance),
+            is_excluded,
         })
     };
     published.cells().filter_map(error_of).collect()
@@ -164,7 +166,7 @@ fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
     }
 }
 
-fn misordered(published: &Published, results: &Results) -> Vec<String> {
+fn misordered(published: &PublishedResults, results: &Results) -> Vec<String> {
     let mut wrong = Vec::new();
     for (row_index, row) in published.rows.iter().enumerate() {
         let cells: Vec<(&str, f64, f64)> = published
@@ -190,7 +192,7 @@ fn misordered(published: &Published, results: &Results) -> Vec<String> {
     wrong
 }
 
-fn rank_correlation(published: &Published, errors: &[Error]) -> Vec<(String, f64)> {
+fn rank_correlation(published: &PublishedResults, errors: &[TimeError]) -> Vec<(String, f64)> {
     let correlation = |name: &str| {
         let column: Vec<(f64, f64)> = errors
             .iter()
@@ -223,7 +225,7 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     (scale > 0.0).then(|| product(&one, &other) / scale)
 }
 
-fn outcome_mismatches(published: &Published, results: &Results) -> Vec<String> {
+fn outcome_mismatches(published: &PublishedResults, results: &Results) -> Vec<String> {
     let differs = |(index, _, _, cell): &((usize, usize), &Row, &System, &Cell)| {
         let run = results.get(index).and_then(|result| result.run());
         run.map(|run| run.outcome) != Some(cell.outcome.unwrap_or(Outcome::Ok))
@@ -232,12 +234,15 @@ fn outcome_mismatches(published: &Published, results: &Results) -> Vec<String> {
     different.map(|(_, row, system, _)| format!("{}, {}", row.label, system.name)).collect()
 }
 
-fn score_claim(published: &Published, results: &Results, claim: &Claim) -> ClaimScore {
-    let time = |cell| published.cell_index(cell).and_then(|index| results.get(&index)?.quantity(claim.ratio));
-    let ratio =
-        time(&claim.of).zip(time(&claim.over)).map(|(of, over)| of / over).filter(|ratio| ratio.is_finite());
-    let range = [claim.from, claim.to];
-    let holds = ratio.is_some_and(|ratio| (claim.from..=claim.to).contains(&ratio));
+fn score_claim(published: &PublishedResults, results: &Results, claim: &Claim) -> ClaimScore {
+    let time =
+        |cell| published.cell_index(cell).and_then(|index| results.get(&index)?.quantity(claim.quantity));
+    let ratio = time(&claim.numerator)
+        .zip(time(&claim.denominator))
+        .map(|(of, over)| of / over)
+        .filter(|ratio| ratio.is_finite());
+    let range = [claim.min_ratio, claim.max_ratio];
+    let holds = ratio.is_some_and(|ratio| (claim.min_ratio..=claim.max_ratio).contains(&ratio));
     ClaimScore { text: claim.text.clone(), range, ratio, holds }
 }
 
@@ -267,12 +272,12 @@ claims:
 
     #[test]
     fn errors_order_ranks_outcomes_and_claims() {
-        let published = Published::from_yaml(DOCUMENT).expect("a valid document");
+        let published = PublishedResults::from_yaml(DOCUMENT).expect("a valid document");
         let times = [(0, 0, 110.0), (0, 1, 105.0), (1, 0, 300.0), (1, 1, 240.0), (2, 0, 210.0), (2, 1, 1.0)];
         let mut results: Results = times
-            .map(|(row, column, time)| ((row, column), Simulated::fixture(Some(time), None, Outcome::Ok)))
+            .map(|(row, column, time)| ((row, column), SimulatedRun::fixture(Some(time), None, Outcome::Ok)))
             .into();
-        results.insert((2, 1), Simulated::fixture(Some(0.0), None, Outcome::OutOfMemory));
+        results.insert((2, 1), SimulatedRun::fixture(Some(0.0), None, Outcome::OutOfMemory));
         let scores = Scores::of(&published, &results);
         let off: Vec<i64> = scores
             .tpot
@@ -282,7 +287,7 @@ claims:
             .collect();
         // 110/100, 105/200, 300/200, 240/230, 210/400.
         assert_eq!(off, [100, -475, 500, 43, -475]);
-        let within: Vec<bool> = scores.tpot.iter().map(|error| error.within).collect();
+        let within: Vec<bool> = scores.tpot.iter().map(|error| error.is_within).collect();
         // 400 / 210 = 1.9, which a tolerance of 100 % allows.
         assert_eq!(within, [true, false, false, true, true]);
         assert_eq!(scores.median_tpot, Some(0.475));
@@ -311,7 +316,7 @@ claims:
         ] {
             let text = DOCUMENT.replacen(from, to, 1);
             assert_ne!(text, DOCUMENT);
-            let error = Published::from_yaml(&text).expect_err(to).to_string();
+            let error = PublishedResults::from_yaml(&text).expect_err(to).to_string();
             assert!(error.contains(expected), "{to}: {error}");
         }
     }

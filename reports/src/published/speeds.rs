@@ -15,7 +15,7 @@ use hearth_profiles::{BytesPerSecond, FlopsPerSecond, PerSecond, Seconds, Source
 use serde::{Deserialize, Serialize};
 
 use super::results::{CellResult, Results};
-use super::{Cell, Published, Row, System};
+use super::{Cell, PublishedResults, Row, System};
 use crate::document::{Block, NO_VALUE, Table, Text};
 use crate::text::numbers;
 
@@ -33,7 +33,7 @@ pub enum Quantisation {
     Mixed,
 }
 
-/// A run on one GPU: prefill of a prompt, and decoding.
+/// A run on one GPU: the prefill of a prompt, then decoding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuRun {
@@ -41,9 +41,11 @@ pub struct GpuRun {
     pub model: String,
     pub weights: Quantisation,
     /// Number of prompt tokens.
-    pub prompt: u32,
+    #[serde(rename = "prompt")]
+    pub prompt_tokens: u32,
     /// Number of generated tokens.
-    pub generate: u32,
+    #[serde(rename = "generate")]
+    pub generated_tokens: u32,
 }
 
 /// The maximum rates that a GPU achieves.
@@ -55,10 +57,10 @@ pub struct GpuPeaks {
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
-/// The reasons why speeds of a cell are excluded from the means.
+/// The reasons why the speeds of a cell are excluded from the means; `None` for a speed that is included.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Excluded {
+pub struct ExclusionReasons {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,20 +82,21 @@ pub struct Speed {
     #[serde(rename = "stage")]
     pub phase: Phase,
     pub published: f64,
-    /// `None` if it could not be predicted.
+    /// `None` if the speed could not be predicted.
     pub predicted: Option<f64>,
     /// Predicted / published - 1.
     pub error: Option<f64>,
     /// Whether the rates of the GPU were fitted to this row.
-    pub fitted: bool,
+    #[serde(rename = "fitted")]
+    pub is_fitted: bool,
     /// The reason why the speed is excluded from the means.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub excluded: Option<String>,
+    #[serde(rename = "excluded", skip_serializing_if = "Option::is_none")]
+    pub exclusion_reason: Option<String>,
 }
 
 /// The mean error of the speeds of one phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Mean {
+pub struct MeanError {
     /// Mean absolute error.
     pub error: f64,
     /// Number of cells in the mean.
@@ -104,15 +107,15 @@ pub struct Mean {
 pub struct Speeds {
     /// All speeds, in the order of rows and systems.
     pub all: Vec<Speed>,
-    /// The mean error of the prefill speeds; `None` if none is included.
-    pub prefill: Option<Mean>,
-    /// The mean error of the decode speeds; `None` if none is included.
-    pub decode: Option<Mean>,
+    /// The mean error of the prefill speeds; `None` if all are excluded.
+    pub prefill: Option<MeanError>,
+    /// The mean error of the decode speeds; `None` if all are excluded.
+    pub decode: Option<MeanError>,
 }
 
-impl Excluded {
+impl ExclusionReasons {
     pub fn is_empty(&self) -> bool {
-        *self == Excluded::default()
+        *self == ExclusionReasons::default()
     }
 }
 
@@ -124,7 +127,7 @@ impl Row {
 
     /// Returns the published time to the first token of a cell of this row.
     pub fn ttft(&self, cell: &Cell) -> Option<Seconds> {
-        let prompt = self.roofline.as_ref().map(|roofline| f64::from(roofline.prompt));
+        let prompt = self.roofline.as_ref().map(|roofline| f64::from(roofline.prompt_tokens));
         cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill?.0)))
     }
 }
@@ -146,7 +149,7 @@ pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
         (Some(_), Some(_)) => return say("has both a `scenario` and a `roofline`: choose one"),
         (None, None) => return say("has neither a `scenario` nor a `roofline`"),
         (_, Some(roofline)) => {
-            let [prompt, generate] = [roofline.prompt, roofline.generate];
+            let [prompt, generate] = [roofline.prompt_tokens, roofline.generated_tokens];
             if ![prompt, generate].iter().all(|tokens| (1..=MAX_TOKENS).contains(tokens)) {
                 return say(&format!("has {prompt} and {generate} tokens: give 1 to {MAX_TOKENS} each"));
             }
@@ -160,7 +163,7 @@ pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
             return say(&what);
         }
         let speeds = [cell.prefill, cell.decode];
-        if !is_roofline && (speeds.iter().any(Option::is_some) || !cell.excluded.is_empty()) {
+        if !is_roofline && (speeds.iter().any(Option::is_some) || !cell.exclusion_reasons.is_empty()) {
             return say("is a `scenario`: give `ttft` and `tpot` instead of `prefill` and `decode`");
         }
         if speeds.iter().flatten().any(|speed| speed.0 <= 0.0) {
@@ -170,8 +173,8 @@ pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
             return say(&format!("has both a speed and a time of the same phase in the cell of `{name}`"));
         }
         let missing = |reason: &Option<String>, speed: bool| reason.is_some() && !speed;
-        if missing(&cell.excluded.prefill, cell.prefill.is_some())
-            || missing(&cell.excluded.decode, cell.decode.is_some())
+        if missing(&cell.exclusion_reasons.prefill, cell.prefill.is_some())
+            || missing(&cell.exclusion_reasons.decode, cell.decode.is_some())
         {
             return say(&format!("excludes a speed that the cell of `{name}` does not have"));
         }
@@ -194,17 +197,17 @@ pub(super) fn check_system(system: &System) -> Option<String> {
 
 impl Speeds {
     /// Compares predictions with the published speeds; `None` if there are no published speeds.
-    pub fn of(published: &Published, results: &Results) -> Option<Speeds> {
+    pub fn of(published: &PublishedResults, results: &Results) -> Option<Speeds> {
         let mut all = Vec::new();
         for (index, row, system, cell) in published.cells() {
             let Some(roofline) = &row.roofline else { continue };
             let run = results.get(&index).and_then(CellResult::run);
-            let prompt = f64::from(roofline.prompt) * 1e3;
+            let prompt = f64::from(roofline.prompt_tokens) * 1e3;
             let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
             let decode = run.and_then(|run| Some(1e3 / run.tpot_ms?));
-            for (phase, published_speed, predicted, excluded) in [
-                (Phase::Prefill, cell.prefill, prefill, &cell.excluded.prefill),
-                (Phase::Decode, cell.decode, decode, &cell.excluded.decode),
+            for (phase, published_speed, predicted, exclusion_reason) in [
+                (Phase::Prefill, cell.prefill, prefill, &cell.exclusion_reasons.prefill),
+                (Phase::Decode, cell.decode, decode, &cell.exclusion_reasons.decode),
             ] {
                 let Some(PerSecond(published_speed)) = published_speed else { continue };
                 all.push(Speed {
@@ -214,8 +217,8 @@ impl Speeds {
                     published: published_speed,
                     predicted,
                     error: predicted.map(|predicted| predicted / published_speed - 1.0),
-                    fitted: published.fitted.contains(&row.label),
-                    excluded: excluded.clone(),
+                    is_fitted: published.fitted_rows.contains(&row.label),
+                    exclusion_reason: exclusion_reason.clone(),
                 });
             }
         }
@@ -223,7 +226,7 @@ impl Speeds {
             let counted = all.iter().filter(|speed| speed.is_included() && speed.phase == phase);
             let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.error?.abs())).collect();
             let cells = errors.len();
-            (cells > 0).then(|| Mean { error: errors.iter().sum::<f64>() / cells as f64, cells })
+            (cells > 0).then(|| MeanError { error: errors.iter().sum::<f64>() / cells as f64, cells })
         };
         let (prefill, decode) = (mean(Phase::Prefill), mean(Phase::Decode));
         (!all.is_empty()).then_some(Speeds { all, prefill, decode })
@@ -241,9 +244,11 @@ impl Speeds {
                 let what = if speed.phase == Phase::Prefill { "prefill" } else { "decode" };
                 let _ = write!(text, "  {what} {:>19}", speed.numbers());
             }
-            text += if pair[0].fitted { "  (fitted)\n" } else { "\n" };
+            text += if pair[0].is_fitted { "  (fitted)\n" } else { "\n" };
         }
-        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.excluded.as_ref()?))) {
+        for (speed, why) in
+            self.all.iter().filter_map(|speed| Some((speed, speed.exclusion_reason.as_ref()?)))
+        {
             let _ = writeln!(text, "  * {}, {}: {why}", speed.row, speed.system);
         }
         let _ = writeln!(text, "  {}", self.means());
@@ -251,10 +256,10 @@ impl Speeds {
     }
 
     fn means(&self) -> String {
-        let mean = |mean: Option<Mean>| {
+        let mean = |mean: Option<MeanError>| {
             mean.map_or("none".into(), |mean| format!("{:.2} % of {}", mean.error * 100.0, mean.cells))
         };
-        let excluded = self.all.iter().filter(|speed| speed.excluded.is_some()).count();
+        let excluded = self.all.iter().filter(|speed| speed.exclusion_reason.is_some()).count();
         format!(
             "Mean error without fitted rows and the {excluded} excluded numbers (*): prefill {}, decode {}.",
             mean(self.prefill),
@@ -274,7 +279,7 @@ impl Speeds {
                 }
             }
             let rows = speeds.chunk_by(|one, other| one.row == other.row).map(|row| {
-                let fitted = if row[0].fitted { " (fitted)" } else { "" };
+                let fitted = if row[0].is_fitted { " (fitted)" } else { "" };
                 let cell = |name: &&str| {
                     let found = row.iter().find(|speed| speed.system == **name);
                     Text::from(found.map_or_else(|| NO_VALUE.to_owned(), |speed| speed.numbers()))
@@ -285,11 +290,13 @@ impl Speeds {
             let caption = format!(
                 "{what}, tokens per second: published, predicted, error. * excluded from the mean, see below."
             );
-            let head = std::iter::once("Row").chain(systems.iter().copied());
-            blocks.push(Block::Table(Table::new(caption, head, rows).textual()));
+            let headings = std::iter::once("Row").chain(systems.iter().copied());
+            blocks.push(Block::Table(Table::new(caption, headings, rows).all_text()));
         }
         blocks.push(Block::Paragraph(self.means().into()));
-        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.excluded.as_ref()?))) {
+        for (speed, why) in
+            self.all.iter().filter_map(|speed| Some((speed, speed.exclusion_reason.as_ref()?)))
+        {
             blocks.push(Block::Paragraph(format!("* {}, {}: {why}", speed.row, speed.system).into()));
         }
         blocks
@@ -299,11 +306,11 @@ impl Speeds {
 impl Speed {
     /// Returns whether the speed is included in the mean.
     fn is_included(&self) -> bool {
-        !self.fitted && self.excluded.is_none()
+        !self.is_fitted && self.exclusion_reason.is_none()
     }
 
     fn numbers(&self) -> String {
-        let star = if self.excluded.is_some() { " *" } else { "" };
+        let star = if self.exclusion_reason.is_some() { " *" } else { "" };
         let Some((predicted, error)) = self.predicted.zip(self.error) else {
             return format!("{}, none{star}", self.published);
         };
@@ -317,7 +324,7 @@ mod tests {
     use hearth_profiles::document::Document;
     use hearth_schema::trace::Outcome;
 
-    use super::super::results::Simulated;
+    use super::super::results::SimulatedRun;
     use super::*;
 
     const DOCUMENT: &str = "\
@@ -342,17 +349,17 @@ rows:
 ";
 
     fn ran(ttft_ms: f64, tpot_ms: f64) -> CellResult {
-        Simulated::fixture(Some(tpot_ms), Some(ttft_ms), Outcome::Ok)
+        SimulatedRun::fixture(Some(tpot_ms), Some(ttft_ms), Outcome::Ok)
     }
 
     #[test]
     fn means_leave_out_fitted_and_excluded_cells() {
-        let published = Published::from_yaml(DOCUMENT).expect("a valid document");
+        let published = PublishedResults::from_yaml(DOCUMENT).expect("a valid document");
         let results: Results =
             [((0, 0), ran(500.0, 100.0)), ((1, 0), ran(800.0, 40.0)), ((2, 0), ran(2500.0, 100.0))].into();
         let speeds = Speeds::of(&published, &results).expect("speeds");
         // b: 100 / 0.8 = 125 against 100, 1 / 0.04 = 25 against 20. c: 40 against 50; 10 against 40 is excluded.
-        let close = |mean: Option<Mean>, error: f64, cells: usize| {
+        let close = |mean: Option<MeanError>, error: f64, cells: usize| {
             let mean = mean.expect("a mean");
             (mean.error - error).abs() < 1e-12 && mean.cells == cells
         };
@@ -362,7 +369,7 @@ rows:
         assert!(text.contains("50, 40.0, -20.0 %") && text.contains("40, 10.0, -75.0 % *"), "{text}");
         assert!(text.contains("* c, small: It is a misprint.") && text.contains("(fitted)"), "{text}");
         let scores = super::super::scores::Scores::of(&published, &results);
-        assert!(scores.tpot.iter().any(|error| error.excluded) && scores.speeds.is_some());
+        assert!(scores.tpot.iter().any(|error| error.is_excluded) && scores.speeds.is_some());
         // The errors of the times per token are 0 and 40 / 50 - 1; one is excluded.
         assert!((scores.median_tpot.expect("times") - 0.1).abs() < 1e-12, "{:?}", scores.median_tpot);
     }
@@ -396,7 +403,7 @@ rows:
         ] {
             let text = DOCUMENT.replacen(from, to, 1);
             assert_ne!(text, DOCUMENT);
-            match Published::from_yaml(&text) {
+            match PublishedResults::from_yaml(&text) {
                 Ok(_) => assert!(expected.is_empty(), "{to} was accepted"),
                 Err(error) => assert!(error.to_string().contains(expected), "{to}: {error}"),
             }
@@ -404,7 +411,7 @@ rows:
         let planned = DOCUMENT
             .replace("  - {name: small", "  - {name: other, planner: {strategy: single}}\n  - {name: small");
         let wrong = planned.replacen("cells: {small:", "cells: {other:", 1);
-        let error = Published::from_yaml(&wrong).expect_err("no GPU").to_string();
+        let error = PublishedResults::from_yaml(&wrong).expect_err("no GPU").to_string();
         assert!(error.contains("has no `gpu`"), "{error}");
     }
 }

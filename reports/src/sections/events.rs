@@ -1,4 +1,4 @@
-//! The section on events during a run, such as slower, lost or memory-constrained devices, and on their effect.
+//! The section on the events during a run, such as slow, lost or memory-constrained devices, and on their effects.
 //!
 //! It has a table with the time per token before, during and after each event, a table of memory pressure if other
 //! programs allocated memory, and a sentence on the cost of each lost device.
@@ -51,8 +51,8 @@ fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
         ]
     };
     let caption = format!("{}: events, and the mean time per token around them.", run.heading());
-    let head = ["Event", "From", "To", "Before", "During", "After", "Longest during"];
-    Table::new(caption, head, events.iter().map(row))
+    let headings = ["Event", "From", "To", "Before", "During", "After", "Longest during"];
+    Table::new(caption, headings, events.iter().map(row))
 }
 
 fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {

@@ -30,8 +30,8 @@ const MAX_SCALE_RATIO: u64 = 4;
 pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart]) -> Document {
     let runs: Vec<(&Run, &Trace)> = comparison.runs.iter().zip(traces).collect();
     let main = &comparison.runs[comparison.main_run()];
-    let mut opening = vec![Block::Paragraph(summary::of(comparison))];
-    opening.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
+    let mut opening_blocks = vec![Block::Paragraph(summary::of(comparison))];
+    opening_blocks.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
     let sections = [
         times(comparison),
         published::section(comparison),
@@ -48,7 +48,7 @@ pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart])
     sections.push(provenance(&runs));
     Document {
         title: Text::default().name(&main.model).words(" on ").name(&main.scenario),
-        opening,
+        opening_blocks,
         sections,
     }
 }
@@ -64,7 +64,7 @@ fn times(comparison: &Comparison) -> Section {
         let caption = "The terms of the mean time per token. Hidden disk time is not part of it.";
         blocks.push(figure(drawing, "breakdown", caption));
     }
-    blocks.extend(comparison.pairs.iter().map(|pair| Block::Table(tables::pair(comparison, pair))));
+    blocks.extend(comparison.pairs.iter().map(|pair| Block::Table(tables::pair_table(comparison, pair))));
     let unpaired = comparison.unpaired();
     if !unpaired.is_empty() {
         blocks.push(Block::Table(tables::side_by_side(comparison, &unpaired)));
@@ -76,7 +76,8 @@ fn times(comparison: &Comparison) -> Section {
             "Each dot is a predicted time over the measured or published one. Both axes are logarithmic.";
         blocks.push(figure(drawing, "parity", caption));
     }
-    let meanings = terms::SUMMED_TERMS.iter().chain([&terms::HIDDEN]).map(|term| (term.label, term.meaning));
+    let meanings =
+        terms::SUMMED_TERMS.iter().chain([&terms::HIDDEN_DISK]).map(|term| (term.label, term.meaning));
     let more = [
         ("TPOT", "Time per output token after the first."),
         ("TTFT", "Time to first token, from the moment the prompt enters the ring."),
@@ -143,7 +144,7 @@ fn one_token(runs: &[(&Run, &Trace)]) -> Section {
 
 fn every_token(runs: &[(&Run, &Trace)]) -> Section {
     let mut blocks = Vec::new();
-    if let Some(drawing) = token_charts::in_order(runs) {
+    if let Some(drawing) = token_charts::time_series(runs) {
         blocks.push(figure(drawing, "tokens", "The tokens after the first, in order."));
     }
     if let Some(drawing) = token_charts::distribution(runs) {
@@ -186,7 +187,7 @@ fn dependence(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Section {
 }
 
 fn provenance(runs: &[(&Run, &Trace)]) -> Section {
-    let head = [String::new()].into_iter().chain(runs.iter().map(|(run, _)| run.heading()));
+    let headings = [String::new()].into_iter().chain(runs.iter().map(|(run, _)| run.heading()));
     let row = |label: &str, value: &dyn Fn(&Run, &Trace) -> Text| {
         let mut cells = vec![Text::from(label)];
         cells.extend(runs.iter().map(|(run, trace)| value(run, trace)));
@@ -195,14 +196,14 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Section {
     let rows = vec![
         row("Scenario", &|run, _| Text::default().name(&run.scenario)),
         row("Model", &|run, _| Text::default().name(&run.model)),
-        row("Plan", &|run, _| Text::default().code(&run.plan)),
+        row("Plan", &|run, _| Text::default().code(&run.plan_digest)),
         row("Seed", &|run, _| Text::from(run.metrics.seed.to_string())),
         row("Version", &|_, trace| Text::default().name(escape::name(&trace.header.version))),
         row("Outcome", &|run, _| Text::from(outcome(run))),
-        row("Tokens after the first", &|run, _| Text::from(run.tokens.to_string())),
+        row("Tokens after the first", &|run, _| Text::from(run.decoded_tokens.to_string())),
         row("Recorded steps", &|_, trace| Text::from(trace.records.len().to_string())),
     ];
-    let mut blocks = vec![Block::Table(Table::new("The runs of this report.", head, rows).textual())];
+    let mut blocks = vec![Block::Table(Table::new("The runs of this report.", headings, rows).all_text())];
     blocks.extend(runs.iter().filter_map(|(run, trace)| device_origins(run, trace).block()));
     blocks.push(Block::Paragraph(rebuild(runs)));
     Section { title: "Provenance".into(), anchor: "provenance", blocks }
@@ -211,7 +212,7 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Section {
 fn outcome(run: &Run) -> &'static str {
     match run.metrics.outcome {
         Outcome::Ok => "finished",
-        ended => ended.word(),
+        ended => ended.label(),
     }
 }
 
@@ -227,15 +228,15 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
     let row = |device: &TracedDevice| {
         vec![
             Text::default().name(escape::name(&device.name)),
-            digest(&device.profile, "not recorded"),
+            digest(&device.profile_digest, "not recorded"),
             given(&device.kernel, "not recorded"),
             Text::from(device.policy.map_or(NO_VALUE, PageCachePolicy::name)),
             given(&device.unvalidated, NO_VALUE),
         ]
     };
     let caption = format!("{}: profiles and operating systems of the devices.", run.heading());
-    let head = ["Device", "Profile", "Operating system", "Page cache", "Not validated"];
-    Table::new(caption, head, trace.header.devices.iter().map(row)).textual()
+    let headings = ["Device", "Profile", "Operating system", "Page cache", "Not validated"];
+    Table::new(caption, headings, trace.header.devices.iter().map(row)).all_text()
 }
 
 fn rebuild(runs: &[(&Run, &Trace)]) -> Text {

@@ -6,14 +6,14 @@ use hearth_schema::trace::Outcome;
 
 use crate::comparison::{Comparison, PublishedCell, Run};
 use crate::document::{Block, NO_VALUE, Section, Table, Text};
-use crate::text::numbers::{Fixed, digits_for, percent};
+use crate::text::numbers::{FixedPoint, digits_for, percent};
 
 /// Returns the section; it has no blocks unless published numbers were requested.
 pub fn section(comparison: &Comparison) -> Section {
     let mut blocks = Vec::new();
     for (index, run) in comparison.runs.iter().enumerate() {
         let cells: Vec<&PublishedCell> =
-            comparison.published.iter().filter(|cell| cell.run == index).collect();
+            comparison.published_cells.iter().filter(|cell| cell.run == index).collect();
         if let Some(first) = cells.first() {
             blocks.push(Block::Table(table(run, first, &cells)));
         }
@@ -27,25 +27,24 @@ pub fn section(comparison: &Comparison) -> Section {
 fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
     let number = |value: Option<f64>| {
         Text::from(
-            value.map_or(NO_VALUE.into(), |ms| Fixed::new(ms, digits_for(ms).saturating_sub(1)).text()),
+            value.map_or(NO_VALUE.into(), |ms| FixedPoint::new(ms, digits_for(ms).saturating_sub(1)).text()),
         )
     };
-    let error =
-        |ours: Option<f64>, theirs: Option<f64>| {
-            let error = ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0);
-            Text::from(error.map_or(NO_VALUE.into(), |(ours, theirs)| {
-                Fixed::new(100.0 * (ours / theirs - 1.0), 1).signed()
-            }))
-        };
+    let error = |ours: Option<f64>, theirs: Option<f64>| {
+        let error = ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0);
+        Text::from(error.map_or(NO_VALUE.into(), |(ours, theirs)| {
+            FixedPoint::new(100.0 * (ours / theirs - 1.0), 1).signed()
+        }))
+    };
     let (tpot, ttft) = (run.metrics.tpot_ms.map(|tpot| tpot.mean), run.metrics.ttft_ms);
     let row = |cell: &&PublishedCell| {
         let mut name = Text::default().name(&cell.system).words(", ").name(&cell.row);
-        if cell.fitted {
+        if cell.is_fitted {
             name = name.words(" (fitted)");
         }
         let theirs = match cell.outcome {
             Some(Outcome::Ok) | None => number(cell.tpot_ms),
-            Some(ended) => Text::from(ended.word()),
+            Some(ended) => Text::from(ended.label()),
         };
         vec![
             name,
@@ -62,7 +61,7 @@ fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
         ". The error is that of the run. Fitted rows are no test of the simulator: parameters of the devices were \
          fitted to them.",
     );
-    let head = [
+    let headings = [
         "System and row",
         "TPOT published, ms",
         "TPOT of this run, ms",
@@ -72,5 +71,5 @@ fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
         "Error, %",
         "Tolerance",
     ];
-    Table::new(caption, head, cells.iter().map(row))
+    Table::new(caption, headings, cells.iter().map(row))
 }

@@ -8,7 +8,7 @@ use hearth_core::metrics::sequences::{SequenceMetrics, SpeculationMetrics};
 
 use crate::comparison::Run;
 use crate::document::{Block, NO_VALUE, Section, Table, Text};
-use crate::text::numbers::{Fixed, digits_for};
+use crate::text::numbers::{FixedPoint, digits_for};
 
 /// Maximum number of sequences that are listed.
 const MAX_LISTED: usize = 32;
@@ -43,7 +43,7 @@ pub fn section<'r>(runs: impl Iterator<Item = &'r Run> + Clone) -> Section {
 }
 
 fn milliseconds(value: f64) -> Text {
-    Text::from(Fixed::new(value, digits_for(value)).text())
+    Text::from(FixedPoint::new(value, digits_for(value)).text())
 }
 
 fn sequences(run: &Run) -> Table {
@@ -61,8 +61,8 @@ fn sequences(run: &Run) -> Table {
         more => format!(" {more} more are not listed."),
     };
     let caption = format!("{}: {} sequences at once.{more}", run.heading(), all.len());
-    let head = ["Sequence", "TTFT, ms", "TPOT, ms", "Tokens after the first"];
-    Table::new(caption, head, all.iter().take(MAX_LISTED).map(row))
+    let headings = ["Sequence", "TTFT, ms", "TPOT, ms", "Tokens after the first"];
+    Table::new(caption, headings, all.iter().take(MAX_LISTED).map(row))
 }
 
 fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
@@ -70,10 +70,10 @@ fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
         *speculation;
     let rows = [
         ("Steps with drafts", Text::from(steps.to_string())),
-        ("Tokens per step", Text::from(Fixed::new(tokens_per_step, 2).text())),
+        ("Tokens per step", Text::from(FixedPoint::new(tokens_per_step, 2).text())),
         ("Drafted tokens", Text::from(drafted.to_string())),
         ("Accepted", Text::from(accepted.to_string())),
-        ("Acceptance, %", Text::from(Fixed::new(100.0 * acceptance, 1).text())),
+        ("Acceptance, %", Text::from(FixedPoint::new(100.0 * acceptance, 1).text())),
         ("Drafting, ms per token", milliseconds(draft_ms)),
         ("Verifying, ms per token", milliseconds(verify_ms)),
     ];

@@ -12,25 +12,25 @@ use hearth_schema::trace::Origin;
 
 use crate::comparison::{Comparison, Pair, Role, Run, terms};
 use crate::document::Text;
-use crate::text::numbers::{Fixed, bytes, digits_for, milliseconds, percent};
+use crate::text::numbers::{FixedPoint, bytes, digits_for, milliseconds, percent};
 
 /// Maximum number of devices that are named; more are only counted.
 const MAX_NAMED: usize = 6;
 
 pub fn of(comparison: &Comparison) -> Text {
     let run = &comparison.runs[comparison.main_run()];
-    let mut text = setup(run).then(speed(run));
+    let mut text = setup(run).append(speed(run));
     for pair in &comparison.pairs {
-        text = text.then(prediction(comparison, pair));
+        text = text.append(prediction(comparison, pair));
     }
-    text = text.then(published(comparison, run));
+    text = text.append(published(comparison, run));
     if run.metrics.tpot_ms.is_some() {
-        text = text.then(largest_terms(run)).then(bottleneck(run));
+        text = text.append(largest_terms(run)).append(bottleneck(run));
     }
-    text = text.then(memory(run));
+    text = text.append(memory(run));
     for index in comparison.unpaired() {
         if index != comparison.main_run() {
-            text = text.then(other(&comparison.runs[index], run));
+            text = text.append(other(&comparison.runs[index], run));
         }
     }
     text
@@ -46,12 +46,12 @@ fn setup(run: &Run) -> Text {
     if devices.len() > 1 && devices.len() <= MAX_NAMED {
         text = text
             .words(" (")
-            .then(list(devices.iter().map(|device| Text::default().name(&device.name))))
+            .append(list(devices.iter().map(|device| Text::default().name(&device.name))))
             .words(")");
     } else if let [only] = devices.as_slice() {
         text = text.name(&only.name);
     }
-    text.words(", in scenario ").name(&run.scenario).words(" with plan ").code(&run.plan).words(". ")
+    text.words(", in scenario ").name(&run.scenario).words(" with plan ").code(&run.plan_digest).words(". ")
 }
 
 fn list(items: impl ExactSizeIterator<Item = Text>) -> Text {
@@ -62,7 +62,7 @@ fn list(items: impl ExactSizeIterator<Item = Text>) -> Text {
             index if index + 1 == count => " and ",
             _ => ", ",
         };
-        text.words(gap).then(item)
+        text.words(gap).append(item)
     })
 }
 
@@ -78,7 +78,7 @@ fn speed(run: &Run) -> Text {
             let rate = metrics.tokens_per_s.map_or_else(String::new, |rate| {
                 format!(
                     ", or {} tokens per second",
-                    Fixed::new(rate, digits_for(rate).saturating_sub(1)).text()
+                    FixedPoint::new(rate, digits_for(rate).saturating_sub(1)).text()
                 )
             });
             let first = first.map_or_else(String::new, |first| format!("; {first}"));
@@ -146,7 +146,7 @@ fn bottleneck(run: &Run) -> Text {
     if device.demand_disk_ms >= 0.005 * device.busy_ms {
         text = text.words(format!(", {} of it waiting for its disk", milliseconds(device.demand_disk_ms)));
     }
-    text.words(". ").then(hidden(run))
+    text.words(". ").append(hidden(run))
 }
 
 fn hidden(run: &Run) -> Text {
@@ -185,7 +185,7 @@ fn memory(run: &Run) -> Text {
     }
     let each =
         devices.iter().map(|device| Text::from(format!("{} on ", pressure(device))).name(&device.name));
-    Text::from("Memory pressure is ").then(list(each)).words(". ")
+    Text::from("Memory pressure is ").append(list(each)).words(". ")
 }
 
 fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
@@ -229,7 +229,7 @@ fn published(comparison: &Comparison, run: &Run) -> Text {
         return Text::default();
     };
     let difference = match ours / theirs {
-        ratio if ratio >= 2.0 => format!("{} times as long", Fixed::new(ratio, 1).text()),
+        ratio if ratio >= 2.0 => format!("{} times as long", FixedPoint::new(ratio, 1).text()),
         ratio if ratio >= 1.0 => format!("{} longer", percent(ratio - 1.0)),
         ratio => format!("{} shorter", percent(1.0 - ratio)),
     };
@@ -255,9 +255,9 @@ fn other(run: &Run, main: &Run) -> Text {
         |tpot| format!("takes {} per token", milliseconds(tpot.mean)),
     );
     let text = Text::from(format!("{} {speed}", run.heading()));
-    if run.plan == main.plan {
+    if run.plan_digest == main.plan_digest {
         text.words(". ")
     } else {
-        text.words(", with plan ").code(&run.plan).words(". ")
+        text.words(", with plan ").code(&run.plan_digest).words(". ")
     }
 }

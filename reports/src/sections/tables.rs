@@ -10,7 +10,7 @@ use hearth_core::metrics::DeviceMetrics;
 
 use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Run, Unit, terms};
 use crate::document::{NO_VALUE, RowStyle, Table, Text};
-use crate::text::numbers::{self, Fixed, digits_for, round_to_total};
+use crate::text::numbers::{self, FixedPoint, digits_for, round_to_total};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -40,7 +40,7 @@ impl Digits {
 }
 
 /// Rounds quantities such that the terms sum to the printed total.
-pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
+pub fn round_quantities(quantities: &[Quantity], digits: Digits) -> Vec<Option<FixedPoint>> {
     let total = quantities.iter().find(|quantity| quantity.role == Role::Total).and_then(|total| total.value);
     let terms: Vec<f64> = quantities
         .iter()
@@ -55,9 +55,9 @@ pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
             let value = quantity.value?;
             match (quantity.role, quantity.unit) {
                 (Role::Term, _) => terms.next(),
-                (_, Unit::Milliseconds) => Some(Fixed::new(value, digits.time)),
-                (_, Unit::TokensPerSecond) => Some(Fixed::new(value, digits.rate)),
-                (_, Unit::Bytes) => Some(Fixed::new(value / digits.byte_unit, digits.bytes)),
+                (_, Unit::Milliseconds) => Some(FixedPoint::new(value, digits.time)),
+                (_, Unit::TokensPerSecond) => Some(FixedPoint::new(value, digits.rate)),
+                (_, Unit::Bytes) => Some(FixedPoint::new(value / digits.byte_unit, digits.bytes)),
             }
         })
         .collect()
@@ -87,14 +87,15 @@ fn style(quantity: &Quantity) -> RowStyle {
 }
 
 /// Returns a table of the predicted and measured quantities of a pair, with the published numbers between them.
-pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
+pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
     let (left, right) = (&comparison.runs[pair.predicted], &comparison.runs[pair.measured]);
     let published = comparison.published_cell(pair.measured);
     let digits = Digits::of(&[left, right]);
-    let ms = |ms: f64| Fixed::new(ms, digits.time);
+    let ms = |ms: f64| FixedPoint::new(ms, digits.time);
     let quantities = left.quantities();
-    let (predicted, measured) = (rounded(&quantities, digits), rounded(&right.quantities(), digits));
-    let number = |value: Option<Fixed>, show: fn(Fixed) -> String| {
+    let (predicted, measured) =
+        (round_quantities(&quantities, digits), round_quantities(&right.quantities(), digits));
+    let number = |value: Option<FixedPoint>, show: fn(FixedPoint) -> String| {
         Text::from(value.map_or_else(|| NO_VALUE.into(), show))
     };
     let mut rows = Vec::new();
@@ -102,13 +103,13 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
         quantities.iter().zip(&pair.rows).zip(predicted.into_iter().zip(measured))
     {
         let (error, percent) = errors(predicted, measured);
-        let mut cells = vec![Text::from(label(quantity)), number(predicted, Fixed::text)];
-        cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms), Fixed::text)));
+        let mut cells = vec![Text::from(label(quantity)), number(predicted, FixedPoint::text)];
+        cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms), FixedPoint::text)));
         cells.extend([
-            number(measured, Fixed::text),
-            number(error, Fixed::signed),
-            number(row.interval.map(ms), Fixed::text),
-            number(percent, Fixed::signed),
+            number(measured, FixedPoint::text),
+            number(error, FixedPoint::signed),
+            number(row.interval_half_width.map(ms), FixedPoint::text),
+            number(percent, FixedPoint::signed),
         ]);
         rows.push((style(quantity), cells));
     }
@@ -120,10 +121,10 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
     if let Some(cell) = published {
         caption = caption.words(" Published: ").name(&cell.system).words(", ").name(&cell.row).words(".");
     }
-    let mut head = vec!["Quantity", "Predicted"];
-    head.extend(published.map(|_| "Published"));
-    head.extend(["Measured", "Error", "\u{b1}", "Error, %"]);
-    Table { caption, head: head.into_iter().map(String::from).collect(), rows, textual: false }
+    let mut headings = vec!["Quantity", "Predicted"];
+    headings.extend(published.map(|_| "Published"));
+    headings.extend(["Measured", "Error", "\u{b1}", "Error, %"]);
+    Table { caption, headings: headings.into_iter().map(String::from).collect(), rows, all_text: false }
 }
 
 /// Returns the published value of a quantity; only times per token and to the first token are published.
@@ -136,12 +137,15 @@ pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64>
 }
 
 /// Returns the error of two rounded numbers, and the error in percent of the measured number.
-pub fn errors(predicted: Option<Fixed>, measured: Option<Fixed>) -> (Option<Fixed>, Option<Fixed>) {
+pub fn errors(
+    predicted: Option<FixedPoint>,
+    measured: Option<FixedPoint>,
+) -> (Option<FixedPoint>, Option<FixedPoint>) {
     let error = predicted.zip(measured).map(|(predicted, measured)| predicted.minus(measured));
     let base = measured.filter(|measured| measured.units != 0);
-    let percent = error
-        .zip(base)
-        .map(|(error, base)| Fixed::new(100.0 * error.units as f64 / base.units.unsigned_abs() as f64, 1));
+    let percent = error.zip(base).map(|(error, base)| {
+        FixedPoint::new(100.0 * error.units as f64 / base.units.unsigned_abs() as f64, 1)
+    });
     (error, percent)
 }
 
@@ -149,17 +153,17 @@ pub fn errors(predicted: Option<Fixed>, measured: Option<Fixed>) -> (Option<Fixe
 pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
     let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
     let digits = Digits::of(&runs);
-    let ms = |ms: f64| Fixed::new(ms, digits.time);
-    let columns: Vec<Vec<Option<Fixed>>> =
-        runs.iter().map(|run| rounded(&run.quantities(), digits)).collect();
-    let mut head = vec!["Quantity".to_owned()];
+    let ms = |ms: f64| FixedPoint::new(ms, digits.time);
+    let columns: Vec<Vec<Option<FixedPoint>>> =
+        runs.iter().map(|run| round_quantities(&run.quantities(), digits)).collect();
+    let mut headings = vec!["Quantity".to_owned()];
     for (run, index) in runs.iter().zip(indices) {
-        head.push(run.heading());
-        head.extend(run.intervals.map(|_| "\u{b1}".to_owned()));
-        head.extend(comparison.published_cell(*index).map(|cell| format!("Published, {}", cell.system)));
+        headings.push(run.heading());
+        headings.extend(run.intervals.map(|_| "\u{b1}".to_owned()));
+        headings.extend(comparison.published_cell(*index).map(|cell| format!("Published, {}", cell.system)));
     }
     let quantities = runs.first().map(|run| run.quantities()).unwrap_or_default();
-    let show = |value: Option<Fixed>| Text::from(value.map_or(NO_VALUE.into(), Fixed::text));
+    let show = |value: Option<FixedPoint>| Text::from(value.map_or(NO_VALUE.into(), FixedPoint::text));
     let rows = quantities
         .iter()
         .enumerate()
@@ -167,7 +171,7 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
             let mut cells = vec![Text::from(label(quantity))];
             for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
                 cells.push(show(column[row]));
-                let interval = run.quantities()[row].interval.map(ms);
+                let interval = run.quantities()[row].interval_half_width.map(ms);
                 cells.extend(run.intervals.map(|_| show(interval)));
                 let published = comparison.published_cell(*index);
                 cells.extend(published.map(|cell| show(published_value(cell, quantity).map(ms))));
@@ -175,7 +179,7 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
             (style(quantity), cells)
         })
         .collect();
-    Table { caption: Text::from("The terms sum to TPOT."), head, rows, textual: false }
+    Table { caption: Text::from("The terms sum to TPOT."), headings, rows, all_text: false }
 }
 
 /// Returns a table of the mean work of each device per token.
@@ -186,7 +190,7 @@ pub fn devices(run: &Run) -> Table {
         let if_known = |known: bool, text: String| Text::from(if known { text } else { NO_VALUE.into() });
         let in_trace = !device.trace_lost;
         let per_token = has_tokens && in_trace;
-        let time = |value: f64| if_known(per_token, Fixed::new(value, digits.time).text());
+        let time = |value: f64| if_known(per_token, FixedPoint::new(value, digits.time).text());
         vec![
             Text::default().name(&device.name),
             time(device.busy_ms),
@@ -198,7 +202,7 @@ pub fn devices(run: &Run) -> Table {
         ]
     };
     let caption = format!("{}: times and bytes per token; memory at the end of the run.", run.heading());
-    let head = [
+    let headings = [
         "Device",
         "Busy, ms",
         "Demand disk, ms",
@@ -207,5 +211,5 @@ pub fn devices(run: &Run) -> Table {
         "Weights in memory",
         "Memory pressure",
     ];
-    Table::new(caption, head, run.metrics.devices.iter().map(row))
+    Table::new(caption, headings, run.metrics.devices.iter().map(row))
 }

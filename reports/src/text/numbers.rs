@@ -9,14 +9,14 @@
 
 /// A number with a fixed number of digits after the decimal point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fixed {
+pub struct FixedPoint {
     /// The value times ten to the power of `digits`.
     pub units: i64,
     /// Number of digits after the decimal point.
     pub digits: u32,
 }
 
-impl Fixed {
+impl FixedPoint {
     pub fn new(value: f64, digits: u32) -> Self {
         Self { units: scaled(value, digits).round() as i64, digits }
     }
@@ -53,10 +53,10 @@ impl Fixed {
 }
 
 /// Rounds `parts` to `digits` digits such that they sum to the rounded `total`.
-pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<Fixed> {
+pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<FixedPoint> {
     let exact: Vec<f64> = parts.iter().map(|&part| scaled(part, digits)).collect();
     let mut units: Vec<i64> = exact.iter().map(|part| part.floor() as i64).collect();
-    let target = Fixed::new(total, digits).units;
+    let target = FixedPoint::new(total, digits).units;
     let missing = units.iter().fold(target, |left, &unit| left.saturating_sub(unit));
     // Floating-point errors can make `missing` negative, or larger than the number of parts if huge terms have
     // opposite signs. So every part gets an equal share, and the rest is distributed by the remainders.
@@ -68,7 +68,7 @@ pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<Fixed> {
     for (rank, index) in order.into_iter().enumerate() {
         units[index] = units[index].saturating_add(each + i64::from(rank < rest));
     }
-    units.into_iter().map(|units| Fixed { units, digits }).collect()
+    units.into_iter().map(|units| FixedPoint { units, digits }).collect()
 }
 
 /// Returns the number of digits after the decimal point that show `value` with four significant digits: 1 to 6, or 2
@@ -85,20 +85,20 @@ pub fn digits_for(value: f64) -> u32 {
 pub fn milliseconds(value: f64) -> String {
     if value.abs() >= 1e4 {
         let seconds = value * 1e-3;
-        return format!("{} s", Fixed::new(seconds, digits_for(seconds).saturating_sub(1)).text());
+        return format!("{} s", FixedPoint::new(seconds, digits_for(seconds).saturating_sub(1)).text());
     }
     let digits = digits_for(value).saturating_sub(1);
-    format!("{} ms", Fixed::new(value, digits).text())
+    format!("{} ms", FixedPoint::new(value, digits).text())
 }
 
 /// Formats a share as a percentage with one digit after the decimal point.
 pub fn percent(share: f64) -> String {
-    format!("{} %", Fixed::new(share * 100.0, 1).text())
+    format!("{} %", FixedPoint::new(share * 100.0, 1).text())
 }
 
 /// Formats a value with `digits` digits after the decimal point; zero is always `0`.
 pub fn decimal(value: f64, digits: u32) -> String {
-    if value == 0.0 { "0".into() } else { Fixed::new(value, digits).text() }
+    if value == 0.0 { "0".into() } else { FixedPoint::new(value, digits).text() }
 }
 
 /// Formats a number of bytes in B, KiB, MiB, GiB or TiB.
@@ -111,7 +111,7 @@ pub fn bytes(value: f64) -> String {
         unit += 1;
     }
     let digits = if unit == 0 || value == 0.0 { 0 } else { digits_for(value).saturating_sub(1) };
-    format!("{} {}", Fixed::new(value, digits).text(), UNITS[unit])
+    format!("{} {}", FixedPoint::new(value, digits).text(), UNITS[unit])
 }
 
 fn scaled(value: f64, digits: u32) -> f64 {
@@ -136,12 +136,12 @@ mod tests {
     fn negative_parts_sum_to_total() {
         for total in [10.05, 9.0, 12.34] {
             let parts = round_to_total(&[10.06, -0.03, 0.02], total, 1);
-            assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), Fixed::new(total, 1).units);
+            assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), FixedPoint::new(total, 1).units);
         }
         assert_eq!(round_to_total(&[], 1.0, 1), []);
-        assert_eq!(Fixed::new(-0.04, 1).text(), "0.0");
-        assert_eq!(Fixed::new(-1.25, 2).text(), "\u{2212}1.25");
-        assert_eq!(Fixed::new(-1.25, 2).plain(), "-1.25");
+        assert_eq!(FixedPoint::new(-0.04, 1).text(), "0.0");
+        assert_eq!(FixedPoint::new(-1.25, 2).text(), "\u{2212}1.25");
+        assert_eq!(FixedPoint::new(-1.25, 2).plain(), "-1.25");
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!((milliseconds(9_999.0), milliseconds(16_473.0)), ("9999 ms".into(), "16.5 s".into()));
         assert_eq!(bytes(1536.0), "1.50 KiB");
         assert_eq!(bytes(0.0), "0 B");
-        assert_eq!(Fixed::new(f64::NAN, 2).text(), "0.00");
+        assert_eq!(FixedPoint::new(f64::NAN, 2).text(), "0.00");
         assert_eq!(digits_for(0.0), 2);
     }
 }

@@ -1,9 +1,9 @@
 //! Intervals of activity of the CPU, the GPU and the disk of each device.
 //!
 //! A computing step is split by its cost into waiting for a processor, waiting for the disk, copying and computing.
-//! The trace has only the length of each part, because the waits are distributed over the step, so they are drawn at
-//! its start. Reading ahead is split into the part during which the device computed nothing (hidden, as in the
-//! metrics) and the part during which it computed.
+//! The trace has only the length of each part, because the waits are distributed over the step. So they are drawn at
+//! the start of the step. Reading ahead is split into the part during which the device computed nothing (hidden, as
+//! in the metrics) and the part during which it computed.
 //!
 //! Not here: drawing ([`crate::charts::gantt`]) and the export for viewers ([`crate::exports::perfetto`]).
 
@@ -21,16 +21,16 @@ pub enum Lane {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Activity {
     /// Reading ahead while the device computes nothing.
-    Hidden,
+    HiddenRead,
     /// Reading ahead while the device computes.
-    Concurrent,
+    ConcurrentRead,
     /// Waiting for a processor.
     Queue,
     Copy,
     Cpu,
     Gpu,
     /// Waiting for the disk within a computing step.
-    Demand,
+    DemandRead,
 }
 
 /// An interval of one activity in one lane.
@@ -60,7 +60,7 @@ pub fn is_work(record: &Record) -> bool {
 pub fn parts(record: &Record) -> [(Activity, u64); 4] {
     let wall = record.duration();
     if record.kind == Kind::Copy {
-        return [(Activity::Queue, 0), (Activity::Demand, 0), (Activity::Copy, wall), (Activity::Cpu, 0)];
+        return [(Activity::Queue, 0), (Activity::DemandRead, 0), (Activity::Copy, wall), (Activity::Cpu, 0)];
     }
     // As in the metrics, the rest of the wall time is waiting for the disk.
     let cost = record.cost.unwrap_or_default();
@@ -68,11 +68,11 @@ pub fn parts(record: &Record) -> [(Activity, u64); 4] {
     let queue = cost.queue.min(wall - cpu);
     let copy = cost.copy.min(wall - cpu - queue);
     let demand = wall - cpu - queue - copy;
-    [(Activity::Queue, queue), (Activity::Demand, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
+    [(Activity::Queue, queue), (Activity::DemandRead, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
 }
 
 /// Returns the intervals of all records within a time window; intervals that extend beyond the window are cut.
-pub fn within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
+pub fn intervals_within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
     let [from, to] = window;
     let mut intervals = Vec::new();
     let overlapping = records
@@ -116,7 +116,7 @@ fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
     }
     let mut at = record.start;
     for (activity, nanos) in parts(record) {
-        let lane = if activity == Activity::Demand { Lane::Disk } else { Lane::Cpu };
+        let lane = if activity == Activity::DemandRead { Lane::Disk } else { Lane::Cpu };
         push(lane, activity, at, at + nanos);
         at += nanos;
     }
@@ -137,7 +137,7 @@ fn split_read<'r>(
         record: index,
     };
     if record.resource == Resource::DiskDemand {
-        intervals.push(interval(Activity::Demand, record.start, record.end));
+        intervals.push(interval(Activity::DemandRead, record.start, record.end));
         return;
     }
     let mut busy: Vec<[u64; 2]> = work
@@ -148,15 +148,15 @@ fn split_read<'r>(
     let mut at = record.start;
     for [start, end] in busy {
         if start > at {
-            intervals.push(interval(Activity::Hidden, at, start));
+            intervals.push(interval(Activity::HiddenRead, at, start));
         }
         if end > at {
-            intervals.push(interval(Activity::Concurrent, at.max(start), end));
+            intervals.push(interval(Activity::ConcurrentRead, at.max(start), end));
             at = end;
         }
     }
     if at < record.end {
-        intervals.push(interval(Activity::Hidden, at, record.end));
+        intervals.push(interval(Activity::HiddenRead, at, record.end));
     }
 }
 
@@ -176,13 +176,13 @@ mod tests {
         let cost = Cost { cpu: 60, queue: 10, ..Cost::default() };
         let steps = [Record { cost: Some(cost), ..record(0, Resource::Cpu, Kind::Compute, [100, 200]) }];
         // 100 ns of wall time - 60 - 10 = 30 ns for the disk.
-        let intervals = within(&steps, [0, 1000]);
+        let intervals = intervals_within(&steps, [0, 1000]);
         assert_eq!(
             spans(&intervals),
-            [(Activity::Queue, 100, 110), (Activity::Cpu, 140, 200), (Activity::Demand, 110, 140)]
+            [(Activity::Queue, 100, 110), (Activity::Cpu, 140, 200), (Activity::DemandRead, 110, 140)]
         );
         // Only the part within the window remains.
-        assert_eq!(spans(&within(&steps, [150, 160])), [(Activity::Cpu, 150, 160)]);
+        assert_eq!(spans(&intervals_within(&steps, [150, 160])), [(Activity::Cpu, 150, 160)]);
     }
 
     #[test]
@@ -192,13 +192,13 @@ mod tests {
             record(0, Resource::Gpu, Kind::Compute, [20, 40]),
             record(0, Resource::Gpu, Kind::Compute, [30, 50]),
         ];
-        let intervals = within(&steps, [0, 1000]);
+        let intervals = intervals_within(&steps, [0, 1000]);
         let disk: Vec<Interval> =
             intervals.into_iter().filter(|interval| interval.lane == Lane::Disk).collect();
         let of = |activity| -> u64 {
             let same = disk.iter().filter(|interval| interval.activity == activity);
             same.map(|interval| interval.end - interval.start).sum()
         };
-        assert_eq!((of(Activity::Hidden), of(Activity::Concurrent)), (70, 30));
+        assert_eq!((of(Activity::HiddenRead), of(Activity::ConcurrentRead)), (70, 30));
     }
 }

@@ -17,7 +17,7 @@ pub fn describe(event: &RunEvent) -> String {
 }
 
 /// Returns the sorted times at which an event began or ended, in nanoseconds.
-pub fn moments(trace: &Trace) -> Vec<u64> {
+pub fn boundary_times(trace: &Trace) -> Vec<u64> {
     let ends = trace.run_events.iter().flat_map(|event| [Some(event.start), event.end]);
     let mut moments: Vec<u64> = ends.flatten().collect();
     moments.sort_unstable();

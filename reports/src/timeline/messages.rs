@@ -13,12 +13,12 @@ use hearth_schema::trace::{Kind, Record};
 /// A message as the indices of its two records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Message {
-    pub sent: usize,
-    pub received: usize,
+    pub send_record: usize,
+    pub receive_record: usize,
 }
 
 /// Returns the messages among `records`, in the order in which they were sent.
-pub fn among(records: &[Record]) -> Vec<Message> {
+pub fn find(records: &[Record]) -> Vec<Message> {
     let mut by_pass: BTreeMap<u32, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
         match record.kind {
@@ -43,10 +43,10 @@ pub fn among(records: &[Record]) -> Vec<Message> {
                 at_receiver && from_sender
             };
             let Some(at) = receives.iter().position(|received| fits(&received)) else { continue };
-            messages.push(Message { sent, received: receives.remove(at) });
+            messages.push(Message { send_record: sent, receive_record: receives.remove(at) });
         }
     }
-    messages.sort_by_key(|message| (records[message.sent].start, message.sent));
+    messages.sort_by_key(|message| (records[message.send_record].start, message.send_record));
     messages
 }
 
@@ -72,9 +72,10 @@ mod tests {
             record(1, Kind::Receive, [21, 35], Some(0)),
             record(1, Kind::Send, [40, 41], Some(0)),
         ];
-        let expected = [(0, 4), (5, 1), (2, 6), (7, 3)].map(|(sent, received)| Message { sent, received });
-        assert_eq!(among(&records), expected);
+        let expected = [(0, 4), (5, 1), (2, 6), (7, 3)]
+            .map(|(send_record, receive_record)| Message { send_record, receive_record });
+        assert_eq!(find(&records), expected);
         let anonymous = records.map(|record| Record { peer: None, ..record });
-        assert_eq!(among(&anonymous), expected, "without peers");
+        assert_eq!(find(&anonymous), expected, "without peers");
     }
 }

@@ -25,7 +25,7 @@ impl Token {
 
 /// Returns the tokens after the first of each sequence, in the order of their passes.
 pub fn of(trace: &Trace) -> Vec<Token> {
-    let steps = TokenTimes::of(trace).decode_steps.into_iter();
+    let steps = TokenTimes::from_trace(trace).decode_steps.into_iter();
     steps.map(|DecodeStep { pass, start, end, .. }| Token { pass, start, end }).collect()
 }
 
@@ -45,7 +45,7 @@ mod tests {
         let token = |pass, end| Token { pass, start: 0, end };
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[token(1, 9), token(2, 3), token(3, 5)]).map(|token| token.pass), Some(3));
-        // The shorter of two, as in the metrics.
+        // Of two tokens the shorter one is the median, as in the metrics.
         assert_eq!(median(&[token(1, 9), token(2, 3)]).map(|token| token.pass), Some(2));
     }
 }

@@ -53,13 +53,13 @@ pub struct Case {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPair {
     /// The digest of the prediction, which was written before the measurement.
-    #[serde(default)]
-    pub prediction: String,
+    #[serde(rename = "prediction", default)]
+    pub prediction_digest: String,
     pub predicted: RunMetrics,
     pub measured: RunMetrics,
     /// Whether the machine had the same speed as when it was profiled for the prediction.
-    #[serde(default = "yes")]
-    pub steady: bool,
+    #[serde(rename = "steady", default = "yes")]
+    pub is_steady: bool,
     /// Number of earlier attempts that were discarded because the speed of the machine had changed.
     #[serde(default, alias = "started_over")]
     pub restarts: u32,
@@ -110,10 +110,10 @@ impl Case {
             terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
         };
         let run = |&ms: &f64| RunPair {
-            prediction: "sha256:1".into(),
+            prediction_digest: "sha256:1".into(),
             predicted: numbers(predicted),
             measured: numbers(ms),
-            steady: true,
+            is_steady: true,
             restarts: 0,
         };
         let question = "Is <it> right?".into();

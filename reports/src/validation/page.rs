@@ -39,7 +39,7 @@ pub fn summary_text(validation: &Validation) -> String {
     let (measured, failed) = (validation.cases.len(), validation.failed.len());
     let mut text = format!("{measured} scenarios measured, {failed} failed\n");
     for criterion in &scores.criteria {
-        let met = if criterion.met { "" } else { ", NOT MET" };
+        let met = if criterion.is_met { "" } else { ", NOT MET" };
         let _ = writeln!(text, "  {}: {}{met}", criterion.text, value(criterion));
     }
     for (name, errors) in [("time to first token", &scores.ttft), ("bytes read", &scores.bytes_read)] {
@@ -68,7 +68,7 @@ fn in_words(errors: &Errors) -> String {
 }
 
 fn document(validation: &Validation, scores: &Scores) -> Document {
-    let mut opening = vec![
+    let mut opening_blocks = vec![
         Block::Paragraph(Text::from(format!("Time per token: {}.", in_words(&scores.tpot)))),
         Block::Note(
             "Each scenario was planned and simulated from device profiles, which were measured with micro-benchmarks on the \
@@ -77,9 +77,9 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
                 .into(),
         ),
     ];
-    opening.extend(unsteady(validation));
+    opening_blocks.extend(unsteady(validation));
     let title = Text::from("Accuracy of the simulator: ").name(&validation.title);
-    let mut document = Document { title, opening, sections: Vec::new() };
+    let mut document = Document { title, opening_blocks, sections: Vec::new() };
     document.push("Acceptance criteria", "criteria", criteria(scores));
     document.push("Repetitions", "repetitions", repetitions(validation));
     document.push("Predicted and measured", "parity", parities(scores));
@@ -95,7 +95,7 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
 fn unsteady(validation: &Validation) -> Option<Block> {
     let runs = || validation.cases.iter().flat_map(|case| &case.runs);
     let restarts: u32 = runs().map(|run| run.restarts).sum();
-    let changed = runs().filter(|run| !run.steady).count();
+    let changed = runs().filter(|run| !run.is_steady).count();
     (restarts > 0 || changed > 0).then(|| {
         let all = runs().count();
         let text = format!(
@@ -109,7 +109,7 @@ fn unsteady(validation: &Validation) -> Option<Block> {
 
 fn criteria(scores: &Scores) -> Option<Block> {
     let row = |criterion: &Criterion| {
-        let met = match (criterion.value, criterion.met) {
+        let met = match (criterion.value, criterion.is_met) {
             (None, true) => NO_VALUE,
             (_, true) => "met",
             (_, false) => "not met",
@@ -117,7 +117,7 @@ fn criteria(scores: &Scores) -> Option<Block> {
         vec![Text::from(criterion.text.as_str()), value(criterion).into(), met.into()]
     };
     let caption = "The criteria and the values of this suite.";
-    Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row)).textual().block()
+    Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row)).all_text().block()
 }
 
 /// Returns a table of the criteria for each repetition of the suite; `None` for fewer than two repetitions.
@@ -131,9 +131,9 @@ fn repetitions(validation: &Validation) -> Option<Block> {
         [Text::from((at + 1).to_string())].into_iter().chain(values).collect()
     };
     let texts = repetitions[0].criteria.iter().map(|criterion| criterion.text.as_str());
-    let head = ["Repetition"].into_iter().chain(texts);
+    let headings = ["Repetition"].into_iter().chain(texts);
     let caption = "Each repetition predicts all scenarios anew and then measures them.";
-    Table::new(caption, head, repetitions.iter().enumerate().map(row)).textual().block()
+    Table::new(caption, headings, repetitions.iter().enumerate().map(row)).all_text().block()
 }
 
 fn parities(scores: &Scores) -> Vec<Block> {
@@ -196,7 +196,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         row.extend(cells(case.bytes_read, 1e-6));
         row
     };
-    let head = [
+    let headings = [
         "Scenario",
         "TPOT predicted, ms",
         "measured",
@@ -210,20 +210,20 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         "error",
     ];
     let caption = "Medians over all repetitions. Where the measurements differ by more than 15 %: their range, and the error to its nearest end.";
-    let cases = Table::new(caption, head, scores.cases.iter().map(row));
+    let cases = Table::new(caption, headings, scores.cases.iter().map(row));
     let asked = |case: &super::Case| {
         let [name, question] = [&case.name, &case.question].map(|text| Text::default().name(text));
         vec![name, question, Text::default().code(predictions(case))]
     };
     let caption = "The question of each scenario, and the digests of its predictions.";
-    let head = ["Scenario", "Question", "Predictions"];
-    let questions = Table::new(caption, head, validation.cases.iter().map(asked)).textual();
+    let headings = ["Scenario", "Question", "Predictions"];
+    let questions = Table::new(caption, headings, validation.cases.iter().map(asked)).all_text();
     [cases, questions].into_iter().filter_map(Table::block).collect()
 }
 
 /// Returns the digests of the predictions of a scenario.
 fn predictions(case: &super::Case) -> String {
-    let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction.as_str()).collect();
+    let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction_digest.as_str()).collect();
     digests.join(" ")
 }
 
@@ -233,7 +233,7 @@ fn terms(scores: &Scores) -> Vec<Block> {
         .iter()
         .map(|(name, error)| vec![Text::from(name.replace('_', " ")), share(*error).into()]);
     let names = scores.terms.iter().map(|(name, _)| name.replace('_', " "));
-    let head = ["Scenario".to_owned()].into_iter().chain(names);
+    let headings = ["Scenario".to_owned()].into_iter().chain(names);
     let row = |case: &CaseScores| {
         let error = |term: &scores::Term| Text::from(format!("{:+.1} %", term.error * 100.0));
         [Text::default().name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect()
@@ -242,14 +242,14 @@ fn terms(scores: &Scores) -> Vec<Block> {
     let caption = "Mean absolute error of each term, as a share of the time per token.";
     let means = Table::new(caption, ["Term", "Error"], mean);
     let caption = "Predicted less measured, as a share of the measured time per token.";
-    [means, Table::new(caption, head, rows)].into_iter().filter_map(Table::block).collect()
+    [means, Table::new(caption, headings, rows)].into_iter().filter_map(Table::block).collect()
 }
 
 fn order(scores: &Scores) -> Vec<Block> {
     let mut blocks = Vec::new();
-    for order in &scores.order {
-        let right = order.share().map_or("no pair".into(), share);
-        let (margin, pairs) = (share(order.margin), order.pairs);
+    for order in &scores.rank_agreements {
+        let right = order.ordered_share().map_or("no pair".into(), share);
+        let (margin, pairs) = (share(order.margin), order.pair_count);
         blocks.push(Block::Paragraph(
             format!(
                 "Pairs whose measured times differ by more than {margin}: {pairs}, of which {right} are in the right order."
@@ -258,9 +258,13 @@ fn order(scores: &Scores) -> Vec<Block> {
         ));
     }
     let pair = |[fast, slow]: &[String; 2]| vec![Text::default().name(fast), Text::default().name(slow)];
-    let head = ["Faster in the measurement", "Slower in the measurement"];
-    let wrong = Table::new("Pairs in the wrong order.", head, scores.order[0].wrong.iter().map(pair));
-    blocks.extend(wrong.textual().block());
+    let headings = ["Faster in the measurement", "Slower in the measurement"];
+    let wrong = Table::new(
+        "Pairs in the wrong order.",
+        headings,
+        scores.rank_agreements[0].misordered_pairs.iter().map(pair),
+    );
+    blocks.extend(wrong.all_text().block());
     blocks
 }
 
@@ -269,21 +273,21 @@ fn failed(validation: &Validation) -> Option<Block> {
         vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
     };
     let rows = validation.failed.iter().map(row);
-    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).textual().block()
+    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).all_text().block()
 }
 
 fn machine(validation: &Validation) -> Option<Block> {
     let row = |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().name(value)];
     let rows = validation.machine.iter().map(row);
-    Table::new("The machine of the measurements.", ["Property", "Value"], rows).textual().block()
+    Table::new("The machine of the measurements.", ["Property", "Value"], rows).all_text().block()
 }
 
 /// Returns a CSV table with a line for each scenario.
 fn csv_table(scores: &Scores) -> Vec<u8> {
-    let head = "scenario tpot_predicted_ms tpot_measured_ms tpot_min_ms tpot_max_ms tpot_error high_variance \
+    let headings = "scenario tpot_predicted_ms tpot_measured_ms tpot_min_ms tpot_max_ms tpot_error high_variance \
                 ttft_predicted_ms ttft_measured_ms ttft_error read_predicted_bytes read_measured_bytes read_error";
     let terms = scores.terms.iter().map(|(name, _)| format!("{name}_error"));
-    let head = head.split_whitespace().map(str::to_owned).chain(terms).collect();
+    let headings = headings.split_whitespace().map(str::to_owned).chain(terms).collect();
     let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
     let row = |case: &CaseScores| {
         let of = |one: Option<Score>| {
@@ -299,7 +303,7 @@ fn csv_table(scores: &Scores) -> Vec<u8> {
         cells.extend(terms.map(|(place, _)| number(case.terms.get(place).map(|term| term.error))));
         cells
     };
-    csv::write([head].into_iter().chain(scores.cases.iter().map(row)))
+    csv::write([headings].into_iter().chain(scores.cases.iter().map(row)))
 }
 
 #[cfg(test)]

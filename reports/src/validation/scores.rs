@@ -20,26 +20,27 @@ use serde::Serialize;
 use super::{Case, FailedScenario, RunMetrics, RunPair};
 
 /// Relative difference of repeated measurements above which they have high variance.
-pub const HIGH_VARIANCE: f64 = 0.15;
+pub const HIGH_VARIANCE_SPREAD: f64 = 0.15;
 /// Accepted median error of the time per token.
-pub const MAX_MEDIAN: f64 = 0.10;
+pub const MAX_MEDIAN_TPOT_ERROR: f64 = 0.10;
 /// Accepted largest error of the time per token.
-pub const MAX_ERROR: f64 = 0.25;
+pub const MAX_TPOT_ERROR: f64 = 0.25;
 /// Accepted median error of the time to first token.
-pub const MAX_MEDIAN_TTFT: f64 = 0.15;
+pub const MAX_MEDIAN_TTFT_ERROR: f64 = 0.15;
 /// Accepted median error of the bytes read per token.
-pub const MAX_MEDIAN_BYTES: f64 = 0.05;
-/// Relative difference of two measured times above which [`MIN_ORDERED`] of the pairs should be in the right order.
-pub const MARGIN: f64 = 0.10;
-/// Minimum share of pairs in the right order, for pairs that differ by more than [`MARGIN`].
-pub const MIN_ORDERED: f64 = 0.95;
+pub const MAX_MEDIAN_BYTES_ERROR: f64 = 0.05;
+/// Relative difference of two measured times above which [`MIN_ORDERED_SHARE`] of the pairs should be in the right
+/// order.
+pub const RANK_MARGIN: f64 = 0.10;
+/// Minimum share of pairs in the right order, for pairs that differ by more than [`RANK_MARGIN`].
+pub const MIN_ORDERED_SHARE: f64 = 0.95;
 /// Relative difference of two measured times above which all pairs should be in the right order.
-pub const LARGE_MARGIN: f64 = 0.35;
+pub const LARGE_RANK_MARGIN: f64 = 0.35;
 /// Minimum bytes per token that are compared; fewer bytes are reads of program files instead of weights.
 /// source: assumed
-pub const MIN_BYTES: f64 = 2e6;
+pub const MIN_COMPARED_BYTES: f64 = 2e6;
 
-/// A quantity of a scenario, predicted and measured.
+/// The predicted and the measured value of a quantity of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Score {
     /// The median of the predictions.
@@ -52,14 +53,14 @@ pub struct Score {
     pub runs: usize,
     /// (Largest - smallest) / median of the measurements.
     pub spread: f64,
-    /// Whether the spread exceeds [`HIGH_VARIANCE`].
+    /// Whether the spread exceeds [`HIGH_VARIANCE_SPREAD`].
     pub high_variance: bool,
     /// The relative error of the prediction, see the module documentation.
     pub error: f64,
 }
 
 impl Score {
-    /// Scores runs, each with a prediction and a measurement. Returns `None` if there are no runs, a value is
+    /// Scores runs, each given as a prediction and a measurement. Returns `None` if there are no runs, a value is
     /// missing, or a measurement is not positive.
     pub fn of(runs: &[(Option<f64>, Option<f64>)]) -> Option<Score> {
         let (predictions, measurements): (Vec<_>, Vec<_>) = runs.iter().copied().unzip();
@@ -71,7 +72,7 @@ impl Score {
             return None;
         }
         let spread = (range[1] - range[0]) / measured;
-        let high_variance = spread > HIGH_VARIANCE;
+        let high_variance = spread > HIGH_VARIANCE_SPREAD;
         let error = if high_variance {
             predicted / predicted.clamp(range[0], range[1]) - 1.0
         } else {
@@ -123,23 +124,26 @@ pub struct Errors {
     pub high_variance: usize,
 }
 
-/// Agreement of predicted and measured order, over pairs of scenarios.
+/// The agreement of the predicted with the measured order, over pairs of scenarios.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankAgreement {
     /// Relative difference of measured times above which a pair counts.
     pub margin: f64,
     /// Number of pairs that differ by more than the margin.
-    pub pairs: usize,
+    #[serde(rename = "pairs")]
+    pub pair_count: usize,
     /// Number of these pairs that are predicted in the measured order.
-    pub right: usize,
+    #[serde(rename = "right")]
+    pub ordered_pairs: usize,
     /// The other pairs: the scenario measured as faster, then the slower one.
-    pub wrong: Vec<[String; 2]>,
+    #[serde(rename = "wrong")]
+    pub misordered_pairs: Vec<[String; 2]>,
 }
 
 impl RankAgreement {
     /// Returns the share of pairs in the right order; `None` if there are no pairs.
-    pub fn share(&self) -> Option<f64> {
-        (self.pairs > 0).then(|| self.right as f64 / self.pairs as f64)
+    pub fn ordered_share(&self) -> Option<f64> {
+        (self.pair_count > 0).then(|| self.ordered_pairs as f64 / self.pair_count as f64)
     }
 }
 
@@ -150,7 +154,8 @@ pub struct Criterion {
     pub text: String,
     /// The value for this suite; `None` if no scenario has the quantity.
     pub value: Option<f64>,
-    pub met: bool,
+    #[serde(rename = "met")]
+    pub is_met: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -161,8 +166,9 @@ pub struct Scores {
     pub bytes_read: Errors,
     /// Names and mean absolute errors of the terms, as shares of the time per token.
     pub terms: Vec<(&'static str, f64)>,
-    /// The order of pairs that differ by more than [`MARGIN`], and by more than [`LARGE_MARGIN`].
-    pub order: [RankAgreement; 2],
+    /// The order of pairs that differ by more than [`RANK_MARGIN`], and by more than [`LARGE_RANK_MARGIN`].
+    #[serde(rename = "order")]
+    pub rank_agreements: [RankAgreement; 2],
     pub criteria: Vec<Criterion>,
 }
 
@@ -172,9 +178,9 @@ impl Scores {
         let errors = |of: fn(&CaseScores) -> Option<Score>| errors(cases.iter().filter_map(of));
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
         let bytes_read = errors(|case| case.bytes_read);
-        let order = [MARGIN, LARGE_MARGIN].map(|margin| order(&cases, margin));
-        let criteria = criteria(&tpot, &ttft, &bytes_read, &order);
-        Scores { terms: terms(&cases), tpot, ttft, bytes_read, order, criteria, cases }
+        let rank_agreements = [RANK_MARGIN, LARGE_RANK_MARGIN].map(|margin| rank_agreement(&cases, margin));
+        let criteria = criteria(&tpot, &ttft, &bytes_read, &rank_agreements);
+        Scores { terms: terms(&cases), tpot, ttft, bytes_read, rank_agreements, criteria, cases }
     }
 }
 
@@ -200,7 +206,7 @@ fn score_case(case: &Case) -> CaseScores {
     CaseScores {
         name: case.name.clone(),
         ttft: score(|numbers| numbers.ttft_ms),
-        bytes_read: bytes.filter(|bytes| bytes.measured.max(bytes.predicted) >= MIN_BYTES),
+        bytes_read: bytes.filter(|bytes| bytes.measured.max(bytes.predicted) >= MIN_COMPARED_BYTES),
         terms: tpot.map_or(Vec::new(), |tpot| term_errors(case, tpot.measured)),
         tpot,
     }
@@ -273,10 +279,10 @@ fn terms(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
     names.into_iter().enumerate().map(mean).collect()
 }
 
-fn order(cases: &[CaseScores], margin: f64) -> RankAgreement {
+fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
     let timed: Vec<(&str, Score)> =
         cases.iter().filter_map(|case| Some((case.name.as_str(), case.tpot?))).collect();
-    let mut found = RankAgreement { margin, pairs: 0, right: 0, wrong: Vec::new() };
+    let mut found = RankAgreement { margin, pair_count: 0, ordered_pairs: 0, misordered_pairs: Vec::new() };
     for (index, &(name, one)) in timed.iter().enumerate() {
         for &(other_name, other) in &timed[index + 1..] {
             let ((fast, faster), (slow, slower)) = if one.measured <= other.measured {
@@ -287,11 +293,11 @@ fn order(cases: &[CaseScores], margin: f64) -> RankAgreement {
             if slower.measured <= faster.measured * (1.0 + margin) {
                 continue;
             }
-            found.pairs += 1;
+            found.pair_count += 1;
             if faster.predicted < slower.predicted {
-                found.right += 1;
+                found.ordered_pairs += 1;
             } else {
-                found.wrong.push([fast.to_owned(), slow.to_owned()]);
+                found.misordered_pairs.push([fast.to_owned(), slow.to_owned()]);
             }
         }
     }
@@ -307,7 +313,7 @@ pub(super) fn completeness(cases: &[Case], failed: &[FailedScenario]) -> Criteri
     Criterion {
         text: "scenarios with all numbers: all".into(),
         value: (all > 0).then(|| (all - without) as f64 / all as f64),
-        met: without == 0 && all > 0,
+        is_met: without == 0 && all > 0,
     }
 }
 
@@ -316,7 +322,7 @@ fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement
     let at_most = |text: String, value: Option<f64>, max: f64| Criterion {
         text,
         value,
-        met: value.is_some_and(|value| value <= max),
+        is_met: value.is_some_and(|value| value <= max),
     };
     let [near, far] = order;
     let ordered = |order: &RankAgreement, min: f64| Criterion {
@@ -325,36 +331,39 @@ fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement
             percent(order.margin),
             percent(min)
         ),
-        value: order.share(),
+        value: order.ordered_share(),
         // If there are no such pairs, no order is wrong.
-        met: order.share().is_none_or(|share| share >= min),
+        is_met: order.ordered_share().is_none_or(|share| share >= min),
     };
     vec![
         at_most(
-            format!("median error of the time per token: at most {}", percent(MAX_MEDIAN)),
+            format!("median error of the time per token: at most {}", percent(MAX_MEDIAN_TPOT_ERROR)),
             tpot.median,
-            MAX_MEDIAN,
+            MAX_MEDIAN_TPOT_ERROR,
         ),
         at_most(
-            format!("largest error of the time per token: at most {}", percent(MAX_ERROR)),
+            format!("largest error of the time per token: at most {}", percent(MAX_TPOT_ERROR)),
             tpot.max,
-            MAX_ERROR,
+            MAX_TPOT_ERROR,
         ),
         at_most(
-            format!("median error of the time to first token: at most {}", percent(MAX_MEDIAN_TTFT)),
+            format!("median error of the time to first token: at most {}", percent(MAX_MEDIAN_TTFT_ERROR)),
             ttft.median,
-            MAX_MEDIAN_TTFT,
+            MAX_MEDIAN_TTFT_ERROR,
         ),
         Criterion {
             // If no scenario reads enough bytes, none are compared.
-            met: bytes.count == 0 || bytes.median.is_some_and(|median| median <= MAX_MEDIAN_BYTES),
+            is_met: bytes.count == 0 || bytes.median.is_some_and(|median| median <= MAX_MEDIAN_BYTES_ERROR),
             ..at_most(
-                format!("median error of the bytes read per token: at most {}", percent(MAX_MEDIAN_BYTES)),
+                format!(
+                    "median error of the bytes read per token: at most {}",
+                    percent(MAX_MEDIAN_BYTES_ERROR)
+                ),
                 bytes.median,
-                MAX_MEDIAN_BYTES,
+                MAX_MEDIAN_BYTES_ERROR,
             )
         },
-        ordered(near, MIN_ORDERED),
+        ordered(near, MIN_ORDERED_SHARE),
         ordered(far, 1.0),
     ]
 }
@@ -410,7 +419,7 @@ mod tests {
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
         let failed = FailedScenario { name: "a".into(), reason: "?".into() };
         assert_eq!(
-            (completeness(&edges, &[]).met, completeness(&edges, &[failed.clone(), failed]).value),
+            (completeness(&edges, &[]).is_met, completeness(&edges, &[failed.clone(), failed]).value),
             (true, Some(2.0 / 3.0))
         );
     }
@@ -439,13 +448,16 @@ mod tests {
             Case::fixture("d", 240.0, &[230.0]),
         ];
         let scores = Scores::of(&cases);
-        let [near, far] = &scores.order;
-        assert_eq!((near.pairs, near.right, near.wrong.as_slice()), (5, 4, &[["c".into(), "d".into()]][..]));
-        assert_eq!((far.pairs, far.right), (4, 4));
+        let [near, far] = &scores.rank_agreements;
+        assert_eq!(
+            (near.pair_count, near.ordered_pairs, near.misordered_pairs.as_slice()),
+            (5, 4, &[["c".into(), "d".into()]][..])
+        );
+        assert_eq!((far.pair_count, far.ordered_pairs), (4, 4));
         assert_eq!(scores.tpot.count, 4);
         let max = scores.tpot.max.expect("errors");
         assert!((max - 0.3).abs() < 1e-12);
-        let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.met).collect();
+        let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.is_met).collect();
         // The median of 0, 4.3, 14.3 and 30 % is 9.3 %.
         assert_eq!(met, [true, false, true, false, false, true]);
     }
@@ -477,7 +489,7 @@ mod tests {
     #[test]
     fn without_cases_no_numeric_criterion_is_met() {
         let scores = Scores::of(&[]);
-        let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.met).collect();
+        let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.is_met).collect();
         assert_eq!(met, [false, false, false, true, true, true]);
         assert_eq!(scores.terms, []);
     }

@@ -52,7 +52,7 @@ fn trace_with_events() {
         start,
         end,
         what: what.into(),
-        plan: None,
+        plan_digest: None,
     };
     trace.run_events = vec![
         run_event(RunEventKind::Memory, Some("phone"), output(1), Some(output(3)), "2.00 GiB"),
@@ -85,7 +85,7 @@ fn stopped_run() {
 #[test]
 fn runs_of_different_plans() {
     let mut traces = sample::pair(3);
-    traces[1].header.plan = "sha256:0000000000000001".into();
+    traces[1].header.plan_digest = "sha256:0000000000000001".into();
     let report = Report::new(traces).unwrap();
     check(&report, "report.md", "different-plans.md");
     assert!(report.comparison().pairs.is_empty());

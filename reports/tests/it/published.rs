@@ -3,7 +3,7 @@
 use hearth_profiles::Document;
 use hearth_reports::Report;
 use hearth_reports::charts::lines::{LineChart, Position, Series};
-use hearth_reports::published::{Published, SHIPPED};
+use hearth_reports::published::{PublishedResults, SHIPPED_DOCUMENTS};
 use hearth_schema::trace::{Kind, Origin};
 
 use crate::{file, sample};
@@ -23,8 +23,8 @@ rows:
   - {label: 14B, scenario: ../kitchen-4.yaml, cells: {one: {tpot: 90 ms}}}
 ";
 
-fn document() -> Published {
-    Published::from_yaml(DOCUMENT).expect("a valid document")
+fn document() -> PublishedResults {
+    PublishedResults::from_yaml(DOCUMENT).expect("a valid document")
 }
 
 #[test]
@@ -59,16 +59,16 @@ fn without_a_name_no_system_is_selected() {
 
 #[test]
 fn unmatched_documents_are_refused() {
-    let refusal = |published: &Published, system| {
+    let refusal = |published: &PublishedResults, system| {
         Report::new(sample::pair(3)).unwrap().with_published(published, system).unwrap_err().to_string()
     };
     let error = refusal(&document(), Some("three"));
     assert_eq!(error, "`made-up` has no system `three`; it has `one`, `two`");
-    let elsewhere = Published::from_yaml(&DOCUMENT.replace("kitchen-3", "kitchen-5")).unwrap();
+    let elsewhere = PublishedResults::from_yaml(&DOCUMENT.replace("kitchen-3", "kitchen-5")).unwrap();
     let error = refusal(&elsewhere, None);
     assert!(error.starts_with("`made-up` has no row for scenario `kitchen-3`; its rows are for"), "{error}");
     let without_two = DOCUMENT.replace("two: {outcome: out_of_memory}", "").replace("200 ms}, }", "200 ms}}");
-    let error = refusal(&Published::from_yaml(&without_two).unwrap(), Some("two"));
+    let error = refusal(&PublishedResults::from_yaml(&without_two).unwrap(), Some("two"));
     assert!(error.contains("has no number of `two`"), "{error}");
 }
 
@@ -79,9 +79,9 @@ fn every_shipped_document_is_found_by_its_name() {
     let documents =
         std::fs::read_dir(folder).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file());
     let count = documents.count();
-    assert_eq!(SHIPPED.len(), count);
-    for (name, text) in SHIPPED {
-        assert_eq!(Published::from_yaml(text).expect(name).name, name);
+    assert_eq!(SHIPPED_DOCUMENTS.len(), count);
+    for (name, text) in SHIPPED_DOCUMENTS {
+        assert_eq!(PublishedResults::from_yaml(text).expect(name).name, name);
     }
 }
 
@@ -89,7 +89,7 @@ fn every_shipped_document_is_found_by_its_name() {
 fn runs_with_other_rounds_make_a_line_over_k() {
     let two = sample::trace(Origin::Simulated, 4);
     let mut one = two.clone();
-    one.header.plan = "sha256:0000000000000001".into();
+    one.header.plan_digest = "sha256:0000000000000001".into();
     // The second round of each token becomes part of the first round.
     for record in one.records.iter_mut().filter(|record| record.kind == Kind::Compute) {
         record.round = 0;

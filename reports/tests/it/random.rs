@@ -76,19 +76,19 @@ fn trace() -> impl Strategy<Value = Trace> {
         |(origin, outcome, plan, passes, (devices, records, readings))| {
             let device = |(name, memory_total): (String, u64)| TracedDevice {
                 name,
-                profile: None,
+                profile_digest: None,
                 memory_total,
                 kernel: None,
                 unvalidated: None,
                 policy: None,
             };
-            let pass = |index| Pass::plain(index, index, 1, true);
+            let pass = |index| Pass::new(index, index, 1, true);
             Trace {
                 header: Header {
                     schema: Trace::SCHEMA.into(),
                     origin,
                     scenario: "odd".into(),
-                    plan,
+                    plan_digest: plan,
                     model: "odd".into(),
                     // Any kind, because the other fields are also arbitrary.
                     kind: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },

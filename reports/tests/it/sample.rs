@@ -21,9 +21,9 @@ struct Costs {
     layers: u32,
     cpu: u64,
     gpu: u64,
-    /// Waiting for the disk.
+    /// Time waiting for the disk.
     demand: u64,
-    /// Reading ahead.
+    /// Time reading ahead.
     ahead: u64,
     resident_mib: u64,
     memory_mib: u64,
@@ -74,7 +74,7 @@ struct Run {
     disk_free: [u64; 3],
     /// Bytes that each device has read.
     read: [u64; 3],
-    /// Number of times that were generated.
+    /// Number of durations that were generated.
     time_count: usize,
 }
 
@@ -95,8 +95,8 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
     };
     let passes: Vec<Pass> = (0..tokens)
         .map(|index| match index {
-            0 => Pass::plain(0, 0, 16, true),
-            _ => Pass::plain(index, 15 + index, 1, true),
+            0 => Pass::new(0, 0, 16, true),
+            _ => Pass::new(index, 15 + index, 1, true),
         })
         .collect();
     let mut now = 0;
@@ -121,7 +121,7 @@ fn header(origin: Origin) -> Header {
         schema: Trace::SCHEMA.into(),
         origin,
         scenario: "kitchen-3".into(),
-        plan: "sha256:5d0c1f9be2a47763".into(),
+        plan_digest: "sha256:5d0c1f9be2a47763".into(),
         model: "llama-8b-q4_k_m".into(),
         kind: Parallelism::Ring,
         seed: 7,
@@ -130,7 +130,7 @@ fn header(origin: Origin) -> Header {
             .iter()
             .map(|device| TracedDevice {
                 name: device.name.into(),
-                profile: Some(format!("sha256:{:016x}", 0x1234_5678_9abc_u64 * device.memory_mib)),
+                profile_digest: Some(format!("sha256:{:016x}", 0x1234_5678_9abc_u64 * device.memory_mib)),
                 memory_total: device.memory_mib * MIB,
                 kernel: measured.then(|| "Linux 6.12.48".into()),
                 unvalidated: (device.name == "phone" && !measured)

@@ -94,13 +94,15 @@ fn hostile_names_are_escaped() {
         let mut traces = sample::pair(3);
         for trace in &mut traces {
             let header = &mut trace.header;
-            for text in [&mut header.scenario, &mut header.plan, &mut header.model, &mut header.version] {
+            for text in
+                [&mut header.scenario, &mut header.plan_digest, &mut header.model, &mut header.version]
+            {
                 *text = (*name).into();
             }
             header.devices[index % 3].name = (*name).into();
             header.devices[0].kernel = Some((*name).into());
             header.devices[1].unvalidated = Some(name.repeat(100));
-            header.devices[2].profile = Some((*name).into());
+            header.devices[2].profile_digest = Some((*name).into());
         }
         let report = Report::new(traces.clone()).unwrap();
         let files = report.files();

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 /// Process id and thread id.
 type Thread = (u64, u64);
 
-/// Begin or end of a flow: the time in nanoseconds, and the thread.
+/// The beginning or the end of a flow: the time in nanoseconds, and the thread.
 type FlowEnd = (u64, Thread);
 
 /// The contents of a file.
@@ -29,7 +29,7 @@ struct Contents {
     slices: BTreeMap<Thread, Vec<(u64, u64)>>,
     /// Times of the readings of each counter, by process and name.
     counters: BTreeMap<(u64, String), Vec<u64>>,
-    /// Begins and ends of the flows, by category and id.
+    /// The beginnings and the ends of the flows, by category and id.
     flows: BTreeMap<(String, u64), [Vec<FlowEnd>; 2]>,
 }
 

@@ -4,9 +4,10 @@
 //! planning decisions of their own.
 //!
 //! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers that follow
-//! its predecessor's, until the layers run out; the last round may be partial (prima.cpp paper, section 3.1 and Eq. 3
-//! with the remainder kept). This is the kind `ring`, the default. In a plan of the kind `tensor` every device works
-//! on every layer, in one round ([`tensor`]). Such plans, and rings with pinned weights, are simulated only.
+//! the layers of its predecessor, until the layers run out; the last round may be partial (prima.cpp paper, section
+//! 3.1 and Eq. 3 with the remainder kept). This is the kind `ring`, the default. In a plan of the kind `tensor` every
+//! device works on every layer, in one round ([`tensor`]). Such plans, and rings with pinned weights, are simulated
+//! only.
 //!
 //! Not here: how a plan is found (`hearth_halda`), and the steps of a plan (`hearth_core::schedule`).
 
@@ -33,8 +34,8 @@ pub use tensor::TensorPlan;
 pub struct Plan {
     /// `plan/1`.
     pub schema: String,
-    /// Name and digest of the scenario from which the plan was made.
-    pub scenario: Origin,
+    /// The scenario from which the plan was made.
+    pub scenario: ScenarioRecord,
     /// The model of the plan.
     pub model: PlannedModel,
     pub planner: PlannerRecord,
@@ -132,9 +133,9 @@ fn on_the_cpu(processor: &Processor) -> bool {
 /// The name and digest of the scenario of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Origin {
+pub struct ScenarioRecord {
     pub name: String,
-    /// The digest of the document's text.
+    /// The digest of the scenario's text.
     pub digest: String,
 }
 
@@ -188,7 +189,7 @@ pub enum Role {
 pub struct PlannedDevice {
     /// The name in the scenario.
     pub name: String,
-    /// The address (`HOST:PORT`) of its worker. The lab sets it.
+    /// The address (`HOST:PORT`) of the device's worker. The lab sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub role: Role,
@@ -236,7 +237,7 @@ pub struct Predicted {
 
 impl PlannedModel {
     /// Creates the entry of a model in a plan. A model without a file has only a shape digest.
-    pub fn of(model: &ModelProfile) -> Self {
+    pub fn from_profile(model: &ModelProfile) -> Self {
         let shape_digest = model.shape_digest();
         Self {
             name: model.name.clone(),
@@ -279,11 +280,11 @@ impl Plan {
 
     /// Returns the digest of the plan's text.
     pub fn digest(&self) -> String {
-        crate::digest::of(&self.to_yaml())
+        crate::digest::of_text(&self.to_yaml())
     }
 
     /// Returns the reason why the plan can be simulated but not executed, if there is one.
-    pub fn only_simulated(&self) -> Option<String> {
+    pub fn simulation_only_reason(&self) -> Option<String> {
         let why = if self.kind.is_ring() {
             let device = self.devices.iter().find(|device| device.residency.is_pinned())?;
             format!("`{}` keeps its weights `{}`", device.name, device.residency.policy)
@@ -297,7 +298,7 @@ impl Plan {
     }
 
     /// Returns the index of the device with this name.
-    pub fn position(&self, name: &str) -> Option<usize> {
+    pub fn device_index(&self, name: &str) -> Option<usize> {
         self.devices.iter().position(|device| device.name == name)
     }
 }
@@ -357,7 +358,7 @@ impl Document for Plan {
     }
 }
 
-/// Maximum number of devices: more than any home has, and products of counts do not overflow.
+/// Maximum number of devices: larger than in any home, and so small that products of counts do not overflow.
 const MAX_DEVICES: usize = 1024;
 /// Maximum number of layers, an order of magnitude above the deepest model.
 const MAX_LAYERS: u32 = 10_000;

@@ -63,16 +63,17 @@ pub struct Slice {
 #[serde(deny_unknown_fields)]
 pub struct TensorPlan {
     pub all_reduce: AllReduce,
-    /// `over-the-air`: the time of one all-reduce, which does not depend on the number of devices.
+    /// For `over-the-air`: the time of one all-reduce, which does not depend on the number of devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub air_time: Option<Seconds>,
     /// The format of partial results in messages.
-    pub values: Format,
+    #[serde(rename = "values")]
+    pub partial_format: Format,
     #[serde(default)]
     pub head_loads: HeadLoads,
-    /// Maximum number of prompt tokens in one batch, for systems with a small limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batch: Option<u32>,
+    /// Maximum number of prompt tokens in one batch; not limited if absent.
+    #[serde(default, rename = "batch", skip_serializing_if = "Option::is_none")]
+    pub max_batch: Option<u32>,
     /// The format of the embedding on the head; the format of its other weights if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_as: Option<Format>,
@@ -87,13 +88,13 @@ impl TensorPlan {
     /// Returns the size in bytes of a device's partial result of a block for `tokens` tokens. `embedding` is the
     /// width of the hidden state.
     pub fn partial_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
-        let blocks = u64::from(embedding).div_ceil(self.values.block_len());
-        Bytes(blocks * self.values.block_bytes()) * u64::from(tokens)
+        let blocks = u64::from(embedding).div_ceil(self.partial_format.block_len());
+        Bytes(blocks * self.partial_format.block_bytes()) * u64::from(tokens)
     }
 
-    /// Splits passes that have more tokens than [`TensorPlan::batch`].
-    pub fn batched(&self, passes: Vec<Pass>) -> Vec<Pass> {
-        let Some(batch) = self.batch else { return passes };
+    /// Splits passes that have more tokens than [`TensorPlan::max_batch`].
+    pub fn split_passes(&self, passes: Vec<Pass>) -> Vec<Pass> {
+        let Some(batch) = self.max_batch else { return passes };
         let mut split: Vec<Pass> = Vec::new();
         for pass in passes {
             let mut done = 0;
@@ -125,13 +126,15 @@ impl TensorPlan {
                 slice.device
             ));
         }
-        if !PARTIAL_FORMATS.contains(&self.values) {
+        if !PARTIAL_FORMATS.contains(&self.partial_format) {
             let known = PARTIAL_FORMATS.map(Format::name).join(", ");
-            let what =
-                format!("kind.tensor.values: `{}` cannot be added up: use one of {known}", self.values);
+            let what = format!(
+                "kind.tensor.values: `{}` cannot be added up: use one of {known}",
+                self.partial_format
+            );
             return refuse(what);
         }
-        if self.batch == Some(0) {
+        if self.max_batch == Some(0) {
             return refuse("kind.tensor.batch: it is 0, but must be at least 1".into());
         }
         match (self.all_reduce, self.air_time) {

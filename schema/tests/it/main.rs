@@ -23,13 +23,13 @@ fn drafting(tokens: &str, acceptance: &str) -> String {
 #[test]
 fn defaults_are_omitted_in_documents() {
     let plain = scenario(64, "", "").expect("valid");
-    assert_eq!(plain.workload, Workload::plain(8, 4));
+    assert_eq!(plain.workload, Workload::new(8, 4));
     let yaml = plain.to_yaml();
     assert!(!yaml.contains("sequences") && !yaml.contains("micro_batch") && !yaml.contains("speculation"));
     let explicit =
         scenario(64, &format!("sequences: 2, micro_batch: 4, {}", drafting("5", "70 %")), "").expect("valid");
     let workload = &explicit.workload;
-    assert_eq!((workload.sequences, workload.micro_batch, workload.drafts()), (2, 4, 5));
+    assert_eq!((workload.sequences, workload.micro_batch, workload.drafted_tokens()), (2, 4, 5));
     assert_eq!(Scenario::from_yaml(&explicit.to_yaml()).expect("reads back"), explicit);
 }
 

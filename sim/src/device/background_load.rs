@@ -19,17 +19,17 @@ pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.
     pub co_runners: f64,
     /// Clock rate as a fraction of the full clock rate.
-    pub clock: f64,
-    /// Fraction of the GPU that remains beside other programs, not counting a slower clock.
-    pub gpu: f64,
-    /// Fraction of the disk bandwidth that remains beside other programs.
-    pub disk: f64,
+    pub clock_fraction: f64,
+    /// Fraction of the GPU that other programs leave available, not counting a slower clock.
+    pub gpu_available: f64,
+    /// Fraction of the disk bandwidth that other programs leave available.
+    pub disk_available: f64,
     /// Bytes that other programs have allocated since the run began.
-    pub taken: f64,
+    pub allocated_bytes: f64,
     /// Bytes that the run can use only after they are swapped out.
-    withheld: f64,
+    withheld_bytes: f64,
     /// Bytes that swapping has freed.
-    gained: f64,
+    freed_bytes: f64,
 }
 
 impl BackgroundLoad {
@@ -37,12 +37,12 @@ impl BackgroundLoad {
     pub fn quiet(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
-            clock: 1.0,
-            gpu: 1.0,
-            disk: 1.0,
-            taken: 0.0,
-            withheld: withheld.as_f64(),
-            gained: 0.0,
+            clock_fraction: 1.0,
+            gpu_available: 1.0,
+            disk_available: 1.0,
+            allocated_bytes: 0.0,
+            withheld_bytes: withheld.as_f64(),
+            freed_bytes: 0.0,
         }
     }
 
@@ -52,12 +52,14 @@ impl BackgroundLoad {
         match change {
             Change::Load(load) => {
                 self.co_runners += f64::from(load.threads);
-                self.gpu *= load.gpu.map_or(1.0, |left| left.0);
+                self.gpu_available *= load.gpu_available.map_or(1.0, |left| left.0);
             }
-            Change::Memory(taken) => self.taken += taken.taken.as_f64() * progress,
-            Change::Swap(swap) => self.gained += self.withheld * progress * (1.0 - 1.0 / swap.compression),
-            Change::Slow(left) => self.clock *= left.0,
-            Change::DiskLoad(share) => self.disk *= 1.0 - share.0,
+            Change::Memory(memory) => self.allocated_bytes += memory.size.as_f64() * progress,
+            Change::Swap(swap) => {
+                self.freed_bytes += self.withheld_bytes * progress * (1.0 - 1.0 / swap.compression);
+            }
+            Change::Slow(left) => self.clock_fraction *= left.0,
+            Change::DiskLoad(share) => self.disk_available *= 1.0 - share.0,
             Change::Leaves | Change::Returns(_) | Change::Stalls => {}
         }
         self
@@ -67,8 +69,8 @@ impl BackgroundLoad {
     /// [`MIN_WEIGHT_CACHE`].
     pub fn memory_budget(&self, planned: Bytes) -> Option<Bytes> {
         // At the start the system has swapped out at least enough memory for the device to begin.
-        let withheld = self.withheld.min((planned.as_f64() - MIN_WEIGHT_CACHE.as_f64()).max(0.0));
-        let bytes = planned.as_f64() - withheld + self.gained.min(withheld) - self.taken;
+        let withheld = self.withheld_bytes.min((planned.as_f64() - MIN_WEIGHT_CACHE.as_f64()).max(0.0));
+        let bytes = planned.as_f64() - withheld + self.freed_bytes.min(withheld) - self.allocated_bytes;
         (bytes >= MIN_WEIGHT_CACHE.as_f64()).then_some(Bytes(bytes as u64))
     }
 }
@@ -82,8 +84,8 @@ mod tests {
 
     #[test]
     fn background_load_combines_events() {
-        let taken = |mib| Change::Memory(MemoryLoad { taken: Bytes::mib(mib), over: None });
-        let load = Change::Load(Load { threads: 3, gpu: Some(Fraction(0.5)) });
+        let taken = |mib| Change::Memory(MemoryLoad { size: Bytes::mib(mib), ramp_time: None });
+        let load = Change::Load(Load { threads: 3, gpu_available: Some(Fraction(0.5)) });
         let found = BackgroundLoad::quiet(Bytes(0))
             .with_event(&load, 1.0)
             .with_event(&load, 1.0)
@@ -91,7 +93,8 @@ mod tests {
             .with_event(&Change::DiskLoad(Fraction(0.75)), 1.0)
             .with_event(&taken(100), 1.0)
             .with_event(&taken(200), 0.5);
-        assert_eq!((found.co_runners, found.gpu, found.clock, found.disk), (6.0, 0.25, 0.5, 0.25));
+        let fractions = (found.gpu_available, found.clock_fraction, found.disk_available);
+        assert_eq!((found.co_runners, fractions), (6.0, (0.25, 0.5, 0.25)));
         assert_eq!(found.memory_budget(Bytes::mib(300)), Some(Bytes::mib(100)));
         assert_eq!(found.memory_budget(Bytes::mib(210)), None, "10 MiB are too little");
     }

@@ -25,19 +25,19 @@ pub enum Event {
     Timeline,
 }
 
-/// Activations in flight.
+/// Activations on the way from one device to the next.
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
     pub pass: Pass,
     /// The round that the receiver begins.
     pub round: u32,
     /// The round in which the activations were sent.
-    pub sent_in: u32,
+    pub sent_round: u32,
     /// The sender's slot.
     pub from: u16,
     pub bytes: Bytes,
     /// The time at which the activations arrive.
-    pub at: Nanos,
+    pub arrival: Nanos,
 }
 
 /// An output of a device, which the simulation processes.

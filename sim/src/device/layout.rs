@@ -67,7 +67,7 @@ impl Layout {
     }
 
     /// Returns the chunks that this device uses, in file order, including the whole embedding.
-    pub fn own(&self) -> impl Iterator<Item = Chunk> {
+    pub fn own_chunks(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
         own.extend([self.output.clone(), self.embedding.clone()]);
         own.sort_unstable_by_key(|range| range.start);
@@ -81,22 +81,22 @@ impl Layout {
     }
 
     /// Returns the chunks of one layer; empty if this device does not read the layer through the mapping.
-    pub fn layer(&self, layer: u32) -> Range<Chunk> {
+    pub fn layer_chunks(&self, layer: u32) -> Range<Chunk> {
         self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
     }
 
     /// Returns the chunks of the output matrix; empty except on the head.
-    pub fn output(&self) -> Range<Chunk> {
+    pub fn output_chunks(&self) -> Range<Chunk> {
         self.output.clone()
     }
 
     /// Returns the chunks of a part that is read as a unit.
-    pub fn part(&self, part: &ModelPart) -> Range<Chunk> {
+    pub fn part_chunks(&self, part: &ModelPart) -> Range<Chunk> {
         match part {
-            ModelPart::Output => self.output(),
+            ModelPart::Output => self.output_chunks(),
             ModelPart::Layers(layers) => {
                 let mut own =
-                    layers.clone().map(|layer| self.layer(layer)).filter(|chunks| !chunks.is_empty());
+                    layers.clone().map(|layer| self.layer_chunks(layer)).filter(|chunks| !chunks.is_empty());
                 let first = own.next().unwrap_or(0..0);
                 let end = own.next_back().map_or(first.end, |last| last.end);
                 first.start..end
@@ -105,7 +105,7 @@ impl Layout {
     }
 
     /// Returns the number of chunks of the file.
-    pub fn chunks(&self) -> Chunk {
+    pub fn chunk_count(&self) -> Chunk {
         self.chunks
     }
 }
@@ -118,7 +118,7 @@ fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
 mod tests {
     use hearth_profiles::model::shipped;
     use hearth_schema::plan::{
-        Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
+        PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
     };
     use hearth_schema::residency::ResidencyOptions;
     use hearth_schema::scenario::KvFormat;
@@ -139,7 +139,7 @@ mod tests {
         };
         let plan = Plan {
             schema: "plan/1".into(),
-            scenario: Origin { name: "test".into(), digest: String::new() },
+            scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
             model: PlannedModel {
                 name: "llama-8b".into(),
                 digest: None,
@@ -163,16 +163,22 @@ mod tests {
         let chunk = Bytes::mib(2);
         let layout = Layout::new(&plan, 0, &model, chunk, false);
         // The CPU of the head computes layers 2..10 and 18..26.
-        assert!(layout.layer(0).is_empty() && layout.layer(10).is_empty());
+        assert!(layout.layer_chunks(0).is_empty() && layout.layer_chunks(10).is_empty());
         let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
-        assert_eq!(u64::from(layout.layer(2).start), before.div_ceil(chunk.0));
-        assert!(!Layout::new(&plan, 0, &model, chunk, true).layer(0).is_empty(), "Metal maps its layers");
-        let (third, fourth) = (layout.layer(3), layout.layer(4));
+        assert_eq!(u64::from(layout.layer_chunks(2).start), before.div_ceil(chunk.0));
+        assert!(
+            !Layout::new(&plan, 0, &model, chunk, true).layer_chunks(0).is_empty(),
+            "Metal maps its layers"
+        );
+        let (third, fourth) = (layout.layer_chunks(3), layout.layer_chunks(4));
         assert_eq!(third.end, fourth.start, "every chunk belongs to one layer");
-        assert_eq!(layout.part(&ModelPart::Layers(0..10)), layout.part(&ModelPart::Layers(2..10)));
-        assert_eq!(u64::from(layout.chunks()), model.total_bytes().0.div_ceil(chunk.0));
-        assert_eq!(layout.output().end, layout.chunks());
-        let own: Vec<Chunk> = layout.own().collect();
+        assert_eq!(
+            layout.part_chunks(&ModelPart::Layers(0..10)),
+            layout.part_chunks(&ModelPart::Layers(2..10))
+        );
+        assert_eq!(u64::from(layout.chunk_count()), model.total_bytes().0.div_ceil(chunk.0));
+        assert_eq!(layout.output_chunks().end, layout.chunk_count());
+        let own: Vec<Chunk> = layout.own_chunks().collect();
         assert!(own.is_sorted() && own.windows(2).all(|pair| pair[0] != pair[1]), "each once");
         // A row of 4096 weights in the middle of 128256 rows.
         let row = layout.embedding_row(64128, model.input_row_bytes(), chunk);

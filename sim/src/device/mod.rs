@@ -98,9 +98,9 @@ pub struct DeviceSim<'a> {
     disk_timer_at: Option<Nanos>,
     residency: WeightResidency,
     reads_single_rows: bool,
-    /// Parts of the embedding that have been read, as indices in units of the read of one row.
+    /// Indices of the parts of the embedding that have been read. A part has the size of the read of one row.
     rows: BTreeSet<u64>,
-    /// Bytes read into GPU memory, or with a storage that has been replaced.
+    /// Bytes read into GPU memory, or by a storage that has been replaced.
     earlier_bytes_read: Bytes,
     drafter: Option<Drafter<'a>>,
 }
@@ -272,8 +272,8 @@ impl<'a> DeviceSim<'a> {
     fn receive(&mut self, message: Message, ctx: &mut SimContext) -> Result<(), SimError> {
         ctx.records.push(Record {
             resource: Resource::Rx,
-            start: self.idle_since.min(message.at),
-            end: message.at,
+            start: self.idle_since.min(message.arrival),
+            end: message.arrival,
             bytes: message.bytes.0,
             peer: Some(message.from),
             ..self.record(Kind::Receive, message.pass, message.round, ctx)
@@ -300,8 +300,12 @@ impl<'a> DeviceSim<'a> {
                     .clone()
                     .map(|layer| {
                         let own = if layer == layers.start { fixed } else { Seconds(0.0) };
-                        let chunks = self.layout.layer(layer);
-                        Segment { chunks, time: work.layer(layer, pass) + own, unit: self.storage.chunk() }
+                        let chunks = self.layout.layer_chunks(layer);
+                        Segment {
+                            chunks,
+                            time: work.layer_time(layer, pass) + own,
+                            bytes_per_chunk: self.storage.chunk_size(),
+                        }
                     })
                     .collect();
                 let mut record = self.record(Kind::Compute, pass, round, ctx);
@@ -318,25 +322,26 @@ impl<'a> DeviceSim<'a> {
             Step::Output { pass, processor: Processor::Gpu } => {
                 let round = self.schedule.plan().rounds;
                 let record = self.record(Kind::Output, pass, round, ctx);
-                let steps = self.gpu_output_steps(&record, pass.outputs());
+                let steps = self.gpu_output_steps(&record, pass.output_count());
                 let timed = TimedSteps { steps, output: Some(pass.index) };
                 let wiring = Record { kind: Kind::Compute, ..record };
                 self.run_on_gpu(&ModelPart::Output, wiring, pass, timed, ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-                let (time, unit) = (self.cpu_cost().outputs(pass.outputs()) + fixed, self.storage.chunk());
-                let segment = Segment { chunks: self.layout.output(), time, unit };
+                let (time, bytes_per_chunk) =
+                    (self.cpu_cost().output_time(pass.output_count()) + fixed, self.storage.chunk_size());
+                let segment = Segment { chunks: self.layout.output_chunks(), time, bytes_per_chunk };
                 let round = self.schedule.plan().rounds;
                 let record = self.record(Kind::Output, pass, round, ctx);
                 self.begin_part(&ModelPart::Output, pass, round, ctx);
                 self.start_walk(record, [segment], ctx);
             }
-            Step::Send { pass, round, next_round, to } => {
+            Step::Send { pass, round, next_round, receiver: to } => {
                 let format = self.schedule.plan().activations;
-                let bytes = format.bytes(&self.model.shape) * u64::from(pass.tokens);
-                let (from, at) = (self.place as u16, ctx.engine.now());
-                let message = Message { pass, round: next_round, sent_in: round, from, bytes, at };
+                let bytes = format.token_bytes(&self.model.shape) * u64::from(pass.tokens);
+                let (from, arrival) = (self.place as u16, ctx.engine.now());
+                let message = Message { pass, round: next_round, sent_round: round, from, bytes, arrival };
                 ctx.outgoing.push(Outgoing::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
@@ -361,7 +366,7 @@ impl<'a> DeviceSim<'a> {
         let record = self.record(Kind::Draft, pass, 0, ctx);
         match processor {
             Processor::Cpu => {
-                let segment = Segment { chunks: 0..0, time, unit: self.storage.chunk() };
+                let segment = Segment { chunks: 0..0, time, bytes_per_chunk: self.storage.chunk_size() };
                 self.start_walk(record, [segment], ctx);
             }
             Processor::Gpu => {
@@ -377,7 +382,7 @@ impl<'a> DeviceSim<'a> {
             ModelPart::Output => None,
         };
         let origin = ReadOrigin { pass: pass.index, round, layers };
-        PartRequest { pieces: self.layout.part(part), origin }
+        PartRequest { pieces: self.layout.part_chunks(part), origin }
     }
 
     /// Tells the residency that the computation of a part begins.
@@ -391,36 +396,37 @@ impl<'a> DeviceSim<'a> {
     /// Returns the embedding rows of a pass. The tokens are unknown: each row is drawn log-uniformly from its own
     /// random stream, because vocabularies list frequent tokens first and token frequencies follow Zipf's law.
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
-        let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
-        let time = self.cpu_cost().embed(1);
-        let chunk = self.storage.chunk();
+        let (rows, row_bytes) = (u64::from(self.model.shape.vocab_size).max(1), self.model.input_row_bytes());
+        let time = self.cpu_cost().embed_time(1);
+        let chunk = self.storage.chunk_size();
         let pages = Bytes(row_bytes.0.next_multiple_of(PAGE_BYTES));
-        let unit = if self.reads_single_rows { pages } else { chunk };
+        let bytes_per_chunk = if self.reads_single_rows { pages } else { chunk };
         let segment = |position: u32| {
             let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, chunk);
             let is_kept = self.reads_single_rows && self.residency.is_left_to_system();
-            let is_resident = is_kept && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
+            let is_resident = is_kept && !self.rows.insert(row * row_bytes.0 / bytes_per_chunk.0.max(1));
             let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
-            Segment { chunks, time, unit }
+            Segment { chunks, time, bytes_per_chunk }
         };
         (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
     }
 
     /// Returns the bytes of the device's weights that are in memory.
-    pub fn resident(&self) -> Bytes {
+    pub fn resident_bytes(&self) -> Bytes {
         let cache = self.storage.cache();
-        self.storage.chunk() * self.layout.own().filter(|&chunk| cache.holds(chunk)).count() as u64
+        self.storage.chunk_size()
+            * self.layout.own_chunks().filter(|&chunk| cache.holds(chunk)).count() as u64
     }
 
     /// Returns the upload, the computation and the download of a window's GPU layers. With unified memory nothing is
     /// copied.
     fn gpu_steps(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let work = ComputeCost::on_gpu(gpu, self.model, self.kv_element);
+        let work = ComputeCost::for_gpu(gpu, self.model, self.kv_element);
         let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-        let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer(layer, pass)).sum();
+        let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer_time(layer, pass)).sum();
         // Deviation: a change of the GPU's speed during a computation applies from the next window on.
         let time = time * (1.0 / self.gpu_speed);
         let mut steps = vec![(Record { resource: Resource::Gpu, ..compute.clone() }, time)];
@@ -440,8 +446,8 @@ impl<'a> DeviceSim<'a> {
     /// matrix, the download of the logits, and the fixed CPU time of a token.
     fn gpu_output_steps(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let time =
-            ComputeCost::on_gpu(gpu, self.model, self.kv_element).outputs(positions) * (1.0 / self.gpu_speed);
+        let time = ComputeCost::for_gpu(gpu, self.model, self.kv_element).output_time(positions)
+            * (1.0 / self.gpu_speed);
         let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
         let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
@@ -449,7 +455,7 @@ impl<'a> DeviceSim<'a> {
         if !gpu.unified_memory {
             let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, ..output.clone() };
             let up = self.model.shape.activation_bytes() * u64::from(positions);
-            let logits = Bytes(4 * u64::from(self.model.shape.vocabulary)) * u64::from(positions);
+            let logits = Bytes(4 * u64::from(self.model.shape.vocab_size)) * u64::from(positions);
             steps.insert(0, (copy(up), gpu.upload.time(up)));
             steps.insert(2, (copy(logits), gpu.download.time(logits)));
         }
@@ -471,8 +477,11 @@ impl<'a> DeviceSim<'a> {
         }
         self.after_walk = Some(timed);
         self.begin_part(part, pass, record.round, ctx);
-        let segment =
-            Segment { chunks: self.layout.part(part), time: Seconds(0.0), unit: self.storage.chunk() };
+        let segment = Segment {
+            chunks: self.layout.part_chunks(part),
+            time: Seconds(0.0),
+            bytes_per_chunk: self.storage.chunk_size(),
+        };
         self.start_walk(record, [segment], ctx);
     }
 
@@ -535,7 +544,7 @@ impl<'a> DeviceSim<'a> {
     }
 
     fn cpu_cost(&self) -> ComputeCost<'a> {
-        ComputeCost::in_main_memory(self.device, self.model, self.kv_element)
+        ComputeCost::for_main_memory(self.device, self.model, self.kv_element)
     }
 
     fn record(&self, kind: Kind, pass: Pass, round: u32, ctx: &SimContext) -> Record {

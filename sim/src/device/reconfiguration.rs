@@ -23,26 +23,26 @@ const NO_PASS: u32 = u32::MAX;
 impl<'a> DeviceSim<'a> {
     /// Returns the bytes read from disk so far.
     pub fn bytes_read(&self) -> Bytes {
-        self.earlier_bytes_read + self.storage.delivered()
+        self.earlier_bytes_read + self.storage.bytes_read()
     }
 
-    pub fn schedule(&mut self) -> &mut Schedule {
+    pub fn schedule_mut(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
 
-    /// Whether the output matrix is in the memory of its GPU.
-    pub fn gpu_output(&self) -> bool {
-        self.schedule.device() == 0 && self.schedule.plan().output == Processor::Gpu
+    /// Whether the output matrix is in the GPU memory of the device.
+    pub fn has_gpu_output(&self) -> bool {
+        self.schedule.device_index() == 0 && self.schedule.plan().output == Processor::Gpu
     }
 
     pub fn gpu_layers(&self) -> Vec<u32> {
-        let (plan, place) = (self.schedule.plan(), self.schedule.device());
+        let (plan, place) = (self.schedule.plan(), self.schedule.device_index());
         (0..plan.rounds).flat_map(|round| plan.gpu_window(place, round)).collect()
     }
 
     /// Whether the device reads weights through its page cache.
-    pub fn has_weights(&self) -> bool {
-        self.layout.own().next().is_some()
+    pub fn reads_weights_from_page_cache(&self) -> bool {
+        self.layout.own_chunks().next().is_some()
     }
 
     /// Applies the background load, and the memory budget for weights that it leaves.
@@ -54,14 +54,14 @@ impl<'a> DeviceSim<'a> {
     ) {
         let now = ctx.engine.now();
         self.cpu.set_co_runners(now, background_load.co_runners);
-        self.cpu.set_clock(now, background_load.clock);
-        self.gpu_speed = background_load.clock * background_load.gpu;
+        self.cpu.set_clock(now, background_load.clock_fraction);
+        self.gpu_speed = background_load.clock_fraction * background_load.gpu_available;
         if let Some(at) = self.cpu.next_end() {
             ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.place));
         }
-        self.storage.set_disk_fraction(now, background_load.disk);
+        self.storage.set_disk_fraction(now, background_load.disk_available);
         let (device, place, seed) = (self.device, self.place, self.seed);
-        let (share, chunk) = (self.layout.chunks(), self.storage.chunk());
+        let (share, chunk) = (self.layout.chunk_count(), self.storage.chunk_size());
         let cache_config = CacheConfig { device, place, seed, memory_budget, share, chunk };
         self.storage.set_capacity(cache_config.initial_capacity());
         self.disk_timer_at = None;
@@ -111,8 +111,8 @@ impl<'a> DeviceSim<'a> {
         (self.schedule, self.layout, self.residency) = (config.schedule, config.layout, config.residency);
         (self.drafter, self.uploads, self.reads_single_rows) =
             (config.drafter, config.uploads, config.reads_single_rows);
-        if self.storage.chunk() != config.storage.chunk() {
-            self.earlier_bytes_read += self.storage.delivered();
+        if self.storage.chunk_size() != config.storage.chunk_size() {
+            self.earlier_bytes_read += self.storage.bytes_read();
             self.storage = config.storage;
             self.rows.clear();
         }

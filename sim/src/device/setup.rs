@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use hearth_core::conversion::{converted, model_as};
+use hearth_core::conversion::{converted_group, converted_model};
 use hearth_core::memory::DeviceMemory;
 use hearth_core::memory::draft;
 use hearth_core::schedule::{ModelPart, Schedule, visits};
@@ -31,14 +31,14 @@ use crate::speculation::Drafter;
 /// The default read-ahead window of Linux, for profiles that do not state it.
 const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// Returns the memory budget of the device at index `place` of the plan, less its draft model; `None` if the draft
+/// Returns the memory of the device at index `place` of the plan, less its draft model; `None` if the draft
 /// model does not fit.
-pub fn budget(input: &Input, place: usize, device: &Device) -> Option<DeviceMemory> {
+pub fn device_memory(input: &Input, place: usize, device: &Device) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::device_without_draft(plan, place, cluster.draft.as_ref(), device)?;
-    let mut budget = DeviceMemory::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
-    budget.weight_cache = budget.weight_cache.saturating_sub(process_memory(input, place));
-    Some(budget)
+    let mut memory = DeviceMemory::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
+    memory.weight_cache = memory.weight_cache.saturating_sub(process_memory(input, place));
+    Some(memory)
 }
 
 /// Returns the memory of a device's process beyond what its profile states, drawn from the device's own random
@@ -49,7 +49,7 @@ fn process_memory(input: &Input, place: usize) -> Bytes {
 }
 
 /// Returns the model as each device stores it: pinned weights have the formats to which they are converted.
-pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
+pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
     let of = |(place, planned): (usize, &PlannedDevice)| {
         let residency = planned.residency;
@@ -58,9 +58,9 @@ pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
         }
         let on_gpu =
             |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
-        let as_planned = |layer: u32| residency.format_on(on_gpu(layer));
-        let mut own = model_as(model, residency.weights_as, as_planned);
-        own.output = converted(&model.output, residency.format_on(plan.output == Processor::Gpu));
+        let as_planned = |layer: u32| residency.weight_format(on_gpu(layer));
+        let mut own = converted_model(model, residency.weights_as, as_planned);
+        own.output = converted_group(&model.output, residency.weight_format(plan.output == Processor::Gpu));
         Cow::Owned(own)
     };
     plan.devices.iter().enumerate().map(of).collect()
@@ -75,20 +75,20 @@ pub fn device_config<'a>(
     slot: usize,
     budget: &DeviceMemory,
 ) -> DeviceConfig<'a> {
-    let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.weight_cache);
+    let (plan, place, memory) = (schedule.plan().clone(), schedule.device_index(), budget.weight_cache);
     let options = plan.devices[place].residency;
     let managed = options.policy == Residency::Managed;
-    let chunk = if managed { options.piece() } else { input.options.chunk };
+    let chunk = if managed { options.piece_bytes() } else { input.options.chunk_size };
     let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
     let memory = if options.is_pinned() { memory.min(file_memory(&layout, chunk)) } else { memory };
     let cache_device = if options.is_pinned() { &anonymous(device) } else { device };
     let storage = storage((cache_device, slot, input.cluster.seed), &layout, memory, chunk);
     let residency = if managed {
         let visits = chunks_of(&layout, &visits(&plan, place));
-        let (cores, chunks) = (device.cpu.cores, layout.chunks());
+        let (cores, chunks) = (device.cpu.cores, layout.chunk_count());
         WeightResidency::Managed(Box::new(ManagedStream::new(slot, options, &visits, memory, cores, chunks)))
     } else {
-        WeightResidency::System(ReadAhead::new(slot, options, chunk, storage.window()))
+        WeightResidency::System(ReadAhead::new(slot, options, chunk, storage.read_ahead_window()))
     };
     // A tied embedding is read sequentially as the output matrix; anonymous memory cannot be advised.
     let in_order = model.shape.tied_embeddings || options.is_pinned() || input.options.rows_read_around;
@@ -116,7 +116,7 @@ fn drafter<'a>(input: &Input<'a>, plan: &Plan, place: usize, device: &'a Device)
 }
 
 fn chunks_of(layout: &Layout, visits: &[Vec<ModelPart>]) -> Vec<Vec<Chunk>> {
-    let chunks = |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part(part)).collect();
+    let chunks = |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
     visits.iter().map(chunks).collect()
 }
 
@@ -131,15 +131,15 @@ fn anonymous(device: &Device) -> Device {
 
 /// Returns the memory for all chunks of the file, and two more.
 fn file_memory(layout: &Layout, chunk: Bytes) -> Bytes {
-    chunk * (u64::from(layout.chunks()) + 2)
+    chunk * (u64::from(layout.chunk_count()) + 2)
 }
 
 /// Fills the page cache as earlier tokens would have: with the whole share if it fits, otherwise with the chunks that
 /// the policy keeps after cyclic reads.
-pub fn warm(storage: &mut Storage, layout: &Layout, residency: &WeightResidency) {
+pub fn warm_page_cache(storage: &mut Storage, layout: &Layout, residency: &WeightResidency) {
     let chunks: Vec<Chunk> = match residency {
-        WeightResidency::System(_) => layout.own().chain(layout.own()).collect(),
-        WeightResidency::Managed(stream) => stream.kept().collect(),
+        WeightResidency::System(_) => layout.own_chunks().chain(layout.own_chunks()).collect(),
+        WeightResidency::Managed(stream) => stream.kept_chunks().collect(),
     };
     let cache = storage.cache_mut();
     for chunk in chunks {
@@ -160,18 +160,18 @@ fn storage(
     let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
         rate.as_ref().map_or(sequential, |rate| rate.value)
     };
-    let explicit = or_sequential(&device.disk.populate);
+    let prefetch_rate = or_sequential(&device.disk.populate);
     let speed = DiskSpeed {
-        bandwidth: BytesPerSecond(sequential.0.max(explicit.0)),
-        fault: or_sequential(&device.disk.fault),
-        explicit,
+        bandwidth: BytesPerSecond(sequential.0.max(prefetch_rate.0)),
+        fault_rate: or_sequential(&device.disk.fault),
+        prefetch_rate,
         throttle: device.disk.limit.as_ref().map(|limit| limit.value),
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
     let read_ahead = read_ahead(device, chunk);
-    let share = layout.chunks();
+    let share = layout.chunk_count();
     let cache_config = CacheConfig { device, place: slot, seed, memory_budget, share, chunk };
-    Storage::new(cache_config.policy(), read_ahead, speed, chunk)
+    Storage::new(cache_config.page_cache(), read_ahead, speed, chunk)
         .with_unwire_after(unwire_after(device))
         .with_page_cache_throughput(device.disk.turnover.as_ref().map(|rate| rate.value))
 }

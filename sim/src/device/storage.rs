@@ -30,14 +30,14 @@ pub const UNCACHED: Chunk = Chunk::MAX;
 /// Costs of memory management for the thread that causes it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelCosts {
-    /// Allocating, charging and queueing one chunk that is read ahead.
-    pub insert: Seconds,
-    /// Scanning one chunk for reclaim.
+    /// Time to allocate, charge and queue one chunk that is read ahead.
+    pub insertion: Seconds,
+    /// Time to scan one chunk for reclaim.
     pub scan: Seconds,
-    /// Unmapping and freeing one chunk by `MADV_PAGEOUT`: 120 ms for 400 MiB.
+    /// Time to unmap and free one chunk by `MADV_PAGEOUT`: 120 ms were measured for 400 MiB.
     pub release: Seconds,
-    /// Unmapping and freeing one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or evicting a chunk that was
-    /// used: measured, 0.09 to 0.10 ms per MiB more than for a chunk that was not used.
+    /// Time to unmap and free one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or to evict a used chunk: 0.09 to
+    /// 0.10 ms per MiB more than for an unused chunk were measured.
     pub discard: Seconds,
 }
 
@@ -47,7 +47,7 @@ impl KernelCosts {
         let of = |(time, bytes): (Seconds, Bytes)| Seconds(time.0 * chunk.as_f64() / bytes.as_f64());
         let release = of((Seconds(0.12), Bytes::mib(400)));
         Self {
-            insert: of(PAGE_INSERT_COST),
+            insertion: of(PAGE_INSERT_COST),
             scan: of(PAGE_SCAN_COST),
             release,
             discard: of(PAGE_DISCARD_COST),
@@ -56,8 +56,8 @@ impl KernelCosts {
 
     /// Returns the costs of a thread that inserts and discards pages at the given rate.
     fn with_page_cache_throughput(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
-        let factor = (chunk / rate).0 / (self.insert + self.discard).0;
-        Self { insert: self.insert * factor, discard: self.discard * factor, ..self }
+        let factor = (chunk / rate).0 / (self.insertion + self.discard).0;
+        Self { insertion: self.insertion * factor, discard: self.discard * factor, ..self }
     }
 }
 
@@ -223,7 +223,7 @@ impl Storage {
         let (now, last) = (self.cache.counters(), self.charged);
         self.charged = now;
         let cost = |each: Seconds, now: u64, last: u64| each * (now - last) as f64;
-        cost(self.costs.insert, now.fetched, last.fetched)
+        cost(self.costs.insertion, now.fetched, last.fetched)
             + cost(self.costs.scan, now.scanned, last.scanned)
             + cost(self.costs.release, now.released, last.released)
             + cost(self.costs.discard, now.discarded + now.unmapped, last.discarded + last.unmapped)
@@ -274,16 +274,16 @@ impl Storage {
     }
 
     /// Returns the bytes that the disk has read so far.
-    pub fn delivered(&self) -> Bytes {
-        self.disk.delivered()
+    pub fn bytes_read(&self) -> Bytes {
+        self.disk.bytes_read()
     }
 
-    pub fn chunk(&self) -> Bytes {
+    pub fn chunk_size(&self) -> Bytes {
         self.chunk
     }
 
     /// Returns the read-ahead window in chunks, to which one `WILLNEED` call is limited.
-    pub fn window(&self) -> u32 {
+    pub fn read_ahead_window(&self) -> u32 {
         self.readahead.window()
     }
 
@@ -305,8 +305,13 @@ fn access(cache: &mut dyn PageCache, chunk: Chunk, flow: Flow) -> Access {
 #[cfg(test)]
 pub(crate) fn test_storage(share: Chunk, capacity: u32, piece: Bytes) -> Storage {
     let rate = BytesPerSecond(piece.as_f64() * 1e3);
-    let speed =
-        DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
+    let speed = DiskSpeed {
+        bandwidth: rate,
+        fault_rate: rate,
+        prefetch_rate: rate,
+        throttle: None,
+        latency: Seconds(0.0),
+    };
     let cache = Box::new(crate::page_cache::TwoList::new(share, capacity));
     Storage::new(cache, piece, speed, piece)
 }

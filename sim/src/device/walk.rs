@@ -32,8 +32,8 @@ pub struct Segment {
     pub chunks: Range<Chunk>,
     /// The duration if all chunks are in memory and no other program runs.
     pub time: Seconds,
-    /// Bytes needed of each chunk.
-    pub unit: Bytes,
+    /// Bytes of each chunk that the computation needs.
+    pub bytes_per_chunk: Bytes,
 }
 
 /// The next action of a walk.
@@ -146,7 +146,7 @@ impl Walk {
                 WalkAction::Done
             };
         };
-        let (first, unit) = (segment.chunks.start, segment.unit);
+        let (first, unit) = (segment.chunks.start, segment.bytes_per_chunk);
         match residency.availability(segment.chunks.clone(), storage) {
             Availability::Ready(held) => {
                 for chunk in first..first + held {

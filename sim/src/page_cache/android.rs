@@ -17,13 +17,13 @@ const PER_MILLE: u64 = 1000;
 #[derive(Debug, Clone, Copy)]
 pub struct ZramConfig {
     /// Chunks of compressible anonymous memory.
-    pub swappable: u32,
+    pub swappable_chunks: u32,
     /// Thousandths of a chunk compressed for each evicted chunk.
     pub swapped_per_eviction: u32,
     /// Compressed size in thousandths of the original size.
-    pub compressed: u32,
+    pub compressed_size: u32,
     /// Page-cache size in chunks below which the process is killed under memory pressure.
-    pub kill_below: u32,
+    pub kill_threshold: u32,
 }
 
 /// The page cache of an Android device.
@@ -45,7 +45,7 @@ impl Android {
     /// Returns the anonymous memory compressed so far, in thousandths of a chunk.
     fn compressed_thousandths(&self) -> u64 {
         let evicted = self.lists.counters().evicted - self.evicted_on_request();
-        let max = u64::from(self.zram.swappable) * PER_MILLE;
+        let max = u64::from(self.zram.swappable_chunks) * PER_MILLE;
         (evicted * u64::from(self.zram.swapped_per_eviction)).min(max)
     }
 
@@ -56,7 +56,7 @@ impl Android {
     }
 
     fn update_capacity(&mut self) {
-        let left = PER_MILLE.saturating_sub(u64::from(self.zram.compressed));
+        let left = PER_MILLE.saturating_sub(u64::from(self.zram.compressed_size));
         let gain = self.compressed_thousandths() * left / PER_MILLE / PER_MILLE;
         let capacity = u64::from(self.base) + gain;
         self.lists.set_capacity(capacity.min(u64::from(u32::MAX)) as u32);
@@ -84,8 +84,9 @@ impl PageCache for Android {
         let evicted = self.lists.counters().evicted;
         let fetch = self.lists.prefetch(chunk);
         if self.lists.counters().evicted > evicted {
-            let exhausted = self.compressed_thousandths() == u64::from(self.zram.swappable) * PER_MILLE;
-            self.killed |= exhausted && self.lists.capacity() < self.zram.kill_below;
+            let exhausted =
+                self.compressed_thousandths() == u64::from(self.zram.swappable_chunks) * PER_MILLE;
+            self.killed |= exhausted && self.lists.capacity() < self.zram.kill_threshold;
             self.update_capacity();
         }
         fetch
@@ -112,12 +113,12 @@ impl PageCache for Android {
         self.lists.capacity()
     }
 
-    fn resident(&self) -> u32 {
-        self.lists.resident()
+    fn resident_chunks(&self) -> u32 {
+        self.lists.resident_chunks()
     }
 
-    fn share(&self) -> u32 {
-        self.lists.share()
+    fn share_chunks(&self) -> u32 {
+        self.lists.share_chunks()
     }
 
     fn holds(&self, chunk: Chunk) -> bool {
@@ -138,8 +139,8 @@ mod tests {
     use super::super::tests::cyclic;
     use super::*;
 
-    fn zram(swappable: u32, kill_below: u32) -> ZramConfig {
-        ZramConfig { swappable, swapped_per_eviction: 1000, compressed: 333, kill_below }
+    fn zram(swappable_chunks: u32, kill_threshold: u32) -> ZramConfig {
+        ZramConfig { swappable_chunks, swapped_per_eviction: 1000, compressed_size: 333, kill_threshold }
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Page cache of a device: builds it from the device's profile, and describes what is not validated.
+//! Builds the page cache of a device from its profile, and describes which parts of it are not validated.
 //!
 //! The profile names the policy (`memory.page_cache`) and may set its parameters (`memory.reclaim`); the constants
 //! below are the defaults. The memory budget for weights includes the memory that other programs can give up
-//! (`Memory::obtainable`). If that memory is compressed in RAM, its compressed size is subtracted.
+//! (`Memory::obtainable_bytes`). If that memory is compressed in RAM, its compressed size is subtracted.
 
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
@@ -44,7 +44,7 @@ pub struct CacheConfig<'a> {
 
 impl CacheConfig<'_> {
     /// Returns an empty page cache with the policy of the profile.
-    pub fn policy(&self) -> Box<dyn PageCache> {
+    pub fn page_cache(&self) -> Box<dyn PageCache> {
         let (share, memory, capacity) = (self.share, &self.device.memory, self.initial_capacity());
         let two_list = || TwoList::new(share, capacity).with_size(self.memory_budget.0 >> 30);
         let reclaim = memory.reclaim.clone().unwrap_or_default();
@@ -65,10 +65,10 @@ impl CacheConfig<'_> {
             PageCachePolicy::Android => {
                 let rate = or_default(reclaim.swapped_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
                 let zram = ZramConfig {
-                    swappable: self.chunks(self.swappable()),
+                    swappable_chunks: self.chunks(self.swappable()),
                     swapped_per_eviction: per_mille(rate),
-                    compressed: per_mille(or_default(reclaim.compressed.as_ref(), COMPRESSED)),
-                    kill_below: self.chunks(or_default(reclaim.kill_below.as_ref(), KILL_BELOW)),
+                    compressed_size: per_mille(or_default(reclaim.compressed.as_ref(), COMPRESSED)),
+                    kill_threshold: self.chunks(or_default(reclaim.kill_below.as_ref(), KILL_BELOW)),
                 };
                 Box::new(Android::new(two_list(), zram))
             }
@@ -93,12 +93,12 @@ impl CacheConfig<'_> {
 
     /// Returns the memory of other programs that can be compressed or swapped out.
     fn swappable(&self) -> Bytes {
-        self.device.memory.obtainable().saturating_sub(self.device.memory.available.value)
+        self.device.memory.obtainable_bytes().saturating_sub(self.device.memory.available.value)
     }
 
     /// Returns the memory that Metal may wire for this share: the recommended working set less unreclaimable memory.
     fn wired(&self) -> Bytes {
-        let unreclaimable = self.device.memory.obtainable().saturating_sub(self.memory_budget);
+        let unreclaimable = self.device.memory.obtainable_bytes().saturating_sub(self.memory_budget);
         let limit = self.device.gpu.as_ref().map_or(self.memory_budget, |gpu| gpu.memory_available.value);
         limit.saturating_sub(unreclaimable)
     }
@@ -121,8 +121,8 @@ pub fn unwire_after(device: &Device) -> Option<Seconds> {
     (metal && !reclaim.keep_alive).then(|| or_default(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
 }
 
-/// Returns a description of what is not validated in a device's page cache; `None` if all is.
-pub fn unvalidated(device: &Device) -> Option<String> {
+/// Describes the parts of a device's page cache that are not validated; `None` if all parts are validated.
+pub fn unvalidated_parts(device: &Device) -> Option<String> {
     let assumed = |what: &str| Some(format!("{what}, not checked against a machine"));
     match (device.memory.page_cache, device.os) {
         (PageCachePolicy::TwoList, Os::Linux) => None,

@@ -15,27 +15,27 @@
 //! Not checked against a machine. Not here: dirty pages, swap files, the memory accesses of other programs.
 
 use super::Chunk;
-use super::listed::{Listed, Pages, Rules};
+use super::list_cache::{EvictionRules, ListCache, Pages};
 
 const SPECULATIVE: usize = 0;
 const INACTIVE: usize = 1;
 const ACTIVE: usize = 2;
 
 #[derive(Debug, Clone)]
-pub struct Queues {
+pub struct MacosQueues {
     floor: u32,
 }
 
-pub type Macos = Listed<Queues>;
+pub type Macos = ListCache<MacosQueues>;
 
 impl Macos {
     /// Creates an empty cache for a share of `share` chunks, whose capacity is at least `floor`.
     pub fn new(share: u32, capacity: u32, floor: u32) -> Self {
-        Self::with_rules(Queues { floor }, 3, share, capacity)
+        Self::with_rules(MacosQueues { floor }, 3, share, capacity)
     }
 }
 
-impl Rules for Queues {
+impl EvictionRules for MacosQueues {
     fn insertion_list(&mut self, _chunk: Chunk, awaited: bool) -> usize {
         if awaited { ACTIVE } else { SPECULATIVE }
     }
@@ -75,26 +75,26 @@ impl Rules for Queues {
         }
     }
 
-    fn floor(&self) -> u32 {
+    fn min_capacity(&self) -> u32 {
         self.floor
     }
 }
 
 #[derive(Debug, Clone)]
-pub struct Wired {
+pub struct WiredWeights {
     ordinary: u32,
 }
 
-pub type MacosMetal = Listed<Wired>;
+pub type MacosMetal = ListCache<WiredWeights>;
 
 impl MacosMetal {
     /// Creates an empty cache in which `wired` chunks may be wired, and `ordinary` chunks remain after an idle time.
     pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
-        Self::with_rules(Wired { ordinary }, 1, share, wired)
+        Self::with_rules(WiredWeights { ordinary }, 1, share, wired)
     }
 }
 
-impl Rules for Wired {
+impl EvictionRules for WiredWeights {
     fn insertion_list(&mut self, _chunk: Chunk, _awaited: bool) -> usize {
         0
     }
@@ -135,7 +135,7 @@ mod tests {
         let mut cache = Macos::new(100, 60, 15);
         cyclic(&mut cache, 1);
         cache.set_capacity(5);
-        assert_eq!((cache.capacity(), cache.resident()), (15, 15));
+        assert_eq!((cache.capacity(), cache.resident_chunks()), (15, 15));
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
         let mut cache = MacosMetal::new(100, 100, 40);
         cyclic(&mut cache, 1);
         cache.on_idle();
-        assert_eq!(cache.resident(), 40);
+        assert_eq!(cache.resident_chunks(), 40);
         // The forty most recently used chunks remain, and one round reads the other sixty again.
         assert_eq!((cyclic(&mut cache, 1), cyclic(&mut cache, 1)), (60, 0));
     }

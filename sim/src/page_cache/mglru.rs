@@ -16,7 +16,7 @@
 //! not have.
 
 use super::Chunk;
-use super::listed::{Listed, Pages, Rules};
+use super::list_cache::{EvictionRules, ListCache, Pages};
 
 /// `MAX_NR_GENS` of include/linux/mmzone.h.
 const MAX_GENERATIONS: u64 = 4;
@@ -30,7 +30,7 @@ pub struct Generations {
     youngest: u64,
 }
 
-pub type MgLru = Listed<Generations>;
+pub type MgLru = ListCache<Generations>;
 
 impl MgLru {
     /// Creates an empty cache for a share of `share` chunks.
@@ -58,7 +58,7 @@ impl Generations {
     }
 }
 
-impl Rules for Generations {
+impl EvictionRules for Generations {
     fn insertion_list(&mut self, _chunk: Chunk, awaited: bool) -> usize {
         list(if awaited { self.youngest } else { self.oldest })
     }

@@ -22,7 +22,7 @@
 
 mod android;
 pub mod for_device;
-mod listed;
+mod list_cache;
 mod lists;
 mod macos;
 mod mglru;
@@ -75,6 +75,7 @@ pub enum Fetch {
 /// Totals in chunks since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Touches, each a hit or a miss.
     pub requested: u64,
     /// Touches of chunks in memory.
     pub hits: u64,
@@ -148,9 +149,9 @@ pub trait PageCache: std::fmt::Debug {
     /// Returns the capacity in chunks.
     fn capacity(&self) -> u32;
     /// Returns the number of allocated chunks, including those in flight.
-    fn resident(&self) -> u32;
+    fn resident_chunks(&self) -> u32;
     /// Returns the number of chunks in the device's share.
-    fn share(&self) -> u32;
+    fn share_chunks(&self) -> u32;
     /// Whether a chunk is in memory.
     fn holds(&self, chunk: Chunk) -> bool;
     /// Returns the totals since the start.
@@ -183,7 +184,7 @@ pub(crate) mod tests {
     pub(crate) fn check_invariants(cache: &mut dyn PageCache, ops: &[Op]) {
         let mut in_flight = std::collections::VecDeque::new();
         for op in ops {
-            let before = cache.resident();
+            let before = cache.resident_chunks();
             match *op {
                 Op::Access(chunk) => {
                     let held = cache.holds(chunk);
@@ -212,12 +213,16 @@ pub(crate) mod tests {
             }
             // Chunks in flight cannot be evicted when the capacity shrinks, but no chunk is added.
             let bound = if matches!(op, Op::Capacity(_)) { in_flight.len() as u32 } else { before };
-            assert!(cache.resident() <= cache.capacity().max(bound), "{} after {op:?}", cache.resident());
-            let held = (0..cache.share()).filter(|&chunk| cache.holds(chunk)).count();
-            assert_eq!(held + in_flight.len(), cache.resident() as usize, "{op:?}");
+            assert!(
+                cache.resident_chunks() <= cache.capacity().max(bound),
+                "{} after {op:?}",
+                cache.resident_chunks()
+            );
+            let held = (0..cache.share_chunks()).filter(|&chunk| cache.holds(chunk)).count();
+            assert_eq!(held + in_flight.len(), cache.resident_chunks() as usize, "{op:?}");
             let counted = cache.counters();
             assert_eq!(counted.hits + counted.misses, counted.requested, "{op:?}");
-            assert_eq!(counted.fetched - counted.evicted, u64::from(cache.resident()), "{op:?}");
+            assert_eq!(counted.fetched - counted.evicted, u64::from(cache.resident_chunks()), "{op:?}");
         }
     }
 
@@ -240,7 +245,12 @@ pub(crate) mod tests {
         fn every_policy_keeps_invariants(
             ops in ops(), capacity in 1..SHARE, seed: u64, floor in 0..SHARE, swappable in 0..SHARE, rate in 0u32..3000,
         ) {
-            let zram = ZramConfig { swappable, swapped_per_eviction: rate, compressed: 333, kill_below: 4 };
+            let zram = ZramConfig {
+                swappable_chunks: swappable,
+                swapped_per_eviction: rate,
+                compressed_size: 333,
+                kill_threshold: 4,
+            };
             for cache in [
                 &mut PaperLinear::new(SHARE, capacity) as &mut dyn PageCache,
                 &mut TwoList::new(SHARE, capacity),
@@ -274,7 +284,7 @@ pub(crate) mod tests {
         let mut before = 0;
         for _ in 0..rounds {
             before = cache.counters().fetched;
-            (0..cache.share()).for_each(|chunk| read(cache, chunk));
+            (0..cache.share_chunks()).for_each(|chunk| read(cache, chunk));
         }
         cache.counters().fetched - before
     }

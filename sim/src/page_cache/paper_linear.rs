@@ -103,7 +103,7 @@ impl PageCache for PaperLinear {
         if self.chunks[chunk as usize] != State::Absent {
             return Fetch::Present;
         }
-        while self.resident() >= self.capacity {
+        while self.resident_chunks() >= self.capacity {
             let stuck = self.awaited[chunk as usize] && self.in_flight == 0;
             match self.fresh.newest() {
                 _ if self.evict_newest_used() => {}
@@ -137,7 +137,7 @@ impl PageCache for PaperLinear {
 
     fn set_capacity(&mut self, chunks: u32) {
         self.capacity = chunks;
-        while self.resident() > self.capacity {
+        while self.resident_chunks() > self.capacity {
             let fresh = self.fresh.oldest();
             match fresh {
                 _ if self.evict_newest_used() => {}
@@ -151,11 +151,11 @@ impl PageCache for PaperLinear {
         self.capacity
     }
 
-    fn resident(&self) -> u32 {
+    fn resident_chunks(&self) -> u32 {
         self.fresh.len() + self.used.len() + self.in_flight
     }
 
-    fn share(&self) -> u32 {
+    fn share_chunks(&self) -> u32 {
         self.chunks.len() as u32
     }
 

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
 use super::Chunk;
-use super::listed::{Listed, Pages, Rules};
+use super::list_cache::{EvictionRules, ListCache, Pages};
 use crate::random::{self, Purpose};
 
 /// Maximum draws for an eviction. If all of them give chunks in flight, the first chunk that is not in flight is
@@ -24,7 +24,7 @@ pub struct RandomVictims {
     at: Vec<u32>,
 }
 
-pub type Random = Listed<RandomVictims>;
+pub type Random = ListCache<RandomVictims>;
 
 impl Random {
     /// Creates an empty cache for a share of `share` chunks. `place` selects the random stream, so devices evict
@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-impl Rules for RandomVictims {
+impl EvictionRules for RandomVictims {
     fn insertion_list(&mut self, chunk: Chunk, _awaited: bool) -> usize {
         self.at[chunk as usize] = self.held.len() as u32;
         self.held.push(chunk);

@@ -58,7 +58,7 @@ impl Readahead {
 
     fn fetch(&mut self, cache: &mut dyn PageCache, mark: Chunk, reads: &mut Vec<Chunk>) {
         self.marker = None;
-        for chunk in self.start..(self.start + self.size).min(cache.share()) {
+        for chunk in self.start..(self.start + self.size).min(cache.share_chunks()) {
             match cache.prefetch_now(chunk) {
                 Fetch::Started => {
                     reads.push(chunk);

@@ -177,13 +177,13 @@ impl TwoList {
     }
 
     /// Returns the number of chunks on the active list.
-    pub fn active(&self) -> u32 {
+    pub fn active_chunks(&self) -> u32 {
         self.active.len()
     }
 
     /// Frees memory for one chunk (`try_charge`).
     fn free_for_one(&mut self) -> Reclaim {
-        while self.resident() >= self.capacity {
+        while self.resident_chunks() >= self.capacity {
             match self.reclaim() {
                 Reclaim::Freed => {}
                 other => return other,
@@ -375,7 +375,7 @@ impl PageCache for TwoList {
     fn set_capacity(&mut self, chunks: u32) {
         self.capacity = chunks;
         let locked = self.chunks.iter().filter(|page| page.locked).count() as u32;
-        while self.resident() > self.capacity.max(locked) {
+        while self.resident_chunks() > self.capacity.max(locked) {
             self.reclaim();
         }
     }
@@ -384,11 +384,11 @@ impl PageCache for TwoList {
         self.capacity
     }
 
-    fn resident(&self) -> u32 {
+    fn resident_chunks(&self) -> u32 {
         self.inactive.len() + self.active.len()
     }
 
-    fn share(&self) -> u32 {
+    fn share_chunks(&self) -> u32 {
         self.chunks.len() as u32
     }
 
@@ -436,7 +436,7 @@ mod tests {
         prefetch(&mut cache, 3);
         assert_eq!(cache.access(1), Access::Hit);
         prefetch(&mut cache, 4);
-        assert_eq!((cache.active(), cache.counters().activated), (1, 1));
+        assert_eq!((cache.active_chunks(), cache.counters().activated), (1, 1));
         assert!(cache.holds(1) && !cache.holds(2));
     }
 
@@ -448,8 +448,8 @@ mod tests {
         (1..3).for_each(|chunk| assert_eq!(cache.access(chunk), Access::Hit));
         // 1 and 2 become active, 3 is evicted. Reading it again evicts 4: distance 2, active list 2.
         prefetch(&mut cache, 5);
-        assert!(cache.active() == 2 && !cache.holds(3));
+        assert!(cache.active_chunks() == 2 && !cache.holds(3));
         read(&mut cache, 3);
-        assert_eq!((cache.active(), cache.counters().refaults), (3, 1));
+        assert_eq!((cache.active_chunks(), cache.counters().refaults), (3, 1));
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Reads belong to one of two flows: the page faults of the computation, and the prefetches of the helper thread.
 //! Requests of one flow are served in the order of submission. Flows that are busy at the same time share the
-//! bandwidth (`sharing`), each up to its own maximum rate, because page faults read more slowly than explicit reads
-//! (744 MB/s against 1438 MB/s on the virtual disk where both were measured). The latency delays only a request that
+//! bandwidth (`sharing`), each up to its own maximum rate, because page faults read more slowly than prefetches:
+//! 744 MB/s against 1438 MB/s on the virtual disk on which both were measured. The latency delays only a request that
 //! is submitted to an idle flow; in a busy flow requests are queued and their latency is hidden.
 
 use std::collections::VecDeque;
@@ -20,9 +20,9 @@ pub struct DiskSpeed {
     /// Total bandwidth of all flows.
     pub bandwidth: BytesPerSecond,
     /// Maximum rate of page faults.
-    pub fault: BytesPerSecond,
-    /// Maximum rate of explicit reads (prefetch).
-    pub explicit: BytesPerSecond,
+    pub fault_rate: BytesPerSecond,
+    /// Maximum rate of prefetches, as opposed to page faults.
+    pub prefetch_rate: BytesPerSecond,
     /// Limit on the total rate of all flows, for example of a cgroup.
     pub throttle: Option<BytesPerSecond>,
     /// Time from submitting a read to an idle flow until its first byte.
@@ -47,7 +47,7 @@ pub struct Disk<T> {
     throttle: Option<Throttle<(Flow, T)>>,
     sharing: ProcessorSharing,
     queues: [Queue<T>; 2],
-    delivered: u64,
+    bytes_read: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -65,7 +65,7 @@ impl<T> Disk<T> {
             throttle: speed.throttle.map(Throttle::new),
             sharing: ProcessorSharing::new(speed.bandwidth.0),
             queues: [queue(), queue()],
-            delivered: 0,
+            bytes_read: 0,
         }
     }
 
@@ -127,20 +127,20 @@ impl<T> Disk<T> {
         }
         let flow = FLOWS[self.sharing.pop_completed(now)? as usize];
         let (tag, bytes) = self.queues[flow as usize].requests.pop_front()?;
-        self.delivered += bytes;
+        self.bytes_read += bytes;
         self.serve(now, flow);
         Some((flow, tag, Bytes(bytes)))
     }
 
     /// Returns the bytes read so far.
-    pub fn delivered(&self) -> Bytes {
-        Bytes(self.delivered)
+    pub fn bytes_read(&self) -> Bytes {
+        Bytes(self.bytes_read)
     }
 
     fn serve(&mut self, now: Nanos, flow: Flow) {
         let max_rate = match flow {
-            Flow::Fault => self.speed.fault,
-            Flow::Prefetch => self.speed.explicit,
+            Flow::Fault => self.speed.fault_rate,
+            Flow::Prefetch => self.speed.prefetch_rate,
         };
         if let Some((_, bytes)) = self.queues[flow as usize].requests.front() {
             self.sharing.join(now, flow as u64, *bytes as f64, max_rate.0);
@@ -157,8 +157,8 @@ mod tests {
     fn speed() -> DiskSpeed {
         DiskSpeed {
             bandwidth: BytesPerSecond(1000e6),
-            fault: BytesPerSecond(400e6),
-            explicit: BytesPerSecond(1000e6),
+            fault_rate: BytesPerSecond(400e6),
+            prefetch_rate: BytesPerSecond(1000e6),
             throttle: None,
             latency: Seconds(0.0),
         }
@@ -180,7 +180,7 @@ mod tests {
         disk.submit(0, Flow::Fault, 1, Bytes(4_000_000));
         disk.submit(0, Flow::Fault, 2, Bytes(8_000_000));
         assert_eq!(drain(&mut disk), [(10 * MILLI, 1), (30 * MILLI, 2)]);
-        assert_eq!(disk.delivered(), Bytes(12_000_000));
+        assert_eq!(disk.bytes_read(), Bytes(12_000_000));
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl RingLinks {
     ) {
         let now = engine.now();
         let record =
-            start_record(from, Resource::Tx, Kind::Send, (message.pass.index, message.sent_in), submitted);
+            start_record(from, Resource::Tx, Kind::Send, (message.pass.index, message.sent_round), submitted);
         records.push(Record { end: now, bytes: message.bytes.0, peer: Some(to as u16), ..record });
         let item = (to, message, records.len() - 1);
         // The links number all members; devices that join the ring later may have slots in another order.
@@ -80,7 +80,7 @@ fn deliver(
     (to, message, record): InFlight,
     delivery: Delivery,
 ) {
-    records[record].end = delivery.ends.max(records[record].start);
-    let message = Message { at: delivery.arrives, ..message };
-    engine.schedule_at(delivery.arrives, Event::Deliver(to, message));
+    records[record].end = delivery.end.max(records[record].start);
+    let message = Message { arrival: delivery.arrival, ..message };
+    engine.schedule_at(delivery.arrival, Event::Deliver(to, message));
 }

@@ -2,8 +2,8 @@
 //!
 //! [`Simulation`] has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders
 //! their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head is free.
-//! Weights are on disk when the run begins, unless [`crate::Options::warm`] is set; weights in GPU memory are already
-//! loaded.
+//! Weights are on disk when the run begins, unless [`crate::Options::warm_start`] is set; weights in GPU memory are
+//! already loaded.
 //!
 //! The events of a scenario affect the run: background load, memory pressure, devices that leave ([`timeline`],
 //! [`reachability`], [`reconfiguration`]).
@@ -87,7 +87,7 @@ pub fn simulate(
     memories: Vec<DeviceMemory>,
     header: Header,
 ) -> Result<Run, SimError> {
-    let models = setup::models(input);
+    let models = setup::stored_models(input);
     let mut simulation = Simulation::new(*input, *disturbances, devices, memories, &models, header);
     simulation.run()?;
     let Simulation { trace, passes, timeline, outcome, plans, .. } = simulation;
@@ -117,8 +117,8 @@ impl<'a> Simulation<'a> {
                 let is_pinned = plan.devices[place].residency.is_pinned();
                 let mut config =
                     setup::device_config(input, device, &models[place], schedule, place, &memories[place]);
-                if input.options.warm || is_pinned {
-                    setup::warm(&mut config.storage, &config.layout, &config.residency);
+                if input.options.warm_start || is_pinned {
+                    setup::warm_page_cache(&mut config.storage, &config.layout, &config.residency);
                 }
                 DeviceSim::new(config, &mut engine)
             })
@@ -164,7 +164,7 @@ impl<'a> Simulation<'a> {
             };
             if self.engine.now() > MAX_SIM_TIME {
                 let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
-                return Err(SimError::TooLong { tokens, at });
+                return Err(SimError::RunTooLong { tokens, at });
             }
             idle = if self.trace.records.len() == records { idle + 1 } else { 0 };
             records = self.trace.records.len();
@@ -242,7 +242,7 @@ impl<'a> Simulation<'a> {
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
         if self.is_disconnected(from, to) {
-            self.reachability.hold(HeldMessage { from, to, message, unsent: Some(now) });
+            self.reachability.hold(HeldMessage { from, to, message, unsent_since: Some(now) });
         } else {
             self.transmit(from, to, message, now);
         }
@@ -261,14 +261,14 @@ impl<'a> Simulation<'a> {
 
     /// Handles the output of a pass: lets the next pass enter, and records the counters of all devices.
     fn on_output(&mut self, pass: u32) -> Result<(), SimError> {
-        let PassOutput { tokens, accepted, drafted } = self.passes.finish(pass)?;
+        let PassOutput { tokens, accepted_drafts, drafted_tokens } = self.passes.finish(pass)?;
         self.ended |= self.passes.generation.is_over();
         let at = self.engine.now();
         for &slot in &self.ring.order {
             let device = &self.ring.devices[slot];
             let counters = [
                 (Counter::BytesRead, device.bytes_read().0),
-                (Counter::Resident, device.resident().0),
+                (Counter::Resident, device.resident_bytes().0),
                 (Counter::Unreclaimable, self.unreclaimable(slot).0),
             ];
             self.trace.readings.extend(counters.map(|(counter, value)| Reading {
@@ -279,8 +279,8 @@ impl<'a> Simulation<'a> {
                 value,
             }));
         }
-        if drafted > 0 {
-            let (counter, value) = (Counter::Accepted, u64::from(accepted));
+        if drafted_tokens > 0 {
+            let (counter, value) = (Counter::Accepted, u64::from(accepted_drafts));
             self.trace.readings.push(Reading { device: 0, counter, pass, at, value });
         }
         self.on_tokens(tokens)

@@ -19,8 +19,8 @@ pub struct PassControl {
 pub struct PassOutput {
     /// Number of tokens generated, one or more for each output position.
     pub tokens: u32,
-    pub accepted: u32,
-    pub drafted: u32,
+    pub accepted_drafts: u32,
+    pub drafted_tokens: u32,
 }
 
 impl PassControl {
@@ -34,19 +34,19 @@ impl PassControl {
 
     /// Starts the next pass and returns it; `None` if no pass may enter the ring now.
     pub fn start(&mut self) -> Option<Pass> {
-        let pass = self.generation.begin()?;
+        let pass = self.generation.begin_pass()?;
         self.started.push(pass);
         Some(pass)
     }
 
     /// Ends a pass whose output is computed.
     pub fn finish(&mut self, pass: u32) -> Result<PassOutput, GenerationError> {
-        let (accepted, drafted) = match self.started.get(pass as usize) {
-            Some(&started) => (self.acceptance.accepted(started), started.drafted),
+        let (accepted_drafts, drafted_tokens) = match self.started.get(pass as usize) {
+            Some(&started) => (self.acceptance.accepted_drafts(started), started.drafted),
             None => (0, 0),
         };
-        let tokens = self.generation.output(pass, accepted)?;
-        Ok(PassOutput { tokens, accepted, drafted })
+        let tokens = self.generation.complete_pass(pass, accepted_drafts)?;
+        Ok(PassOutput { tokens, accepted_drafts, drafted_tokens })
     }
 
     /// Returns the passes that were started, in order.

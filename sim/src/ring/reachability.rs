@@ -17,7 +17,7 @@ pub struct HeldMessage {
     pub to: usize,
     pub message: Message,
     /// The time at which it was submitted; `None` if it has been sent already.
-    pub unsent: Option<Nanos>,
+    pub unsent_since: Option<Nanos>,
 }
 
 /// The unreachable members of the cluster, and the messages that are held for them.
@@ -57,7 +57,7 @@ impl Reachability {
     }
 
     /// Returns the time at which a member became unreachable; `None` if it is reachable.
-    pub fn since(&self, member: usize) -> Option<Nanos> {
+    pub fn unreachable_since(&self, member: usize) -> Option<Nanos> {
         (self.disconnections[member] > 0).then(|| self.since[member])
     }
 

@@ -20,7 +20,7 @@ use hearth_core::recovery::{self, NoPlan, Step, heartbeat};
 use hearth_core::schedule::{Event as ScheduleEvent, Schedule};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
-use hearth_schema::events::{Change, Return};
+use hearth_schema::events::{Change, RejoinTime};
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_schema::trace::{Kind, Outcome};
 
@@ -71,7 +71,9 @@ impl<'a> Simulation<'a> {
                     self.apply_event_load(index);
                 }
                 Action::End(index) => self.end_event(index),
-                Action::CheckHeartbeat(member, since) if self.reachability.since(member) == Some(since) => {
+                Action::CheckHeartbeat(member, since)
+                    if self.reachability.unreachable_since(member) == Some(since) =>
+                {
                     self.heartbeat_missed(member, since)?;
                 }
                 // The head starts its next pass after this event, unless there is a newer plan by then.
@@ -127,8 +129,8 @@ impl<'a> Simulation<'a> {
                 let members = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
                 members.for_each(|member| self.disconnect(member));
             }
-            Change::Memory(taken) => {
-                self.timeline.begin(now, index, taken.over.unwrap_or(Seconds(0.0)));
+            Change::Memory(memory) => {
+                self.timeline.begin(now, index, memory.ramp_time.unwrap_or(Seconds(0.0)));
                 self.apply_event_load(index);
             }
             Change::Swap(swap) => {
@@ -159,7 +161,7 @@ impl<'a> Simulation<'a> {
     /// Returns the memory of other programs on a member that can be swapped out.
     fn swappable(&self, member: usize) -> Bytes {
         let memory = &self.input.cluster.members[member].device.memory;
-        memory.obtainable().saturating_sub(memory.available.value)
+        memory.obtainable_bytes().saturating_sub(memory.available.value)
     }
 
     /// Updates the background load of an event's device.
@@ -175,7 +177,8 @@ impl<'a> Simulation<'a> {
     fn apply_load(&mut self, slot: usize) {
         let background_load =
             self.timeline.background_load(self.name(slot), self.swappable(self.ring.members[slot]));
-        let works = self.ring.order.contains(&slot) && self.ring.devices[slot].has_weights();
+        let works =
+            self.ring.order.contains(&slot) && self.ring.devices[slot].reads_weights_from_page_cache();
         let memory_budget = background_load.memory_budget(self.ring.memories[slot].weight_cache);
         if memory_budget.is_none() && works {
             let (now, what) =
@@ -198,12 +201,12 @@ impl<'a> Simulation<'a> {
     /// run.
     pub fn unreclaimable(&self, slot: usize) -> Bytes {
         let background_load = self.timeline.background_load(self.name(slot), Bytes::ZERO);
-        self.ring.memories[slot].unreclaimable + Bytes(background_load.taken as u64)
+        self.ring.memories[slot].unreclaimable + Bytes(background_load.allocated_bytes as u64)
     }
 
     pub fn record_event(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
         let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
-        self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan: None });
+        self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan_digest: None });
     }
 
     /// Whether messages from one slot to another cannot be sent now.
@@ -215,7 +218,7 @@ impl<'a> Simulation<'a> {
     pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
         let from = usize::from(message.from);
         if self.is_disconnected(from, slot) {
-            self.reachability.hold(HeldMessage { from, to: slot, message, unsent: None });
+            self.reachability.hold(HeldMessage { from, to: slot, message, unsent_since: None });
             return Ok(());
         }
         self.with_device(slot, |device, ctx| device.deliver(message, ctx))
@@ -234,10 +237,10 @@ impl<'a> Simulation<'a> {
         }
         let now = self.engine.now();
         let deliverable = self.reachability.pop_deliverable(&self.ring.members);
-        for HeldMessage { from, to, message, unsent } in deliverable {
-            match unsent {
+        for HeldMessage { from, to, message, unsent_since } in deliverable {
+            match unsent_since {
                 Some(submitted) => self.transmit(from, to, message, submitted),
-                None => self.engine.schedule_at(now, Event::Deliver(to, Message { at: now, ..message })),
+                None => self.engine.schedule_at(now, Event::Deliver(to, Message { arrival: now, ..message })),
             }
         }
     }
@@ -272,7 +275,7 @@ impl<'a> Simulation<'a> {
                 Step::Prepare { epoch } => {
                     self.stop_ring()?;
                     // The round trip to a device is simulated once, when the device is configured.
-                    for device in self.recovery.awaited().clone() {
+                    for device in self.recovery.awaited_devices().clone() {
                         steps.extend(self.recovery.react(recovery::Event::Prepared { device, epoch }));
                     }
                 }
@@ -292,7 +295,7 @@ impl<'a> Simulation<'a> {
         let others = all.members.iter().enumerate().filter(|&(member, _)| member != head);
         for (member, device) in others.map(|(member, it)| (member, it.name.clone())) {
             self.recovery.react(if !is_alone && self.reachability.is_reachable(member) {
-                recovery::Event::DeviceReturned { device, rejoins: Return::NextRequest }
+                recovery::Event::DeviceReturned { device, rejoins: RejoinTime::NextRequest }
             } else {
                 recovery::Event::DeviceAbsent { device }
             });
@@ -318,7 +321,7 @@ impl<'a> Simulation<'a> {
         for (place, device) in devices.iter().enumerate() {
             let name = &plan.devices[place].name;
             let fits = |memory: &DeviceMemory| memory.shortages.is_empty() || input.options.ignore_memory;
-            let memory = setup::budget(&input, place, device).filter(fits);
+            let memory = setup::device_memory(&input, place, device).filter(fits);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.swappable(member));
             let background_load = self.timeline.background_load(name, withheld);
             let budget = memory.as_ref().map(|memory| background_load.memory_budget(memory.weight_cache));
@@ -342,7 +345,7 @@ impl<'a> Simulation<'a> {
             start,
             end: None,
             what,
-            plan: digest,
+            plan_digest: digest,
         });
         self.plans.push(plan);
     }
@@ -372,7 +375,7 @@ impl<'a> Simulation<'a> {
 
     /// Configures every device for the new plan. All tokens so far enter the new ring as a prompt.
     fn configure_ring(&mut self) -> Result<(), SimError> {
-        let first_pass = self.passes.generation.next_pass();
+        let first_pass = self.passes.generation.next_pass_index();
         let plan = self.recovery.plan().clone();
         self.ring.order.clear();
         for place in 0..plan.devices.len() {
@@ -390,7 +393,7 @@ impl<'a> Simulation<'a> {
     fn await_confirmations(&mut self) {
         let links = &self.input.cluster.links;
         let one_way = |from: usize, to: usize| {
-            let link = links.between(self.name(from), self.name(to));
+            let link = links.link_between(self.name(from), self.name(to));
             link.map_or(0, |link| link.latency.value.to_nanos())
         };
         let round_trip = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
@@ -406,7 +409,7 @@ impl<'a> Simulation<'a> {
             return Ok(());
         }
         let epoch = self.recovery.epoch();
-        for device in self.recovery.awaited().clone() {
+        for device in self.recovery.awaited_devices().clone() {
             self.react(recovery::Event::Ready { device, epoch })?;
         }
         Ok(())
@@ -425,20 +428,20 @@ impl<'a> Simulation<'a> {
         };
         let device = &input.cluster.members[member].device;
         // `misfit` has checked that it fits.
-        let Some(memory) = setup::budget(&Input { plan, ..input }, place, device) else {
+        let Some(memory) = setup::device_memory(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let known = self.ring.members.iter().position(|&it| it == member);
         let slot = known.unwrap_or(self.ring.devices.len());
         // A device that was in no ring before adopts the plan in the same way.
         let mut schedule = match known {
-            Some(slot) => self.ring.devices[slot].schedule().clone(),
+            Some(slot) => self.ring.devices[slot].schedule_mut().clone(),
             None => Schedule::new(plan.clone(), place),
         };
         schedule.react(&ScheduleEvent::Replanned { plan: plan.clone(), first_pass })?;
         let config = setup::device_config(input, device, &input.cluster.model, schedule, slot, &memory);
         let (held, output) = match known {
-            Some(slot) => (self.ring.devices[slot].gpu_layers(), self.ring.devices[slot].gpu_output()),
+            Some(slot) => (self.ring.devices[slot].gpu_layers(), self.ring.devices[slot].has_gpu_output()),
             None => (Vec::new(), false),
         };
         if known.is_some() {
@@ -453,7 +456,7 @@ impl<'a> Simulation<'a> {
         let mut new = self.ring.devices[slot].gpu_layers();
         new.retain(|layer| !held.contains(layer));
         self.with_device(slot, |device, ctx| {
-            device.load_gpu_weights(&new, device.gpu_output() && !output, ctx);
+            device.load_gpu_weights(&new, device.has_gpu_output() && !output, ctx);
             Ok(())
         })?;
         Ok(slot)

@@ -116,7 +116,7 @@ impl EventTimeline {
 
     /// Returns the duration of an event, if the scenario limits it.
     pub fn duration(&self, index: usize) -> Option<Seconds> {
-        self.events[index].0.lasts
+        self.events[index].0.duration
     }
 
     /// Begins an event, which ramps up over the time `over` and is active until its end.
@@ -128,9 +128,9 @@ impl EventTimeline {
             start: now,
             end: None,
             what: describe(change),
-            plan: None,
+            plan_digest: None,
         };
-        let lasts = event.lasts;
+        let duration = event.duration;
         self.logged.insert(index, self.run_events.len());
         self.run_events.push(run_event);
         let over = over.to_nanos();
@@ -139,8 +139,8 @@ impl EventTimeline {
             let step = |step| now + (u128::from(over) * u128::from(step) / u128::from(RAMP_STEPS)) as Nanos;
             (1..=RAMP_STEPS).for_each(|count| self.schedule(step(count), Action::Ramp(index, count)));
         }
-        if let Some(lasts) = lasts {
-            self.schedule(now.saturating_add(lasts.to_nanos()), Action::End(index));
+        if let Some(duration) = duration {
+            self.schedule(now.saturating_add(duration.to_nanos()), Action::End(index));
         }
     }
 
@@ -180,7 +180,7 @@ impl EventTimeline {
     }
 
     /// Returns the background load of a device. If an event swaps memory out, `withheld` bytes can be used only after
-    /// that.
+    /// the swap.
     pub fn background_load(&self, device: &str, withheld: Bytes) -> BackgroundLoad {
         let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
         let quiet = BackgroundLoad::quiet(if self.swaps(device) { withheld } else { Bytes::ZERO });
@@ -213,13 +213,14 @@ fn kind(change: &Change) -> RunEventKind {
 fn describe(change: &Change) -> String {
     match change {
         Change::Load(load) => {
-            let gpu =
-                load.gpu.map_or(String::new(), |left| format!(", {} of the GPU remains", percent(left)));
+            let gpu = load
+                .gpu_available
+                .map_or(String::new(), |left| format!(", {} of the GPU remains", percent(left)));
             format!("{} threads{gpu}", load.threads)
         }
-        Change::Memory(taken) => {
-            let over = taken.over.map_or(String::new(), |over| format!(" over {over}"));
-            format!("{}{over}", taken.taken)
+        Change::Memory(memory) => {
+            let over = memory.ramp_time.map_or(String::new(), |over| format!(" over {over}"));
+            format!("{}{over}", memory.size)
         }
         Change::Swap(swap) => format!("{}, compressed {} times", swap.rate, swap.compression),
         Change::Slow(left) => format!("{} of the clock rate remains", percent(*left)),
@@ -242,23 +243,23 @@ mod tests {
     fn ramp_steps_and_ends() {
         let mut timeline = EventTimeline::new(&[Event {
             at: Some(Seconds(1.0)),
-            lasts: Some(Seconds(10.0)),
+            duration: Some(Seconds(10.0)),
             device: Some("a".into()),
-            memory: Some(MemoryLoad { taken: Bytes::mib(64), over: Some(Seconds(8.0)) }),
+            memory: Some(MemoryLoad { size: Bytes::mib(64), ramp_time: Some(Seconds(8.0)) }),
             ..Event::default()
         }]);
         assert_eq!(timeline.next_due(), Some(1_000_000_000));
         assert_eq!(timeline.pop_due(0), None);
         assert_eq!(timeline.pop_due(1_000_000_000), Some(Action::Begin(0)));
         timeline.begin(1_000_000_000, 0, Seconds(8.0));
-        let taken = |timeline: &EventTimeline| timeline.background_load("a", Bytes::ZERO).taken;
+        let taken = |timeline: &EventTimeline| timeline.background_load("a", Bytes::ZERO).allocated_bytes;
         assert_eq!(taken(&timeline), 0.0);
         // Half of the memory is taken after half of the time: the 32nd step.
         while let Some(Action::Ramp(index, step)) = timeline.pop_due(5_000_000_000) {
             timeline.ramp(index, step);
         }
         assert_eq!(taken(&timeline), Bytes::mib(32).as_f64());
-        assert_eq!(timeline.background_load("b", Bytes::ZERO).taken, 0.0);
+        assert_eq!(timeline.background_load("b", Bytes::ZERO).allocated_bytes, 0.0);
         while let Some(Action::Ramp(index, step)) = timeline.pop_due(9_000_000_000) {
             timeline.ramp(index, step);
         }
@@ -275,7 +276,8 @@ mod tests {
     #[test]
     fn event_begins_with_its_token() {
         let (device, slow) = (Some("a".into()), Some(Fraction(0.5)));
-        let mut timeline = EventTimeline::new(&[Event { token: Some(2), device, slow, ..Event::default() }]);
+        let mut timeline =
+            EventTimeline::new(&[Event { token: Some(2), device, clock_share: slow, ..Event::default() }]);
         timeline.on_token(7, 1);
         assert_eq!(timeline.next_due(), None);
         timeline.on_token(9, 2);

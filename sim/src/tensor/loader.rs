@@ -29,7 +29,7 @@ pub struct Loader {
 
 /// The read of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Loading {
+pub struct BlockRead {
     pub start: Nanos,
     pub end: Nanos,
     pub bytes: Bytes,
@@ -42,13 +42,13 @@ impl Loader {
     }
 
     /// Loads the next block in the order of use, which has `bytes` bytes.
-    pub fn load(&mut self, bytes: Bytes) -> Loading {
+    pub fn load(&mut self, bytes: Bytes) -> BlockRead {
         let is_full = self.released.len() >= self.window;
         let freed = if is_full { self.released.pop_front().unwrap_or(0) } else { 0 };
         let start = self.loaded.max(freed);
         self.loaded = start.saturating_add((bytes / self.disk).to_nanos());
         self.bytes_read += bytes;
-        Loading { start, end: self.loaded, bytes }
+        BlockRead { start, end: self.loaded, bytes }
     }
 
     /// Releases the last block loaded.
@@ -103,7 +103,7 @@ mod tests {
         }
         assert_eq!(
             loader.load(Bytes(10_000)),
-            Loading { start: 50 * MS, end: 60 * MS, bytes: Bytes(10_000) }
+            BlockRead { start: 50 * MS, end: 60 * MS, bytes: Bytes(10_000) }
         );
         assert_eq!(loader.bytes_read(), Bytes(30_000));
     }

@@ -34,7 +34,7 @@ pub(crate) fn simulate(
     devices: &[&Device],
     header: Header,
 ) -> Result<Trace, SimError> {
-    let passes = tensor.batched(passes(&input.cluster.workload));
+    let passes = tensor.split_passes(passes(&input.cluster.workload));
     check_context(&passes, input.plan)?;
     let ignore = input.options.ignore_memory;
     let model = &input.cluster.model;
@@ -46,8 +46,8 @@ pub(crate) fn simulate(
     let shortages: Vec<Shortage> =
         memories.iter().enumerate().flat_map(|(place, memory)| memory.shortages(place)).collect();
     if !ignore && !shortages.is_empty() {
-        let unreclaimable = memories.iter().map(PinnedMemory::main);
-        return Ok(trace::out_of_memory(header, passes, unreclaimable, shortages));
+        let unreclaimable = memories.iter().map(PinnedMemory::main_memory);
+        return Ok(trace::out_of_memory_trace(header, passes, unreclaimable, shortages));
     }
     let ranks = devices
         .iter()

@@ -55,13 +55,13 @@ impl<'a> Rank<'a> {
         let window = planned.residency.blocks.unwrap_or(0) as usize;
         // A window that includes all blocks reads nothing again.
         let slides = planned.residency.policy == Residency::Sliding && window < blocks.len();
-        let loader = slides.then(|| Loader::new(window, device.disk_read()));
+        let loader = slides.then(|| Loader::new(window, device.disk_read_rate()));
         let output = blocks[2 * model.layers.len()..].to_vec();
         let excess = if input.options.ignore_memory { Bytes::ZERO } else { memory.excess() };
-        let swap_ratio = if excess == Bytes::ZERO || memory.read == Bytes::ZERO {
+        let swap_ratio = if excess == Bytes::ZERO || memory.cpu_weights == Bytes::ZERO {
             0.0
         } else if device.memory.page_cache == PageCachePolicy::PaperLinear {
-            (excess.as_f64() / memory.read.as_f64()).min(1.0)
+            (excess.as_f64() / memory.cpu_weights.as_f64()).min(1.0)
         } else {
             1.0
         };
@@ -73,7 +73,7 @@ impl<'a> Rank<'a> {
 
     /// Returns the time to embed the tokens of a pass. Head only.
     pub fn embed(&self, pass: Pass) -> Seconds {
-        self.cpu_cost().embed(pass.tokens)
+        self.cpu_cost().embed_time(pass.tokens)
     }
 
     /// Simulates a block that starts at `now` and returns its end time. `record` has the pass and the round.
@@ -101,7 +101,7 @@ impl<'a> Rank<'a> {
     /// Simulates the output of a pass and returns its end time. Head only.
     pub fn output(&mut self, now: Nanos, record: &Record, out: &mut Vec<Record>) -> Nanos {
         let whole: Bytes = self.output.iter().copied().sum();
-        let time = self.cpu_cost().output();
+        let time = self.cpu_cost().output_time(1);
         let mut parts: Vec<(Bytes, Seconds)> = self
             .output
             .iter()
@@ -143,7 +143,7 @@ impl<'a> Rank<'a> {
             }
             let swapped = Bytes((bytes.as_f64() * self.swap_ratio) as u64);
             self.swapped_in += swapped;
-            let swapping = (swapped / self.device.disk_read()).to_nanos();
+            let swapping = (swapped / self.device.disk_read_rate()).to_nanos();
             at = at.saturating_add(swapping).saturating_add(time.to_nanos());
             computed += time.to_nanos();
             if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
@@ -164,7 +164,7 @@ impl<'a> Rank<'a> {
         out: &mut Vec<Record>,
     ) -> Nanos {
         let Some(gpu) = &self.device.gpu else { return now };
-        let work = ComputeCost::on_gpu(gpu, &self.sliced.attention, self.kv_element);
+        let work = ComputeCost::for_gpu(gpu, &self.sliced.attention, self.kv_element);
         let mut time = slice_time(&work, &self.sliced, block, pass);
         if block == 0 {
             time += gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
@@ -181,7 +181,7 @@ impl<'a> Rank<'a> {
     }
 
     fn cpu_cost(&self) -> ComputeCost<'_> {
-        ComputeCost::on_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
+        ComputeCost::for_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 
     /// Returns a record of this rank that starts and ends at `now`.
@@ -195,7 +195,7 @@ fn slice_time(work: &ComputeCost, sliced: &SlicedModel, block: usize, pass: Pass
     let layer = block / 2;
     let empty = |group: &TensorGroup| group.flops().0 == 0.0;
     if block.is_multiple_of(2) {
-        if sliced.attention.shape.kv_heads == 0 { Seconds(0.0) } else { work.layer(layer as u32, pass) }
+        if sliced.attention.shape.kv_heads == 0 { Seconds(0.0) } else { work.layer_time(layer as u32, pass) }
     } else if empty(&sliced.feed_forward[layer]) {
         Seconds(0.0)
     } else {

@@ -119,7 +119,7 @@ impl<'a> TensorSimulation<'a> {
         {
             if self.engine.now() > MAX_SIM_TIME {
                 let tokens = self.readings.iter().filter(|reading| reading.device == 0).count() as u32;
-                return Err(SimError::TooLong { tokens, at: Seconds::from_nanos(self.engine.now()) });
+                return Err(SimError::RunTooLong { tokens, at: Seconds::from_nanos(self.engine.now()) });
             }
             match event {
                 Event::Embedded => self.send_embedding(),
@@ -188,14 +188,14 @@ impl<'a> TensorSimulation<'a> {
     fn advance(&mut self, place: usize) {
         let step = self.progress[place].step;
         let received = self.progress[place].received.get(&step).copied().unwrap_or(0);
-        let due = self.all_reduce.due(place, received);
+        let due = self.all_reduce.due_messages(place, received);
         let tokens = self.passes[step.0].tokens;
-        let bytes = self.all_reduce.message(self.tensor.partial_bytes(self.embedding, tokens));
+        let bytes = self.all_reduce.message_bytes(self.tensor.partial_bytes(self.embedding, tokens));
         for number in self.progress[place].sent..due {
             self.send(place, self.all_reduce.receiver(place, number), step, bytes);
         }
         self.progress[place].sent = due;
-        if received >= self.all_reduce.awaited(place) {
+        if received >= self.all_reduce.awaited_messages(place) {
             self.finish_all_reduce(place);
         }
     }
@@ -240,7 +240,7 @@ impl<'a> TensorSimulation<'a> {
             let counters = [
                 (Counter::BytesRead, rank.bytes_read().0),
                 (Counter::Resident, rank.memory.weights.0),
-                (Counter::Unreclaimable, rank.memory.main().0),
+                (Counter::Unreclaimable, rank.memory.main_memory().0),
             ];
             let reading = |(counter, value)| Reading { device: place, counter, pass, at, value };
             self.readings.extend(counters.map(reading));
@@ -276,8 +276,8 @@ impl<'a> TensorSimulation<'a> {
 
     /// Schedules the arrival of a message whose delivery is known.
     fn schedule_delivery(&mut self, (to, message, record): InFlight, delivery: Delivery) {
-        self.records[record].end = delivery.ends.max(self.records[record].start);
-        self.engine.schedule_at(delivery.arrives, Event::Delivered(to, message));
+        self.records[record].end = delivery.end.max(self.records[record].start);
+        self.engine.schedule_at(delivery.arrival, Event::Delivered(to, message));
     }
 
     fn on_delivery(&mut self, place: usize, message: Message) {

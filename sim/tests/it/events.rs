@@ -9,7 +9,7 @@ use hearth_core::metrics::{self, Metrics};
 use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds, Sourced};
-use hearth_schema::events::{Event, Load, MemoryLoad, Return, Swap};
+use hearth_schema::events::{Event, Load, MemoryLoad, RejoinTime, Swap};
 use hearth_schema::plan::{Plan, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
@@ -50,7 +50,7 @@ impl Replanner for NoPlanFound {
 
 /// Simulates a warm run with events.
 fn run_with(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&dyn Replanner>) -> Run {
-    let options = Options { warm: true, ..Options::default() };
+    let options = Options { warm_start: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
     simulate_with_disturbances(&input, &Disturbances { events, replanner }).expect("a run that ends")
 }
@@ -93,13 +93,13 @@ fn near(found: f64, expected: f64) -> bool {
 #[test]
 fn load_on_half_the_cores_doubles_computing() {
     // Four more threads with the device's own four on four cores, from the fourth token on.
-    let game = Event { load: Some(Load { threads: 4, gpu: None }), ..on("d1", 4) };
+    let game = Event { load: Some(Load { threads: 4, gpu_available: None }), ..on("d1", 4) };
     let (trace, _) = halves(std::slice::from_ref(&game));
     let phases = first(&trace).tpot_ms;
     let (before, during) = (phases.before.expect("three"), phases.during.expect("eight"));
     assert!(near(during - before, half()), "{before} ms, {during} ms, and half a model takes {} ms", half());
     let (quiet, busy) = (before, during);
-    let (trace, metrics) = halves(&[Event { lasts: Some(Seconds(2.5 * busy / 1e3)), ..game }]);
+    let (trace, metrics) = halves(&[Event { duration: Some(Seconds(2.5 * busy / 1e3)), ..game }]);
     let phases = first(&trace).tpot_ms;
     assert!(near(phases.after.expect("after the game"), quiet), "{phases:?} against {quiet}");
     // The time for which the device waits for a core is queueing, not computing: in two and a half tokens of eleven.
@@ -110,7 +110,7 @@ fn load_on_half_the_cores_doubles_computing() {
 
 #[test]
 fn half_the_clock_doubles_computing() {
-    let (trace, metrics) = halves(&[Event { slow: Some(Fraction(0.5)), ..on("d1", 1) }]);
+    let (trace, metrics) = halves(&[Event { clock_share: Some(Fraction(0.5)), ..on("d1", 1) }]);
     let (quiet, slow) = (halves(&[]).1, first(&trace).tpot_ms.during.expect("all"));
     assert!(near(slow - tpot(&quiet), half()));
     assert!(near(metrics.terms_ms.cpu - quiet.terms_ms.cpu, half()), "the added time is computing");
@@ -138,7 +138,7 @@ fn disk_load_slows_reading() {
 
 #[test]
 fn stall_adds_to_token_time() {
-    let stall = Event { token: Some(4), lasts: Some(Seconds(1.5)), stalls: true, ..Event::default() };
+    let stall = Event { token: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (trace, metrics) = halves(&[stall]);
     assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "no device is lost within 1.5 s");
     let phases = first(&trace);
@@ -172,7 +172,7 @@ fn lost_device_is_replanned_around() {
             && silent.end.expect("a detected loss") % 500_000_000 == 0
     );
     assert_eq!((replanned.start, run.plans.len()), (silent.end.expect("a detected loss"), 1));
-    assert_eq!(replanned.plan.as_deref(), Some(run.plans[0].digest().as_str()));
+    assert_eq!(replanned.plan_digest.as_deref(), Some(run.plans[0].digest().as_str()));
     assert!(replanned.what.contains("d0 16, d1 16; 8 tokens computed again"), "{}", replanned.what);
 
     // The round trip of the plan (8 ms), a batch of 8 tokens on both halves, and reading the new layers of each
@@ -225,7 +225,7 @@ fn wifi_stall_holds_all_messages() {
         let plan = plan(&cluster.model, &[16, 16], OS);
         run_with(&cluster, &plan, events, None).trace
     };
-    let stall = Event { token: Some(4), lasts: Some(Seconds(1.5)), stalls: true, ..Event::default() };
+    let stall = Event { token: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (without, with) = (quiet(&[]), quiet(&[stall]));
     let end =
         |trace: &Trace| trace.records.iter().map(|record| record.end).max().expect("records") as f64 * 1e-6;
@@ -241,7 +241,7 @@ fn android_kill_is_reported() {
     cluster.members[1].device.memory.page_cache = PageCachePolicy::Android;
     let plan = plan(&cluster.model, &[16, 16], OS);
     // Less than 72 MiB remain for files, and other programs have no memory to give up.
-    let memory = Some(MemoryLoad { taken: Bytes(1 << 30) - Bytes::mib(64), over: None });
+    let memory = Some(MemoryLoad { size: Bytes(1 << 30) - Bytes::mib(64), ramp_time: None });
     let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
     let last = trace.run_events.last().expect("a reason");
     assert_eq!(
@@ -254,14 +254,14 @@ fn android_kill_is_reported() {
     memory.swap_available = Some(Sourced::new(Bytes(4 << 30), "test"));
     let events = [Event { swap, ..on("d1", 1) }];
     let error = refused(&cluster, &plan, &events);
-    assert!(matches!(error, SimError::SwapsItself { .. }), "{error:?}");
+    assert!(matches!(error, SimError::AutomaticSwap { .. }), "{error:?}");
 }
 
 #[test]
 fn events_need_a_ring_plan() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
-    let plan = plan(&cluster.model, &[16, 16], ResidencyOptions::of(Residency::Pinned));
-    let slow = Event { slow: Some(Fraction(0.5)), ..on("d1", 2) };
+    let plan = plan(&cluster.model, &[16, 16], ResidencyOptions::with_policy(Residency::Pinned));
+    let slow = Event { clock_share: Some(Fraction(0.5)), ..on("d1", 2) };
     assert_eq!(run_with(&cluster, &plan, &[], None).trace.outcome, Outcome::Ok);
     let error = refused(&cluster, &plan, &[slow]);
     assert!(matches!(error, SimError::EventsWithoutRing { .. }), "{error:?}");
@@ -288,19 +288,19 @@ fn returning_device_rejoins_between_tokens() {
     let plan = plan(&cluster.model, &[10, 11, 11], OS);
     let leaves = Event { leaves: true, ..on("d2", 3) };
     let back = |when| Event { returns: Some(when), ..on("d2", 8) };
-    let run = run_with(&cluster, &plan, &[leaves.clone(), back(Return::BetweenTokens)], Some(&EvenSplit));
+    let run = run_with(&cluster, &plan, &[leaves.clone(), back(RejoinTime::BetweenTokens)], Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 2));
     assert_eq!(run.plans[1].devices.len(), 3);
     let outputs = count(&run.trace, Kind::Output);
     assert_eq!(outputs, 20);
     assert!(run.trace.run_events[0].end.is_some(), "the device has returned");
-    let run = run_with(&cluster, &plan, &[leaves.clone(), back(Return::NextRequest)], Some(&EvenSplit));
+    let run = run_with(&cluster, &plan, &[leaves.clone(), back(RejoinTime::NextRequest)], Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 1));
     // The device returns before its loss is detected: the messages that were held for it continue, and nothing is
     // computed again.
     let short = [
         Event { at: Some(Seconds(1.0)), token: None, ..leaves },
-        Event { at: Some(Seconds(2.9)), token: None, ..back(Return::BetweenTokens) },
+        Event { at: Some(Seconds(2.9)), token: None, ..back(RejoinTime::BetweenTokens) },
     ];
     let run = run_with(&cluster, &plan, &short, Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 0));
@@ -328,13 +328,13 @@ fn memory_pressure_by_residency() {
     let taken = Bytes(share.0 / 4);
     // Residency `os` without prefetching: a helper would evict pages that have arrived for the reader, so that some
     // are read twice.
-    let managed = ResidencyOptions::of(Residency::Managed);
+    let managed = ResidencyOptions::with_policy(Residency::Managed);
     for (residency, expected) in [(OS, 0.98..1.03), (managed, 0.25..0.32)] {
         let policy = residency.policy;
         let plan = plan(&model, &[16, 16], residency);
         let memory_budget = share + Bytes::mib(64) + Bytes::mib(32);
         let cluster = cluster("llama-8b", &[PLENTY, memory_budget], 16);
-        let memory = Some(MemoryLoad { taken: taken + Bytes::mib(64), over: None });
+        let memory = Some(MemoryLoad { size: taken + Bytes::mib(64), ramp_time: None });
         let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 4) }], None).trace;
         assert_eq!(trace.outcome, Outcome::Ok);
         let total = readings(&trace, 1, Counter::BytesRead);
@@ -359,7 +359,7 @@ fn memory_pressure_by_residency() {
 fn run_ends_out_of_memory() {
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 8);
     let plan = plan(&cluster.model, &[16, 16], OS);
-    let memory = Some(MemoryLoad { taken: Bytes(1 << 30), over: Some(Seconds(1.0)) });
+    let memory = Some(MemoryLoad { size: Bytes(1 << 30), ramp_time: Some(Seconds(1.0)) });
     let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
     assert_eq!(trace.outcome, Outcome::OutOfMemory);
     assert_eq!(trace.run_events.last().map(|it| it.kind), Some(RunEventKind::OutOfMemory));

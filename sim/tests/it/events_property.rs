@@ -7,7 +7,7 @@ use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
 use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_profiles::{Bytes, Fraction, Seconds};
-use hearth_schema::events::{Event, Load, MemoryLoad, Return};
+use hearth_schema::events::{Event, Load, MemoryLoad, RejoinTime};
 use hearth_schema::plan::{Plan, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
@@ -38,27 +38,30 @@ fn event() -> impl Strategy<Value = Event> {
         (0u32..6000).prop_map(|ms| (Some(Seconds(f64::from(ms) / 1e3)), None)),
         (1u32..6).prop_map(|token| (None, Some(token))),
     ];
-    let lasts = prop_oneof![Just(None), (1u32..4000).prop_map(|ms| Some(Seconds(f64::from(ms) / 1e3)))];
-    (when, lasts, 0usize..3, 0u32..8, 1u32..100).prop_map(|((at, token), lasts, device, what, size)| {
+    let duration = prop_oneof![Just(None), (1u32..4000).prop_map(|ms| Some(Seconds(f64::from(ms) / 1e3)))];
+    (when, duration, 0usize..3, 0u32..8, 1u32..100).prop_map(|((at, token), duration, device, what, size)| {
         let share = Some(Fraction(f64::from(size) / 100.0));
-        let event = Event { at, token, lasts, device: Some(format!("d{device}")), ..Event::default() };
-        let endless = Event { lasts: None, ..event.clone() };
+        let event = Event { at, token, duration, device: Some(format!("d{device}")), ..Event::default() };
+        let endless = Event { duration: None, ..event.clone() };
         match what {
-            0 => Event { load: Some(Load { threads: size, gpu: None }), ..event },
+            0 => Event { load: Some(Load { threads: size, gpu_available: None }), ..event },
             1 => Event {
-                memory: Some(MemoryLoad { taken: Bytes::mib(u64::from(size) * 3), over: None }),
+                memory: Some(MemoryLoad { size: Bytes::mib(u64::from(size) * 3), ramp_time: None }),
                 ..event
             },
             2 => {
-                let over = event.lasts.map(|lasts| Seconds(lasts.0 / 2.0)).or(Some(Seconds(1.0)));
-                Event { memory: Some(MemoryLoad { taken: Bytes::mib(u64::from(size) * 3), over }), ..event }
+                let over = event.duration.map(|duration| Seconds(duration.0 / 2.0)).or(Some(Seconds(1.0)));
+                Event {
+                    memory: Some(MemoryLoad { size: Bytes::mib(u64::from(size) * 3), ramp_time: over }),
+                    ..event
+                }
             }
-            3 => Event { slow: share, ..event },
+            3 => Event { clock_share: share, ..event },
             4 => Event { disk_load: Some(Fraction(f64::from(size) / 101.0)), ..event },
             5 => Event { leaves: true, ..endless },
-            6 if size % 2 == 0 => Event { returns: Some(Return::BetweenTokens), ..endless },
-            6 => Event { returns: Some(Return::NextRequest), ..endless },
-            _ => Event { stalls: true, lasts: lasts.or(Some(Seconds(1.0))), ..endless },
+            6 if size % 2 == 0 => Event { returns: Some(RejoinTime::BetweenTokens), ..endless },
+            6 => Event { returns: Some(RejoinTime::NextRequest), ..endless },
+            _ => Event { stalls: true, duration: duration.or(Some(Seconds(1.0))), ..endless },
         }
     })
 }
@@ -141,7 +144,7 @@ proptest! {
         if drafts > 0 {
             cluster = with_drafts(cluster, drafts, 0.5);
         }
-        let residency = ResidencyOptions::of(policy);
+        let residency = ResidencyOptions::with_policy(policy);
         let mut plan = planned(&cluster, &windows, residency);
         for device in plan.devices.iter_mut().skip(1) {
             device.role = Role::Worker;
@@ -149,7 +152,7 @@ proptest! {
         prop_assume!(hearth_profiles::Document::validate(&plan).is_ok());
         let replanner = TwoLayerWindows(residency);
         let replanner: Option<&dyn Replanner> = if replans { Some(&replanner) } else { None };
-        let options = Options { warm, ..Options::default() };
+        let options = Options { warm_start: warm, ..Options::default() };
         let run = || {
             let input = Input { cluster: &cluster, plan: &plan, options: &options };
             simulate_with_disturbances(&input, &Disturbances { events: &events, replanner }).expect("a run that ends").trace

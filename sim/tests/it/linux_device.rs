@@ -1,8 +1,8 @@
-//! Devices like the machine on which the page cache was measured, with the 1B shape in Q4_K.
+//! Simulated devices with the rates of the machine on which the page cache was measured.
 //!
-//! They run as the executor does under `os` and `windowed`, or as llama.cpp, which reads only by page faults. The
-//! limits are those of `exec/lab/examples/residency_table.rs`: memory for a part of the file and 64 MiB more, reads
-//! at 200 MB/s.
+//! They run the 1B shape in Q4_K as the executor does with residency `os` or `windowed`, or as llama.cpp does, which
+//! reads only by page faults. The limits are those of `exec/lab/examples/residency_table.rs`: the memory holds a part
+//! of the file and 64 MiB more, and the disk reads 200 MB/s.
 
 use hearth_core::cluster::Cluster;
 use hearth_profiles::device::Device;
@@ -54,7 +54,7 @@ impl DeviceRun {
         let (cluster, plan) = self.input(seed);
         // None of the measured programs called `madvise` for the embedding.
         let options = Options {
-            chunk: Bytes(128 << 10),
+            chunk_size: Bytes(128 << 10),
             process_spread: spread,
             rows_read_around: true,
             ..Options::default()

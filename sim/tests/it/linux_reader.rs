@@ -103,8 +103,8 @@ impl ReaderSim {
         };
         let speed = DiskSpeed {
             bandwidth: BytesPerSecond(1500e6),
-            fault: BytesPerSecond(744e6),
-            explicit: BytesPerSecond(1438e6),
+            fault_rate: BytesPerSecond(744e6),
+            prefetch_rate: BytesPerSecond(1438e6),
             throttle: Some(BytesPerSecond(f64::from(setup.disk_mbps) * 1e6)),
             latency: Seconds(0.0002),
         };
@@ -228,7 +228,7 @@ impl ReaderSim {
             self.requested.push_back(self.window(self.round));
         }
         if self.round == 0 {
-            self.tokens.push((self.engine.now(), self.storage.delivered().0));
+            self.tokens.push((self.engine.now(), self.storage.bytes_read().0));
         }
         let others = self.setup.others / u64::from(self.setup.rounds);
         self.engine.schedule_after(released + others, Event::OthersDone);
@@ -266,7 +266,7 @@ impl ReaderSim {
         // In all other cases the chunk is done: a request that finds no free memory is dropped.
         self.next_chunk();
         let done = chunk + 1 - self.window(0).1 * (chunk / self.window(0).1);
-        if self.setup.prefetch == Prefetch::One && done == self.storage.window() {
+        if self.setup.prefetch == Prefetch::One && done == self.storage.read_ahead_window() {
             self.requested[0].0 = self.requested[0].1;
         }
     }

@@ -108,7 +108,7 @@ fn halves() -> Vec<Row> {
 /// run, and the measured seconds and MB.
 fn runs() -> Vec<(&'static str, f64, DeviceRun, Measured)> {
     let os = ResidencyOptions::default();
-    let (none, windowed) = (os.without_prefetch(), ResidencyOptions::of(Residency::Windowed));
+    let (none, windowed) = (os.without_prefetch(), ResidencyOptions::with_policy(Residency::Windowed));
     let row = |name, part, process, residency, seconds: f64, mb: f64| {
         (name, part, DeviceRun::alone(part, process, residency), (seconds..=seconds, mb..=mb))
     };

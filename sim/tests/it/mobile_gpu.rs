@@ -5,23 +5,47 @@
 
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
-use hearth_sim::mobile_gpu::{Measured, MobileGpu, Weights};
+use hearth_sim::mobile_gpu::{MeasuredSpeeds, MobileGpu, WeightFormat};
 
 const GPUS: [&str; 5] = ["Adreno 830", "Adreno 750", "Adreno 740", "Immortalis-G720", "Mali-G715"];
 
 /// A row of the table: prefill and decode speed of each GPU in tokens per second. 0 where the paper has no value
 /// because the memory was too small.
 /// source: ML Drift paper, Table 2
-type Row = (&'static str, Weights, [(f64, f64); 5]);
+type Row = (&'static str, WeightFormat, [(f64, f64); 5]);
 const TABLE: [Row; 8] = [
-    ("Gemma 2B", Weights::Q8, [(1440., 22.8), (1440., 23.1), (1120., 20.4), (1280., 18.2), (796., 11.9)]),
-    ("Gemma 2B", Weights::Mixed, [(1490., 42.5), (1480., 42.7), (1150., 38.1), (1380., 32.5), (813., 12.2)]),
-    ("Gemma2 2B", Weights::Q8, [(1220., 20.8), (1290., 21.3), (1010., 18.3), (1170., 15.7), (700., 11.2)]),
-    ("Gemma2 2B", Weights::Mixed, [(1250., 37.0), (1370., 37.1), (1040., 32.4), (1250., 27.3), (729., 18.4)]),
-    ("Llama3.2 3B", Weights::Q8, [(960., 17.1), (917., 17.5), (720., 15.4), (791., 12.5), (507., 8.71)]),
-    ("Llama3.2 3B", Weights::Mixed, [(983., 30.4), (959., 30.3), (741., 26.8), (850., 21.2), (516., 15.0)]),
-    ("Llama3.1 8B", Weights::Q8, [(389., 7.70), (0., 0.), (0., 0.), (270., 4.72), (0., 0.)]),
-    ("Llama3.1 8B", Weights::Mixed, [(413., 13.4), (412., 12.7), (325., 10.7), (378., 8.88), (240., 6.46)]),
+    (
+        "Gemma 2B",
+        WeightFormat::Q8,
+        [(1440., 22.8), (1440., 23.1), (1120., 20.4), (1280., 18.2), (796., 11.9)],
+    ),
+    (
+        "Gemma 2B",
+        WeightFormat::Mixed,
+        [(1490., 42.5), (1480., 42.7), (1150., 38.1), (1380., 32.5), (813., 12.2)],
+    ),
+    (
+        "Gemma2 2B",
+        WeightFormat::Q8,
+        [(1220., 20.8), (1290., 21.3), (1010., 18.3), (1170., 15.7), (700., 11.2)],
+    ),
+    (
+        "Gemma2 2B",
+        WeightFormat::Mixed,
+        [(1250., 37.0), (1370., 37.1), (1040., 32.4), (1250., 27.3), (729., 18.4)],
+    ),
+    ("Llama3.2 3B", WeightFormat::Q8, [(960., 17.1), (917., 17.5), (720., 15.4), (791., 12.5), (507., 8.71)]),
+    (
+        "Llama3.2 3B",
+        WeightFormat::Mixed,
+        [(983., 30.4), (959., 30.3), (741., 26.8), (850., 21.2), (516., 15.0)],
+    ),
+    ("Llama3.1 8B", WeightFormat::Q8, [(389., 7.70), (0., 0.), (0., 0.), (270., 4.72), (0., 0.)]),
+    (
+        "Llama3.1 8B",
+        WeightFormat::Mixed,
+        [(413., 13.4), (412., 12.7), (325., 10.7), (378., 8.88), (240., 6.46)],
+    ),
 ];
 
 /// Prompt tokens.
@@ -51,7 +75,7 @@ fn shape(name: &str) -> ModelShape {
         kv_heads,
         key_length: length,
         value_length: length,
-        vocabulary,
+        vocab_size: vocabulary,
         tied_embeddings: name != "Llama3.1 8B",
         context_length: 8192,
     }
@@ -60,12 +84,16 @@ fn shape(name: &str) -> ModelShape {
 /// Returns the fitted GPUs.
 fn gpus() -> Vec<MobileGpu> {
     let of = |gpu: usize| {
-        let measured: Vec<Measured> = TABLE
+        let measured: Vec<MeasuredSpeeds> = TABLE
             .iter()
             .filter(|(name, ..)| *name == FITTED)
-            .map(|&(_, weights, speeds)| Measured { weights, prefill: speeds[gpu].0, decode: speeds[gpu].1 })
+            .map(|&(_, weights, speeds)| MeasuredSpeeds {
+                weights,
+                prefill: speeds[gpu].0,
+                decode: speeds[gpu].1,
+            })
             .collect();
-        MobileGpu::fitted(&shape(FITTED), &measured, PROMPT, POSITION).unwrap()
+        MobileGpu::fit(&shape(FITTED), &measured, PROMPT, POSITION).unwrap()
     };
     (0..GPUS.len()).map(of).collect()
 }
@@ -73,9 +101,9 @@ fn gpus() -> Vec<MobileGpu> {
 /// Returns whether the prefill and the decode speed of a row are probably not limited by the GPU, or misprinted.
 /// Gemma 2B 8/4/4 decodes on the Mali as fast as q8. 8B q8 is much slower than 8/4/4 on the Immortalis even in
 /// prefill, unlike any other pair of rows; for GPUs with less memory the paper has no value.
-fn is_suspicious(gpu: &str, name: &str, weights: Weights) -> [bool; 2] {
-    let short_of_memory = gpu == "Immortalis-G720" && name == "Llama3.1 8B" && weights == Weights::Q8;
-    let misprint = gpu == "Mali-G715" && name == "Gemma 2B" && weights == Weights::Mixed;
+fn is_suspicious(gpu: &str, name: &str, weights: WeightFormat) -> [bool; 2] {
+    let short_of_memory = gpu == "Immortalis-G720" && name == "Llama3.1 8B" && weights == WeightFormat::Q8;
+    let misprint = gpu == "Mali-G715" && name == "Gemma 2B" && weights == WeightFormat::Mixed;
     [short_of_memory, short_of_memory || misprint]
 }
 
@@ -83,10 +111,14 @@ fn is_suspicious(gpu: &str, name: &str, weights: Weights) -> [bool; 2] {
 fn two_rows_determine_each_gpu() {
     let wanted = [(5.27, 58.3), (5.67, 59.1), (4.37, 51.2), (5.16, 43.5), (3.05, 30.2)];
     for ((gpu, name), (compute, bandwidth)) in gpus().iter().zip(GPUS).zip(wanted) {
-        assert!((gpu.compute.0 / 1e12 - compute).abs() < 0.006, "{name}: {:e}", gpu.compute.0);
+        assert!(
+            (gpu.arithmetic_rate.0 / 1e12 - compute).abs() < 0.006,
+            "{name}: {:e}",
+            gpu.arithmetic_rate.0
+        );
         assert!((gpu.bandwidth.0 / 1e9 - bandwidth).abs() < 0.06, "{name}: {:e}", gpu.bandwidth.0);
     }
-    assert_eq!(MobileGpu::fitted(&shape(FITTED), &[], PROMPT, POSITION), None);
+    assert_eq!(MobileGpu::fit(&shape(FITTED), &[], PROMPT, POSITION), None);
 }
 
 #[test]
@@ -95,7 +127,8 @@ fn predicted_rows_are_within_limits() {
     for (at, (gpu, name)) in gpus().iter().zip(GPUS).enumerate() {
         for &(model, weights, speeds) in TABLE.iter().filter(|(model, ..)| *model != FITTED) {
             let (shape, published) = (shape(model), [speeds[at].0, speeds[at].1]);
-            let predicted = [gpu.prefill(&shape, weights, PROMPT), gpu.decode(&shape, weights, POSITION)];
+            let predicted =
+                [gpu.prefill_speed(&shape, weights, PROMPT), gpu.decode_speed(&shape, weights, POSITION)];
             for ((kind, suspicious), (own, printed)) in is_suspicious(name, model, weights)
                 .into_iter()
                 .enumerate()
@@ -138,9 +171,9 @@ fn predicted_rows_are_within_limits() {
 fn short_prompts_are_bandwidth_bound_long_ones_compute_bound() {
     let (gpu, shape) = (gpus()[0], shape("Llama3.2 3B"));
     // A prompt of one token takes W / BW, as decoding without a cache does.
-    let one = gpu.prefill(&shape, Weights::Q8, 1);
-    assert!((one / gpu.decode(&shape, Weights::Q8, 0) - 1.0).abs() < 1e-9);
-    assert!(gpu.prefill(&shape, Weights::Mixed, 1) > one * 1.5);
-    let long = |weights| gpu.prefill(&shape, weights, 1024);
-    assert_eq!(long(Weights::Q8), long(Weights::Mixed));
+    let one = gpu.prefill_speed(&shape, WeightFormat::Q8, 1);
+    assert!((one / gpu.decode_speed(&shape, WeightFormat::Q8, 0) - 1.0).abs() < 1e-9);
+    assert!(gpu.prefill_speed(&shape, WeightFormat::Mixed, 1) > one * 1.5);
+    let long = |weights| gpu.prefill_speed(&shape, weights, 1024);
+    assert_eq!(long(WeightFormat::Q8), long(WeightFormat::Mixed));
 }

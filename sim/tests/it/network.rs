@@ -1,4 +1,4 @@
-//! Rings over shared Wi-Fi: message times, stalls, and the trace of both.
+//! Rings whose devices share a Wi-Fi channel: message times, the delays by stalls, and the records of messages.
 //!
 //! Small rings of invented devices as in [`crate::small_rings`], on a Wi-Fi channel instead of links.
 
@@ -99,8 +99,8 @@ fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
 proptest! {
     #![proptest_config(crate::cases(40))]
 
-    /// For any ring and prompt: a message arrives only after its transmission has ended, the transmission takes the
-    /// time of all its bytes, and the same run gives the same bytes.
+    /// In any ring and for any prompt, no message arrives before its transmission has ended, and no transmission is
+    /// shorter than the time of its bytes. A second run with the same input gives the same trace.
     #[test]
     fn messages_are_transmitted_before_they_arrive(
         devices in 2usize..5, window in 1u32..9, prompt in 1u32..1500, stalls: bool, seed: u64,

@@ -22,7 +22,7 @@ use crate::small_rings::{
     written,
 };
 
-const MANAGED: ResidencyOptions = ResidencyOptions::of(Residency::Managed);
+const MANAGED: ResidencyOptions = ResidencyOptions::with_policy(Residency::Managed);
 
 /// Disk bandwidth of the devices of [`crate::small_rings`] in bytes per second.
 const DISK: f64 = 1e9;
@@ -78,7 +78,7 @@ fn reads_are_the_bytes_not_kept() {
             let read = run(&cluster, &plan).devices[1].bytes_read_per_token;
             let expected = share(&plan, 1, &model).as_f64() - kept(&plan, &model, memory_budget);
             // The last piece of a window is read completely, and the kept set is the largest that fits.
-            let pieces = (read - expected) / MANAGED.piece().as_f64();
+            let pieces = (read - expected) / MANAGED.piece_bytes().as_f64();
             let windows = f64::from(plan.rounds);
             assert!(pieces.abs() <= 1.0 + windows, "{windows} windows, {part}: {pieces} pieces too many");
         }
@@ -102,7 +102,7 @@ fn visit_time_follows_the_closed_form() {
             let quiet = tpot(&run(&self::cluster(&model.name, &[PLENTY; 3], 6), &plan)) / 1e3;
             let stage = share(&plan, 2, &model).as_f64() / MEMORY;
             let read = share(&plan, 2, &model).as_f64() - kept(&plan, &model, memory_budget);
-            let buffer = options.buffer().as_f64();
+            let buffer = options.stream_buffer_bytes().as_f64();
             // The buffer is filled while the other devices compute.
             let filled = buffer.min((quiet - stage) / rounds * DISK).min(read / rounds);
             let visit = (stage / rounds).max((read / rounds - filled) / DISK);
@@ -163,7 +163,7 @@ fn policies_agree_with_enough_memory() {
     let (managed, system) = (metrics(MANAGED), metrics(ResidencyOptions::default()));
     assert_eq!(managed.devices[1].bytes_read_per_token, 0.0);
     // Under `os` a chunk is read around each new embedding row, under managed residency a page.
-    let rows = 2.0 * Options::default().chunk.as_f64() / DISK * 1e3;
+    let rows = 2.0 * Options::default().chunk_size.as_f64() / DISK * 1e3;
     let difference = tpot(&system) - tpot(&managed);
     assert!((0.0..2.0 * rows).contains(&difference), "{difference} ms");
 }
@@ -174,7 +174,8 @@ fn policies_agree_with_enough_memory() {
 fn windowed_residency_avoids_thrashing() {
     let model = llama_8b();
     let read = |policy, release| {
-        let plan = plan(&model, &[8, 8], ResidencyOptions { release, ..ResidencyOptions::of(policy) });
+        let plan =
+            plan(&model, &[8, 8], ResidencyOptions { release, ..ResidencyOptions::with_policy(policy) });
         // The head computes for longer than the other device needs to read its share.
         let (mut cluster, _) = with_small_last_device(&plan, &model, 0.76);
         cluster.members[0].device.cpu.read_bandwidth.value = BytesPerSecond(MEMORY / 10.0);
@@ -237,7 +238,7 @@ fn long_prompt_keeps_streaming() {
         let read = readings(&trace, last as u16, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
         // The kept set is read once; for each pass the rest is read, and for each window at most one buffer that is
         // not used.
-        let (kept, buffer) = (kept(&plan, &model, memory_budget), MANAGED.buffer().as_f64());
+        let (kept, buffer) = (kept(&plan, &model, memory_budget), MANAGED.stream_buffer_bytes().as_f64());
         let pass = share(&plan, last, &model).as_f64() - kept + buffer * f64::from(plan.rounds);
         assert!(read < kept + pass * trace.passes.len() as f64, "{windows:?}: {read} bytes");
     }
@@ -263,12 +264,12 @@ proptest! {
             run(&cluster, &plan).devices[1].bytes_read_per_token
         };
         let (less, much) = (read(part), read(part + more));
-        let slack = options.piece().as_f64() * f64::from(1 + plan.rounds);
+        let slack = options.piece_bytes().as_f64() * f64::from(1 + plan.rounds);
         prop_assert!(much <= less + slack, "{} of the share: {} bytes; {} more: {}", part, less, more, much);
     }
 
-    /// For any windows, buffers and memories: the run ends, every layer is computed once for every pass, and no
-    /// device reads its share more than twice for a token, or three times if its buffer does not fit in memory:
+    /// For any windows, buffers and memory sizes, the run ends, and every layer is computed once for every pass. No
+    /// device reads its share more than twice for a token, or three times if its buffer does not fit in memory: then
     /// pieces that were read ahead and evicted are populated, and may be evicted again before their use.
     #[test]
     fn streaming_never_deadlocks(

@@ -20,7 +20,7 @@ use crate::small_rings::{
 
 /// Returns a residency policy, with or without prefetching.
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
-    ResidencyOptions { prefetch, ..ResidencyOptions::of(residency) }
+    ResidencyOptions { prefetch, ..ResidencyOptions::with_policy(residency) }
 }
 
 /// Returns the milliseconds to read the weights of a token once at 10 GB/s.
@@ -178,8 +178,8 @@ fn prefetch_keeps_to_its_budget() {
 proptest! {
     #![proptest_config(crate::cases(100))]
 
-    /// For any windows, memories and policies: the run ends, every token is output once, and no record ends before it
-    /// starts.
+    /// For any windows, memory sizes and policies, the run ends, every token is output once, and no record ends before
+    /// it starts.
     #[test]
     fn every_run_ends_with_all_its_tokens(
         windows in prop::collection::vec(0u32..7, 1..5),
@@ -205,7 +205,7 @@ proptest! {
             device.role = Role::Relay;
         }
         prop_assume!(plan.validate().is_ok());
-        let options = Options { chunk: Bytes(1 << chunk), warm, ..Options::default() };
+        let options = Options { chunk_size: Bytes(1 << chunk), warm_start: warm, ..Options::default() };
         let trace = simulate_with(&cluster, &plan, &options);
         if trace.outcome == Outcome::Ok {
             prop_assert_eq!(count(&trace, Kind::Output) as u32, generate);

@@ -10,7 +10,7 @@ use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::plan::{
-    Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role,
+    Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
 };
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Speculation, Workload};
@@ -24,7 +24,7 @@ pub const PLENTY: Bytes = Bytes(40 << 30);
 pub const LATENCY: Seconds = Seconds(0.004);
 
 /// Residency `os` without prefetching: the system decides what stays in memory.
-pub const OS: ResidencyOptions = ResidencyOptions::of(Residency::Os).without_prefetch();
+pub const OS: ResidencyOptions = ResidencyOptions::with_policy(Residency::Os).without_prefetch();
 
 /// Returns a device that takes time only to read memory at 10 GB/s, with a disk of 1 GB/s.
 fn device(available: Bytes) -> Device {
@@ -97,7 +97,7 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
         kv_cache: KvFormat::F16,
         activations: ActivationFormat::F32,
         draft: None,
-        workload: Workload::plain(4, generate),
+        workload: Workload::new(4, generate),
         seed: 7,
     }
 }
@@ -125,8 +125,8 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
     };
     Plan {
         schema: "plan/1".into(),
-        scenario: Origin { name: "test".into(), digest: String::new() },
-        model: PlannedModel { digest: None, ..PlannedModel::of(model) },
+        scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
+        model: PlannedModel { digest: None, ..PlannedModel::from_profile(model) },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
         kind: PlanKind::Ring,
         rounds: model.shape.layers.0.div_ceil(windows.iter().sum()),
@@ -146,7 +146,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
 /// Returns a plan for the cluster's workload, with its sequences and its draft model.
 pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let sequences = cluster.workload.sequences;
-    Plan { sequences, draft: draft::planned(cluster), ..plan(&cluster.model, windows, residency) }
+    Plan { sequences, draft: draft::planned_draft(cluster), ..plan(&cluster.model, windows, residency) }
 }
 
 /// Adds drafts of `tokens` tokens by the 120M model, each accepted with the probability `acceptance`.
@@ -161,7 +161,7 @@ pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluste
 /// Returns the 120M model with the vocabulary of the large model.
 pub fn draft_model(large: &ModelProfile) -> ModelProfile {
     let mut draft = shipped("120m").expect("shipped");
-    draft.shape.vocabulary = large.shape.vocabulary;
+    draft.shape.vocab_size = large.shape.vocab_size;
     draft
 }
 
@@ -202,7 +202,7 @@ pub fn cold(cluster: &Cluster, plan: &Plan) -> Trace {
 
 /// Simulates a run whose page cache starts as earlier tokens would have left it.
 pub fn warm(cluster: &Cluster, plan: &Plan) -> Trace {
-    simulate_with(cluster, plan, &Options { warm: true, ..Options::default() })
+    simulate_with(cluster, plan, &Options { warm_start: true, ..Options::default() })
 }
 
 /// Returns the metrics of a cold run.

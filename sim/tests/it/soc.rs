@@ -1,7 +1,7 @@
 //! A phone whose GPU and NPU compute together: its times alone and in a ring, and its trace.
 
-use hearth_core::soc::interval::total;
-use hearth_core::soc::{Chip, SocMetrics};
+use hearth_core::soc::interval::total_time;
+use hearth_core::soc::{SocLatencyModel, SocMetrics};
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::device::shipped;
 use hearth_profiles::device::soc::{PartitionPolicy, SocOptions, Strategy, Synchronisation};
@@ -21,8 +21,8 @@ fn cluster(options: SocOptions, prompt: u32, generate: u32) -> Cluster {
     let mut cluster = crate::small_rings::cluster("llama-8b", &[PLENTY], 1);
     let device = &mut cluster.members[0].device;
     *device = shipped("snapdragon-8-gen-3").expect("it is shipped");
-    device.soc.as_mut().expect("a SoC").usual = options;
-    Cluster { context: 4096, workload: Workload::plain(prompt, generate), ..cluster }
+    device.soc.as_mut().expect("a SoC").default_options = options;
+    Cluster { context: 4096, workload: Workload::new(prompt, generate), ..cluster }
 }
 
 fn plan(cluster: &Cluster) -> Plan {
@@ -38,24 +38,27 @@ fn run(cluster: &Cluster) -> Trace {
 
 fn soc_metrics(cluster: &Cluster) -> SocMetrics {
     let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
-    SocMetrics::of(&run(cluster), soc, soc.usual.strategy).expect("a SoC's trace")
+    SocMetrics::from_trace(&run(cluster), soc, soc.default_options.strategy).expect("a SoC's trace")
 }
 
 #[test]
 fn soc_time_is_the_sum_of_its_stages() {
     for strategy in Strategy::ALL {
-        let cluster = cluster(SocOptions::of(strategy), 256, 3);
+        let cluster = cluster(SocOptions::with_strategy(strategy), 256, 3);
         let metrics = metrics::compute(&run(&cluster));
         let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
-        let chip = Chip::new(soc, &cluster.model, Bytes(2));
+        let latency_model = SocLatencyModel::new(soc, &cluster.model, Bytes(2));
         let time = |pass| {
-            let forward = chip.forward(pass);
-            (total(&forward.layer) * 32.0 + forward.head.time() + forward.preparation).as_millis()
+            let forward = latency_model.forward_cost(pass);
+            (total_time(&forward.layer_intervals) * 32.0
+                + forward.output_interval.time()
+                + forward.preparation_time)
+                .as_millis()
         };
-        let ttft = time(Pass::plain(0, 0, 256, true));
+        let ttft = time(Pass::new(0, 0, 256, true));
         // Times are rounded to nanoseconds about a thousand times, and 256 rows of the embedding are read.
         assert!((metrics.ttft_ms.expect("a token") / ttft - 1.0).abs() < 1e-4, "{}", strategy.name());
-        let expected = f64::midpoint(time(Pass::plain(1, 256, 1, true)), time(Pass::plain(2, 257, 1, true)));
+        let expected = f64::midpoint(time(Pass::new(1, 256, 1, true)), time(Pass::new(2, 257, 1, true)));
         assert!((tpot(&metrics) / expected - 1.0).abs() < 1e-4, "{}", strategy.name());
         assert!((metrics.terms_ms.sum() - tpot(&metrics)).abs() < 1e-6);
     }
@@ -63,7 +66,7 @@ fn soc_time_is_the_sum_of_its_stages() {
 
 #[test]
 fn device_path_agrees_with_soc_path_in_memory() {
-    let options = SocOptions::of(Strategy::HeteroTensor);
+    let options = SocOptions::with_strategy(Strategy::HeteroTensor);
     let alone = metrics::compute(&run(&cluster(options, 256, 4)));
     // An event after the end of the run selects the simulation of a ring with a page cache.
     let cluster = cluster(options, 256, 4);
@@ -71,11 +74,14 @@ fn device_path_agrees_with_soc_path_in_memory() {
     let event = Event {
         at: Some(Seconds(1000.0)),
         device: Some("d0".into()),
-        slow: Some(Fraction(0.5)),
+        clock_share: Some(Fraction(0.5)),
         ..Event::default()
     };
-    let input =
-        Input { cluster: &cluster, plan: &plan, options: &Options { warm: true, ..Options::default() } };
+    let input = Input {
+        cluster: &cluster,
+        plan: &plan,
+        options: &Options { warm_start: true, ..Options::default() },
+    };
     let disturbances = Disturbances { events: &[event], replanner: None };
     let trace = simulate_with_disturbances(&input, &disturbances).expect("a run").trace;
     let ring = metrics::compute(&trace);
@@ -85,17 +91,18 @@ fn device_path_agrees_with_soc_path_in_memory() {
 
 #[test]
 fn game_keeps_its_frames_unless_the_gpu_computes_alone() {
-    let queue = |strategy| soc_metrics(&cluster(SocOptions::of(strategy), 256, 1)).prefill_queue;
+    let queue = |strategy| soc_metrics(&cluster(SocOptions::with_strategy(strategy), 256, 1)).prefill_queue;
     let tensor = queue(Strategy::HeteroTensor);
     assert!(tensor.max_kernel_ms <= 14.0 && tensor.frame_deadlines_met, "{tensor:?}");
     let gpu = queue(Strategy::GpuOnly);
-    assert!(gpu.max_ms > 4000.0 && !gpu.frame_deadlines_met, "{gpu:?}");
+    assert!(gpu.max_busy_ms > 4000.0 && !gpu.frame_deadlines_met, "{gpu:?}");
     assert!(queue(Strategy::HeteroLayer).frame_deadlines_met);
 }
 
 #[test]
 fn fast_synchronisation_events_per_layer() {
-    let events = |strategy| soc_metrics(&cluster(SocOptions::of(strategy), 256, 1)).sync_overhead.events_ms;
+    let events =
+        |strategy| soc_metrics(&cluster(SocOptions::with_strategy(strategy), 256, 1)).sync_overhead.events_ms;
     assert!((events(Strategy::HeteroTensor) - 14.0 * 32.0 * 15.9e-3).abs() < 1e-3);
     assert!((events(Strategy::HeteroLayer) - 8.0 * 32.0 * 15.9e-3).abs() < 1e-3);
     assert!(events(Strategy::GpuOnly) == 0.0);
@@ -103,7 +110,7 @@ fn fast_synchronisation_events_per_layer() {
 
 #[test]
 fn long_prompts_are_split_by_graph_size() {
-    let trace = run(&cluster(SocOptions::of(Strategy::HeteroTensor), 2500, 1));
+    let trace = run(&cluster(SocOptions::with_strategy(Strategy::HeteroTensor), 2500, 1));
     let tokens: Vec<u32> = trace.passes.iter().map(|pass| pass.tokens).collect();
     assert_eq!(tokens, [1024, 1024, 452]);
 }
@@ -118,7 +125,7 @@ proptest! {
         let options = SocOptions {
             synchronisation: if slow { Synchronisation::Slow } else { Synchronisation::Fast },
             partitions: if fixed { PartitionPolicy::Fixed } else { PartitionPolicy::Solved },
-            ..SocOptions::of(Strategy::ALL[strategy])
+            ..SocOptions::with_strategy(Strategy::ALL[strategy])
         };
         let cluster = cluster(options, prompt, generate);
         let trace = run(&cluster);

@@ -35,9 +35,9 @@ fn plan(
     plan.kind = PlanKind::Tensor(TensorPlan {
         all_reduce,
         air_time: Some(Seconds(0.003)).filter(|_| all_reduce == AllReduce::OverTheAir),
-        values: Format::F32,
+        partial_format: Format::F32,
         head_loads: HeadLoads::Slice,
-        batch: None,
+        max_batch: None,
         embedding_as: None,
         slices: slices.iter().enumerate().map(slice).collect(),
     });
@@ -105,8 +105,10 @@ fn over_the_air_all_reduce_is_independent_of_device_count() {
 #[test]
 fn sliding_window_rereads_and_overlaps() {
     let cluster = cluster("llama-8b", &[PLENTY; 2], 6);
-    let sliding =
-        |blocks| ResidencyOptions { blocks: Some(blocks), ..ResidencyOptions::of(Residency::Sliding) };
+    let sliding = |blocks| ResidencyOptions {
+        blocks: Some(blocks),
+        ..ResidencyOptions::with_policy(Residency::Sliding)
+    };
     let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(2), sliding(4)));
     // The disk reads 1 GB/s and computing reads 10 GB/s from memory, so a token takes the time in which the head's
     // disk reads its slice and the output.
@@ -202,7 +204,7 @@ fn slices_of_another_model_are_refused() {
         let plan = plan(&cluster, AllReduce::Star, slices, PINNED);
         let error =
             simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect_err("a refusal");
-        assert!(matches!(error, SimError::Plan(_)), "{error:?}");
+        assert!(matches!(error, SimError::InvalidPlan(_)), "{error:?}");
         error.to_string()
     };
     assert!(refusal(&[(4, 7168), (4, 7000)]).contains("`feed_forward` add up to 14168"));
@@ -225,7 +227,7 @@ fn long_prompt_runs_in_batches() {
     assert_eq!((count(&trace, Kind::Output), trace.outcome), (3, Outcome::Ok));
     // Token by token, if the plan sets the batch to 1.
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
-    tensor.batch = Some(1);
+    tensor.max_batch = Some(1);
     let trace = cold(&cluster, &plan);
     assert_eq!(
         (trace.passes.len(), trace.passes[1099].output, trace.passes[1098].output),
@@ -249,7 +251,7 @@ proptest! {
             heads.windows(2).zip(rows.windows(2)).map(|(h, r)| (h[1] - h[0], r[1] - r[0])).collect();
         prop_assume!(slices.iter().all(|slice| *slice != (0, 0)));
         let residency =
-            blocks.map_or(PINNED, |_| ResidencyOptions { blocks, ..ResidencyOptions::of(Residency::Sliding) });
+            blocks.map_or(PINNED, |_| ResidencyOptions { blocks, ..ResidencyOptions::with_policy(Residency::Sliding) });
         let cluster = cluster("llama-8b", &vec![PLENTY; slices.len()], 3);
         let plan = plan(&cluster, pattern, &slices, residency);
         let trace = cold(&cluster, &plan);

@@ -38,7 +38,7 @@ fn run(cluster: &Cluster, windows: &[u32]) -> Metrics {
 #[test]
 fn cold_run_only_delays_first_token() {
     // Weights are read from disk once, and then all are in memory.
-    let cluster = quick("1b", 2, Workload { sequences: 2, ..Workload::plain(4, 30) });
+    let cluster = quick("1b", 2, Workload { sequences: 2, ..Workload::new(4, 30) });
     let (cold, warm) =
         (crate::small_rings::run(&cluster, &planned(&cluster, &[8, 8])), run(&cluster, &[8, 8]));
     assert!(cold.ttft_ms > warm.ttft_ms && cold.sequences.len() == 2);
@@ -53,7 +53,7 @@ fn prompt_batches_keep_all_devices_busy() {
     let stages = [0, 8, 16, 24].map(stage);
     let (once, longest) = (stages.iter().sum::<f64>(), stages.into_iter().fold(0.0, f64::max));
     for batches in [1, 2, 4, 8] {
-        let workload = Workload { micro_batch: 8 / batches, ..Workload::plain(8, 1) };
+        let workload = Workload { micro_batch: 8 / batches, ..Workload::new(8, 1) };
         let mut cluster = quick("llama-8b", 4, workload);
         for member in &mut cluster.members {
             // A GPU, so that no time for first touches of pages is included.
@@ -84,8 +84,8 @@ fn two_sequences_keep_two_devices_busy() {
     // The output matrix takes as long as about 4 layers: the head has 15 layers and the output, the other device 17
     // layers.
     let windows = [15, 17];
-    let one = run(&quick("llama-8b", 2, Workload::plain(4, 100)), &windows);
-    let workload = Workload { sequences: 2, ..Workload::plain(4, 100) };
+    let one = run(&quick("llama-8b", 2, Workload::new(4, 100)), &windows);
+    let workload = Workload { sequences: 2, ..Workload::new(4, 100) };
     let two = run(&quick("llama-8b", 2, workload), &windows);
     // A token takes the time of both stages; with two sequences, a token is complete whenever the longer stage ends.
     let stage = |layers: f64, more: f64| (layers * layer + more) / 10e9;
@@ -101,7 +101,7 @@ fn two_sequences_keep_two_devices_busy() {
     assert_terms(&two);
     assert!(two.terms_ms.queue > 0.0);
     // More sequences than devices do not increase the speed.
-    let workload = Workload { sequences: 4, ..Workload::plain(4, 100) };
+    let workload = Workload { sequences: 4, ..Workload::new(4, 100) };
     let four = run(&quick("llama-8b", 2, workload), &windows).tokens_per_s.expect("tokens");
     assert!((four / two.tokens_per_s.expect("tokens") - 1.0).abs() < 0.02, "{four}");
 }
@@ -109,7 +109,7 @@ fn two_sequences_keep_two_devices_busy() {
 #[test]
 fn tokens_per_step_follow_acceptance() {
     for (chance, drafts) in [(0.0, 3), (0.4, 1), (0.7, 5), (0.9, 8), (1.0, 5)] {
-        let mut many = quick("1b", 1, Workload { sequences: 8, ..Workload::plain(4, 400) });
+        let mut many = quick("1b", 1, Workload { sequences: 8, ..Workload::new(4, 400) });
         many.context = 404;
         let cluster = with_drafts(many, drafts, chance);
         let drafting = run(&cluster, &[16]).speculation.expect("drafts");
@@ -124,9 +124,9 @@ fn tokens_per_step_follow_acceptance() {
 
 #[test]
 fn draft_adds_its_time_and_batch_reads_weights_once() {
-    let plain = run(&quick("llama-8b", 1, Workload::plain(4, 61)), &[32]);
+    let plain = run(&quick("llama-8b", 1, Workload::new(4, 61)), &[32]);
     let with =
-        |acceptance| run(&with_drafts(quick("llama-8b", 1, Workload::plain(4, 61)), 5, acceptance), &[32]);
+        |acceptance| run(&with_drafts(quick("llama-8b", 1, Workload::new(4, 61)), 5, acceptance), &[32]);
     let (all, none) = (with(1.0), with(0.0));
     // Each step reads the weights of the draft model 5 times and those of the model once.
     let drafted = all.speculation.clone().expect("drafts");
@@ -146,12 +146,12 @@ fn draft_adds_its_time_and_batch_reads_weights_once() {
 
 #[test]
 fn draft_model_uses_the_heads_memory() {
-    let base = with_drafts(quick("1b", 2, Workload::plain(4, 8)), 3, 0.5);
+    let base = with_drafts(quick("1b", 2, Workload::new(4, 8)), 3, 0.5);
     let plan = planned(&base, &[8, 8]);
     let own = base.draft.clone().expect("a draft");
     let cache = own.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * own.layers.len() as u64;
     let unreclaimable = |trace: &Trace, device| readings(trace, device, Counter::Unreclaimable)[0];
-    let plain = quick("1b", 2, Workload::plain(4, 8));
+    let plain = quick("1b", 2, Workload::new(4, 8));
     let (with, without) = (warm(&base, &plan), warm(&plain, &planned(&plain, &[8, 8])));
     assert_eq!(unreclaimable(&with, 0) - unreclaimable(&without, 0), own.total_bytes().0 + cache);
     assert_eq!(unreclaimable(&with, 1), unreclaimable(&without, 1));
@@ -169,7 +169,7 @@ fn draft_model_uses_the_heads_memory() {
 #[test]
 fn gpu_draft_does_not_use_the_cpu() {
     let d3 = shipped("d3").expect("shipped");
-    let mut cluster = with_drafts(quick("1b", 1, Workload::plain(4, 13)), 4, 1.0);
+    let mut cluster = with_drafts(quick("1b", 1, Workload::new(4, 13)), 4, 1.0);
     cluster.members[0].device = d3;
     "d0".clone_into(&mut cluster.members[0].device.name);
     let plan = planned(&cluster, &[16]);
@@ -183,13 +183,13 @@ fn gpu_draft_does_not_use_the_cpu() {
     let gpu = cluster.members[0].device.gpu.as_mut().expect("a GPU");
     gpu.memory_available.value = gpu.compute_buffer.value;
     assert_eq!(warm(&cluster, &plan).outcome, Outcome::OutOfMemory);
-    let chosen = draft::planned(&cluster).expect("a draft").processor;
+    let chosen = draft::planned_draft(&cluster).expect("a draft").processor;
     assert_eq!(chosen, Processor::Cpu, "a plan would use the CPU");
 }
 
 #[test]
 fn mismatched_draft_plan_is_refused() {
-    let base = with_drafts(quick("1b", 1, Workload::plain(4, 8)), 3, 0.5);
+    let base = with_drafts(quick("1b", 1, Workload::new(4, 8)), 3, 0.5);
     let plan = planned(&base, &[16]);
     let refused = |cluster: &Cluster, plan: &Plan| {
         let options = Options::default();
@@ -200,14 +200,14 @@ fn mismatched_draft_plan_is_refused() {
     };
     let without_draft = Plan { draft: None, ..plan.clone() };
     assert!(matches!(refused(&base, &without_draft), DraftError::OneSided { .. }));
-    let plain = quick("1b", 1, Workload::plain(4, 8));
+    let plain = quick("1b", 1, Workload::new(4, 8));
     assert!(matches!(refused(&plain, &plan), DraftError::OneSided { .. }));
     let mut other = base.clone();
     other.draft = Some(model::shipped("tiny").expect("shipped"));
     assert!(matches!(refused(&other, &plan), DraftError::OtherModel { .. }));
     // A draft model with another vocabulary.
     let model = model::shipped("tiny").expect("shipped");
-    let planned = PlannedDraft { model: PlannedModel::of(&model), processor: Processor::Cpu };
+    let planned = PlannedDraft { model: PlannedModel::from_profile(&model), processor: Processor::Cpu };
     assert!(matches!(
         refused(&other, &Plan { draft: Some(planned), ..plan.clone() }),
         DraftError::Vocabulary { .. }
@@ -221,11 +221,11 @@ fn mismatched_draft_plan_is_refused() {
 
 #[test]
 fn later_tokens_are_never_faster_in_a_quiet_run() {
-    let mut cluster = quick("1b", 2, Workload::plain(4, 400));
+    let mut cluster = quick("1b", 2, Workload::new(4, 400));
     cluster.context = 404;
     // Embedding rows are in memory, so none is read from disk.
     let trace = warm(&cluster, &planned(&cluster, &[8, 8]));
-    let times: Vec<u64> = metrics::token_times::TokenTimes::of(&trace)
+    let times: Vec<u64> = metrics::token_times::TokenTimes::from_trace(&trace)
         .decode_steps
         .iter()
         .map(metrics::token_times::DecodeStep::duration)
@@ -238,7 +238,7 @@ fn later_tokens_are_never_faster_in_a_quiet_run() {
 proptest! {
     #![proptest_config(crate::cases(60))]
 
-    /// For any workload on any ring: the run ends, every sequence gets its tokens, the terms sum to the token's time,
+    /// For any workload on any ring, the run ends, every sequence gets its tokens, the terms sum to the token's time,
     /// the passes of a sequence are consecutive, no message is lost, and a second run is the same.
     #[test]
     fn every_workload_ends_with_all_its_tokens(
@@ -254,7 +254,7 @@ proptest! {
     ) {
         let memories = memories(&memory_mib, windows.len());
         let mut cluster = cluster("1b", &memories, 1);
-        cluster.workload = Workload { sequences, micro_batch, ..Workload::plain(prompt, generate) };
+        cluster.workload = Workload { sequences, micro_batch, ..Workload::new(prompt, generate) };
         cluster.seed = seed;
         if drafts > 0 {
             cluster = with_drafts(cluster, drafts, acceptance);
@@ -266,9 +266,9 @@ proptest! {
             return Ok(());
         }
         let metrics = metrics::compute(&trace);
-        let outputs = metrics::token_times::TokenTimes::of(&trace);
+        let outputs = metrics::token_times::TokenTimes::from_trace(&trace);
         prop_assert_eq!(outputs.first_tokens.len(), sequences as usize);
-        prop_assert_eq!(outputs.tokens() as u32, sequences * (generate - 1));
+        prop_assert_eq!(outputs.decoded_tokens() as u32, sequences * (generate - 1));
         if metrics.tpot_ms.is_some() {
             assert_terms(&metrics);
             prop_assert!(metrics.tokens_per_s.is_some_and(f64::is_finite));

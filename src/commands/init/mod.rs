@@ -45,18 +45,18 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     let path = &args.output;
     check_folder(path)?;
     if path.exists() && !args.force {
-        return Err(Failure::unusable("the file exists already")
+        return Err(Failure::invalid("the file exists already")
             .at(path.display())
             .hint("write to another file, or replace this one with --force"));
     }
     let scenario = new_scenario(args)?;
-    let text = scenario.yaml();
+    let text = scenario.to_yaml();
     let loaded = check(&text, path)?;
     // Skips the first file, which is the scenario itself.
     check_outputs([path], loaded.files().iter().skip(1))?;
     write(path, text.as_bytes())?;
     let names = |devices: &mut dyn Iterator<Item = &NewDevice>| devices.map(|it| it.name.clone()).collect();
-    let stand_ins: Vec<String> = names(&mut scenario.devices.iter().filter(|device| device.placeholder));
+    let stand_ins: Vec<String> = names(&mut scenario.devices.iter().filter(|device| device.is_placeholder));
     if json {
         let (name, model) = (scenario.name.clone(), scenario.model.clone());
         let devices = names(&mut scenario.devices.iter());
@@ -93,7 +93,7 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
         devices = match &mut prompter {
             Some(prompter) => prompter.devices()?,
             None => {
-                return Err(Failure::unusable("no device is given, and standard input is not a terminal")
+                return Err(Failure::invalid("no device is given, and standard input is not a terminal")
                     .hint("add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`"));
             }
         };
@@ -110,12 +110,12 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
 
 /// Adds the workers that announce themselves, and this machine as their head if no device is given.
 fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<(), Failure> {
-    let line = progress::line();
-    line.set_message(format!("listening for workers, {seconds} s"));
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let spinner = progress::spinner();
+    spinner.set_message(format!("listening for workers, {seconds} s"));
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let found = runtime.block_on(discovery::browse(Duration::from_secs(seconds), MdnsScope::default()));
-    line.finish_and_clear();
-    let found = found.map_err(Failure::running)?;
+    spinner.finish_and_clear();
+    let found = found.map_err(Failure::failed)?;
     if found.is_empty() {
         tracing::info!(
             "no worker was found; start them with `hearth worker --listen 0.0.0.0:9001 --key FILE ..`"
@@ -123,7 +123,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
     }
     if devices.is_empty() && !found.is_empty() {
         let profile = "measured".to_owned();
-        devices.push(NewDevice { name: HEAD.into(), profile, address: None, placeholder: false });
+        devices.push(NewDevice { name: HEAD.into(), profile, address: None, is_placeholder: false });
     }
     for (name, address) in found {
         tracing::info!("found `{}` at {address}", name.escape_debug());
@@ -133,7 +133,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
                 name,
                 profile: like.to_owned(),
                 address: Some(address.to_string()),
-                placeholder: true,
+                is_placeholder: true,
             }),
         }
     }

@@ -62,7 +62,7 @@ impl<R: BufRead> Prompter<R> {
                 let is_known = path || answer == "measured" || known.contains(&answer);
                 is_known.then(|| answer.to_owned()).ok_or("this is not a shipped device")
             })?;
-            devices.push(NewDevice { name, profile, address: None, placeholder: false });
+            devices.push(NewDevice { name, profile, address: None, is_placeholder: false });
         }
     }
 
@@ -86,7 +86,7 @@ impl<R: BufRead> Prompter<R> {
             crate::output::say_stderr!("{question}{brackets}");
             let mut line = String::new();
             let length = self.answers.read_line(&mut line).map_err(|error| {
-                Failure::running(format!("cannot read the answer: {error}")).hint("use flags instead")
+                Failure::failed(format!("cannot read the answer: {error}")).hint("use flags instead")
             })?;
             let answer = if line.trim().is_empty() { default } else { line.trim() };
             match read(answer) {
@@ -94,7 +94,7 @@ impl<R: BufRead> Prompter<R> {
                 Err(why) => {
                     self.invalid += 1;
                     if length == 0 || self.invalid > MAX_INVALID_ANSWERS {
-                        return Err(Failure::unusable(format!("`{answer}`: {why}"))
+                        return Err(Failure::invalid(format!("`{answer}`: {why}"))
                             .hint("use flags instead, see `hearth init --help`"));
                     }
                     crate::output::say_stderr!("`{answer}`: {why}");

@@ -10,7 +10,7 @@ use hearth_schema::scenario::{DeviceEntry, Limits};
 use super::links;
 use crate::diagnostics::Failure;
 
-/// Refuses scenarios that the lab cannot run on the given processors.
+/// Returns an error if the lab cannot run a scenario on the given processors.
 pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     check_processors(scenario, processors)?;
     if let Some(entry) = scenario.devices.iter().find(|entry| !is_file_name(&entry.name)) {
@@ -18,7 +18,7 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
             "device `{}`: the lab names files after devices, and this is not a valid file name",
             entry.name
         );
-        return Err(Failure::unusable(what).hint(FILE_NAME_HINT));
+        return Err(Failure::invalid(what).hint(FILE_NAME_HINT));
     }
     for entry in &scenario.devices {
         if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < MIN_QUOTA)) {
@@ -26,33 +26,34 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
                 "device `{}`: the kernel does not accept a CPU quota below {MIN_QUOTA} processors",
                 entry.name
             );
-            return Err(Failure::unusable(what).hint("raise `limits.cpu`"));
+            return Err(Failure::invalid(what).hint("raise `limits.cpu`"));
         }
         let mut affinity = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = affinity.find(|cpu| !processors.contains(*cpu)) {
             let what = format!("device `{}`: this machine has no processor {missing}", entry.name);
-            return Err(Failure::unusable(what)
-                .hint(format!("use processors of {processors:?} in `limits.affinity`")));
+            return Err(
+                Failure::invalid(what).hint(format!("use processors of {processors:?} in `limits.affinity`"))
+            );
         }
     }
     links::check(&scenario.links).map_err(|why| {
-        Failure::unusable(format!("the lab {why}")).hint("change `links`, or omit `links.emulated`")
+        Failure::invalid(format!("the lab {why}")).hint("change `links`, or omit `links.emulated`")
     })?;
     if let Some(speculation) = &scenario.workload.speculation {
         if speculation.draft.file.is_none() {
-            return Err(Failure::unusable(
+            return Err(Failure::invalid(
                 "the lab runs a real draft model, and the scenario names no file for it",
             )
             .hint("write `workload.speculation.draft: {file: draft.gguf}`"));
         }
         if speculation.processor == Some(Processor::Gpu) {
-            return Err(Failure::unusable("the lab drafts on the head's CPU")
+            return Err(Failure::invalid("the lab drafts on the head's CPU")
                 .hint("omit `workload.speculation.processor`"));
         }
     }
     for (index, event) in scenario.events.iter().enumerate() {
         check_event(scenario, event, processors.len()).map_err(|why| {
-            Failure::unusable(format!("events[{index}]: the lab cannot do this: {why}"))
+            Failure::invalid(format!("events[{index}]: the lab does not support this event: {why}"))
                 .hint("omit the event, or use `hearth simulate`")
         })?;
     }
@@ -71,8 +72,8 @@ pub fn is_file_name(name: &str) -> bool {
 /// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
 const MIN_QUOTA: f64 = 0.1;
 
-/// Refuses devices that compute at the same time but need more processors than there are, because the simulator does
-/// not share processors between devices.
+/// Returns an error if devices that compute at the same time need more processors than there are, because the
+/// simulator does not share processors between devices.
 fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
     let is_concurrent = workload.sequences > 1 || workload.micro_batch < workload.prompt;
@@ -95,7 +96,7 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
             let what = format!(
                 "with several sequences or batches the devices compute at the same time; they need {needed} of the processors {set:?}"
             );
-            return Err(Failure::unusable(what).hint(
+            return Err(Failure::invalid(what).hint(
                 "set `limits.affinity`, `limits.cpu` or `limits.threads` of the devices such that they fit",
             ));
         }
@@ -132,7 +133,7 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
     let limits = entry.and_then(|entry| entry.limits.clone()).unwrap_or_default();
     match change {
         Change::Load(load) => {
-            if load.gpu.is_some() {
+            if load.gpu_available.is_some() {
                 return Err("the lab cannot load a GPU".into());
             }
             // A load slows a device only if both need the same processors.
@@ -142,20 +143,20 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
                 return Ok(());
             }
             Err(format!(
-                "the device computes with {threads} threads and may run on {own} processors, where a load would \
+                "the device computes with {threads} threads and can run on {own} processors, where a load would \
                  not slow it down: give it `affinity` with {threads} processors"
             ))
         }
-        Change::Memory(taken) => {
-            if taken.over.is_some() {
+        Change::Memory(load) => {
+            if load.ramp_time.is_some() {
                 return Err("the memory is allocated at once: omit `over`".into());
             }
             match &limits {
-                Limits { memory: Some(all), .. } if taken.taken >= *all => {
-                    Err(format!("{} do not fit into the memory limit of the device, {all}", taken.taken))
+                Limits { memory: Some(all), .. } if load.size >= *all => {
+                    Err(format!("{} exceed the memory limit of the device, {all}", load.size))
                 }
                 Limits { memory: None, memory_share: None, .. } => {
-                    Err("the device has no limit of memory, so the event would have no effect".into())
+                    Err("the device has no memory limit, so the event would have no effect".into())
                 }
                 _ => Ok(()),
             }
@@ -262,8 +263,8 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
         for (limits, what, complaint) in [
             (", limits: {threads: 1, affinity: [7777]}", "device: b, load: 1 threads", "no processor 7777"),
             (memory, "device: b, memory: {taken: 1 MiB, over: 1 s}", "at once"),
-            (memory, "device: b, memory: 2 GiB", "do not fit"),
-            ("", "device: b, memory: 1 MiB", "no limit of memory"),
+            (memory, "device: b, memory: 2 GiB", "exceed the memory limit"),
+            ("", "device: b, memory: 1 MiB", "no memory limit"),
             ("", "device: a, leaves: true", "the head"),
             ("", "device: b, slow: 50 %", "clock"),
             ("", "device: b, disk_load: 50 %", "throttle"),

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hearth_lab::{Child, CpuHog, LabError, MemoryHog, Placement, ProcessStopper};
+use hearth_lab::{CpuHog, DeviceProcess, LabError, MemoryHog, Placement, ProcessStopper};
 use hearth_schema::events::{Change, Event};
 
 /// Duration of an event without an end: longer than any run.
@@ -87,7 +87,7 @@ pub fn apply(
     let mut timeline = Timeline::new(events);
     let mut prompt_at: Option<Duration> = None;
     // Background processes, each with the end of its event.
-    let mut loads: Vec<(Duration, Child)> = Vec::new();
+    let mut loads: Vec<(Duration, DeviceProcess)> = Vec::new();
     loop {
         let next = timeline.next_start().into_iter().chain(loads.iter().map(|(end, _)| *end)).min();
         let now = prompt_at.map(|start| elapsed().saturating_sub(start));
@@ -110,7 +110,7 @@ pub fn apply(
         while let Some(index) = timeline.take_due(now) {
             let event = &events[index];
             let device = event.device.as_ref().and_then(|name| devices.get(name));
-            let duration = event.lasts.map_or(ENDLESS, |lasts| Duration::from_secs_f64(lasts.0));
+            let duration = event.duration.map_or(ENDLESS, |duration| Duration::from_secs_f64(duration.0));
             if let Some(load) =
                 device.map(|device| begin(event, device, program, duration)).transpose()?.flatten()
             {
@@ -126,17 +126,20 @@ fn begin(
     device: &DeviceProcesses,
     program: &Path,
     duration: Duration,
-) -> Result<Option<Child>, LabError> {
+) -> Result<Option<DeviceProcess>, LabError> {
     let name = event.device.as_deref().unwrap_or_default();
     match event.change() {
-        Some(Change::Load(load)) => {
-            Child::start(name, device.placement, program, &CpuHog { threads: load.threads }.arguments())
-                .map(Some)
-        }
-        Some(Change::Memory(taken)) => {
+        Some(Change::Load(load)) => DeviceProcess::start(
+            name,
+            device.placement,
+            program,
+            &CpuHog { threads: load.threads }.arguments(),
+        )
+        .map(Some),
+        Some(Change::Memory(memory)) => {
             let hog =
-                MemoryHog { program: program.into(), memory: taken.taken, delay: Duration::ZERO, duration };
-            Child::start(name, device.placement, program, &hog.arguments()).map(Some)
+                MemoryHog { program: program.into(), memory: memory.size, delay: Duration::ZERO, duration };
+            DeviceProcess::start(name, device.placement, program, &hog.arguments()).map(Some)
         }
         Some(Change::Leaves) => {
             if let Some(worker) = device.worker {

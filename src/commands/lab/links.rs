@@ -26,7 +26,7 @@ use hearth_workflow::files::write_in_folder;
 use crate::diagnostics::Failure;
 use crate::emulation::EmulatedLinks;
 
-/// Latency of the emulated path with which the overhead of the emulation is measured.
+/// Latency of the emulated path that is used to measure the overhead of the emulation.
 /// source: assumed, as of a cable
 const PROBE_LATENCY: Seconds = Seconds(1e-3);
 /// Address of the link from this process to itself, with any free port.
@@ -37,7 +37,7 @@ const MAX_LATENCY: Seconds = Seconds(0.5);
 /// Name of the file that serialises the transmissions of the emulated Wi-Fi channel.
 const CHANNEL_LOCK: &str = "wifi-channel.lock";
 
-/// Refuses links that the lab cannot emulate.
+/// Returns an error if the lab cannot emulate the links.
 pub fn check(links: &Links) -> Result<(), String> {
     if !links.emulated {
         return Ok(());
@@ -81,12 +81,16 @@ fn path_between(
     let (seed, rng_stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
     match table.connection(pair[0], pair[1]) {
         // Unconnected devices exchange only heartbeats.
-        None => Ok(EmulatedPath { seed, rng_stream, ..EmulatedPath::of(table.default_link().latency.value) }),
+        None => Ok(EmulatedPath {
+            seed,
+            rng_stream,
+            ..EmulatedPath::with_latency(table.default_link().latency.value)
+        }),
         Some(Connection::Link(link)) => Ok(EmulatedPath {
             bandwidth: Some(link.bandwidth.value),
             seed,
             rng_stream,
-            ..EmulatedPath::of(link.latency.value)
+            ..EmulatedPath::with_latency(link.latency.value)
         }),
         Some(Connection::Wireless(wireless)) => wireless_path(&wireless, channel_lock)
             .map(|path| EmulatedPath { seed, rng_stream, ..path })
@@ -95,7 +99,7 @@ fn path_between(
                     "the lab can emulate Wi-Fi only between stations, but {} and {} are not both stations",
                     pair[0], pair[1]
                 );
-                Failure::unusable(what)
+                Failure::invalid(what)
                     .hint("put both into `stations`, or give the pair a link in `links.between`")
             }),
     }
@@ -115,7 +119,7 @@ fn wireless_path(wireless: &path::WirelessPath, channel_lock: &Path) -> Option<E
         overhead: channel.overhead.value * 2.0,
         bandwidth: Some(wireless.rate()),
         medium: Some(channel_lock.to_path_buf()),
-        ..EmulatedPath::of(delay.median.value)
+        ..EmulatedPath::with_latency(delay.median.value)
     })
 }
 
@@ -131,19 +135,19 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
     write_in_folder(folder, CHANNEL_LOCK, b"")?;
     let name = |index: usize| plan.devices[index % plan.devices.len()].name.as_str();
     for from in 0..plan.devices.len() {
-        // The path to unknown addresses: that of the head, and those of devices that get only heartbeats.
+        // The default path is for the head and for devices that receive only heartbeats.
         let other = if from == 0 { name(1) } else { name(0) };
-        let mut peers = BTreeMap::new();
+        let mut paths_by_address = BTreeMap::new();
         for (to, device) in plan.devices.iter().enumerate().filter(|(to, _)| *to != from) {
             if let Some(address) = &device.address {
-                peers.insert(
+                paths_by_address.insert(
                     address.clone(),
                     path_between(&table, scenario, [name(from), name(to)], &channel_lock)?,
                 );
             }
         }
-        let others = path_between(&table, scenario, [name(from), other], &channel_lock)?;
-        let text = EmulatedLinks { others, peers }.to_json()?;
+        let default_path = path_between(&table, scenario, [name(from), other], &channel_lock)?;
+        let text = EmulatedLinks { default_path, paths_by_address }.to_json()?;
         write_in_folder(folder, file_name(name(from)), text.as_bytes())?;
     }
     Ok(())
@@ -152,7 +156,7 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
 /// Measures the links for the simulator: the loopback, or the links of the scenario plus the overhead of their
 /// emulation. The measurement runs in this process, because it would increase the memory of a worker.
 pub fn measure(links: &Links) -> Result<Links, Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let effort = ProbeEffort::quick();
     if !links.emulated {
         let link =
@@ -160,8 +164,10 @@ pub fn measure(links: &Links) -> Result<Links, Failure> {
         let default = Link { latency: link.latency, bandwidth: link.bandwidth };
         return Ok(Links::constant(default));
     }
-    let network =
-        EmulatedTransport::new(ring::TcpTransport, Arc::new(|_| Ok(EmulatedPath::of(PROBE_LATENCY))));
+    let network = EmulatedTransport::new(
+        ring::TcpTransport,
+        Arc::new(|_| Ok(EmulatedPath::with_latency(PROBE_LATENCY))),
+    );
     let probed = runtime.block_on(probe::measure_link_to_self(&network, PROBE_ADDRESS, effort))?;
     Ok(with_overhead(links, &probed))
 }

@@ -22,7 +22,7 @@ use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::planning;
 use serde::Serialize;
 
-use self::session::{INTERRUPTED, Lab};
+use self::session::{IS_INTERRUPTED, Lab};
 use self::steadiness::{Steadiness, observe};
 use super::print_json;
 use crate::cli::LabArgs;
@@ -30,7 +30,7 @@ use crate::diagnostics::Failure;
 use crate::machine::read_scenario;
 use crate::output::run::{RunOutput, table};
 use crate::output::{counters, plan, say};
-use crate::progress::{self, Terminal};
+use crate::progress::{self, TerminalProgress};
 
 /// The results as `--json` prints them.
 #[derive(Serialize)]
@@ -61,9 +61,9 @@ impl From<LabError> for Failure {
     fn from(error: LabError) -> Self {
         let failure = match error {
             LabError::NoGroups { .. } | LabError::Copy { .. } | LabError::Cache { .. } => {
-                Failure::unusable(&error)
+                Failure::invalid(&error)
             }
-            LabError::Limit { .. } | LabError::Process { .. } => Failure::running(&error),
+            LabError::Limit { .. } | LabError::Process { .. } => Failure::failed(&error),
         };
         let failure = error.path().into_iter().fold(failure, Failure::at);
         error.hint().into_iter().fold(failure, Failure::hint)
@@ -73,7 +73,7 @@ impl From<LabError> for Failure {
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let Some(scenario) = &args.scenario else { return suite::run(args, json) };
     let result = run_one(args, scenario, json);
-    while INTERRUPTED.load(Ordering::SeqCst) {
+    while IS_INTERRUPTED.load(Ordering::SeqCst) {
         std::thread::park();
     }
     result
@@ -93,31 +93,31 @@ fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<Exi
         check_folder(folder)?;
     }
     let model = args.planning.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
-        Failure::unusable("the lab runs a real model, but the scenario has no model file")
+        Failure::invalid("the lab runs a real model, but the scenario has no model file")
             .at(scenario.display())
             .hint("give --model GGUF; `hearth synth` can make a model")
     })?;
-    let line = progress::line();
-    line.set_message("copying the model");
+    let spinner = progress::spinner();
+    spinner.set_message("copying the model");
     let mut lab = Lab::set_up(&loaded, &model, args)?;
-    line.set_message("measuring the devices within their limits");
+    spinner.set_message("measuring the devices within their limits");
     let (devices, speed) = lab.profiles(&loaded)?;
-    let mut cluster = loaded.cluster_of_measured(devices, Some(&model))?;
-    hearth_workflow::limits::bound_memory(&loaded.scenario, &mut cluster);
+    let mut cluster = loaded.measured_cluster(devices, Some(&model))?;
+    hearth_workflow::limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     let plan = {
-        let progress = Terminal::new();
+        let progress = TerminalProgress::new();
         planning::read_or_make(args.plan.as_deref(), &loaded, &cluster, args.planning.budget(&progress))?
     };
-    line.set_message("starting the workers");
+    spinner.set_message("starting the workers");
     // On this machine every device reaches every other, but not in the scenario.
-    cluster.links.check_plan(&plan).map_err(Failure::unusable)?;
+    cluster.links.check_plan(&plan).map_err(Failure::invalid)?;
     let mut plan = lab.prepare(&loaded, &mut cluster, plan)?;
     let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded)?;
     let predicted_metrics = metrics::compute(&predicted);
     let mut measured: Vec<(Trace, Vec<DeviceUsage>)> = Vec::new();
     let mut steadiness = Vec::new();
     for repeat in 0..args.repeats {
-        line.set_message(format!(
+        spinner.set_message(format!(
             "prediction {prediction} is written; executing, {} of {}",
             repeat + 1,
             args.repeats
@@ -129,7 +129,7 @@ fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<Exi
         measured.push(run);
         steadiness.push(steady);
     }
-    line.finish_and_clear();
+    spinner.finish_and_clear();
     let folder = lab.finish();
     let prediction = Prediction { trace: predicted, digest: prediction };
     show_all(args, json, &folder, &plan, prediction, (measured, steadiness))
@@ -153,7 +153,7 @@ fn show_all(
     let Prediction { trace: predicted, digest: prediction } = prediction;
     let (mut traces, mut groups): (Vec<Trace>, Vec<Vec<DeviceUsage>>) = measured.into_iter().unzip();
     if groups.is_empty() {
-        return Err(Failure::running("nothing was executed"));
+        return Err(Failure::failed("nothing was executed"));
     }
     let first = RunOutput::of(&traces[0]);
     let repeats: Vec<RunOutput> = traces[1..].iter().map(RunOutput::of).collect();
@@ -167,7 +167,7 @@ fn show_all(
         steadiness,
     };
     traces.insert(0, predicted);
-    let report = Report::new(traces).map_err(Failure::running)?;
+    let report = Report::new(traces).map_err(Failure::failed)?;
     if args.report.is_some() {
         for (name, bytes) in report.files() {
             write_in_folder(folder, name, &bytes)?;

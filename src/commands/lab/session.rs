@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
-    Child, DeviceLimits, DeviceUsage, Group, Groups, Meter, ModelCopies, Placement, WatchedDevice, copies,
+    DeviceLimits, DeviceProcess, DeviceUsage, Group, Groups, Meter, ModelCopies, Placement, WatchedDevice,
+    copies,
 };
 use hearth_profiles::{Bytes, Device, Document};
 use hearth_schema::events::Change;
@@ -26,7 +27,7 @@ use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{Disturbances, Run};
 use hearth_workflow::documents::{read, read_trace, write_run};
 use hearth_workflow::files::{create_folder, write_in_folder};
-use hearth_workflow::simulation::{MemoryOptions, simulate_with};
+use hearth_workflow::simulation::{MemoryOptions, simulate_with_disturbances};
 use hearth_workflow::{Error, LoadedScenario, MidRunPlanner, limits};
 
 use super::events::{self, DeviceProcesses, HeadReport};
@@ -48,7 +49,7 @@ const MAX_PROFILE_AGE: Duration = Duration::from_mins(10);
 const RUN_DEADLINE: Duration = Duration::from_mins(30);
 
 pub struct Lab {
-    children: BTreeMap<String, Child>,
+    children: BTreeMap<String, DeviceProcess>,
     groups: BTreeMap<String, Group>,
     copies: ModelCopies,
     program: PathBuf,
@@ -61,7 +62,7 @@ pub struct Lab {
 }
 
 /// Whether a signal was received; the thread of the signal handler cleans up and exits the process.
-pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+pub static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 impl Lab {
     pub fn set_up(loaded: &LoadedScenario, model: &Path, args: &LabArgs) -> Result<Lab, Failure> {
@@ -104,7 +105,7 @@ impl Lab {
             children: BTreeMap::new(),
             groups,
             copies,
-            program: std::env::current_exe().map_err(Failure::running)?,
+            program: std::env::current_exe().map_err(Failure::failed)?,
             folder,
             profiles: args.profiles.clone(),
             model_digest: opened.profile.digest.clone(),
@@ -157,7 +158,7 @@ impl Lab {
         arguments.push(self.copies.file(index).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         arguments.extend(threads(limits));
-        Child::start(name, self.placement(name, limits), &self.program, &arguments)?
+        DeviceProcess::start(name, self.placement(name, limits), &self.program, &arguments)?
             .for_each_line(PROFILE_DEADLINE, |_| {})?;
         let device: Device = read(&output)?;
         let speed = steadiness::speed()?;
@@ -173,7 +174,7 @@ impl Lab {
     fn profile_name(&self, limits: &Limits) -> String {
         let Limits { memory, threads, affinity, .. } = limits;
         let key = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
-        format!("{}.device.yaml", hearth_schema::digest::of(&key).replace(':', "-"))
+        format!("{}.device.yaml", hearth_schema::digest::of_text(&key).replace(':', "-"))
     }
 
     /// Sets the memory limits that depend on the plan, starts the workers, and updates memory and links of the
@@ -188,15 +189,16 @@ impl Lab {
         for (index, device) in plan.devices.iter().enumerate() {
             let (_, limits) = entry(loaded, &device.name)?;
             if let (Some(_), Some(group)) = (limits.memory_share, self.groups.get(&device.name)) {
-                let memory = limits::memory(&limits, cluster, &plan, index);
+                let memory = limits::memory_limit(&limits, cluster, &plan, index);
                 group.set_limits(DeviceLimits { memory, ..DeviceLimits::default() })?;
             }
         }
         self.start_workers(loaded, &mut plan)?;
         // The unreclaimable memory of a worker before it computes.
-        let idle = |name: &String| self.groups.get(name).and_then(|group| group.memory().unreclaimable());
+        let idle =
+            |name: &String| self.groups.get(name).and_then(|group| group.memory().unreclaimable_bytes());
         let idle = self.children.keys().filter_map(idle).max().map_or(Bytes::ZERO, Bytes);
-        limits::restrict_memory(&loaded.scenario, cluster, &plan, idle);
+        limits::apply_memory_limits(&loaded.scenario, cluster, &plan, idle);
         for (entry, member) in loaded.scenario.devices.iter().zip(&cluster.members) {
             let name = format!("{}.device.yaml", entry.name);
             write_in_folder(&self.folder, name, member.device.to_yaml().as_bytes())?;
@@ -223,7 +225,8 @@ impl Lab {
             arguments.push(self.copies.file(index).display().to_string());
             arguments.extend(threads(&limits));
             arguments.extend(self.emulation_flags(loaded, &name));
-            let mut child = Child::start(&name, self.placement(&name, &limits), &self.program, &arguments)?;
+            let mut child =
+                DeviceProcess::start(&name, self.placement(&name, &limits), &self.program, &arguments)?;
             let line = child.next_line(START_DEADLINE)?;
             let address = line.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
             plan.devices[position].address = Some(address);
@@ -265,14 +268,19 @@ impl Lab {
     ) -> Result<(Trace, String), Failure> {
         let replanner = MidRunPlanner::new(loaded);
         let disturbances = Disturbances { events: &loaded.scenario.events, replanner: Some(&replanner) };
-        let Run { trace, unreached_events, .. } =
-            simulate_with(cluster, plan, &loaded.scenario, MemoryOptions::default(), &disturbances)?;
+        let Run { trace, unreached_events, .. } = simulate_with_disturbances(
+            cluster,
+            plan,
+            &loaded.scenario,
+            MemoryOptions::default(),
+            &disturbances,
+        )?;
         for index in unreached_events {
             tracing::warn!("events[{index}] did not happen before the predicted run ended");
         }
         let mut text = Vec::new();
-        trace.write(&mut text).map_err(Failure::running)?;
-        let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
+        trace.write(&mut text).map_err(Failure::failed)?;
+        let hash = hearth_schema::digest::of_text(&String::from_utf8_lossy(&text));
         write_run(&self.folder.join("predicted.trace"), &trace, &[])?;
         write_in_folder(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
         Ok((trace, hash))
@@ -303,12 +311,12 @@ impl Lab {
             watched.push(WatchedDevice {
                 name: device.name.clone(),
                 group: self.groups.get(&device.name),
-                throttled: limits.disk_read.is_some(),
+                is_throttled: limits.disk_read.is_some(),
                 resident_before: self.copies.resident_bytes(index),
             });
         }
         let mut meter = Meter::start(watched);
-        let head = Child::start(name, self.placement(name, &limits), &self.program, &arguments)?;
+        let head = DeviceProcess::start(name, self.placement(name, &limits), &self.program, &arguments)?;
         let missed = self.follow(loaded, head, || meter.on_token())?;
         for index in missed {
             tracing::warn!("events[{index}] did not happen before the run ended");
@@ -322,7 +330,7 @@ impl Lab {
     fn follow(
         &self,
         loaded: &LoadedScenario,
-        head: Child,
+        head: DeviceProcess,
         mut token: impl FnMut(),
     ) -> Result<Vec<usize>, Failure> {
         let scenario = &loaded.scenario;
@@ -330,8 +338,10 @@ impl Lab {
             scenario.devices.iter().map(|entry| entry.limits.clone().unwrap_or_default()).collect();
         let device = |(entry, limits)| {
             let entry: &hearth_schema::scenario::DeviceEntry = entry;
-            let (placement, worker) =
-                (self.placement(&entry.name, limits), self.children.get(&entry.name).map(Child::stopper));
+            let (placement, worker) = (
+                self.placement(&entry.name, limits),
+                self.children.get(&entry.name).map(DeviceProcess::stopper),
+            );
             (entry.name.clone(), DeviceProcesses { placement, worker })
         };
         let devices: BTreeMap<String, DeviceProcesses> =
@@ -356,7 +366,7 @@ impl Lab {
                 let _ = report_tx.send(report);
             });
             drop(report_tx);
-            let applied = applying.join().map_err(|_| Failure::running("applying the events failed"))?;
+            let applied = applying.join().map_err(|_| Failure::failed("applying the events failed"))?;
             let missed = applied?;
             ended?;
             Ok(missed)
@@ -379,7 +389,7 @@ impl Lab {
         ] {
             arguments.extend([flag.to_string(), value]);
         }
-        if let (Some(draft), drafts @ 1..) = (&self.draft, workload.drafts()) {
+        if let (Some(draft), drafts @ 1..) = (&self.draft, workload.drafted_tokens()) {
             arguments.extend(strings(["--draft-model", &draft.display().to_string()]));
             arguments.extend(strings(["--draft-tokens", &drafts.to_string()]));
         }
@@ -440,21 +450,21 @@ fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure
     let index = devices
         .iter()
         .position(|entry| entry.name == name)
-        .ok_or_else(|| Failure::unusable(format!("device `{name}` of the plan is not in the scenario")))?;
+        .ok_or_else(|| Failure::invalid(format!("device `{name}` of the plan is not in the scenario")))?;
     Ok((index, devices[index].limits.clone().unwrap_or_default()))
 }
 
 /// Removes groups and copies after a signal, because destructors do not run then.
 fn clean_up_on_signal(groups: Option<Groups>, folder: PathBuf) {
     interruption::on_signal(move || {
-        INTERRUPTED.store(true, Ordering::SeqCst);
+        IS_INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {
             groups.remove_own();
         }
         // Also ends stopped workers, which cannot detect the end of their input.
         copies::remove(&folder);
         tracing::info!("interrupted; control groups and copies of the model are removed");
-        std::process::exit(interruption::INTERRUPTED);
+        std::process::exit(interruption::EXIT_INTERRUPTED);
     });
 }
 

@@ -25,15 +25,18 @@ pub fn is_similar(then: f64, now: f64) -> bool {
     (now / then - 1.0).abs() <= MAX_SPEED_CHANGE
 }
 
-/// The speed of the machine around a run.
+/// Whether the speed of the machine remained the same during a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Steadiness {
     /// The speed before and after the run, relative to the speed when the devices were measured.
-    pub pace: [f64; 2],
+    #[serde(rename = "pace")]
+    pub relative_speeds: [f64; 2],
     /// The share of CPU time that a hypervisor gave to other virtual machines during the run; 0 if unknown.
-    pub stolen: f64,
+    #[serde(rename = "stolen")]
+    pub stolen_share: f64,
     /// Whether these speeds and this stolen time would change the predicted time by at most a tenth.
-    pub steady: bool,
+    #[serde(rename = "steady")]
+    pub is_steady: bool,
 }
 
 impl Steadiness {
@@ -48,18 +51,18 @@ impl Steadiness {
     fn of(pace: [f64; 2], stolen: f64, computing: f64) -> Steadiness {
         // False for NaN.
         let is_small = |share: f64, pace: f64| (share * (1.0 / pace - 1.0)).abs() <= MAX_TIME_CHANGE;
-        let steady = pace.iter().all(|&pace| is_small(computing, pace)) && is_small(1.0, 1.0 - stolen);
-        Steadiness { pace, stolen, steady }
+        let is_steady = pace.iter().all(|&pace| is_small(computing, pace)) && is_small(1.0, 1.0 - stolen);
+        Steadiness { relative_speeds: pace, stolen_share: stolen, is_steady }
     }
 
     /// Returns a warning for an unsteady run.
     pub fn warning(&self) -> Option<String> {
-        let [before, after] = self.pace;
-        (!self.steady).then(|| {
+        let [before, after] = self.relative_speeds;
+        (!self.is_steady).then(|| {
             format!(
                 "before the run the machine was {before:.2} times as fast as when the devices were measured, and after it \
                  {after:.2} times; during the run {:.0} % of the CPU time was stolen by the hypervisor",
-                self.stolen * 100.0
+                self.stolen_share * 100.0
             )
         })
     }
@@ -118,7 +121,7 @@ impl ProcessorTimes {
 
 /// Measures the current speed of the machine.
 pub fn speed() -> Result<f64, Failure> {
-    Ok(pace().map_err(Failure::running)?.0)
+    Ok(pace().map_err(Failure::failed)?.0)
 }
 
 #[cfg(test)]
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn change_of_speed_counts_by_the_share_of_computing() {
-        let is_steady = |computing, pace| Steadiness::of(pace, 0.0, computing).steady;
+        let is_steady = |computing, pace| Steadiness::of(pace, 0.0, computing).is_steady;
         assert!(is_steady(1.0, [1.0, 0.96]) && is_steady(1.0, [1.05, 1.0]));
         assert!(!is_steady(1.0, [1.0, 0.8]) && !is_steady(1.0, [1.3, 1.0]));
         assert!(is_steady(0.1, [0.7, 1.3]), "most of the time is waiting for disks");
@@ -137,7 +140,7 @@ mod tests {
 
     #[test]
     fn stolen_time_makes_a_run_unsteady() {
-        let is_steady = |stolen| Steadiness::of([1.0, 1.0], stolen, 0.05).steady;
+        let is_steady = |stolen| Steadiness::of([1.0, 1.0], stolen, 0.05).is_steady;
         assert!(is_steady(0.0) && is_steady(0.09));
         assert!(
             !is_steady(0.1) && !is_steady(0.5) && !is_steady(1.0),

@@ -122,7 +122,7 @@ fn cpu_rows() -> Result<(), Failure> {
             for idle_ms in [1u64, 10, 50] {
                 let bursts = (1000 / (2 * work_ms + idle_ms)).clamp(6, 100);
                 let quota = (period_ms as f64 * 1e3 * SHARE) as u64;
-                let limits = Limits { cpu: Some((quota, period_ms * 1000)), ..Limits::default() };
+                let limits = Limits { cpu_quota: Some((quota, period_ms * 1000)), ..Limits::default() };
                 let rounds = (rate * work_ms as f64) as u64;
                 let words =
                     ["--child-cpu".into(), rounds.to_string(), bursts.to_string(), idle_ms.to_string()];
@@ -195,7 +195,7 @@ fn duty_rows() -> Result<(), Failure> {
             for idle_ms in [10u64, 50] {
                 let bursts = (800 / (3 * work_ms + idle_ms)).clamp(8, 40);
                 let quota = (PERIOD_MS as f64 * 1e3 * cores) as u64;
-                let limits = Limits { cpu: Some((quota, PERIOD_MS * 1000)), ..Limits::default() };
+                let limits = Limits { cpu_quota: Some((quota, PERIOD_MS * 1000)), ..Limits::default() };
                 let rounds = (rate * work_ms as f64) as u64;
                 let words = [threads as u64, rounds, bursts, idle_ms].map(|number| number.to_string());
                 let words: Vec<String> = ["--child-duty".to_string()].into_iter().chain(words).collect();
@@ -323,8 +323,8 @@ fn disk_rows() -> Result<(), Failure> {
 fn simulated_times_ms(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(1500e6),
-        fault: BytesPerSecond(744e6),
-        explicit: BytesPerSecond(1438e6),
+        fault_rate: BytesPerSecond(744e6),
+        prefetch_rate: BytesPerSecond(1438e6),
         throttle: Some(BytesPerSecond(DISK_MBPS as f64 * 1e6)),
         latency: Seconds(0.0002),
     };

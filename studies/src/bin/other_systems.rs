@@ -20,11 +20,11 @@ use hearth_halda::systems::{self, SystemOptions};
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Seconds, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::plan::tensor::AllReduce;
-use hearth_schema::plan::{Origin, PlanKind};
+use hearth_schema::plan::{PlanKind, ScenarioRecord};
 use hearth_schema::trace::Outcome;
 use hearth_sim::{Input, Options, simulate};
 use hearth_studies::run_study;
-use hearth_workflow::{FilesOnly, LoadedScenario};
+use hearth_workflow::{FileResolver, LoadedScenario};
 
 /// TPOT and TTFT in milliseconds.
 type Times = (f64, f64);
@@ -73,11 +73,11 @@ fn paper(size: &str) -> Result<Cluster, Failed> {
 }
 
 fn cluster(path: &str) -> Result<Cluster, Failed> {
-    Ok(LoadedScenario::read(Path::new(path), &FilesOnly)?.cluster(None)?)
+    Ok(LoadedScenario::read(Path::new(path), &FileResolver)?.cluster(None)?)
 }
 
 fn planned(system: &str, cluster: &Cluster, options: SystemOptions) -> Result<Plan, Failed> {
-    let origin = Origin { name: "study".into(), digest: String::new() };
+    let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     Ok(systems::plan(system, cluster, &origin, options)?)
 }
 
@@ -185,7 +185,7 @@ fn on_one_channel() -> Result<String, Failed> {
         ] {
             let mut plan = plan.clone();
             if let PlanKind::Tensor(tensor) = &mut plan.kind {
-                (tensor.all_reduce, tensor.values) = (all_reduce, values);
+                (tensor.all_reduce, tensor.partial_format) = (all_reduce, values);
             }
             let metrics = run(&cluster, &plan, true)?;
             let (tpot, _) = times(&metrics)?;
@@ -211,10 +211,10 @@ fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<Str
     let devices = plan.devices.len();
     let partial = Bytes(8192 / format.block_len() * format.block_bytes());
     let all_reduce = hearth_core::tensor::Collective { pattern: tensor.all_reduce, devices };
-    let message = all_reduce.message(partial);
+    let message = all_reduce.message_bytes(partial);
     let link = ample.links.default_link();
     let (count, steps) = (0..devices).fold((0, 0), |(count, steps), place| {
-        let awaited = all_reduce.awaited(place);
+        let awaited = all_reduce.awaited_messages(place);
         (count + awaited, steps.max(awaited))
     });
     // The number of message times one after another: all-gather sends to all devices at once, a star sends to the
@@ -281,7 +281,7 @@ fn side_by_side() -> Result<String, Failed> {
                     ---: | ---: | --- |\n"
         .to_owned();
     let cluster = paper("8b")?;
-    for system in systems::NAMES {
+    for system in systems::SYSTEM_NAMES {
         let formats: &[Option<Format>] =
             if matches!(system, "exo" | "dllama") { &[None] } else { &[None, Some(Format::Q4_0)] };
         for &weights_as in formats {

@@ -10,8 +10,8 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use hearth_core::soc::interval::total;
-use hearth_core::soc::{Chip, Matmul};
+use hearth_core::soc::interval::total_time;
+use hearth_core::soc::{Matmul, SocLatencyModel};
 use hearth_profiles::device::soc::{PartitionPolicy, Soc, Strategy, Synchronisation};
 use hearth_profiles::device::{SocOptions, shipped};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};
@@ -34,7 +34,7 @@ fn study() -> Result<(), Failed> {
     let folder = Path::new("docs/studies/soc");
     std::fs::create_dir_all(folder)?;
     for (name, lines) in [("prefill", prefill()?), ("partition", partition()?)] {
-        let drawing = lines.standalone().ok_or("the chart has no values")?;
+        let drawing = lines.standalone_svg().ok_or("the chart has no values")?;
         std::fs::write(folder.join(format!("{name}.svg")), drawing)?;
     }
     averages()
@@ -42,16 +42,19 @@ fn study() -> Result<(), Failed> {
 
 fn soc(options: SocOptions) -> Result<Soc, Failed> {
     let mut soc = shipped("snapdragon-8-gen-3")?.soc.ok_or("the device has no SoC")?;
-    soc.usual = options;
+    soc.default_options = options;
     Ok(soc)
 }
 
 /// Returns the seconds of a pass through a whole model.
 fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Failed> {
     let soc = soc(options)?;
-    let forward = Chip::new(&soc, model, Bytes(2)).forward(pass);
+    let forward = SocLatencyModel::new(&soc, model, Bytes(2)).forward_cost(pass);
     let layers = f64::from(model.shape.layers.0);
-    Ok((total(&forward.layer) * layers + forward.head.time() + forward.preparation).0)
+    Ok((total_time(&forward.layer_intervals) * layers
+        + forward.output_interval.time()
+        + forward.preparation_time)
+        .0)
 }
 
 /// Returns the chart of the prefill speed by prompt length, for each strategy.
@@ -63,8 +66,8 @@ fn prefill() -> Result<LineChart, Failed> {
     for strategy in Strategy::ALL {
         let mut values = Vec::new();
         for &tokens in &lengths {
-            let pass = Pass::plain(0, 0, tokens, true);
-            values.push(Some(f64::from(tokens) / time(SocOptions::of(strategy), &model, pass)?));
+            let pass = Pass::new(0, 0, tokens, true);
+            values.push(Some(f64::from(tokens) / time(SocOptions::with_strategy(strategy), &model, pass)?));
         }
         lines.push(Series { name: strategy.name().to_owned(), values });
     }
@@ -85,11 +88,11 @@ fn prefill() -> Result<LineChart, Failed> {
 /// Returns the chart of the time of two feed-forward matmuls with 256 tokens, by the share of their tokens or rows
 /// that the NPU computes.
 fn partition() -> Result<LineChart, Failed> {
-    let (soc, model) = (soc(SocOptions::of(Strategy::HeteroTensor))?, model::shipped("llama-8b")?);
-    let chip = Chip::new(&soc, &model, Bytes(2));
-    let solver = chip.solver().ok_or("the SoC has no NPU")?;
+    let (soc, model) = (soc(SocOptions::with_strategy(Strategy::HeteroTensor))?, model::shipped("llama-8b")?);
+    let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+    let solver = latency_model.solver().ok_or("the SoC has no NPU")?;
     let parts: Vec<u64> = (0..=16).collect();
-    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair());
+    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair_cost());
     let by_tokens = |part: u64, matmul: Matmul| {
         let on_npu = part * 16;
         let gpu = solver.gpu.matmul_time(matmul, 256 - on_npu);
@@ -141,7 +144,7 @@ fn averages() -> Result<(), Failed> {
     );
     for model in &models {
         for strategy in [Strategy::HeteroLayer, Strategy::HeteroTensor] {
-            let fast = SocOptions::of(strategy);
+            let fast = SocOptions::with_strategy(strategy);
             let slow = SocOptions {
                 synchronisation: Synchronisation::Slow,
                 partitions: PartitionPolicy::Fixed,
@@ -150,10 +153,10 @@ fn averages() -> Result<(), Failed> {
             let gain = |pass: Pass| -> Result<f64, Failed> {
                 Ok(time(slow, model, pass)? / time(fast, model, pass)? - 1.0)
             };
-            let lengths = [64, 256, 1024].map(|tokens| gain(Pass::plain(0, 0, tokens, true)));
+            let lengths = [64, 256, 1024].map(|tokens| gain(Pass::new(0, 0, tokens, true)));
             let [short, middle, long] = lengths;
             let (short, middle, long) = (short?, middle?, long?);
-            let decoding = 1.0 + gain(Pass::plain(1, 256, 1, true))?;
+            let decoding = 1.0 + gain(Pass::new(1, 256, 1, true))?;
             let mean = (short + middle + long) / 3.0;
             let [short, middle, long, mean] = [short, middle, long, mean].map(|gain| gain * 100.0);
             println!(
@@ -168,13 +171,13 @@ fn averages() -> Result<(), Failed> {
     let mut sums = [0.0; 3];
     let lengths = [33, 65, 135, 300, 525, 600, 1000];
     for tokens in lengths {
-        let pass = Pass::plain(0, 0, tokens, true);
-        let tensor = time(SocOptions::of(Strategy::HeteroTensor), &models[0], pass)?;
+        let pass = Pass::new(0, 0, tokens, true);
+        let tensor = time(SocOptions::with_strategy(Strategy::HeteroTensor), &models[0], pass)?;
         let mut cells = [0.0; 3];
         for (at, strategy) in
             [Strategy::OnlinePrepare, Strategy::Padding, Strategy::Pipe].into_iter().enumerate()
         {
-            cells[at] = time(SocOptions::of(strategy), &models[0], pass)? / tensor;
+            cells[at] = time(SocOptions::with_strategy(strategy), &models[0], pass)? / tensor;
             sums[at] += cells[at] / lengths.len() as f64;
         }
         println!("| {tokens} | {:.2} | {:.2} | {:.2} |", cells[0], cells[1], cells[2]);

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, ValueEnum};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, Limits, MIB, PAGE, WeightFile, advise, checksum, map_cold, median,
-    require_root, resident,
+    Cgroups, Counters, Failure, Limits, MIB, PAGE_SIZE, WeightFile, advise, checksum, map_cold, median,
+    require_root, resident_pages,
 };
 use hearth_studies::run_study;
 use serde::{Deserialize, Serialize};
@@ -164,7 +164,7 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
     rows
 }
 
-/// Whether a piece of the file is kept. Kept pieces are spread evenly.
+/// Returns whether a piece of the file is kept. Kept pieces are spread evenly.
 fn keeps(experiment: &Experiment, piece: usize) -> bool {
     let (pieces, kept) = (experiment.share_mib * MIB / PIECE, experiment.kept_mib * MIB / PIECE);
     (piece + 1) * kept / pieces > piece * kept / pieces
@@ -172,8 +172,11 @@ fn keeps(experiment: &Experiment, piece: usize) -> bool {
 
 /// Runs one experiment in a new child, so that its cgroups are empty at the start, and prints its row.
 fn measure(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
-    let limits =
-        Limits { memory: experiment.memory_mib * MIB, disk_mbps: experiment.disk_mbps, ..Limits::default() };
+    let limits = Limits {
+        memory_bytes: experiment.memory_mib * MIB,
+        disk_mbps: experiment.disk_mbps,
+        ..Limits::default()
+    };
     let groups = Cgroups::create(limits, file)?;
     let path = file.to_str().ok_or("the directory's name is not UTF-8")?;
     let text = groups.run(&["--child".into(), serde_json::to_string(experiment)?, path.into()])?;
@@ -220,9 +223,9 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
                 let delta = Counters::read(&groups)?.since(&count);
                 println!(
                     "token {token} round {round}: {residency_map} {length:.3?}, read {} MiB, {} faults, active {} MiB",
-                    delta.bytes / MIB as u64,
+                    delta.bytes_read / MIB as u64,
                     delta.major_faults,
-                    delta.active / MIB as u64,
+                    delta.active_bytes / MIB as u64,
                 );
             }
         }
@@ -234,10 +237,10 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     println!(
         "{RESULT}{:.3} | {:.2} | {} | {:.0} | {:.0}",
         median(|t| t.0),
-        median(|t| t.1.bytes as f64) / share,
+        median(|t| t.1.bytes_read as f64) / share,
         median(|t| t.1.major_faults as f64),
-        median(|t| t.1.refaults as f64) * PAGE as f64 / MIB as f64,
-        median(|t| t.1.active as f64) / MIB as f64,
+        median(|t| t.1.refaults as f64) * PAGE_SIZE as f64 / MIB as f64,
+        median(|t| t.1.active_bytes as f64) / MIB as f64,
     );
     std::hint::black_box((sum, ballast));
     Ok(())
@@ -301,13 +304,13 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
 
 /// Draws a map of the page cache: for each 8 MiB, a character for the resident tenths. Windows are separated by `|`.
 fn residency_map(map: &[u8], window: usize) -> String {
-    let pages = resident(map);
+    let pages = resident_pages(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&resident| resident).count() * 10 / pages.len() {
         0 => '.',
         10 => '#',
         tenths => char::from(b'0' + tenths as u8),
     };
-    let windows = pages.chunks(window / PAGE);
+    let windows = pages.chunks(window / PAGE_SIZE);
     windows.map(|window| window.chunks(2048).map(cell).collect::<String>() + "|").collect()
 }
 
@@ -316,7 +319,7 @@ fn parallel_checksum(window: &[u8], threads: usize) -> u64 {
     if threads <= 1 {
         return checksum(window);
     }
-    let part = (window.len() / threads).next_multiple_of(PAGE);
+    let part = (window.len() / threads).next_multiple_of(PAGE_SIZE);
     std::thread::scope(|scope| {
         let workers: Vec<_> = window.chunks(part).map(|part| scope.spawn(|| checksum(part))).collect();
         workers

@@ -50,7 +50,7 @@ pub fn make(
     if name == REFINE {
         return refinement::plan(loaded, cluster, options, budget);
     }
-    if systems::NAMES.contains(&name) {
+    if systems::SYSTEM_NAMES.contains(&name) {
         let system = SystemOptions { weights_as: options.weights_as, air_time: options.air_time };
         return systems::plan(name, cluster, &loaded.origin, system).map_err(|error| match error.hint() {
             Some(hint) => Error::invalid(error).hint(hint),
@@ -67,9 +67,9 @@ pub fn make(
     };
     let chosen = strategy_by_name(name, &chosen).map_err(|error| match error {
         // The message must also list `refine`, which halda does not know.
-        LookupError::Unknown { name } => unknown(&name),
-        error @ LookupError::Missing { .. } => Error::invalid(error),
+        LookupError::UnknownStrategy { name } => unknown(&name),
+        error @ LookupError::MissingOption { .. } => Error::invalid(error),
     })?;
     let solution = solve(chosen.as_ref(), &model).map_err(no_plan)?;
-    hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Error::failed)
+    hearth_halda::plan_from_solution(&solution, cluster, &loaded.origin).map_err(Error::failed)
 }

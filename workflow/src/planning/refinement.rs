@@ -21,21 +21,21 @@ use hearth_schema::scenario::PlannerOptions;
 
 use super::strategy::{DEFAULT_STRATEGY, no_plan};
 use crate::score::score;
-use crate::{Error, LoadedScenario, Progress, Silent};
+use crate::{Error, LoadedScenario, NoProgress, Progress};
 
 /// The limits of a plan search, and the receiver of its progress.
 #[derive(Clone, Copy)]
 pub struct Budget<'p> {
     /// Maximum duration in seconds.
-    pub seconds: u64,
-    /// Maximum number of plans that are simulated, including the first one.
-    pub evaluations: Option<u64>,
+    pub max_seconds: u64,
+    /// Maximum number of simulated plans, including the first one.
+    pub max_evaluations: Option<u64>,
     pub progress: &'p dyn Progress,
 }
 
 impl Budget<'static> {
     /// Budget for strategies that do not search with the simulator.
-    pub const NONE: Budget<'static> = Budget { seconds: 0, evaluations: None, progress: &Silent };
+    pub const NONE: Budget<'static> = Budget { max_seconds: 0, max_evaluations: None, progress: &NoProgress };
 }
 
 /// Makes a plan with the strategy `refine`.
@@ -53,12 +53,16 @@ pub fn plan(
     let strategy = strategy_by_name(first, &chosen).map_err(Error::invalid)?;
     let start = solve(strategy.as_ref(), &model).map_err(no_plan)?;
     let rules = Rules { may_drop: !options.keep_all, may_leave_remainder: true };
-    let search =
-        RefineOptions { rules, same_rounds: options.rounds.is_some(), max_evaluations: budget.evaluations };
+    let search = RefineOptions {
+        rules,
+        keep_rounds: options.rounds.is_some(),
+        max_evaluations: budget.max_evaluations,
+    };
     let found = search_with(loaded, cluster, &model, &start.assignment, search, budget)?;
-    let strategy = Refine { assignment: found.assignment.clone(), start: first.to_owned(), rules };
+    let strategy = Refine { assignment: found.assignment.clone(), start_strategy: first.to_owned(), rules };
     let solution = solve(&strategy, &model).map_err(no_plan)?;
-    let mut plan = hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Error::failed)?;
+    let mut plan =
+        hearth_halda::plan_from_solution(&solution, cluster, &loaded.origin).map_err(Error::failed)?;
     plan.explanation.insert(0, sentence(&found, first));
     Ok(plan)
 }
@@ -72,11 +76,12 @@ fn search_with(
     budget: Budget,
 ) -> Result<RefineResult, Error> {
     let begin = Instant::now();
-    let Budget { seconds, progress, .. } = budget;
+    let Budget { max_seconds: seconds, progress, .. } = budget;
     progress.report("simulating the first plan", 0, seconds);
     let mut first_error = None;
     let tpot = |assignment: &Assignment| {
-        let draft = hearth_halda::draft(model, assignment, cluster, &loaded.origin).map_err(Error::failed);
+        let draft = hearth_halda::plan_from_assignment(model, assignment, cluster, &loaded.origin)
+            .map_err(Error::failed);
         match draft.and_then(|plan| score(&plan, cluster, &loaded.scenario)) {
             Ok(score) => score.tpot_ms,
             Err(error) => {

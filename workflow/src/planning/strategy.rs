@@ -1,6 +1,6 @@
 //! The name of the strategy in planner options, and the errors for an unknown strategy and for a missing plan.
 
-use hearth_halda::registry::NAMES;
+use hearth_halda::registry::STRATEGY_NAMES;
 use hearth_halda::{StrategyError, systems};
 use hearth_profiles::device::soc::Strategy as SocStrategy;
 use hearth_schema::scenario::PlannerOptions;
@@ -27,7 +27,7 @@ pub(super) fn unknown(name: &str) -> Error {
             "it is a strategy for the processors of a phone: write `soc: {{strategy: {name}}}` at the device in the scenario"
         ));
     }
-    let (own, others) = (NAMES.join(", "), systems::NAMES.join(", "));
+    let (own, others) = (STRATEGY_NAMES.join(", "), systems::SYSTEM_NAMES.join(", "));
     error.hint(format!("use one of {own}, {REFINE}, {others}"))
 }
 

@@ -11,13 +11,13 @@ use hearth_profiles::model::shipped;
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 
 use super::table::{INDEX_COLUMNS, RESULT_COLUMNS, cells};
-use super::values::{QuantityKind, quantity};
+use super::values::{QuantityKind, parse_quantity};
 use crate::Error;
 
 /// Draws a table with one or two fields as an SVG image.
 pub fn draw(table: &str) -> Result<String, Error> {
     let hint = "see the column `outcome` of the table";
-    line_chart(table)?.standalone().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
+    line_chart(table)?.standalone_svg().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
 }
 
 /// Returns the line chart of a table with one or two fields.
@@ -82,7 +82,7 @@ fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
 /// Returns the positions of values on the axis, by size if all are quantities of one kind.
 fn positions(names: &[&str]) -> Vec<Position> {
     let position = |fraction: f64, name: &str| Position { fraction, label: name.to_owned() };
-    let sizes: Option<Vec<(QuantityKind, f64)>> = names.iter().map(|name| quantity(name)).collect();
+    let sizes: Option<Vec<(QuantityKind, f64)>> = names.iter().map(|name| parse_quantity(name)).collect();
     let sizes = sizes.filter(|sizes| sizes.iter().all(|(kind, _)| *kind == sizes[0].0));
     let Some(sizes) = sizes else {
         let last = (names.len() - 1).max(1) as f64;

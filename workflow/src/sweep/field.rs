@@ -16,7 +16,7 @@ use crate::Error;
 /// Keys that only describe a document and have no effect on a plan or a run.
 const DESCRIPTIVE_KEYS: [&str; 6] = ["schema", "name", "about", "source", "spread", "address"];
 
-/// A part of the message for a value without a source.
+/// A part of the error message about a value without a source.
 const WITHOUT_SOURCE: &str = "a value and where it comes from";
 
 /// The document that contains a field.
@@ -44,7 +44,7 @@ pub struct Field {
     target: Target,
     /// Keys in the document.
     keys: Vec<String>,
-    /// Whether the document has no such value and needs one with a source.
+    /// Whether the value needs a source, because the document does not have it yet.
     sourced: bool,
 }
 
@@ -160,9 +160,9 @@ impl Documents {
     /// Returns all paths that have a value.
     fn known(&self) -> Vec<String> {
         let mut known = Vec::new();
-        tree::leaves(&self.tree, "", &mut known);
+        tree::leaf_paths(&self.tree, "", &mut known);
         for (entry, tree) in self.scenario.devices.iter().zip(&self.devices) {
-            tree::leaves(tree, &format!("devices.{}", entry.name), &mut known);
+            tree::leaf_paths(tree, &format!("devices.{}", entry.name), &mut known);
         }
         known.retain(|path| !is_descriptive(path));
         known
@@ -219,7 +219,7 @@ impl Field {
             [devices, index, key]
                 if self.target == Target::Scenario && devices == "devices" && key == "profile" =>
             {
-                let names = self.values.0.iter().map(|setting| setting.spelled.as_str());
+                let names = self.values.0.iter().map(|setting| setting.text.as_str());
                 Some((index.parse().ok()?, names.collect()))
             }
             _ => None,
@@ -232,7 +232,7 @@ impl Field {
     }
 
     /// Returns whether the field is in the scenario and not in a device document.
-    pub fn in_scenario(&self) -> bool {
+    pub fn is_in_scenario(&self) -> bool {
         self.target == Target::Scenario
     }
 
@@ -262,7 +262,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 
 fn wrong_value(path: &str, setting: &Setting, why: &str) -> Error {
     let failure =
-        Error::invalid(format!("`{path}` cannot be {}: {why}", setting.spelled)).at(format!("--vary {path}"));
+        Error::invalid(format!("`{path}` cannot be {}: {why}", setting.text)).at(format!("--vary {path}"));
     if why.starts_with("missing field") {
         return failure.hint("its parent is absent; add that to the document and vary one of its values");
     }
@@ -277,7 +277,7 @@ fn unknown_path(path: &str, siblings: Vec<String>, documents: &Documents) -> Err
     let more: Vec<String> = siblings.filter(|path| !map(path)).collect();
     known.extend(more);
     let failure = Error::invalid(format!("there is no field `{path}`")).at(format!("--vary {path}"));
-    match tree::nearest(path, &known) {
+    match tree::nearest_path(path, &known) {
         Some(nearest) => failure.hint(format!("did you mean `{nearest}`?")),
         None => failure,
     }

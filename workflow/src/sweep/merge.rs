@@ -138,7 +138,8 @@ mod tests {
         let one = || part("a", ", shard 1 of 2", &[0, 2]);
         let message = |parts: &[ShardTable]| {
             let error = merge(parts).expect_err("not whole");
-            [error.text(), error.place().unwrap_or_default(), error.fix().unwrap_or_default()].join("\n")
+            [error.text(), error.place().unwrap_or_default(), error.hint_text().unwrap_or_default()]
+                .join("\n")
         };
         let text = message(&[one()]);
         assert!(text.contains("rows are missing: 1, 3") && text.contains("--shard 2/2"), "{text}");

@@ -1,6 +1,6 @@
 //! Plans and simulates a scenario for all values of one or two of its fields.
 //!
-//! A point is a combination of values of the fields; with `repeat`, each point has a row for each of several seeds. A
+//! A point is a combination of values of the fields; with `--repeat`, it has a row for each of several seeds. A
 //! row is the [`Evaluation`] of the documents with these values. All files are read before the first row, so that
 //! rows are pure: they can be computed in any order, on any number of threads and machines, with the same result.
 //!
@@ -38,7 +38,7 @@ const MAX_FIELDS: usize = 2;
 #[derive(Debug, Clone, Default)]
 pub struct SweepOptions {
     /// The fields and their values, each as `PATH=VALUES`.
-    pub vary: Vec<String>,
+    pub varied_fields: Vec<String>,
     pub overrides: Overrides,
     /// A plan file for all points; without one, each point is planned.
     pub plan: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub struct SweepOptions {
     /// Number of generated tokens, which replaces that of the scenario.
     pub tokens: Option<u32>,
     /// Number of seeds for each point: that of the scenario and the following ones.
-    pub repeat: u32,
+    pub seeds_per_point: u32,
     /// Whether this process computes only a part of the rows.
     pub is_shard: bool,
 }
@@ -70,13 +70,13 @@ pub struct Sweep {
     loaded: LoadedScenario,
     documents: Documents,
     pub fields: Vec<Field>,
-    /// The device documents of all rows, by profile; that of a measured device also by its index.
+    /// The device documents of all rows, by profile and, for a measured device, by its index in the scenario.
     devices: BTreeMap<(String, Option<usize>), Device>,
     /// The models of all rows, by profile and file.
     models: BTreeMap<(Option<String>, Option<String>), ModelProfile>,
     plan: Option<Plan>,
     /// Number of seeds for each point.
-    pub repeat: usize,
+    pub seeds_per_point: usize,
     /// Digest of all inputs. Only rows with equal digests can be merged.
     pub digest: String,
 }
@@ -94,8 +94,11 @@ impl Sweep {
             devices.insert(device_key(index, entry), device.clone());
         }
         let documents = Documents::new(&loaded.scenario, &own)?;
-        let fields: Vec<Field> =
-            options.vary.iter().map(|text| Field::parse(text, &documents)).collect::<Result<_, _>>()?;
+        let fields: Vec<Field> = options
+            .varied_fields
+            .iter()
+            .map(|text| Field::parse(text, &documents))
+            .collect::<Result<_, _>>()?;
         let plan = options.plan.as_deref().map(read_plan).transpose()?;
         check_fields(&fields, options, &loaded.scenario)?;
         let mut sweep = Self {
@@ -105,7 +108,7 @@ impl Sweep {
             devices,
             models: BTreeMap::new(),
             plan,
-            repeat: options.repeat as usize,
+            seeds_per_point: options.seeds_per_point as usize,
             digest: String::new(),
         };
         sweep.check_row_count()?;
@@ -121,14 +124,14 @@ impl Sweep {
     }
 
     /// Returns the number of rows.
-    pub fn rows(&self) -> usize {
-        self.fields.iter().map(|field| field.values.0.len()).product::<usize>() * self.repeat
+    pub fn row_count(&self) -> usize {
+        self.fields.iter().map(|field| field.values.0.len()).product::<usize>() * self.seeds_per_point
     }
 
     /// Returns the settings of a row, one for each field. From row to row the seed changes first and the first field
     /// last.
     pub fn settings(&self, index: usize) -> Vec<&Setting> {
-        let mut point = index / self.repeat;
+        let mut point = index / self.seeds_per_point;
         let mut settings: Vec<&Setting> = Vec::new();
         for field in self.fields.iter().rev() {
             let values = &field.values.0;
@@ -140,15 +143,15 @@ impl Sweep {
     }
 
     /// Computes a row.
-    pub fn row(&self, index: usize) -> Row {
+    pub fn compute_row(&self, index: usize) -> Row {
         let settings = self.settings(index);
-        let repetition = (index % self.repeat) as u64;
-        let values = settings.iter().map(|setting| setting.spelled.clone()).collect();
+        let repetition = (index % self.seeds_per_point) as u64;
+        let values = settings.iter().map(|setting| setting.text.clone()).collect();
         let mut seed = self.loaded.scenario.seed.wrapping_add(repetition);
         let evaluation = self.documents.scenario(self.row_settings(index)).and_then(|scenario| {
             scenario.validate().map_err(|error| error.to_string())?;
             seed = scenario.seed.wrapping_add(repetition);
-            let loaded = self.loaded.with(scenario);
+            let loaded = self.loaded.with_scenario(scenario);
             let cluster = Cluster { seed, ..self.cluster(&loaded, index)? };
             Ok(Evaluation::new(&loaded, cluster, self.plan.as_ref()))
         });
@@ -166,7 +169,7 @@ impl Sweep {
         mut save: impl FnMut(&[Row]) -> Result<(), Error>,
     ) -> Result<Vec<Row>, Error> {
         let rows = |done: &[(usize, Row)]| done.iter().map(|(_, row)| row.clone()).collect::<Vec<_>>();
-        let job = |place: usize| self.row(indices[place]);
+        let job = |place: usize| self.compute_row(indices[place]);
         let done = workers::run(indices.len(), threads, progress, job, |done| save(&rows(done)))?;
         Ok(done.into_iter().map(|(_, row)| row).collect())
     }
@@ -196,7 +199,7 @@ impl Sweep {
 
     /// Checks that the number of rows is within the limit.
     fn check_row_count(&self) -> Result<(), Error> {
-        let counts = self.fields.iter().map(|field| field.values.0.len()).chain([self.repeat]);
+        let counts = self.fields.iter().map(|field| field.values.0.len()).chain([self.seeds_per_point]);
         let rows = counts.fold(1u128, |rows, count| rows.saturating_mul(count as u128));
         if rows > MAX_ROWS as u128 {
             return Err(Error::invalid(format!("the sweep has {rows} rows; the limit is {MAX_ROWS}"))
@@ -223,7 +226,7 @@ impl Sweep {
 
     /// Reads the models and the draft models of all points.
     fn read_models(&mut self, options: &SweepOptions) -> Result<(), Error> {
-        let varies = |key: &str| self.fields.iter().any(|field| field.in_scenario() && field.has_key(key));
+        let varies = |key: &str| self.fields.iter().any(|field| field.is_in_scenario() && field.has_key(key));
         let (varies, drafts_vary) = (varies("model"), varies("draft"));
         if varies && options.model.is_some() {
             return Err(Error::invalid("--model replaces the model that `--vary` changes")
@@ -233,14 +236,14 @@ impl Sweep {
             let model = self.loaded.model_profile(options.model.as_deref())?;
             self.models.insert(model_key(&self.loaded.scenario.model), model);
         }
-        let points = if varies || drafts_vary { self.rows() } else { 1 };
-        for index in (0..points).step_by(self.repeat) {
+        let points = if varies || drafts_vary { self.row_count() } else { 1 };
+        for index in (0..points).step_by(self.seeds_per_point) {
             let set = self.fields.iter().zip(self.settings(index));
             let scenario = self.documents.scenario(set).map_err(Error::invalid)?;
             if scenario.validate().is_err() {
                 continue;
             }
-            let point = self.loaded.with(scenario);
+            let point = self.loaded.with_scenario(scenario);
             let name = model_key(&point.scenario.model);
             if varies && !self.models.contains_key(&name) {
                 self.models.insert(name, point.model_profile(None)?);
@@ -271,8 +274,8 @@ impl Sweep {
             }
         }
         let plan = self.plan.as_ref().map_or_else(String::new, Plan::digest);
-        let _ = write!(text, "\nplan {plan}\nrepeat {}", self.repeat);
-        digest::of(&text)
+        let _ = write!(text, "\nplan {plan}\nrepeat {}", self.seeds_per_point);
+        digest::of_text(&text)
     }
 }
 
@@ -303,7 +306,7 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
     let planned = options.plan.is_some();
     let searches = |name: &str| name == REFINE;
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
-    let strategies = varied.flat_map(|field| &field.values.0).map(|setting| setting.spelled.as_str());
+    let strategies = varied.flat_map(|field| &field.values.0).map(|setting| setting.text.as_str());
     let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
     if strategies.chain(options.overrides.strategy.as_deref()).chain(own).any(searches) {
         return Err(Error::invalid(format!(
@@ -377,7 +380,7 @@ fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str
         ),
         (planning.stream_buffer.is_some(), field.has_key("stream_buffer"), "--stream-buffer"),
         (options.tokens.is_some(), path == "workload.generate", "--tokens"),
-        (options.repeat > 1, path == "seed", "--repeat"),
+        (options.seeds_per_point > 1, path == "seed", "--repeat"),
     ];
     flags.into_iter().find(|(given, same, _)| *given && *same).map(|(_, _, flag)| flag)
 }

@@ -70,7 +70,7 @@ impl fmt::Display for TableHeader {
 
 /// Returns the table of some rows of a sweep, which must be in order.
 pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> String {
-    let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.rows(), shard };
+    let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.row_count(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns: Vec<String> = INDEX_COLUMNS
         .map(str::to_owned)

@@ -35,12 +35,12 @@ pub fn set(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> b
 }
 
 /// Appends the paths of all values that are not maps, in order. A value with a source is one path.
-pub fn leaves(tree: &Value, prefix: &str, found: &mut Vec<String>) {
+pub fn leaf_paths(tree: &Value, prefix: &str, found: &mut Vec<String>) {
     let join = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
     match tree {
         Value::Object(map) if !map.contains_key("source") => {
             for (key, value) in map {
-                leaves(value, &join(key), found);
+                leaf_paths(value, &join(key), found);
             }
         }
         Value::Array(_) => {}
@@ -50,7 +50,7 @@ pub fn leaves(tree: &Value, prefix: &str, found: &mut Vec<String>) {
 
 /// Returns the known path that was probably meant: one that ends with the path, else the one with the smallest edit
 /// distance.
-pub fn nearest<'p>(path: &str, known: &'p [String]) -> Option<&'p String> {
+pub fn nearest_path<'p>(path: &str, known: &'p [String]) -> Option<&'p String> {
     let end = format!(".{path}");
     known.iter().min_by_key(|other| (!other.ends_with(&end), strsim::osa_distance(path, other)))
 }
@@ -82,9 +82,9 @@ mod tests {
         let tree =
             json!({"seed": 1, "d1": {"memory": {"total": {"value": 1, "source": ""}, "available": 2}}});
         let mut known = Vec::new();
-        leaves(&tree, "", &mut known);
+        leaf_paths(&tree, "", &mut known);
         assert_eq!(known, ["d1.memory.available", "d1.memory.total", "seed"]);
-        assert_eq!(nearest("d1.memory.avaliable", &known).unwrap(), "d1.memory.available");
-        assert_eq!(nearest("memory.total", &known).unwrap(), "d1.memory.total");
+        assert_eq!(nearest_path("d1.memory.avaliable", &known).unwrap(), "d1.memory.available");
+        assert_eq!(nearest_path("memory.total", &known).unwrap(), "d1.memory.total");
     }
 }

@@ -27,7 +27,7 @@ const MAX_RANGE_COUNT: f64 = (1u64 << 53) as f64;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting {
     /// The value as text, as in a document.
-    pub spelled: String,
+    pub text: String,
     /// The value as JSON.
     pub json: Value,
 }
@@ -48,7 +48,7 @@ impl Values {
         let mut seen = BTreeSet::new();
         match values.iter().find(|setting| !seen.insert(setting.json.to_string())) {
             None => Ok(Values(values)),
-            Some(twice) => Err(Error::invalid(format!("`{field}` has the value {} twice", twice.spelled))
+            Some(twice) => Err(Error::invalid(format!("`{field}` has the value {} twice", twice.text))
                 .at(format!("--vary {field}={text}"))
                 .hint(
                     "give each value once; in ranges of integers, values are rounded, so give fewer of them",
@@ -92,13 +92,13 @@ impl QuantityKind {
             QuantityKind::Power => serde_json::to_value(Watts(number)),
         };
         let json = json.map_err(|error| error.to_string())?;
-        let spelled = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
-        Ok(Setting { spelled, json })
+        let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
+        Ok(Setting { text, json })
     }
 }
 
 /// Parses a quantity and returns its kind and its number in the base unit.
-pub fn quantity(text: &str) -> Option<(QuantityKind, f64)> {
+pub fn parse_quantity(text: &str) -> Option<(QuantityKind, f64)> {
     let count = || text.parse::<u64>().ok().map(|count| (QuantityKind::Count, count as f64));
     let share = || text.parse().ok().map(|Fraction(share)| (QuantityKind::Share, share));
     count()
@@ -127,17 +127,17 @@ fn list(text: &str) -> Result<Vec<Setting>, String> {
 /// Parses a value of a list. If it is not a quantity, it is a word, and the type of the field determines whether it
 /// is valid.
 fn setting(word: &str) -> Result<Setting, String> {
-    match quantity(word) {
+    match parse_quantity(word) {
         // Seeds use all their bits.
         Some((QuantityKind::Count, _)) => {
             let json = word.parse::<u64>().map_or(Value::Null, Value::from);
-            Ok(Setting { spelled: json.to_string(), json })
+            Ok(Setting { text: json.to_string(), json })
         }
         // Keeps the text, because documents print 9.7 GiB as an integer number of bytes.
         Some((kind, number)) => {
             let (digits, unit) = split(word);
-            let spelled = format!("{digits} {unit}");
-            Ok(Setting { spelled, ..kind.setting(number)? })
+            let text = format!("{digits} {unit}");
+            Ok(Setting { text, ..kind.setting(number)? })
         }
         None => {
             let whole = word.parse::<i64>().ok().map(Value::from);
@@ -147,7 +147,7 @@ fn setting(word: &str) -> Result<Setting, String> {
                 "false" => Value::Bool(false),
                 _ => whole.or_else(fraction).unwrap_or_else(|| Value::from(word)),
             };
-            Ok(Setting { spelled: word.to_owned(), json })
+            Ok(Setting { text: word.to_owned(), json })
         }
     }
 }
@@ -166,7 +166,7 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
     let (first, last) = ends.split_once("..").ok_or_else(missing)?;
     let end = |text: &str| {
         let none = || format!("`{}` is neither a count nor a quantity with its unit", text.trim());
-        quantity(text.trim()).ok_or_else(none)
+        parse_quantity(text.trim()).ok_or_else(none)
     };
     let ((kind, from), (other, to)) = (end(first)?, end(last)?);
     if kind != other {
@@ -194,11 +194,11 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
 impl Setting {
     /// Converts the value to another unit, if that is exact.
     fn in_unit(self, kind: QuantityKind, unit: &str) -> Setting {
-        let base = quantity(&self.spelled).map(|(_, base)| base);
-        let one = quantity(&format!("1 {unit}")).map(|(_, one)| one);
+        let base = parse_quantity(&self.text).map(|(_, base)| base);
+        let one = parse_quantity(&format!("1 {unit}")).map(|(_, one)| one);
         let Some((base, one)) = base.zip(one).filter(|_| !unit.is_empty()) else { return self };
-        let spelled = format!("{} {unit}", rounded(base / one));
-        if quantity(&spelled) == Some((kind, base)) { Setting { spelled, ..self } } else { self }
+        let text = format!("{} {unit}", rounded(base / one));
+        if parse_quantity(&text) == Some((kind, base)) { Setting { text, ..self } } else { self }
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
 
     fn spelled(text: &str) -> Vec<String> {
         let values = Values::parse("field", text).expect("values");
-        values.0.into_iter().map(|setting| setting.spelled).collect()
+        values.0.into_iter().map(|setting| setting.text).collect()
     }
 
     fn refused(text: &str) -> String {

@@ -21,7 +21,7 @@ pub struct Ranking {
     /// Results of the variants, sorted by saved time; those without a time are last.
     pub variants: Vec<RankedVariant>,
     /// Number of all variants; after a cancellation fewer are ranked.
-    pub count: usize,
+    pub variant_count: usize,
 }
 
 /// The result of a variant.
@@ -57,10 +57,10 @@ pub fn rank(
     };
     let mut results = workers::run(variants.len() + 1, threads, progress, job, |_| Ok(()))?.into_iter();
     let Some((0, base)) = results.next() else {
-        return Ok(Ranking { base: None, variants: Vec::new(), count: variants.len() });
+        return Ok(Ranking { base: None, variants: Vec::new(), variant_count: variants.len() });
     };
     let ranked = sorted(&variants, results, base.tpot_ms);
-    Ok(Ranking { base: Some(base), variants: ranked, count: variants.len() })
+    Ok(Ranking { base: Some(base), variants: ranked, variant_count: variants.len() })
 }
 
 fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
@@ -68,7 +68,7 @@ fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
         (Some(why), _) => Evaluation::refused(&why),
         (None, Err(why)) => Evaluation::refused(why),
         (None, Ok(model)) => {
-            let loaded = loaded.with(variant.scenario.clone());
+            let loaded = loaded.with_scenario(variant.scenario.clone());
             evaluate(&loaded, variant.devices.clone(), model.clone())
         }
     }

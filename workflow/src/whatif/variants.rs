@@ -40,15 +40,18 @@ const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
 #[serde(rename_all = "snake_case")]
 pub enum VariantKind {
     /// A device is removed.
-    Without,
+    #[serde(rename = "without")]
+    RemovedDevice,
     /// A device has twice its memory.
     Memory,
     /// A device has a faster disk.
     Disk,
     /// Cables replace Wi-Fi or slower links.
-    Wired,
+    #[serde(rename = "wired")]
+    Cables,
     /// The model has another quantisation.
-    Quant,
+    #[serde(rename = "quant")]
+    Quantisation,
 }
 
 /// A scenario with one change.
@@ -104,7 +107,7 @@ impl Base<'_> {
         let name = &self.scenario.devices[at].name;
         let was_head = self.scenario.head() == at;
         let mut what = format!("without {name}");
-        let mut variant = self.variant(VariantKind::Without, Some(at), String::new());
+        let mut variant = self.variant(VariantKind::RemovedDevice, Some(at), String::new());
         let scenario = &mut variant.scenario;
         scenario.devices.remove(at);
         variant.devices.remove(at);
@@ -202,7 +205,7 @@ impl Base<'_> {
         }
         let instead = if has_wifi { "Wi-Fi" } else { "the present links" };
         let what = format!("cables of 1 Gbit/s instead of {instead}");
-        let mut variant = self.variant(VariantKind::Wired, None, what);
+        let mut variant = self.variant(VariantKind::Cables, None, what);
         let cable = Link {
             latency: Sourced::new(CABLE_LATENCY, "assumed: a switch and two network stacks"),
             bandwidth: Sourced::new(CABLE, "IEEE 802.3ab"),
@@ -226,7 +229,8 @@ impl Base<'_> {
             let size = made
                 .as_ref()
                 .map_or(String::new(), |made| format!(", {} instead of {}", made.total_bytes(), now.0));
-            let mut variant = self.variant(VariantKind::Quant, None, format!("weights as {name}{size}"));
+            let mut variant =
+                self.variant(VariantKind::Quantisation, None, format!("weights as {name}{size}"));
             variant.model = made.map_err(|error| error.to_string());
             variant
         };
@@ -295,22 +299,22 @@ events:
         }
         let count = |kind| variants.iter().filter(|variant| variant.kind == kind).count();
         let kinds = [
-            VariantKind::Without,
+            VariantKind::RemovedDevice,
             VariantKind::Memory,
             VariantKind::Disk,
-            VariantKind::Wired,
-            VariantKind::Quant,
+            VariantKind::Cables,
+            VariantKind::Quantisation,
         ];
         assert_eq!(kinds.map(count), [4, 4, 4, 1, Quant::MIXES.len() - 1]);
     }
 
     #[test]
     fn removing_a_device_removes_its_links_and_events() {
-        let head = find(VariantKind::Without, "laptop");
+        let head = find(VariantKind::RemovedDevice, "laptop");
         assert_eq!((head.scenario.head(), head.scenario.devices.len()), (0, 3));
         assert!(head.scenario.links.between.is_empty() && head.what.contains("mac as head"), "{}", head.what);
-        assert!(find(VariantKind::Without, "mac").scenario.events.is_empty());
-        assert_eq!(find(VariantKind::Wired, "").scenario.links.between.len(), 1);
+        assert!(find(VariantKind::RemovedDevice, "mac").scenario.events.is_empty());
+        assert_eq!(find(VariantKind::Cables, "").scenario.links.between.len(), 1);
     }
 
     #[test]

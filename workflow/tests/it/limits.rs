@@ -4,8 +4,8 @@ use std::path::Path;
 
 use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::Bytes;
-use hearth_workflow::limits::restrict_memory;
-use hearth_workflow::{Budget, FilesOnly, LoadedScenario, planning};
+use hearth_workflow::limits::apply_memory_limits;
+use hearth_workflow::{Budget, FileResolver, LoadedScenario, planning};
 
 #[test]
 fn memory_share_is_that_share_of_the_weights() {
@@ -27,10 +27,10 @@ devices: [{{name: a, profile: d2, limits: {{memory_share: 50 %}}}}, {{name: b, p
 links: {{default: {{latency: {{value: 1 ms, source: t}}, bandwidth: {{value: 1 GB/s, source: t}}}}}}
 planner: {{strategy: manual, windows: [4, 4]}}
 ");
-    let loaded = LoadedScenario::parse(&text, Path::new("n.yaml"), &FilesOnly).expect("a scenario");
+    let loaded = LoadedScenario::parse(&text, Path::new("n.yaml"), &FileResolver).expect("a scenario");
     let mut cluster = loaded.cluster(None).expect("a cluster");
     let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
-    restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     for (place, share) in [(0, 0.5), (1, 0.35)] {
         let device = &cluster.members[place].device;
         let device = draft::device_without_draft(&plan, place, cluster.draft.as_ref(), device)

@@ -12,7 +12,7 @@ fn managed(buffer: u64, kept: u64) -> ManagedResidency {
     let options = ResidencyOptions {
         stream_buffer: Some(Bytes(buffer * PIECE)),
         kept: Some(Bytes(kept * PIECE)),
-        ..ResidencyOptions::of(Residency::Managed)
+        ..ResidencyOptions::with_policy(Residency::Managed)
     };
     ManagedResidency::new(&[(0..PIECES).collect()], &[PIECE; PIECES as usize], options, 1)
 }
@@ -68,7 +68,7 @@ impl Memory {
         managed.react(Event::PartBegun(part(pass, pieces.clone())));
         self.run_helper(managed);
         for piece in pieces {
-            assert!(managed.ready_until() > Some(piece), "piece {piece} is not ready");
+            assert!(managed.first_unready_piece() > Some(piece), "piece {piece} is not ready");
             if managed.react(Event::Used(piece + 1)) {
                 self.run_helper(managed);
             }

@@ -12,7 +12,7 @@ fn workload(sequences: u32, micro_batch: u32, drafts: u32) -> Workload {
     let acceptance = Sourced::new(Fraction(0.5), "test");
     let speculation = Speculation { draft, tokens: drafts, acceptance, processor: None };
     let speculation = Some(speculation).filter(|_| drafts > 0);
-    Workload { sequences, micro_batch, speculation, ..Workload::plain(10, 7) }
+    Workload { sequences, micro_batch, speculation, ..Workload::new(10, 7) }
 }
 
 /// A pass as `sequence:first_position+tokens/drafted`, with `!` if it has an output.
@@ -25,16 +25,16 @@ fn shape(pass: Pass) -> String {
 fn prompts_enter_first_and_then_sequences_in_the_order_of_their_tokens() {
     let mut generation = Generation::new(&workload(2, 8, 0));
     let mut entered = Vec::new();
-    while let Some(pass) = generation.begin() {
+    while let Some(pass) = generation.begin_pass() {
         entered.push(shape(pass));
     }
     assert_eq!(entered, ["0:0+8/0", "0:8+2/0!", "1:0+8/0", "1:8+2/0!"]);
     // The output of the second sequence is complete first.
-    assert_eq!(generation.output(3, 0), Ok(1));
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("1:10+1/0!"));
-    assert_eq!(generation.begin(), None);
-    assert_eq!(generation.output(1, 0), Ok(1));
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:10+1/0!"));
+    assert_eq!(generation.complete_pass(3, 0), Ok(1));
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("1:10+1/0!"));
+    assert_eq!(generation.begin_pass(), None);
+    assert_eq!(generation.complete_pass(1, 0), Ok(1));
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:10+1/0!"));
     assert!(!generation.is_over());
 }
 
@@ -42,115 +42,115 @@ fn prompts_enter_first_and_then_sequences_in_the_order_of_their_tokens() {
 fn rejected_drafts_are_rolled_back() {
     // 7 tokens: one from the prompt, then steps of up to 3 drafts.
     let mut generation = Generation::new(&workload(1, 512, 3));
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:0+10/0!"));
-    assert_eq!(generation.output(0, 0), Ok(1));
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:10+4/3!"));
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:0+10/0!"));
+    assert_eq!(generation.complete_pass(0, 0), Ok(1));
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:10+4/3!"));
     let before = generation.clone();
     let refused = GenerationError::TooManyAccepted { pass: 1, drafted: 3, accepted: 4 };
-    assert_eq!(generation.output(1, 4), Err(refused));
-    assert_eq!(generation.output(0, 0), Err(GenerationError::NotAwaited { pass: 0 }));
+    assert_eq!(generation.complete_pass(1, 4), Err(refused));
+    assert_eq!(generation.complete_pass(0, 0), Err(GenerationError::NotAwaited { pass: 0 }));
     assert_eq!(generation, before);
     // The accepted draft has position 11; the token that replaces the second draft has position 12.
-    assert_eq!(generation.output(1, 1), Ok(2));
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:12+4/3!"));
-    assert_eq!(generation.output(2, 2), Ok(3));
+    assert_eq!(generation.complete_pass(1, 1), Ok(2));
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:12+4/3!"));
+    assert_eq!(generation.complete_pass(2, 2), Ok(3));
     // 6 of 7 tokens are generated: the last one needs no draft.
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:15+1/0!"));
-    assert_eq!(generation.output(3, 0), Ok(1));
-    assert!(generation.is_over() && generation.begin().is_none());
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:15+1/0!"));
+    assert_eq!(generation.complete_pass(3, 0), Ok(1));
+    assert!(generation.is_over() && generation.begin_pass().is_none());
 }
 
 #[test]
 fn restart_processes_all_tokens_so_far_as_prompts() {
     let mut generation = Generation::new(&workload(3, 8, 2));
     let enter = |generation: &mut Generation| {
-        std::iter::from_fn(|| generation.begin()).map(shape).collect::<Vec<_>>()
+        std::iter::from_fn(|| generation.begin_pass()).map(shape).collect::<Vec<_>>()
     };
     for _ in 0..4 {
-        generation.begin();
+        generation.begin_pass();
     }
     // The first sequence has three tokens, the second none, and the third has not begun.
-    assert_eq!(generation.output(1, 0), Ok(1));
-    generation.begin();
-    generation.begin();
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:10+3/2!"));
-    assert_eq!(generation.output(6, 1), Ok(2));
-    assert_eq!((generation.restart(), generation.next_pass()), (33, 7));
+    assert_eq!(generation.complete_pass(1, 0), Ok(1));
+    generation.begin_pass();
+    generation.begin_pass();
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:10+3/2!"));
+    assert_eq!(generation.complete_pass(6, 1), Ok(2));
+    assert_eq!((generation.restart(), generation.next_pass_index()), (33, 7));
     let refused = GenerationError::NotAwaited { pass: 3 };
-    assert_eq!(generation.output(3, 0), Err(refused), "the pass was dropped");
+    assert_eq!(generation.complete_pass(3, 0), Err(refused), "the pass was dropped");
     let again = ["0:0+8/0", "0:8+5/0!", "1:0+8/0", "1:8+2/0!", "2:0+8/0", "2:8+2/0!"];
     assert_eq!(enter(&mut generation), again);
-    assert_eq!(generation.output(8, 0), Ok(1));
+    assert_eq!(generation.complete_pass(8, 0), Ok(1));
     assert_eq!(enter(&mut generation), ["0:13+3/2!"]);
 }
 
 #[test]
 fn prompts_may_differ_in_length_and_sequences_can_be_cancelled() {
-    let mut generation = Generation::of_prompts(&[3, 9], 7, 4, 2);
-    let entered: Vec<_> = std::iter::from_fn(|| generation.begin()).map(shape).collect();
+    let mut generation = Generation::from_prompts(&[3, 9], 7, 4, 2);
+    let entered: Vec<_> = std::iter::from_fn(|| generation.begin_pass()).map(shape).collect();
     assert_eq!(entered, ["0:0+3/0!", "1:0+4/0", "1:4+4/0", "1:8+1/0!"]);
-    assert_eq!(generation.output(3, 0), Ok(1));
-    assert_eq!(generation.output(0, 0), Ok(1));
+    assert_eq!(generation.complete_pass(3, 0), Ok(1));
+    assert_eq!(generation.complete_pass(0, 0), Ok(1));
     generation.cancel(1);
     generation.cancel(1);
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:3+3/2!"));
-    assert_eq!((generation.begin(), generation.is_over()), (None, false));
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:3+3/2!"));
+    assert_eq!((generation.begin_pass(), generation.is_over()), (None, false));
     assert_eq!(generation.restart(), 4, "a cancelled sequence does not enter again");
-    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:0+4/0!"));
-    assert_eq!(generation.output(5, 0), Ok(1));
+    assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:0+4/0!"));
+    assert_eq!(generation.complete_pass(5, 0), Ok(1));
     generation.cancel(0);
-    assert!(generation.is_over() && generation.begin().is_none());
+    assert!(generation.is_over() && generation.begin_pass().is_none());
 }
 
 #[test]
 fn request_reuses_the_cached_prefix_of_its_slot() {
-    let mut generation = Generation::vacant(2, 4, 0);
-    assert!(generation.is_over() && generation.begin().is_none());
-    assert_eq!(generation.enter(0, 6, 0, 2), Ok(0));
-    assert_eq!(generation.enter(0, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 0 }));
-    assert_eq!(generation.enter(2, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 2 }));
+    let mut generation = Generation::with_vacant_slots(2, 4, 0);
+    assert!(generation.is_over() && generation.begin_pass().is_none());
+    assert_eq!(generation.enter_request(0, 6, 0, 2), Ok(0));
+    assert_eq!(generation.enter_request(0, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 0 }));
+    assert_eq!(generation.enter_request(2, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 2 }));
     let enter = |generation: &mut Generation| {
-        std::iter::from_fn(|| generation.begin()).map(shape).collect::<Vec<_>>()
+        std::iter::from_fn(|| generation.begin_pass()).map(shape).collect::<Vec<_>>()
     };
     assert_eq!(enter(&mut generation), ["0:0+4/0", "0:4+2/0!"]);
-    assert_eq!(generation.output(1, 0), Ok(1));
+    assert_eq!(generation.complete_pass(1, 0), Ok(1));
     assert_eq!(enter(&mut generation), ["0:6+1/0!"]);
-    assert_eq!(generation.output(2, 0), Ok(1));
+    assert_eq!(generation.complete_pass(2, 0), Ok(1));
     // The last token is sampled but never enters, so it is not cached.
     assert!(generation.is_vacant(0) && generation.is_over());
     assert_eq!(generation.cached_tokens(0), 7);
     // The conversation continues: the next prompt has all of it and five tokens more.
-    assert_eq!(generation.enter(0, 13, 7, 3), Ok(7));
+    assert_eq!(generation.enter_request(0, 13, 7, 3), Ok(7));
     assert_eq!(enter(&mut generation), ["0:7+4/0", "0:11+2/0!"]);
     // If the whole prompt is cached, its last token is still computed.
-    assert_eq!(generation.output(4, 0), Ok(1));
+    assert_eq!(generation.complete_pass(4, 0), Ok(1));
     generation.cancel(0);
-    assert_eq!(generation.enter(0, 5, 9, 1), Ok(4));
+    assert_eq!(generation.enter_request(0, 5, 9, 1), Ok(4));
     assert_eq!(enter(&mut generation), ["0:4+1/0!"]);
     // A restart empties the caches.
-    assert_eq!(generation.output(5, 0), Ok(1));
+    assert_eq!(generation.complete_pass(5, 0), Ok(1));
     generation.restart();
-    assert_eq!((generation.cached_tokens(0), generation.enter(0, 5, 9, 1)), (0, Ok(0)));
+    assert_eq!((generation.cached_tokens(0), generation.enter_request(0, 5, 9, 1)), (0, Ok(0)));
 }
 
 #[test]
 fn cancelled_slot_is_vacant_when_no_output_is_in_flight() {
-    let mut generation = Generation::vacant(3, 4, 0);
+    let mut generation = Generation::with_vacant_slots(3, 4, 0);
     for sequence in 0..3 {
-        assert_eq!(generation.enter(sequence, 6, 0, 9), Ok(0));
+        assert_eq!(generation.enter_request(sequence, 6, 0, 9), Ok(0));
     }
-    generation.begin();
-    generation.begin();
-    generation.begin();
+    generation.begin_pass();
+    generation.begin_pass();
+    generation.begin_pass();
     // The first waits for a token, the second is in the middle of its prompt, the third has not entered.
     for sequence in 0..3 {
         generation.cancel(sequence);
     }
     assert_eq!([0, 1, 2].map(|it| generation.is_vacant(it)), [false, true, true]);
     assert_eq!([0, 1, 2].map(|it| generation.cached_tokens(it)), [6, 4, 0]);
-    assert!(generation.begin().is_none() && !generation.is_over());
-    assert_eq!(generation.output(1, 0), Ok(1));
-    assert!(generation.is_over() && generation.begin().is_none());
+    assert!(generation.begin_pass().is_none() && !generation.is_over());
+    assert_eq!(generation.complete_pass(1, 0), Ok(1));
+    assert!(generation.is_over() && generation.begin_pass().is_none());
 }
 
 proptest! {
@@ -163,7 +163,7 @@ proptest! {
         drafts in 0u32..3,
         actions in prop::collection::vec((0u8..16, any::<u32>(), any::<u32>()), 1..200),
     ) {
-        let mut generation = Generation::vacant(sequences, micro_batch, drafts);
+        let mut generation = Generation::with_vacant_slots(sequences, micro_batch, drafts);
         let mut cached = vec![0u32; sequences as usize];
         let mut in_flight: Vec<Pass> = Vec::new();
         for (action, which, amount) in actions {
@@ -172,7 +172,7 @@ proptest! {
                 0..3 => {
                     let (prompt, prefix) = (amount % 20 + 1, amount / 32 % 25);
                     let vacant = generation.is_vacant(sequence);
-                    let entered = generation.enter(sequence, prompt, prefix, amount % 7 + 1);
+                    let entered = generation.enter_request(sequence, prompt, prefix, amount % 7 + 1);
                     prop_assert_eq!(entered.is_ok(), vacant);
                     if let Ok(position) = entered {
                         prop_assert!(position <= cached[sequence as usize] && position < prompt);
@@ -188,11 +188,11 @@ proptest! {
                 5..10 if !in_flight.is_empty() => {
                     let pass = in_flight.remove(which as usize % in_flight.len());
                     let accepted = amount % (pass.drafted + 1);
-                    prop_assert_eq!(generation.output(pass.index, accepted), Ok(accepted + 1));
+                    prop_assert_eq!(generation.complete_pass(pass.index, accepted), Ok(accepted + 1));
                     cached[pass.sequence as usize] -= pass.drafted - accepted;
                 }
                 _ => {
-                    if let Some(pass) = generation.begin() {
+                    if let Some(pass) = generation.begin_pass() {
                         let cached = &mut cached[pass.sequence as usize];
                         prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
                         *cached += pass.tokens;
@@ -207,7 +207,7 @@ proptest! {
             prop_assert_eq!(generation.is_over(), vacant);
         }
         (0..sequences).for_each(|sequence| generation.cancel(sequence));
-        prop_assert!(generation.begin().is_none(), "all sequences are cancelled");
+        prop_assert!(generation.begin_pass().is_none(), "all sequences are cancelled");
     }
 
     /// Outputs arrive in any order with any number of accepted drafts, and the ring restarts sometimes. Every
@@ -228,7 +228,7 @@ proptest! {
         let mut choices = choices.iter().cycle();
         let (mut index, mut restarted) = (0, false);
         while !generation.is_over() {
-            while let Some(pass) = generation.begin() {
+            while let Some(pass) = generation.begin_pass() {
                 prop_assert_eq!(pass.index, index);
                 index += 1;
                 let cached = &mut cached[pass.sequence as usize];
@@ -253,12 +253,12 @@ proptest! {
             restarted = false;
             let pass = in_flight.remove(*which as usize % in_flight.len());
             let accepted = accepted % (pass.drafted + 1);
-            prop_assert_eq!(generation.output(pass.index, accepted), Ok(accepted + 1));
+            prop_assert_eq!(generation.complete_pass(pass.index, accepted), Ok(accepted + 1));
             let sequence = pass.sequence as usize;
             cached[sequence] -= pass.drafted - accepted;
             tokens[sequence] += accepted + 1;
         }
         prop_assert!(tokens.iter().all(|&tokens| tokens == generate), "{:?}", tokens);
-        prop_assert!(generation.begin().is_none());
+        prop_assert!(generation.begin_pass().is_none());
     }
 }

@@ -8,13 +8,13 @@ use super::memory::BUDGET_PERCENT;
 /// The capabilities of a device that kernels use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether WGSL has the dot product of four packed bytes. The hardware may still compute it with several
+    /// Whether WGSL has the dot product of four packed bytes. The hardware may compute it with several
     /// instructions.
     pub packed_dot: bool,
     /// The minimum and maximum subgroup size, if the device supports subgroup operations.
     pub subgroups: Option<(u32, u32)>,
     /// Whether shaders can use the type `f16`.
-    pub half: bool,
+    pub shader_f16: bool,
     /// Whether the device supports timestamp queries. This is only reported: measurements time whole submissions on
     /// the CPU, because a run also waits for whole submissions.
     pub timestamps: bool,
@@ -28,15 +28,15 @@ pub struct Capabilities {
     pub max_workgroup_threads: u32,
 }
 
-/// Device capabilities to ignore, for tests and comparisons.
+/// Device capabilities to disable, for tests and comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CapabilityMask {
-    /// Whether packed dot products are ignored.
-    pub packed_dot: bool,
-    /// Whether subgroup operations are ignored.
-    pub subgroups: bool,
-    /// Whether half precision is ignored.
-    pub half: bool,
+    /// Whether packed dot products are disabled.
+    pub no_packed_dot: bool,
+    /// Whether subgroup operations are disabled.
+    pub no_subgroups: bool,
+    /// Whether the type `f16` is disabled in shaders.
+    pub no_shader_f16: bool,
     /// Maximum size of a buffer in bytes; larger matrices are split.
     pub max_binding_bytes: Option<u64>,
     /// Maximum GPU memory in bytes that may be allocated.
@@ -50,7 +50,7 @@ pub struct AdapterInfo {
     /// `discrete`, `integrated`, `virtual`, `software` or `other`.
     pub kind: &'static str,
     /// The graphics API: Vulkan, Metal or DX12.
-    pub interface: String,
+    pub api: String,
     pub driver: String,
     pub capabilities: Capabilities,
 }
@@ -61,9 +61,9 @@ impl Capabilities {
     pub fn without(self, mask: CapabilityMask) -> Capabilities {
         let max = mask.max_binding_bytes.unwrap_or(u64::MAX);
         Capabilities {
-            packed_dot: self.packed_dot && !mask.packed_dot,
-            subgroups: self.subgroups.filter(|_| !mask.subgroups),
-            half: self.half && !mask.half,
+            packed_dot: self.packed_dot && !mask.no_packed_dot,
+            subgroups: self.subgroups.filter(|_| !mask.no_subgroups),
+            shader_f16: self.shader_f16 && !mask.no_shader_f16,
             max_binding_bytes: self.max_binding_bytes.min(max),
             max_buffer_bytes: self.max_buffer_bytes.min(max),
             ..self
@@ -74,7 +74,7 @@ impl Capabilities {
     pub(super) fn features(self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.subgroups.is_some());
-        features.set(wgpu::Features::SHADER_F16, self.half);
+        features.set(wgpu::Features::SHADER_F16, self.shader_f16);
         features
     }
 }
@@ -82,7 +82,7 @@ impl Capabilities {
 impl AdapterInfo {
     /// Returns the key of this adapter and its driver in the file of tuned tilings.
     pub fn key(&self) -> String {
-        format!("{} | {} | {}", self.name, self.interface, self.driver)
+        format!("{} | {} | {}", self.name, self.api, self.driver)
     }
 
     /// Whether the adapter is a software driver.
@@ -103,12 +103,12 @@ impl AdapterInfo {
         AdapterInfo {
             name: info.name,
             kind,
-            interface: info.backend.to_string(),
+            api: info.backend.to_string(),
             driver: [info.driver, info.driver_info].join(" ").trim().to_owned(),
             capabilities: Capabilities {
                 packed_dot,
                 subgroups: features.contains(wgpu::Features::SUBGROUP).then_some(lanes),
-                half: features.contains(wgpu::Features::SHADER_F16),
+                shader_f16: features.contains(wgpu::Features::SHADER_F16),
                 timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
                 max_binding_bytes: limits.max_storage_buffer_binding_size,
                 max_buffer_bytes: limits.max_buffer_size,

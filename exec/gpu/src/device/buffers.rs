@@ -33,7 +33,7 @@ pub struct Params {
     /// Number of tokens in the pass.
     pub tokens: u32,
     /// Position of the first token.
-    pub first: u32,
+    pub first_position: u32,
     /// Start of the range that a kernel processes, such as rows of a matrix.
     pub offset: u32,
     /// End of that range, exclusive.
@@ -42,12 +42,12 @@ pub struct Params {
 
 impl Params {
     /// The WGSL declaration of the struct and of the uniform at binding 0.
-    pub const WGSL: &str = "struct Params { tokens: u32, first: u32, offset: u32, end: u32 }\n\
+    pub const WGSL: &str = "struct Params { tokens: u32, first_position: u32, offset: u32, end: u32 }\n\
                             @group(0) @binding(0) var<uniform> params: Params;\n";
 
-    /// Returns the parameters of a pass of `tokens` tokens, the first of which is at position `first`.
-    pub fn pass(tokens: u32, first: u32) -> Params {
-        Params { tokens, first, offset: 0, end: 0 }
+    /// Returns the parameters of a pass of `tokens` tokens, the first of which is at `first_position`.
+    pub fn pass(tokens: u32, first_position: u32) -> Params {
+        Params { tokens, first_position, offset: 0, end: 0 }
     }
 }
 

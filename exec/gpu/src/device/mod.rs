@@ -33,7 +33,7 @@ pub struct Gpu {
     queue: wgpu::Queue,
     info: AdapterInfo,
     capabilities: Capabilities,
-    /// Why the device is lost; `None` while it works.
+    /// The reason why the device is lost; `None` while it works.
     lost: Arc<Mutex<Option<String>>>,
     memory_budget: Arc<memory::MemoryBudget>,
     /// Maximum duration of a submission, in nanoseconds.

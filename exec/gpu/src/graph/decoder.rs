@@ -6,7 +6,7 @@
 
 use hearth_profiles::model::{Architecture, ModelShape};
 
-use super::{Graph, Matrix, Norm, Operation, RotaryInput};
+use super::{Graph, LayerMatrix, Norm, Operation, RotaryInput};
 use crate::virtual_tensor::SLICE;
 
 /// The dimensions of a pass that determine the sizes of its tensors.
@@ -31,16 +31,16 @@ pub fn decoder(shape: &ModelShape, size: PassSize) -> Graph {
     let mut builder = Builder { graph: Graph::default(), shape, size };
     let wide = u64::from(shape.embedding);
     let bytes = builder.rows(wide);
-    let mut hidden = builder.graph.node(Operation::Embed, &[], "embed", bytes);
+    let mut hidden = builder.graph.add_node(Operation::Embed, &[], "embed", bytes);
     if matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2) {
-        hidden = builder.graph.node(Operation::Scale, &[hidden], "embed", bytes);
+        hidden = builder.graph.add_node(Operation::Scale, &[hidden], "embed", bytes);
     }
     for _ in 0..size.layers {
         hidden = builder.attention(hidden);
         hidden = builder.feed_forward(hidden);
     }
     let last = padded(wide) * size.element_bytes;
-    builder.graph.node(Operation::Norm(Norm::Output), &[hidden], "norm", last);
+    builder.graph.add_node(Operation::Norm(Norm::Output), &[hidden], "norm", last);
     builder.graph
 }
 
@@ -63,33 +63,39 @@ impl Builder<'_> {
         let wide = u64::from(shape.embedding);
         let widths =
             [shape.query_width(), shape.key_width(), shape.value_width()].map(|width| self.rows(width));
-        let x = self.graph.node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", self.rows(wide));
-        let [mut q, mut k, mut v] = [(Matrix::Query, "q"), (Matrix::Key, "k"), (Matrix::Value, "v")]
-            .map(|(matrix, name)| {
-                let bytes = widths[matrix as usize];
-                let result = self.graph.node(Operation::Matmul(matrix), &[x], name, bytes);
-                (result, matrix, name, bytes)
-            })
-            .map(|(result, matrix, name, bytes)| {
-                let biased = self.is(Architecture::Qwen2);
-                if biased { self.graph.node(Operation::Bias(matrix), &[result], name, bytes) } else { result }
-            });
+        let x = self.graph.add_node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", self.rows(wide));
+        let [mut q, mut k, mut v] =
+            [(LayerMatrix::Query, "q"), (LayerMatrix::Key, "k"), (LayerMatrix::Value, "v")]
+                .map(|(matrix, name)| {
+                    let bytes = widths[matrix as usize];
+                    let result = self.graph.add_node(Operation::Matmul(matrix), &[x], name, bytes);
+                    (result, matrix, name, bytes)
+                })
+                .map(|(result, matrix, name, bytes)| {
+                    let biased = self.is(Architecture::Qwen2);
+                    if biased {
+                        self.graph.add_node(Operation::Bias(matrix), &[result], name, bytes)
+                    } else {
+                        result
+                    }
+                });
         if self.is(Architecture::Qwen3) {
-            q = self.graph.node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
-            k = self.graph.node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
+            q = self.graph.add_node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
+            k = self.graph.add_node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
         }
-        q = self.graph.node(Operation::Rotate(RotaryInput::Query), &[q], "q.rope", widths[0]);
-        k = self.graph.node(Operation::Rotate(RotaryInput::Key), &[k], "k.rope", widths[1]);
-        v = self.graph.node(Operation::TransposeValues, &[v], "v.t", widths[2]);
+        q = self.graph.add_node(Operation::Rotate(RotaryInput::Query), &[q], "q.rope", widths[0]);
+        k = self.graph.add_node(Operation::Rotate(RotaryInput::Key), &[k], "k.rope", widths[1]);
+        v = self.graph.add_node(Operation::TransposeValues, &[v], "v.t", widths[2]);
         let scores = self.rows(self.size.context) * u64::from(shape.heads);
-        let mut s = self.graph.node(Operation::Scores, &[q, k], "qk", scores);
+        let mut s = self.graph.add_node(Operation::Scores, &[q, k], "qk", scores);
         if self.is(Architecture::Gemma2) {
-            s = self.graph.node(Operation::SoftCap, &[s], "qk", scores);
+            s = self.graph.add_node(Operation::SoftCap, &[s], "qk", scores);
         }
-        let p = self.graph.node(Operation::Softmax, &[s], "softmax", scores);
+        let p = self.graph.add_node(Operation::Softmax, &[s], "softmax", scores);
         let mixed = self.rows(u64::from(shape.heads) * u64::from(shape.value_length));
-        let m = self.graph.node(Operation::WeightedValues, &[p, v], "pv", mixed);
-        let o = self.graph.node(Operation::Matmul(Matrix::AttentionOutput), &[m], "o", self.rows(wide));
+        let m = self.graph.add_node(Operation::WeightedValues, &[p, v], "pv", mixed);
+        let o =
+            self.graph.add_node(Operation::Matmul(LayerMatrix::AttentionOutput), &[m], "o", self.rows(wide));
         self.add(o, hidden, Norm::PostAttention, "o+add")
     }
 
@@ -97,12 +103,12 @@ impl Builder<'_> {
         let (wide, inner) = (u64::from(self.shape.embedding), u64::from(self.shape.feed_forward));
         let (wide, inner) = (self.rows(wide), self.rows(inner));
         let graph = &mut self.graph;
-        let x = graph.node(Operation::Norm(Norm::FeedForward), &[hidden], "rmsnorm", wide);
-        let gate = graph.node(Operation::Matmul(Matrix::Gate), &[x], "gate", inner);
-        let gate = graph.node(Operation::Activate, &[gate], "gate", inner);
-        let up = graph.node(Operation::Matmul(Matrix::Up), &[x], "up", inner);
-        let up = graph.node(Operation::Multiply, &[up, gate], "up*silu", inner);
-        let down = graph.node(Operation::Matmul(Matrix::Down), &[up], "down", wide);
+        let x = graph.add_node(Operation::Norm(Norm::FeedForward), &[hidden], "rmsnorm", wide);
+        let gate = graph.add_node(Operation::Matmul(LayerMatrix::Gate), &[x], "gate", inner);
+        let gate = graph.add_node(Operation::Activate, &[gate], "gate", inner);
+        let up = graph.add_node(Operation::Matmul(LayerMatrix::Up), &[x], "up", inner);
+        let up = graph.add_node(Operation::Multiply, &[up, gate], "up*silu", inner);
+        let down = graph.add_node(Operation::Matmul(LayerMatrix::Down), &[up], "down", wide);
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
     }
 
@@ -110,10 +116,10 @@ impl Builder<'_> {
     fn add(&mut self, output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
         let bytes = self.rows(u64::from(self.shape.embedding));
         let output = if self.is(Architecture::Gemma2) {
-            self.graph.node(Operation::Norm(norm), &[output], "post norm", bytes)
+            self.graph.add_node(Operation::Norm(norm), &[output], "post norm", bytes)
         } else {
             output
         };
-        self.graph.node(Operation::Add, &[output, hidden], name, bytes)
+        self.graph.add_node(Operation::Add, &[output, hidden], name, bytes)
     }
 }

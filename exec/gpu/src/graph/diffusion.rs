@@ -54,23 +54,23 @@ pub fn text_encoder(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let (wide, heads) = (768, 12);
     let row = builder.bytes(PROMPT_TOKENS, wide);
-    let tokens = builder.node("tok", &[], row);
-    let mut hidden = builder.node("pos", &[tokens], row);
+    let tokens = builder.add_node("tok", &[], row);
+    let mut hidden = builder.add_node("pos", &[tokens], row);
     for _ in 0..12 {
-        let x = builder.node("ln", &[hidden], row);
+        let x = builder.add_node("ln", &[hidden], row);
         let [q, k, v] = builder.projections([(Some(x), row); 3]);
         let scores = builder.bytes(PROMPT_TOKENS * heads, PROMPT_TOKENS);
-        let scores = builder.node("qk", &[q, k], scores);
-        let mixed = builder.node("pv", &[scores, v], row);
+        let scores = builder.add_node("qk", &[q, k], scores);
+        let mixed = builder.add_node("pv", &[scores, v], row);
         hidden = builder.project_and_add(mixed, hidden, row);
-        let x = builder.node("ln", &[hidden], row);
+        let x = builder.add_node("ln", &[hidden], row);
         let inner = builder.bytes(PROMPT_TOKENS, 4 * wide);
-        let first = builder.node("fc1", &[x], inner);
-        let gelu = builder.node("gelu", &[first], inner);
-        let second = builder.node("lin", &[gelu], row);
-        hidden = builder.node("add", &[second, hidden], row);
+        let first = builder.add_node("fc1", &[x], inner);
+        let gelu = builder.add_node("gelu", &[first], inner);
+        let second = builder.add_node("lin", &[gelu], row);
+        hidden = builder.add_node("add", &[second, hidden], row);
     }
-    builder.node("final_ln", &[hidden], row);
+    builder.add_node("final_ln", &[hidden], row);
     builder.graph
 }
 
@@ -79,9 +79,9 @@ pub fn unet(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let widths = [320, 640, 1280, 1280];
     let time = builder.bytes(1, 4 * 320);
-    let step = builder.node("temb", &[], time);
-    let step = builder.node("temb", &[step], time);
-    let step = builder.node("temb", &[step], time);
+    let step = builder.add_node("temb", &[], time);
+    let step = builder.add_node("temb", &[step], time);
+    let step = builder.add_node("temb", &[step], time);
     let mut image = builder.image("conv_in", &[], 320, LATENT_SIDE);
     let mut skips = vec![image];
     for (level, &width) in widths.iter().enumerate() {
@@ -103,8 +103,8 @@ pub fn unet(kernels: FusedKernels) -> Graph {
     for (level, &width) in widths.iter().rev().enumerate() {
         for _ in 0..3 {
             if let Some(skip) = skips.pop() {
-                let reads = [image.tensor, skip.tensor];
-                image = builder.image("concat", &reads, image.channels + skip.channels, image.side);
+                let inputs = [image.tensor, skip.tensor];
+                image = builder.image("concat", &inputs, image.channels + skip.channels, image.side);
             }
             image = builder.residual(image, width, Some(step));
             if level > 0 {
@@ -120,8 +120,8 @@ pub fn unet(kernels: FusedKernels) -> Graph {
     builder.graph
 }
 
-/// Returns the graph of the decoder from latents to an image.
-pub fn latent_decoder(kernels: FusedKernels) -> Graph {
+/// Returns the graph of the VAE decoder, which converts latents to an image.
+pub fn vae_decoder(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(1, kernels);
     let latents = builder.image("lat", &[], 4, LATENT_SIDE);
     let latents = builder.image("post_quant", &[latents.tensor], 4, LATENT_SIDE);
@@ -129,7 +129,7 @@ pub fn latent_decoder(kernels: FusedKernels) -> Graph {
     image = builder.residual(image, 512, None);
     let positions = image.side * image.side;
     let bytes = builder.bytes(positions, 512);
-    let x = builder.node("gn", &[image.tensor], bytes);
+    let x = builder.add_node("gn", &[image.tensor], bytes);
     let qkv = builder.projections([(Some(x), bytes); 3]);
     let mixed = builder.attend(qkv, [positions; 2], 1, bytes);
     image.tensor = builder.project_and_add(mixed, image.tensor, bytes);
@@ -157,19 +157,19 @@ impl Builder {
         self.batch * positions * channels.next_multiple_of(u64::from(SLICE)) * ELEMENT_BYTES
     }
 
-    fn node(&mut self, name: &'static str, reads: &[usize], bytes: u64) -> usize {
-        self.graph.node(Operation::Image(name), reads, name, bytes)
+    fn add_node(&mut self, name: &'static str, inputs: &[usize], bytes: u64) -> usize {
+        self.graph.add_node(Operation::Image(name), inputs, name, bytes)
     }
 
-    fn image(&mut self, name: &'static str, reads: &[usize], channels: u64, side: u64) -> Image {
+    fn image(&mut self, name: &'static str, inputs: &[usize], channels: u64, side: u64) -> Image {
         let bytes = self.bytes(side * side, channels);
-        Image { tensor: self.node(name, reads, bytes), channels, side }
+        Image { tensor: self.add_node(name, inputs, bytes), channels, side }
     }
 
     fn normalised(&mut self, name: &'static str, image: Image) -> usize {
         let bytes = self.bytes(image.side * image.side, image.channels);
-        let x = self.node(name, &[image.tensor], bytes);
-        if self.kernels.norm { x } else { self.node("silu", &[x], bytes) }
+        let x = self.add_node(name, &[image.tensor], bytes);
+        if self.kernels.norm { x } else { self.add_node("silu", &[x], bytes) }
     }
 
     fn residual(&mut self, image: Image, width: u64, step: Option<usize>) -> Image {
@@ -195,60 +195,60 @@ impl Builder {
         let names = ["q", "k", "v"];
         let made = [0, 1, 2].map(|at| {
             let (x, bytes) = [q, k, v][at];
-            self.node(names[at], x.as_slice(), bytes)
+            self.add_node(names[at], x.as_slice(), bytes)
         });
         let names = ["q.r", "k.r", "v.r"];
-        [0, 1, 2].map(|at| self.node(names[at], &[made[at]], [q, k, v][at].1))
+        [0, 1, 2].map(|at| self.add_node(names[at], &[made[at]], [q, k, v][at].1))
     }
 
     /// Adds attention of `from` query positions over `to` key positions.
     fn attend(&mut self, [q, k, v]: [usize; 3], [from, to]: [u64; 2], heads: u64, bytes: u64) -> usize {
         // Self-attention over an image has many positions; over the prompt there are few, and the scores are small.
         if self.kernels.attention && to > PROMPT_TOKENS {
-            return self.node("flash", &[q, k, v], bytes);
+            return self.add_node("flash", &[q, k, v], bytes);
         }
         let scores = self.bytes(from * heads, to);
-        let scores_of = self.node("qk", &[q, k], scores);
-        let powers = self.node("softmax", &[scores_of], scores);
-        self.node("pv", &[powers, v], bytes)
+        let scores_of = self.add_node("qk", &[q, k], scores);
+        let powers = self.add_node("softmax", &[scores_of], scores);
+        self.add_node("pv", &[powers, v], bytes)
     }
 
     /// Adds the output projection of attention and the residual addition.
     fn project_and_add(&mut self, mixed: usize, hidden: usize, bytes: u64) -> usize {
-        let rows = self.node("o.r", &[mixed], bytes);
-        let change = self.node("lin", &[rows], bytes);
-        self.node("add", &[change, hidden], bytes)
+        let rows = self.add_node("o.r", &[mixed], bytes);
+        let change = self.add_node("lin", &[rows], bytes);
+        self.add_node("add", &[change, hidden], bytes)
     }
 
     /// Adds self-attention over the image, cross-attention over the prompt, and a gated feed-forward block.
     fn transformer(&mut self, image: Image) -> Image {
         let (positions, width) = (image.side * image.side, image.channels);
         let [row, prompt] = [self.bytes(positions, width), self.bytes(PROMPT_TOKENS, width)];
-        let x = self.node("gn", &[image.tensor], row);
-        let mut hidden = self.node("proj_in", &[x], row);
-        let x = self.node("ln", &[hidden], row);
+        let x = self.add_node("gn", &[image.tensor], row);
+        let mut hidden = self.add_node("proj_in", &[x], row);
+        let x = self.add_node("ln", &[hidden], row);
         let qkv = self.projections([(Some(x), row); 3]);
         let mixed = self.attend(qkv, [positions; 2], HEADS, row);
         hidden = self.project_and_add(mixed, hidden, row);
-        let x = self.node("ln", &[hidden], row);
+        let x = self.add_node("ln", &[hidden], row);
         // The rows of the prompt are outputs of the text encoder, not tensors of this graph.
         let qkv = self.projections([(Some(x), row), (None, prompt), (None, prompt)]);
         let mixed = self.attend(qkv, [positions, PROMPT_TOKENS], HEADS, row);
         hidden = self.project_and_add(mixed, hidden, row);
-        let x = self.node("ln", &[hidden], row);
+        let x = self.add_node("ln", &[hidden], row);
         let inner = self.bytes(positions, 4 * width);
-        let first = self.node("ffa", &[x], inner);
+        let first = self.add_node("ffa", &[x], inner);
         let gated = if self.kernels.gate {
-            self.node("ffb+gelu+mul", &[x, first], inner)
+            self.add_node("ffb+gelu+mul", &[x, first], inner)
         } else {
-            let second = self.node("ffb", &[x], inner);
-            let gelu = self.node("gelu", &[second], inner);
-            self.node("mul", &[gelu, first], inner)
+            let second = self.add_node("ffb", &[x], inner);
+            let gelu = self.add_node("gelu", &[second], inner);
+            self.add_node("mul", &[gelu, first], inner)
         };
-        let change = self.node("lin", &[gated], row);
-        hidden = self.node("add", &[change, hidden], row);
-        let change = self.node("proj_out", &[hidden], row);
-        Image { tensor: self.node("add", &[change, image.tensor], row), ..image }
+        let change = self.add_node("lin", &[gated], row);
+        hidden = self.add_node("add", &[change, hidden], row);
+        let change = self.add_node("proj_out", &[hidden], row);
+        Image { tensor: self.add_node("add", &[change, image.tensor], row), ..image }
     }
 }
 
@@ -261,7 +261,8 @@ mod tests {
     fn mib(graph: &Graph) -> [f64; 2] {
         let records: Vec<TensorUsageRecord> =
             graph.usage_records().into_iter().map(|(_, record)| record).collect();
-        [naive_bytes(&records), assign_offsets(&records).total].map(|bytes| bytes as f64 / f64::from(1 << 20))
+        [naive_bytes(&records), assign_offsets(&records).total_size]
+            .map(|bytes| bytes as f64 / f64::from(1 << 20))
     }
 
     #[test]
@@ -271,10 +272,10 @@ mod tests {
         for (name, graph, naive, planned) in [
             ("text encoder", text_encoder(FusedKernels::FUSED), 62.0, 2.0),
             ("UNet", unet(FusedKernels::FUSED), 2075.0, 65.0),
-            ("decoder", latent_decoder(FusedKernels::FUSED), 2274.0, 320.0),
+            ("decoder", vae_decoder(FusedKernels::FUSED), 2274.0, 320.0),
         ] {
             let [sum, own] = mib(&graph);
-            println!("{name}: {} launches, {sum:.1} MiB, planned {own:.2}", graph.launches());
+            println!("{name}: {} launches, {sum:.1} MiB, planned {own:.2}", graph.launch_count());
             assert!((own - planned).abs() < 0.05, "{name}: {own}");
             assert!((sum / naive - 1.0).abs() < 0.06, "{name}: {sum}");
         }
@@ -287,7 +288,7 @@ mod tests {
         let fused = of_unet(all);
         assert!(of_unet(FusedKernels { attention: false, ..all }) > 2.0 * fused);
         assert!(of_unet(FusedKernels { gate: false, ..all }) > fused);
-        let of_latents = |kernels| mib(&latent_decoder(kernels))[1];
+        let of_latents = |kernels| mib(&vae_decoder(kernels))[1];
         assert!(of_latents(FusedKernels { norm: false, ..all }) > of_latents(all));
     }
 }

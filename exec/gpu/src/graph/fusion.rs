@@ -14,7 +14,7 @@ use super::{Graph, Node, Norm, Operation};
 
 /// The node into which residual additions are fused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Residual {
+pub enum ResidualFusion {
     Alone,
     IntoMatmul,
     IntoNorm,
@@ -25,7 +25,7 @@ pub enum Residual {
 pub struct Fusion {
     /// Whether element-wise operations are fused, except residual additions.
     pub pointwise: bool,
-    pub residual: Residual,
+    pub residual: ResidualFusion,
     /// Whether norms of heads, rotary embedding and the new layout of queries, keys and values are fused.
     pub rotary_layout: bool,
     /// Whether scores, soft cap, softmax and weighted values are fused.
@@ -35,10 +35,10 @@ pub struct Fusion {
 impl Fusion {
     /// No fusion: one operation per launch.
     pub const NONE: Fusion =
-        Fusion { pointwise: false, residual: Residual::Alone, rotary_layout: false, attention: false };
+        Fusion { pointwise: false, residual: ResidualFusion::Alone, rotary_layout: false, attention: false };
     /// The fusion that the executor uses.
     pub const ALL: Fusion =
-        Fusion { pointwise: true, residual: Residual::IntoNorm, rotary_layout: true, attention: true };
+        Fusion { pointwise: true, residual: ResidualFusion::IntoNorm, rotary_layout: true, attention: true };
 }
 
 /// Returns a graph with the same operations in fewer launches.
@@ -47,9 +47,11 @@ pub fn fuse(mut graph: Graph, fusion: Fusion) -> Graph {
         fuse_into_producers(&mut graph, |operation| operation.is_pointwise() && operation != Operation::Add);
     }
     match fusion.residual {
-        Residual::Alone => {}
-        Residual::IntoMatmul => fuse_into_producers(&mut graph, |operation| operation == Operation::Add),
-        Residual::IntoNorm => fuse_residuals_into_norms(&mut graph),
+        ResidualFusion::Alone => {}
+        ResidualFusion::IntoMatmul => {
+            fuse_into_producers(&mut graph, |operation| operation == Operation::Add);
+        }
+        ResidualFusion::IntoNorm => fuse_residuals_into_norms(&mut graph),
     }
     if fusion.rotary_layout {
         merge_neighbours(&mut graph, is_layout);
@@ -105,8 +107,8 @@ fn fuse_into_producers(graph: &mut Graph, matches: impl Fn(Operation) -> bool) {
 /// Returns the node that produces the first input of the node at `at`, if no other node reads that input and `fits`
 /// accepts the last operation of the producer.
 fn producer_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Option<usize> {
-    let &input = graph.nodes[at].reads.first()?;
-    let producer = graph.nodes[..at].iter().position(|node| node.writes == [input])?;
+    let &input = graph.nodes[at].inputs.first()?;
+    let producer = graph.nodes[..at].iter().position(|node| node.outputs == [input])?;
     let last = *graph.nodes[producer].operations.last()?;
     (fits(last) && graph.readers(input) == 1).then_some(producer)
 }
@@ -115,15 +117,16 @@ fn producer_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Op
 /// outputs.
 fn merge(graph: &mut Graph, early: usize, late: usize) {
     let removed = graph.nodes.remove(early);
-    let later: Vec<usize> = graph.nodes[late..].iter().flat_map(|node| node.reads.clone()).collect();
+    let later: Vec<usize> = graph.nodes[late..].iter().flat_map(|node| node.inputs.clone()).collect();
     let node = &mut graph.nodes[late - 1];
-    let own = removed.writes;
+    let own = removed.outputs;
     node.operations.splice(0..0, removed.operations);
-    let rest = node.reads.iter().copied().filter(|read| !own.contains(read) && !removed.reads.contains(read));
-    let reads: Vec<usize> = removed.reads.iter().copied().chain(rest).collect();
+    let rest =
+        node.inputs.iter().copied().filter(|read| !own.contains(read) && !removed.inputs.contains(read));
+    let inputs: Vec<usize> = removed.inputs.iter().copied().chain(rest).collect();
     let kept = own.into_iter().filter(|tensor| later.contains(tensor));
-    node.writes = kept.chain(node.writes.iter().copied()).collect();
-    node.reads = reads;
+    node.outputs = kept.chain(node.outputs.iter().copied()).collect();
+    node.inputs = inputs;
 }
 
 /// Merges each residual addition, with the norm before it if there is one, into the norm that follows directly.
@@ -131,7 +134,7 @@ fn fuse_residuals_into_norms(graph: &mut Graph) {
     let mut at = 0;
     while at + 1 < graph.nodes.len() {
         let [one, next] = &graph.nodes[at..at + 2] else { break };
-        let feeds = one.writes.iter().any(|tensor| next.reads.contains(tensor));
+        let feeds = one.outputs.iter().any(|tensor| next.inputs.contains(tensor));
         let fits = match (one.operations.last(), next.operations.first()) {
             (Some(Operation::Norm(Norm::PostAttention | Norm::PostFeedForward)), Some(Operation::Add)) => {
                 true
@@ -178,8 +181,12 @@ mod tests {
     }
 
     /// The fusion of the reference planner's graphs: only element-wise operations are fused.
-    const PUBLISHED: Fusion =
-        Fusion { pointwise: true, residual: Residual::IntoMatmul, rotary_layout: false, attention: false };
+    const PUBLISHED: Fusion = Fusion {
+        pointwise: true,
+        residual: ResidualFusion::IntoMatmul,
+        rotary_layout: false,
+        attention: false,
+    };
 
     #[test]
     fn llama_decoder_has_the_usage_records_of_the_reference_planner() {
@@ -195,8 +202,8 @@ mod tests {
                 let number = |key: &str| other[key].as_u64().unwrap();
                 let wanted = TensorUsageRecord {
                     size: number("size"),
-                    first: number("first") as u32,
-                    last: number("last") as u32,
+                    first_operation: number("first") as u32,
+                    last_operation: number("last") as u32,
                 };
                 assert_eq!((graph.tensors[*tensor].name, *record), (other["name"].as_str().unwrap(), wanted));
             }
@@ -219,9 +226,9 @@ mod tests {
         ] {
             let graph = decoder(&shape(architecture), size(1));
             assert_eq!(fuse(graph.clone(), Fusion::NONE), graph);
-            assert_eq!(graph.launches(), ends + 32 * plain, "{architecture}");
+            assert_eq!(graph.launch_count(), ends + 32 * plain, "{architecture}");
             let fused = fuse(graph.clone(), Fusion::ALL);
-            assert_eq!(fused.launches(), 2 + 32 * 11, "{architecture}");
+            assert_eq!(fused.launch_count(), 2 + 32 * 11, "{architecture}");
             let count = |graph: &Graph| graph.nodes.iter().map(|node| node.operations.len()).sum::<usize>();
             assert_eq!(count(&graph), count(&fused), "{architecture}: no operation is lost");
         }
@@ -234,20 +241,20 @@ mod tests {
             let fused = fuse(graph.clone(), Fusion::ALL);
             let mut written = std::collections::BTreeSet::new();
             for node in &fused.nodes {
-                assert!(node.reads.iter().all(|read| written.contains(read)), "{architecture}: {node:?}");
-                for &tensor in &node.writes {
+                assert!(node.inputs.iter().all(|read| written.contains(read)), "{architecture}: {node:?}");
+                for &tensor in &node.outputs {
                     assert!(written.insert(tensor), "{architecture}: {node:?}");
                 }
             }
             let totals = [&graph, &fused].map(|graph| {
                 let records: Vec<TensorUsageRecord> =
                     graph.usage_records().into_iter().map(|(_, record)| record).collect();
-                (naive_bytes(&records), assign_offsets(&records).total)
+                (naive_bytes(&records), assign_offsets(&records).total_size)
             });
             println!(
                 "{architecture}: {} and {} launches, {totals:?} bytes",
-                graph.launches(),
-                fused.launches()
+                graph.launch_count(),
+                fused.launch_count()
             );
             let [(plain_sum, plain), (fused_sum, fused)] = totals;
             assert!(fused < plain && fused_sum < plain_sum, "{architecture}");

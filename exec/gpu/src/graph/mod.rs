@@ -11,13 +11,13 @@ pub mod diffusion;
 pub mod fusion;
 
 pub use decoder::{PassSize, decoder};
-pub use fusion::{Fusion, Residual, fuse};
+pub use fusion::{Fusion, ResidualFusion, fuse};
 
 use crate::memory::TensorUsageRecord;
 
-/// A weight matrix of a layer.
+/// One of the weight matrices of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Matrix {
+pub enum LayerMatrix {
     Query,
     Key,
     Value,
@@ -27,20 +27,20 @@ pub enum Matrix {
     Down,
 }
 
-impl Matrix {
+impl LayerMatrix {
     /// All matrices of a layer, in the order of `hearth_runtime::LayerWeights`.
-    pub const ALL: [Matrix; 7] = [
-        Matrix::Query,
-        Matrix::Key,
-        Matrix::Value,
-        Matrix::AttentionOutput,
-        Matrix::Gate,
-        Matrix::Up,
-        Matrix::Down,
+    pub const ALL: [LayerMatrix; 7] = [
+        LayerMatrix::Query,
+        LayerMatrix::Key,
+        LayerMatrix::Value,
+        LayerMatrix::AttentionOutput,
+        LayerMatrix::Gate,
+        LayerMatrix::Up,
+        LayerMatrix::Down,
     ];
 }
 
-/// A norm of the model, each with weights of its own.
+/// The norms of a model, each of which has its own weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Norm {
     Attention,
@@ -74,23 +74,23 @@ pub enum Operation {
     /// Quantises the input of a matmul to eight bits.
     Quantise,
     /// Multiplies rows by a weight matrix.
-    Matmul(Matrix),
+    Matmul(LayerMatrix),
     /// Adds the bias of a matmul to each row.
-    Bias(Matrix),
+    Bias(LayerMatrix),
     /// Applies the rotary embedding and writes the rows in the layout that attention reads.
     Rotate(RotaryInput),
     /// Writes the values in the layout that attention reads.
     TransposeValues,
     /// Multiplies queries by keys.
     Scores,
-    /// Applies the soft cap of the scores.
+    /// Applies the soft cap to the scores.
     SoftCap,
     Softmax,
     /// Multiplies the attention probabilities by the values.
     WeightedValues,
     /// Applies the activation function of the gate.
     Activate,
-    /// Multiplies by the gate, element by element.
+    /// Multiplies by the gate, elementwise.
     Multiply,
     /// Adds the residual.
     Add,
@@ -115,7 +115,7 @@ impl Operation {
 
 /// An intermediate tensor of a graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tensor {
+pub struct GraphTensor {
     pub name: &'static str,
     /// Size in bytes, with the channels padded to whole slices.
     pub bytes: u64,
@@ -126,34 +126,40 @@ pub struct Tensor {
 pub struct Node {
     pub operations: Vec<Operation>,
     /// Indices of the input tensors. The first input of an element-wise operation is the tensor that it transforms.
-    pub reads: Vec<usize>,
+    pub inputs: Vec<usize>,
     /// Indices of the output tensors.
-    pub writes: Vec<usize>,
+    pub outputs: Vec<usize>,
 }
 
 /// The nodes of a pass in the order in which they run, and their tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Graph {
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<GraphTensor>,
     pub nodes: Vec<Node>,
 }
 
 impl Graph {
     /// Adds a tensor of `bytes` bytes and returns its index.
-    pub fn tensor(&mut self, name: &'static str, bytes: u64) -> usize {
-        self.tensors.push(Tensor { name, bytes });
+    pub fn add_tensor(&mut self, name: &'static str, bytes: u64) -> usize {
+        self.tensors.push(GraphTensor { name, bytes });
         self.tensors.len() - 1
     }
 
     /// Adds a node with one operation and one output tensor of `bytes` bytes. Returns the index of that tensor.
-    pub fn node(&mut self, operation: Operation, reads: &[usize], name: &'static str, bytes: u64) -> usize {
-        let result = self.tensor(name, bytes);
-        self.nodes.push(Node { operations: vec![operation], reads: reads.to_vec(), writes: vec![result] });
+    pub fn add_node(
+        &mut self,
+        operation: Operation,
+        inputs: &[usize],
+        name: &'static str,
+        bytes: u64,
+    ) -> usize {
+        let result = self.add_tensor(name, bytes);
+        self.nodes.push(Node { operations: vec![operation], inputs: inputs.to_vec(), outputs: vec![result] });
         result
     }
 
     /// Returns the number of kernel launches.
-    pub fn launches(&self) -> usize {
+    pub fn launch_count(&self) -> usize {
         self.nodes.len()
     }
 
@@ -161,11 +167,14 @@ impl Graph {
     pub fn usage_records(&self) -> Vec<(usize, TensorUsageRecord)> {
         let mut records = Vec::new();
         for (first, node) in self.nodes.iter().enumerate() {
-            for &tensor in &node.writes {
-                let last = self.nodes.iter().rposition(|node| node.reads.contains(&tensor));
+            for &tensor in &node.outputs {
+                let last = self.nodes.iter().rposition(|node| node.inputs.contains(&tensor));
                 let last = last.unwrap_or(first).max(first) as u32;
                 let size = self.tensors[tensor].bytes;
-                records.push((tensor, TensorUsageRecord { size, first: first as u32, last }));
+                records.push((
+                    tensor,
+                    TensorUsageRecord { size, first_operation: first as u32, last_operation: last },
+                ));
             }
         }
         records
@@ -173,6 +182,6 @@ impl Graph {
 
     /// Returns the number of nodes that read a tensor.
     fn readers(&self, tensor: usize) -> usize {
-        self.nodes.iter().filter(|node| node.reads.contains(&tensor)).count()
+        self.nodes.iter().filter(|node| node.inputs.contains(&tensor)).count()
     }
 }

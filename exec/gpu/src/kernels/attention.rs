@@ -20,12 +20,13 @@ const TILE: u32 = 64;
 /// The attention kernel of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionKernel {
-    pub heads: AttentionShape,
-    /// Factor of the scores.
+    pub shape: AttentionShape,
+    /// The factor by which scores are multiplied.
     pub scale: f32,
-    /// Soft cap of the scores.
-    pub cap: Option<f32>,
-    /// Size of the sliding window in positions, including the position of the token itself.
+    /// The soft cap of the scores, if the model has one.
+    pub soft_cap: Option<f32>,
+    /// The size of the sliding window in positions, including the position of the token itself; `None` for full
+    /// attention.
     pub window: Option<u32>,
     /// The layout of the result.
     pub storage: Storage,
@@ -36,16 +37,16 @@ impl AttentionKernel {
     /// Generates the kernel. Its bindings after the parameters are: queries, keys, values, out [tokens, heads *
     /// value_length].
     pub fn kernel(&self) -> Result<String, ShapeError> {
-        let heads = &self.heads;
+        let heads = &self.shape;
         let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
-        let queries = heads.queries(Direction::Read);
+        let queries = heads.query_accessor(Direction::Read);
         let out = Accessor::rows("out", self.storage, width, Direction::Write);
         let mut text =
             format!("{}const QUERY_GROUP: u32 = {}u;\n", Params::WGSL, heads.queries_per_kv_head());
         text += &queries.declaration(1);
         text += &queries.functions();
-        text += &heads.cache("k", 2, &heads.keys()?, Direction::Read);
-        text += &heads.cache("v", 3, &heads.values()?, Direction::Read);
+        text += &heads.cache_functions("k", 2, &heads.key_cache_shape()?, Direction::Read);
+        text += &heads.cache_functions("v", 3, &heads.value_cache_shape()?, Direction::Read);
         text += &out.declaration(4);
         text += &out.functions();
         let _ = write!(
@@ -63,25 +64,25 @@ impl AttentionKernel {
 
     /// Returns the number of workgroups for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
-        [tokens * self.heads.queries_per_kv_head(), self.heads.kv_heads, 1]
+        [tokens * self.shape.queries_per_kv_head(), self.shape.kv_heads, 1]
     }
 
     fn main(&self) -> String {
-        let heads = &self.heads;
+        let heads = &self.shape;
         let (slices, value_slices) = (heads.key_length / 4, heads.value_length / 4);
         let (scale, group) = (self.scale, heads.queries_per_kv_head());
         let dimensions = heads.value_length.div_ceil(TILE);
         let seen = self
             .window
             .map_or("0u".to_owned(), |window| format!("max(position + 1u, {window}u) - {window}u"));
-        let cap = self.cap.map_or(String::new(), |cap| {
+        let cap = self.soft_cap.map_or(String::new(), |cap| {
             // tanh is one beyond 10 in f32.
             format!("            score = {cap:e} * tanh(clamp(score / {cap:e}, -10.0, 10.0));\n")
         });
         format!(
             "@compute @workgroup_size({TILE})\n\
              fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
-             let kv = group.y;\n    let token = group.x / {group}u;\n    let position = params.first + token;\n    \
+             let kv = group.y;\n    let token = group.x / {group}u;\n    let position = params.first_position + token;\n    \
              let seen = {seen};\n    \
              for (var s = lane; s < {slices}u; s += {TILE}u) {{ query[s] = q_read(kv, group.x, 0u, s); }}\n    \
              var largest = -3e38;\n    var sum = 0.0;\n    var acc: array<f32, {dimensions}>;\n    \
@@ -127,9 +128,11 @@ mod tests {
         let (format, order) = (CacheFormat::F16, WeightOrder::Interleaved);
         let (heads, kv_heads, key_length, value_length) = (8, 2, 64, 64);
         let heads = AttentionShape { heads, kv_heads, key_length, value_length, context: 256, format, order };
-        let variant = Variant { packed_dot: false, lanes: None, half: false };
+        let variant = Variant { packed_dot: false, min_subgroup_size: None, shader_f16: false };
         let (scale, cap, window, storage) = (0.1, None, None, Storage::Linear);
-        let text = AttentionKernel { heads, scale, cap, window, storage, variant }.kernel().unwrap();
+        let text = AttentionKernel { shape: heads, scale, soft_cap: cap, window, storage, variant }
+            .kernel()
+            .unwrap();
         // Threads that write different components of one vector race: WGSL, "Memory Locations" and "Data Races".
         let shared = text.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
         let vectors: Vec<&str> = shared

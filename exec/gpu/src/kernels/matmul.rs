@@ -19,14 +19,14 @@ mod rows;
 
 use std::fmt::Write;
 
-use hearth_runtime::hyperparameters::Gating;
+use hearth_runtime::hyperparameters::GateActivation;
 
 use super::Variant;
 use super::packing::{PackedFormat, scale_texel};
-use super::quantise::{self, Granularity, UNIT};
+use super::quantise::{self, Granularity, UNIT_LENGTH};
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Storage, WeightOrder, WeightShape};
-use blocks::{DOTS, FACTORS};
+use blocks::{DOT_FUNCTIONS, FACTOR_FUNCTIONS};
 
 /// The phase of inference: decode has one token, prefill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +64,7 @@ impl Tiling {
     pub const BY_OUTPUT: Tiling = Tiling { order: WeightOrder::ByOutput, ..Tiling::DEFAULT };
 
     /// Returns the number of tokens that a workgroup computes in prefill.
-    pub fn tile(&self) -> u32 {
+    pub fn tokens_per_tile(&self) -> u32 {
         self.token_threads * self.tokens_per_thread
     }
 
@@ -86,7 +86,7 @@ impl Tiling {
 /// The matmul kernel of a weight matrix, or of a part of its rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatmulKernel {
-    pub packed: PackedFormat,
+    pub packed_format: PackedFormat,
     /// Number of inputs: the length of a row of weights.
     pub length: u32,
     /// Number of rows of this part of the matrix.
@@ -94,27 +94,27 @@ pub struct MatmulKernel {
     /// Index of the first row of this part in the matrix.
     pub first_row: u32,
     /// Number of rows of the whole matrix.
-    pub all_rows: u32,
+    pub total_rows: u32,
     pub phase: Phase,
     pub tiling: Tiling,
     pub variant: Variant,
     /// The layout of inputs and outputs.
     pub storage: Storage,
-    /// Whether a bias is added.
-    pub bias: bool,
+    /// Whether a bias is added to the result.
+    pub has_bias: bool,
     /// The activation function that is applied to the result.
-    pub activation: Option<Gating>,
-    /// Whether the result is multiplied by another tensor, the gate.
-    pub multiplies: bool,
+    pub activation: Option<GateActivation>,
+    /// Whether the result is multiplied by the gate, which is another tensor.
+    pub multiplies_by_gate: bool,
     /// Whether the kernel writes the integer sums of each block, [tokens, blocks, rows], instead of the results, for
     /// tests. With one scale per row, a row is one block.
-    pub integers: bool,
+    pub writes_integers: bool,
 }
 
 impl MatmulKernel {
     /// Whether the inputs are quantised.
     fn is_quantised(&self) -> bool {
-        self.packed.inputs().is_some()
+        self.packed_format.input_granularity().is_some()
     }
 
     /// Whether this kernel quantises the inputs itself.
@@ -124,7 +124,7 @@ impl MatmulKernel {
 
     /// Returns the shape of the packed weights of this part, in words.
     pub fn shape(&self) -> Result<WeightShape, crate::virtual_tensor::ShapeError> {
-        let words = self.packed.texels(self.length) * 4;
+        let words = self.packed_format.texels(self.length) * 4;
         WeightShape::new(self.rows, [1, 1, 1], words, self.tiling.slices)
     }
 
@@ -136,11 +136,15 @@ impl MatmulKernel {
     /// Returns the number of workgroups for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices);
-        [slices, if self.phase == Phase::Decode { 1 } else { tokens.div_ceil(self.tiling.tile()) }, 1]
+        [
+            slices,
+            if self.phase == Phase::Decode { 1 } else { tokens.div_ceil(self.tiling.tokens_per_tile()) },
+            1,
+        ]
     }
 
     /// Generates the kernel. Its bindings after the parameters are: weights; scales if the format stores them
-    /// separately; x, or its codes, scales and sums if another kernel has quantised it; out; bias and gate if they
+    /// separately; x, or its quants, scales and sums if another kernel has quantised it; out; bias and gate if they
     /// are used.
     pub fn kernel(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
         let mut binding = 1;
@@ -153,27 +157,27 @@ impl MatmulKernel {
             move |at: u32| format!("@group(0) @binding({at}) var<storage, read> {name}: array<{kind}>;\n")
         };
         // naga 30 cannot cast two words to four f16 values, so the texels are declared as f16.
-        let halves = self.variant.half && self.packed == PackedFormat::F16;
+        let halves = self.variant.shader_f16 && self.packed_format == PackedFormat::F16;
         if halves {
             text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
         }
         declare(&mut text, &read("weights", if halves { "Halves" } else { "vec4<u32>" }));
-        if self.packed.scale_words(self.length) > 0 {
+        if self.packed_format.scale_words(self.length) > 0 {
             declare(&mut text, &read("scales", "vec4<u32>"));
-        } else if self.packed.is_by_row() {
+        } else if self.packed_format.is_by_row() {
             declare(&mut text, &read("row_scales", "vec4<f32>"));
         }
         let x = Accessor::rows("x", self.storage, self.length, Direction::Read);
         if self.is_quantised() && !self.quantises_inputs() {
-            declare(&mut text, &read("codes_object", "vec4<u32>"));
+            declare(&mut text, &read("quants_object", "vec4<u32>"));
             declare(&mut text, &read("scales_object", "f32"));
             declare(&mut text, &read("sums_object", "i32"));
         } else {
             declare(&mut text, &|at| x.declaration(at));
             text += &x.functions();
         }
-        let out = Accessor::rows("out", self.storage, self.all_rows, Direction::Write);
-        if self.integers {
+        let out = Accessor::rows("out", self.storage, self.total_rows, Direction::Write);
+        if self.writes_integers {
             declare(&mut text, &|at| {
                 format!("@group(0) @binding({at}) var<storage, read_write> integers: array<vec4<i32>>;\n")
             });
@@ -181,11 +185,11 @@ impl MatmulKernel {
             declare(&mut text, &|at| out.declaration(at));
             text += &out.functions();
         }
-        if self.bias {
+        if self.has_bias {
             declare(&mut text, &read("bias", "vec4<f32>"));
         }
-        if self.multiplies {
-            let gate = Accessor::rows("gate", self.storage, self.all_rows, Direction::Read);
+        if self.multiplies_by_gate {
+            let gate = Accessor::rows("gate", self.storage, self.total_rows, Direction::Read);
             declare(&mut text, &|at| gate.declaration(at));
             text += &gate.functions();
         }
@@ -195,7 +199,7 @@ impl MatmulKernel {
     }
 
     fn functions(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
-        let mut text = format!("{DOTS}{FACTORS}");
+        let mut text = format!("{DOT_FUNCTIONS}{FACTOR_FUNCTIONS}");
         text += if self.variant.packed_dot {
             "fn dot4(a: u32, b: u32) -> i32 { return dot4I8Packed(a, b); }\n"
         } else {
@@ -205,9 +209,13 @@ impl MatmulKernel {
         let _ = writeln!(
             text,
             "fn weight(slice: u32, r: u32, t: u32) -> {} {{ return weights[{texel}]; }}",
-            if self.variant.half && self.packed == PackedFormat::F16 { "Halves" } else { "vec4<u32>" }
+            if self.variant.shader_f16 && self.packed_format == PackedFormat::F16 {
+                "Halves"
+            } else {
+                "vec4<u32>"
+            }
         );
-        let words = self.packed.scale_words(self.length);
+        let words = self.packed_format.scale_words(self.length);
         if words > 0 {
             let texel = scale_texel(self.tiling.order, self.tiling.slices, words);
             let _ = writeln!(
@@ -226,22 +234,22 @@ impl MatmulKernel {
         }
         if let Some(gating) = self.activation {
             text += match gating {
-                Gating::Silu => SILU,
-                Gating::Gelu => GELU,
+                GateActivation::Silu => SILU,
+                GateActivation::Gelu => GELU,
             };
         }
         Ok(text)
     }
 
-    /// Generates `codes`, `input_scale` and `input_sum`, which return the quantised inputs of the current chunk in
+    /// Generates `quants`, `input_scale` and `input_sum`, which return the quantised inputs of the current chunk in
     /// decode, and of all inputs in prefill.
     fn inputs(&self) -> String {
-        let granularity = self.packed.inputs().unwrap_or(Granularity::Row);
+        let granularity = self.packed_format.input_granularity().unwrap_or(Granularity::Row);
         let block = granularity.block_length(self.length);
         if !self.quantises_inputs() {
-            let (units, blocks) = (self.length / UNIT, self.length / block);
+            let (units, blocks) = (self.length / UNIT_LENGTH, self.length / block);
             return format!(
-                "fn codes(token: u32, texel: u32) -> vec4<u32> {{ return codes_object[token * {}u + texel]; }}\n\
+                "fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_object[token * {}u + texel]; }}\n\
                  fn input_scale(token: u32, block: u32) -> f32 {{ return scales_object[token * {blocks}u + block]; }}\n\
                  fn input_sum(token: u32, at: u32) -> i32 {{ return sums_object[token * {}u + at]; }}\n",
                 units * 2,
@@ -250,13 +258,13 @@ impl MatmulKernel {
         }
         let threads = self.tiling.threads(Phase::Decode);
         let mut stored = String::from(
-            "    codes_shared[2u * lane] = low;\n    codes_shared[2u * lane + 1u] = high;\n    \
-             code_sums_shared[2u * lane] = sums.x;\n    code_sums_shared[2u * lane + 1u] = sums.y;\n",
+            "    quants_shared[2u * lane] = low;\n    quants_shared[2u * lane + 1u] = high;\n    \
+             quant_sums_shared[2u * lane] = sums.x;\n    quant_sums_shared[2u * lane + 1u] = sums.y;\n",
         );
         let scale = match granularity {
             Granularity::Row => rows::INPUT_SCALE.to_owned(),
             Granularity::Blocks(block) => {
-                let in_block = block / UNIT;
+                let in_block = block / UNIT_LENGTH;
                 let _ = writeln!(
                     stored,
                     "    if (lane % {in_block}u == 0u) {{ scale_shared[lane / {in_block}u] = scale; }}"
@@ -268,10 +276,10 @@ impl MatmulKernel {
             }
         };
         format!(
-            "var<workgroup> codes_shared: array<vec4<u32>, {}>;\n\
-             var<workgroup> code_sums_shared: array<i32, {}>;\n{scale}\
-             fn codes(token: u32, texel: u32) -> vec4<u32> {{ return codes_shared[texel]; }}\n\
-             fn input_sum(token: u32, at: u32) -> i32 {{ return code_sums_shared[at]; }}\n{}",
+            "var<workgroup> quants_shared: array<vec4<u32>, {}>;\n\
+             var<workgroup> quant_sums_shared: array<i32, {}>;\n{scale}\
+             fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_shared[texel]; }}\n\
+             fn input_sum(token: u32, at: u32) -> i32 {{ return quant_sums_shared[at]; }}\n{}",
             2 * threads,
             2 * threads,
             quantise::functions(granularity, self.length, threads, &stored),
@@ -280,7 +288,7 @@ impl MatmulKernel {
 
     /// Generates the functions that convert a texel of unquantised weights to floats.
     fn widening(&self) -> &'static str {
-        match (self.packed, self.variant.half) {
+        match (self.packed_format, self.variant.shader_f16) {
             (PackedFormat::F16, true) => {
                 "fn first(w: Halves) -> vec4<f32> { return vec4<f32>(w.first); }\n\
                  fn second(w: Halves) -> vec4<f32> { return vec4<f32>(w.second); }\n"
@@ -311,7 +319,7 @@ impl MatmulKernel {
         let (slice, part) = if along { ("local.y", "local.x") } else { ("local.x", "local.y") };
         let mut text = String::new();
         if is_decode {
-            let kind = if self.packed.is_by_row() { "i32" } else { "f32" };
+            let kind = if self.packed_format.is_by_row() { "i32" } else { "f32" };
             let _ = writeln!(text, "var<workgroup> parts_shared: array<vec4<{kind}>, {}>;", x * y);
         }
         let _ = write!(
@@ -327,13 +335,13 @@ impl MatmulKernel {
         if self.is_quantised() && !self.quantises_inputs() {
             text += "    _ = sums_object[0];\n";
         }
-        if self.integers && self.packed.scale_words(self.length) > 0 {
+        if self.writes_integers && self.packed_format.scale_words(self.length) > 0 {
             text += "    _ = scale(0u, 0u);\n";
         }
-        if self.integers && self.packed.is_by_row() {
+        if self.writes_integers && self.packed_format.is_by_row() {
             text += "    _ = row_scales[0];\n";
         }
-        if self.integers && !(self.packed.is_by_row() && is_decode) {
+        if self.writes_integers && !(self.packed_format.is_by_row() && is_decode) {
             text += "    _ = input_scale(0u, 0u);\n";
         }
         for t in 0..tokens {
@@ -346,7 +354,7 @@ impl MatmulKernel {
                 );
             }
             let _ = writeln!(text, "    var acc{t} = vec4<f32>(0.0);");
-            if self.packed.is_by_row() {
+            if self.packed_format.is_by_row() {
                 let _ = writeln!(text, "    var n{t} = vec4<i32>(0);");
             }
         }
@@ -358,18 +366,20 @@ impl MatmulKernel {
 
     /// Generates the loop over the blocks of a row, or over the texels of unquantised weights.
     fn block_loop(&self) -> String {
-        let (block, step) =
-            (self.packed.block(), if self.phase == Phase::Decode { self.tiling.splits } else { 1 });
+        let (block, step) = (
+            self.packed_format.block_length(),
+            if self.phase == Phase::Decode { self.tiling.splits } else { 1 },
+        );
         let first = if self.phase == Phase::Decode { "part" } else { "0u" };
         if block == 0 {
-            let texels = self.packed.texels(self.length);
+            let texels = self.packed_format.texels(self.length);
             return format!(
                 "    for (var t = {first}; t < {texels}u; t += {step}u) {{\n{}    }}\n",
                 self.plain_texel()
             );
         }
         let blocks = self.length / block;
-        let body = match self.packed {
+        let body = match self.packed_format {
             PackedFormat::Q8_0 | PackedFormat::Q4_0 => self.block32(),
             PackedFormat::Row8 | PackedFormat::Row4 => self.unit(),
             PackedFormat::Q4K => self.block_q4_k(),
@@ -382,10 +392,10 @@ impl MatmulKernel {
             );
         }
         let threads = self.tiling.threads(Phase::Decode);
-        let (units, in_chunk) = (self.length / UNIT, threads * UNIT / block);
+        let (units, in_chunk) = (self.length / UNIT_LENGTH, threads * UNIT_LENGTH / block);
         let chunks = units.div_ceil(threads);
-        let (before, quantisation) = if self.packed.is_by_row() {
-            (rows::BEFORE, rows::QUANTISATION)
+        let (before, quantisation) = if self.packed_format.is_by_row() {
+            (rows::SCALE_STATEMENTS, rows::QUANTISE_STATEMENTS)
         } else {
             (
                 "",
@@ -405,13 +415,13 @@ impl MatmulKernel {
     /// Generates the end of the kernel: sums the partial results of a workgroup, applies bias, activation and gate,
     /// and writes the results.
     fn epilogue(&self, slice: &str) -> String {
-        if self.integers && !self.packed.is_by_row() {
+        if self.writes_integers && !self.packed_format.is_by_row() {
             return String::new();
         }
         let (splits, slices) = (self.tiling.splits, self.tiling.slices);
         let mut text = String::new();
         if self.phase == Phase::Decode {
-            let sum = if self.packed.is_by_row() { "n0" } else { "acc0" };
+            let sum = if self.packed_format.is_by_row() { "n0" } else { "acc0" };
             let _ = write!(
                 text,
                 "    parts_shared[part * {slices}u + {slice}] = {sum};\n    workgroupBarrier();\n    \
@@ -419,22 +429,22 @@ impl MatmulKernel {
                  for (var i = 1u; i < {splits}u; i++) {{ {sum} += parts_shared[i * {slices}u + {slice}]; }}\n"
             );
         }
-        if self.packed.is_by_row() {
+        if self.packed_format.is_by_row() {
             text += &self.scaled_results();
-            if self.integers {
+            if self.writes_integers {
                 return text;
             }
         }
         let (own, first) = (self.rows.div_ceil(4), self.first_row / 4);
         let _ = writeln!(text, "    if (slice >= {own}u) {{ return; }}\n    let s = slice + {first}u;");
         for t in 0..self.tokens() {
-            if self.bias {
+            if self.has_bias {
                 let _ = writeln!(text, "    acc{t} += bias[s];");
             }
             if self.activation.is_some() {
                 let _ = writeln!(text, "    acc{t} = activate(acc{t});");
             }
-            if self.multiplies {
+            if self.multiplies_by_gate {
                 let _ = writeln!(text, "    acc{t} *= gate_read(0u, token{t}, 0u, s);");
             }
             if self.phase == Phase::Decode {
@@ -473,11 +483,12 @@ mod tests {
     #[test]
     fn small_batches_get_small_tiles() {
         let all = Tiling::DEFAULT.for_batch_sizes();
-        assert_eq!(all.iter().map(Tiling::tile).collect::<Vec<_>>(), [8, 16, 32]);
+        assert_eq!(all.iter().map(Tiling::tokens_per_tile).collect::<Vec<_>>(), [8, 16, 32]);
         assert_eq!(all.last(), Some(&Tiling::DEFAULT));
         for tokens in 2..=64u32 {
-            let tiling = all.iter().find(|tiling| tiling.tile() >= tokens).unwrap_or(&Tiling::DEFAULT);
-            let computed = tokens.next_multiple_of(tiling.tile());
+            let tiling =
+                all.iter().find(|tiling| tiling.tokens_per_tile() >= tokens).unwrap_or(&Tiling::DEFAULT);
+            let computed = tokens.next_multiple_of(tiling.tokens_per_tile());
             assert!(
                 computed < tokens + 32 && (tokens > 8 || computed == 8),
                 "{tokens} tokens cost {computed}"

@@ -23,22 +23,22 @@ pub struct Variant {
     /// Whether the kernel uses the dot product of four packed bytes.
     pub packed_dot: bool,
     /// The smallest subgroup size if the kernel uses subgroup operations. No kernel relies on the size.
-    pub lanes: Option<u32>,
+    pub min_subgroup_size: Option<u32>,
     /// Whether the kernel uses the type `f16`; otherwise it unpacks f16 values from words.
-    pub half: bool,
+    pub shader_f16: bool,
 }
 
 impl Variant {
     /// Returns the variant that uses all capabilities of the device.
     pub fn of(capabilities: Capabilities) -> Variant {
-        let Capabilities { packed_dot, subgroups, half, .. } = capabilities;
-        Variant { packed_dot, lanes: subgroups.map(|(smallest, _)| smallest), half }
+        let Capabilities { packed_dot, subgroups, shader_f16, .. } = capabilities;
+        Variant { packed_dot, min_subgroup_size: subgroups.map(|(smallest, _)| smallest), shader_f16 }
     }
 
     /// Returns the `enable` directives at the start of the shader.
     pub(crate) fn enables(self) -> &'static str {
         // Subgroups need no directive: naga 30 does not know one for them.
-        if self.half { "enable f16;\n" } else { "" }
+        if self.shader_f16 { "enable f16;\n" } else { "" }
     }
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
         }
         text
     };
-    let all = if variant.lanes.is_some() {
+    let all = if variant.min_subgroup_size.is_some() {
         // The size of a subgroup, its threads, and which of them are active are unknown. All of its active lanes have
         // the same sum, so the first active lane stores it and the others store zero.
         format!(
@@ -81,7 +81,7 @@ pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
 /// Returns the arguments of the entry point for the index of a thread in its workgroup (`lane`) and in its subgroup
 /// (`sublane`), and the statement that defines `sublane` without subgroups.
 pub(crate) fn lane_arguments(variant: Variant) -> (&'static str, &'static str) {
-    if variant.lanes.is_some() {
+    if variant.min_subgroup_size.is_some() {
         ("@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) sublane: u32", "")
     } else {
         ("@builtin(local_invocation_index) lane: u32", "    let sublane = 0u;\n")

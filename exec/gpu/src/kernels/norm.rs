@@ -21,12 +21,12 @@ pub struct NormKernel {
     pub width: u32,
     /// Constant that is added to the mean square.
     pub epsilon: f32,
-    /// Whether a change is added to the hidden rows first.
-    pub adds: bool,
-    /// Whether that change is normalised before it is added.
-    pub post: bool,
-    /// Whether the hidden rows are normalised.
-    pub normalises: bool,
+    /// Whether a change is first added to the hidden rows (residual addition).
+    pub adds_change: bool,
+    /// Whether the change is normalised before it is added.
+    pub normalises_change: bool,
+    /// Whether the hidden rows are normalised after the addition.
+    pub normalises_hidden: bool,
     /// The layout of the hidden rows.
     pub hidden: Storage,
     /// The layout of the change and of the result.
@@ -38,7 +38,7 @@ impl NormKernel {
     /// Generates the kernel. Its bindings after the parameters are, each only if it is used: hidden rows, change,
     /// weights of the norm of the change, weights of the norm, result.
     pub fn kernel(&self) -> String {
-        let hidden = if self.adds { Direction::ReadWrite } else { Direction::Read };
+        let hidden = if self.adds_change { Direction::ReadWrite } else { Direction::Read };
         let hidden = Accessor::rows("h", self.hidden, self.width, hidden);
         let change = Accessor::rows("change", self.storage, self.width, Direction::Read);
         let out = Accessor::rows("out", self.storage, self.width, Direction::Write);
@@ -53,21 +53,21 @@ impl NormKernel {
             hidden.functions()
         );
         let mut binding = 2;
-        if self.adds {
+        if self.adds_change {
             text += &change.declaration(binding);
             text += &change.functions();
             binding += 1;
         }
-        if self.post {
+        if self.normalises_change {
             text += &weights("post_weight", binding);
             binding += 1;
         }
-        if self.normalises {
+        if self.normalises_hidden {
             text += &weights("weight", binding);
             text += &out.declaration(binding + 1);
             text += &out.functions();
         }
-        if self.post || self.normalises {
+        if self.normalises_change || self.normalises_hidden {
             text += &group_sum(self.variant, THREADS);
         }
         text += &self.main();
@@ -85,7 +85,7 @@ impl NormKernel {
              var squares = 0.0;\n"
         );
         let mut factor = "";
-        if self.post {
+        if self.normalises_change {
             let _ = write!(
                 text,
                 "{each}        let c = change_read(0u, token, 0u, s);\n        squares += dot(c, c);\n    }}\n    \
@@ -96,14 +96,14 @@ impl NormKernel {
         }
         text += &each;
         text += "        var h = h_read(0u, token, 0u, s);\n";
-        if self.adds {
+        if self.adds_change {
             let _ = write!(
                 text,
                 "        h += change_read(0u, token, 0u, s){factor};\n        h_write(0u, token, 0u, s, h);\n"
             );
         }
         text += "        squares += dot(h, h);\n    }\n";
-        if self.normalises {
+        if self.normalises_hidden {
             // No barrier: each thread reads only the slices that it wrote itself.
             let _ = write!(
                 text,

@@ -20,19 +20,19 @@
 
 use hearth_kernels::KernelFormat;
 
-use super::quantise::{Granularity, UNIT};
+use super::quantise::{Granularity, UNIT_LENGTH};
 use crate::device::Params;
 use crate::error::GpuError;
 use crate::virtual_tensor::{WeightOrder, WeightShape};
 
 /// Number of threads in a workgroup.
-pub const THREADS: u32 = 64;
+pub const WORKGROUP_SIZE: u32 = 64;
 
 /// Maximum number of workgroups in the x direction; further workgroups are in the y direction.
 pub const MAX_WORKGROUPS_X: u32 = 32_768;
 
-/// The largest code of a quantised input.
-const MAX_INPUT_CODE: usize = 127;
+/// The largest quant of an input.
+const MAX_INPUT_QUANT: usize = 127;
 
 /// A weight format on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +64,7 @@ impl PackedFormat {
     ];
 
     /// Returns the corresponding format of a file, if there is one.
-    pub fn stored(self) -> Option<KernelFormat> {
+    pub fn file_format(self) -> Option<KernelFormat> {
         match self {
             PackedFormat::F32 => Some(KernelFormat::F32),
             PackedFormat::F16 => Some(KernelFormat::F16),
@@ -85,10 +85,12 @@ impl PackedFormat {
     /// Returns the GPU format for a format of a file. Returns an error if there is no kernel for it, or none for rows
     /// of `length` weights.
     pub fn of(format: KernelFormat, length: usize) -> Result<PackedFormat, GpuError> {
-        let found = PackedFormat::ALL.into_iter().find(|packed| packed.stored() == Some(format));
+        let found = PackedFormat::ALL.into_iter().find(|packed| packed.file_format() == Some(format));
         let packed = found.ok_or_else(|| {
-            let known: Vec<String> =
-                PackedFormat::ALL.iter().filter_map(|packed| Some(packed.stored()?.to_string())).collect();
+            let known: Vec<String> = PackedFormat::ALL
+                .iter()
+                .filter_map(|packed| Some(packed.file_format()?.to_string()))
+                .collect();
             GpuError::Format { format, known: known.join(", ") }
         })?;
         packed.for_rows(length)
@@ -113,22 +115,22 @@ impl PackedFormat {
         Ok(packed)
     }
 
-    /// Returns the number of which the length of a row must be a multiple.
+    /// Returns the number that must divide the length of a row.
     fn row_multiple(self) -> u32 {
         match self {
             PackedFormat::F32 => 4,
             PackedFormat::F16 | PackedFormat::Bf16 => 8,
-            _ => self.block(),
+            _ => self.block_length(),
         }
     }
 
     /// Returns the maximum length of a row. With one scale per row, the integer sum of the whole row must fit into an
     /// i32; in the other formats, the bytes of a row are indexed with 32 bits.
     fn max_length(self) -> usize {
-        let largest_sum = |code: usize| i32::MAX as usize / (code * MAX_INPUT_CODE);
+        let largest_sum = |quant: usize| i32::MAX as usize / (quant * MAX_INPUT_QUANT);
         match self {
             PackedFormat::Row8 => largest_sum(127),
-            // The codes are 0 to 15; their offset of 8 is subtracted after each unit.
+            // The quants are 0 to 15; their offset of 8 is subtracted after each unit.
             PackedFormat::Row4 => largest_sum(15),
             // A weight has at most four bytes.
             _ => u32::MAX as usize / 4,
@@ -136,17 +138,17 @@ impl PackedFormat {
     }
 
     /// Returns the number of weights whose products are summed as integers; 0 for unquantised formats.
-    pub fn block(self) -> u32 {
+    pub fn block_length(self) -> u32 {
         match self {
             PackedFormat::F32 | PackedFormat::F16 | PackedFormat::Bf16 => 0,
-            PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Row8 | PackedFormat::Row4 => UNIT,
+            PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Row8 | PackedFormat::Row4 => UNIT_LENGTH,
             PackedFormat::Q4K | PackedFormat::Q6K => 256,
         }
     }
 
-    /// Returns the granularity at which the inputs are quantised, or `None` if they are not.
-    pub fn inputs(self) -> Option<Granularity> {
-        match self.block() {
+    /// Returns the granularity at which the inputs are quantised, or `None` if they are not quantised.
+    pub fn input_granularity(self) -> Option<Granularity> {
+        match self.block_length() {
             0 => None,
             _ if self.is_by_row() => Some(Granularity::Row),
             block => Some(Granularity::Blocks(block)),
@@ -284,9 +286,9 @@ pub fn texels_kernel(
         "{}{BYTES}\
          @group(0) @binding(2) var<storage, read_write> out: array<vec4<u32>>;\n\
          fn texel(row: u32, t: u32) -> vec4<u32> {{\n{}}}\n\
-         @compute @workgroup_size({THREADS})\n\
+         @compute @workgroup_size({WORKGROUP_SIZE})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
-         \x20   let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {THREADS}u + lane;\n\
+         \x20   let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {WORKGROUP_SIZE}u + lane;\n\
          \x20   let row = at / {texels}u;\n\
          \x20   let t = at % {texels}u;\n\
          \x20   if (params.offset + row < params.end) {{ out[{place}] = texel(row * {row_bytes}u, t); }}\n\
@@ -304,15 +306,15 @@ pub fn scales_kernel(
     group_slices: u32,
     order: WeightOrder,
 ) -> String {
-    let (words, blocks) = (packed.scale_words(length), length / packed.block());
+    let (words, blocks) = (packed.scale_words(length), length / packed.block_length());
     let (block_bytes, at) = packed.scale_offset();
     let place = scale_texel(order, group_slices, words);
     format!(
         "{}{BYTES}\
          @group(0) @binding(2) var<storage, read_write> out: array<u32>;\n\
-         @compute @workgroup_size({THREADS})\n\
+         @compute @workgroup_size({WORKGROUP_SIZE})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
-         \x20   let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {THREADS}u + lane;\n\
+         \x20   let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {WORKGROUP_SIZE}u + lane;\n\
          \x20   let row = at / {words}u;\n\
          \x20   let word = at % {words}u;\n\
          \x20   let output = params.offset + row;\n\
@@ -330,7 +332,7 @@ pub fn scales_kernel(
 
 /// Returns the number of workgroups for `threads` threads.
 pub fn workgroup_count(threads: u64) -> [u32; 3] {
-    let groups = threads.div_ceil(u64::from(THREADS)).max(1);
+    let groups = threads.div_ceil(u64::from(WORKGROUP_SIZE)).max(1);
     let along = u64::from(MAX_WORKGROUPS_X);
     [groups.min(along) as u32, groups.div_ceil(along) as u32, 1]
 }
@@ -341,7 +343,7 @@ mod tests {
 
     #[test]
     fn rows_whose_sums_would_overflow_are_refused() {
-        // The maximum number of products of the largest codes whose sum fits into an i32.
+        // The maximum number of products of the largest quants whose sum fits into an i32.
         assert!(
             133_144i64 * 127 * 127 <= i64::from(i32::MAX) && 133_145i64 * 127 * 127 > i64::from(i32::MAX)
         );

@@ -1,7 +1,7 @@
 //! The kernel that quantises the inputs of a matmul to eight bits.
 //!
-//! As on the CPU, in blocks of 32 or 256: `scale = max |x| / 127`, `code = nearest even(x * (127 / max |x|))`. The
-//! sum of every 16 codes is stored too, because weights with a minimum or an offset subtract a multiple of it. For
+//! As on the CPU, in blocks of 32 or 256: `scale = max |x| / 127`, `quant = nearest even(x * (127 / max |x|))`. The
+//! sum of every 16 quants is stored too, because weights with a minimum or an offset subtract a multiple of it. For
 //! weights with one scale per row, the whole row of x has one scale. ML Drift paper, section 3.7: in prefill this is
 //! a kernel of its own, in decode the same functions are part of the matmul kernel.
 //!
@@ -12,7 +12,7 @@ use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Storage};
 
 /// Number of values that one thread quantises.
-pub const UNIT: u32 = 32;
+pub const UNIT_LENGTH: u32 = 32;
 
 const THREADS: u32 = 64;
 
@@ -37,11 +37,11 @@ impl Granularity {
 
 /// Generates the WGSL functions that quantise. With blocks, a shader calls `quantise_load`, a barrier, and
 /// `quantise_finish`. With rows, it calls `row_largest`, which contains a barrier, then `unit_load` and `unit_store`
-/// for each unit. The shader must define `x_read`; `stored` are the statements that store codes, sums and scale.
+/// for each unit. The shader must define `x_read`; `stored` are the statements that store quants, sums and scale.
 pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, stored: &str) -> String {
     let own = match granularity {
         Granularity::Blocks(block) => {
-            let units = block / UNIT;
+            let units = block / UNIT_LENGTH;
             format!(
                 "fn quantise_load(token: u32, unit: u32, lane: u32, inside: bool) {{\n\
                  \x20   var largest = 0u;\n\
@@ -67,7 +67,7 @@ pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, sto
              \x20   for (var i = 0u; i < {threads}u; i++) {{ largest = max(largest, largest_shared[i]); }}\n\
              \x20   return largest;\n\
              }}\n",
-            length / UNIT
+            length / UNIT_LENGTH
         ),
     };
     format!("{}{own}", unit_functions(threads, stored))
@@ -102,32 +102,32 @@ fn unit_functions(threads: u32, stored: &str) -> String {
          \x20   let scales = scales_of(largest);\n\
          \x20   let scale = scales.x;\n\
          \x20   let not_finite = largest >= 0x7f800000u;\n\
-         \x20   var codes: array<u32, 8>;\n\
+         \x20   var quants: array<u32, 8>;\n\
          \x20   var sums = vec2<i32>(0, 0);\n\
          \x20   for (var i = 0u; i < 8u; i++) {{\n\
-         \x20       var code = vec4<i32>(round(unit_values[i] * scales.y));\n\
-         \x20       if (not_finite) {{ code = vec4<i32>(1); }}\n\
-         \x20       codes[i] = pack4xI8(code);\n\
-         \x20       let sum = code.x + code.y + code.z + code.w;\n\
+         \x20       var quant = vec4<i32>(round(unit_values[i] * scales.y));\n\
+         \x20       if (not_finite) {{ quant = vec4<i32>(1); }}\n\
+         \x20       quants[i] = pack4xI8(quant);\n\
+         \x20       let sum = quant.x + quant.y + quant.z + quant.w;\n\
          \x20       if (i < 4u) {{ sums.x += sum; }} else {{ sums.y += sum; }}\n\
          \x20   }}\n\
-         \x20   let low = vec4<u32>(codes[0], codes[1], codes[2], codes[3]);\n\
-         \x20   let high = vec4<u32>(codes[4], codes[5], codes[6], codes[7]);\n\
+         \x20   let low = vec4<u32>(quants[0], quants[1], quants[2], quants[3]);\n\
+         \x20   let high = vec4<u32>(quants[4], quants[5], quants[6], quants[7]);\n\
          {stored}\
          }}\n"
     )
 }
 
-/// Generates the kernel. Its bindings are: parameters, x, codes [tokens, units * 2] of 16 bytes, scales [tokens,
+/// Generates the kernel. Its bindings are: parameters, x, quants [tokens, units * 2] of 16 bytes, scales [tokens,
 /// blocks] and sums [tokens, units * 2].
 pub fn kernel(length: u32, granularity: Granularity, storage: Storage) -> String {
-    let (units, block) = (length / UNIT, granularity.block_length(length));
+    let (units, block) = (length / UNIT_LENGTH, granularity.block_length(length));
     let blocks = length / block;
     let x = Accessor::rows("x", storage, length, Direction::Read);
-    let in_block = block / UNIT;
+    let in_block = block / UNIT_LENGTH;
     let stored = format!(
         "    let at = (token * {units}u + unit) * 2u;\n    \
-         codes_object[at] = low;\n    codes_object[at + 1u] = high;\n    \
+         quants_object[at] = low;\n    quants_object[at + 1u] = high;\n    \
          sums_object[at] = sums.x;\n    sums_object[at + 1u] = sums.y;\n    \
          if (unit % {in_block}u == 0u) {{ scales_object[token * {blocks}u + unit / {in_block}u] = scale; }}\n"
     );
@@ -149,7 +149,7 @@ pub fn kernel(length: u32, granularity: Granularity, storage: Storage) -> String
     };
     format!(
         "{}{}{}\
-         @group(0) @binding(2) var<storage, read_write> codes_object: array<vec4<u32>>;\n\
+         @group(0) @binding(2) var<storage, read_write> quants_object: array<vec4<u32>>;\n\
          @group(0) @binding(3) var<storage, read_write> scales_object: array<f32>;\n\
          @group(0) @binding(4) var<storage, read_write> sums_object: array<i32>;\n\
          {}\
@@ -168,7 +168,7 @@ pub fn kernel(length: u32, granularity: Granularity, storage: Storage) -> String
 /// Returns the number of workgroups for `tokens` tokens.
 pub fn workgroup_count(length: u32, granularity: Granularity, tokens: u32) -> [u32; 3] {
     let groups = match granularity {
-        Granularity::Blocks(_) => (length / UNIT).div_ceil(THREADS),
+        Granularity::Blocks(_) => (length / UNIT_LENGTH).div_ceil(THREADS),
         Granularity::Row => 1,
     };
     [groups, tokens, 1]

@@ -1,13 +1,13 @@
 //! The kernel that copies a tensor from one layout to another.
 
-use super::packing::{self, MAX_WORKGROUPS_X, THREADS};
+use super::packing::{self, MAX_WORKGROUPS_X, WORKGROUP_SIZE};
 use crate::device::Params;
-use crate::virtual_tensor::{Accessor, Direction, Extent, Shape, Storage};
+use crate::virtual_tensor::{Accessor, AxisExtent, Direction, Shape, Storage};
 
 fn accessor(name: &'static str, shape: &Shape, storage: Storage, direction: Direction) -> Accessor {
     let [batch, height, width, _] = shape.extents();
-    let extents = [batch, height, width].map(Extent::Fixed);
-    Accessor { name, storage, extents, slices: Extent::Fixed(shape.slices()), direction }
+    let extents = [batch, height, width].map(AxisExtent::Fixed);
+    Accessor { name, storage, extents, slices: AxisExtent::Fixed(shape.slices()), direction }
 }
 
 /// Generates the kernel for a tensor of depth 1. Its bindings after the parameters are: source, target.
@@ -18,9 +18,9 @@ pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
     let target = accessor("dst", shape, to, Direction::Write);
     format!(
         "{}{}{}{}{}\
-         @compute @workgroup_size({THREADS})\n\
+         @compute @workgroup_size({WORKGROUP_SIZE})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
-         _ = params.tokens;\n    let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {THREADS}u + lane;\n    \
+         _ = params.tokens;\n    let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {WORKGROUP_SIZE}u + lane;\n    \
          if (at >= {texels}u) {{ return; }}\n    \
          let s = at % {slices}u;\n    let x = at / {slices}u % {width}u;\n    \
          let y = at / {slices}u / {width}u % {height}u;\n    \

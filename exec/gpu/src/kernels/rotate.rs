@@ -16,7 +16,7 @@ use hearth_runtime::rope::Pairs;
 
 use super::{Variant, group_sum, lane_arguments};
 use crate::device::Params;
-use crate::virtual_tensor::{Accessor, Direction, Extent, ShapeError, Storage, WeightOrder, WeightShape};
+use crate::virtual_tensor::{Accessor, AxisExtent, Direction, ShapeError, Storage, WeightOrder, WeightShape};
 
 const THREADS: u32 = 32;
 
@@ -45,16 +45,16 @@ impl AttentionShape {
     }
 
     /// Returns the shape of the key cache of one head, as weights.
-    pub fn keys(&self) -> Result<WeightShape, ShapeError> {
+    pub fn key_cache_shape(&self) -> Result<WeightShape, ShapeError> {
         WeightShape::new(self.context, [1, 1, 1], self.key_length, 1)
     }
 
     /// Returns the shape of the value cache of one head, as weights.
-    pub fn values(&self) -> Result<WeightShape, ShapeError> {
+    pub fn value_cache_shape(&self) -> Result<WeightShape, ShapeError> {
         WeightShape::new(self.value_length, [1, 1, 1], self.context, 1)
     }
 
-    /// Returns the bytes of four cached elements.
+    /// Returns the bytes of four elements of the cache.
     fn texel_bytes(&self) -> u64 {
         match self.format {
             CacheFormat::F16 => 8,
@@ -76,26 +76,26 @@ impl AttentionShape {
                 },
             )
         };
-        Ok([bytes(self.keys()?)?, bytes(self.values()?)?])
+        Ok([bytes(self.key_cache_shape()?)?, bytes(self.value_cache_shape()?)?])
     }
 
     /// Returns the accessor of the queries in the layout of the attention kernel.
-    pub(crate) fn queries(&self, direction: Direction) -> Accessor {
+    pub(crate) fn query_accessor(&self, direction: Direction) -> Accessor {
         // A key head has one row for each token and query head that shares it.
-        let rows = Extent::Expression("params.tokens * QUERY_GROUP");
-        let extents = [Extent::Fixed(self.kv_heads), Extent::Fixed(1), rows];
+        let rows = AxisExtent::Expression("params.tokens * QUERY_GROUP");
+        let extents = [AxisExtent::Fixed(self.kv_heads), AxisExtent::Fixed(1), rows];
         Accessor {
             name: "q",
             storage: Storage::Linear,
             extents,
-            slices: Extent::Fixed(self.key_length / 4),
+            slices: AxisExtent::Fixed(self.key_length / 4),
             direction,
         }
     }
 
     /// Generates the declaration of a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. They
     /// access the texel of an output and a slice of inputs.
-    pub(crate) fn cache(
+    pub(crate) fn cache_functions(
         &self,
         name: &str,
         binding: u32,
@@ -132,7 +132,7 @@ impl AttentionShape {
 /// The kernel of a layer that rotates queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotateKernel {
-    pub heads: AttentionShape,
+    pub shape: AttentionShape,
     /// Which dimensions of a head form a pair.
     pub pairs: Pairs,
     /// The number of rotated pairs.
@@ -140,7 +140,7 @@ pub struct RotateKernel {
     /// The layout of the inputs q, k and v.
     pub storage: Storage,
     /// The epsilon of the norms of query and key heads, if the model has these norms.
-    pub norms: Option<f32>,
+    pub norm_epsilon: Option<f32>,
     pub variant: Variant,
 }
 
@@ -149,7 +149,7 @@ impl RotateKernel {
     /// pairs] of cosine and sine; queries; keys; values; and the norm weights of query heads and key heads, if the
     /// model has these norms.
     pub fn kernel(&self) -> Result<String, ShapeError> {
-        let heads = &self.heads;
+        let heads = &self.shape;
         let row = |name, count: u32, length: u32| {
             Accessor::rows(name, self.storage, count * length, Direction::Read)
         };
@@ -158,7 +158,7 @@ impl RotateKernel {
             row("key", heads.kv_heads, heads.key_length),
             row("value", heads.kv_heads, heads.value_length),
         ];
-        let queries = heads.queries(Direction::Write);
+        let queries = heads.query_accessor(Direction::Write);
         let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);
         let _ = writeln!(text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
         for (binding, input) in (1..).zip(&inputs) {
@@ -168,9 +168,9 @@ impl RotateKernel {
         text += "@group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;\n";
         text += &queries.declaration(5);
         text += &queries.functions();
-        text += &heads.cache("k", 6, &heads.keys()?, Direction::ReadWrite);
-        text += &heads.cache("v", 7, &heads.values()?, Direction::ReadWrite);
-        if self.norms.is_some() {
+        text += &heads.cache_functions("k", 6, &heads.key_cache_shape()?, Direction::ReadWrite);
+        text += &heads.cache_functions("v", 7, &heads.value_cache_shape()?, Direction::ReadWrite);
+        if self.norm_epsilon.is_some() {
             text += "@group(0) @binding(8) var<storage, read> query_weight: array<f32>;\n\
                      @group(0) @binding(9) var<storage, read> key_weight: array<f32>;\n";
             text += &group_sum(self.variant, THREADS);
@@ -183,17 +183,17 @@ impl RotateKernel {
 
     /// Returns the number of workgroups for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
-        [self.heads.heads + 2 * self.heads.kv_heads, tokens, 1]
+        [self.shape.heads + 2 * self.shape.kv_heads, tokens, 1]
     }
 
     /// Generates `finish_head`, which normalises and rotates the head in workgroup memory, and the functions that
     /// copy texels to and from that memory.
     fn rotation(&self) -> String {
-        let (length, pairs) = (self.heads.key_length, self.pair_count);
+        let (length, pairs) = (self.shape.key_length, self.pair_count);
         let mut text = String::from(
             "fn finish_head(token: u32, of_query: bool, lane: u32, sublane: u32) {\n    workgroupBarrier();\n",
         );
-        if let Some(epsilon) = self.norms {
+        if let Some(epsilon) = self.norm_epsilon {
             let _ = write!(
                 text,
                 "    var squares = 0.0;\n    \
@@ -223,7 +223,7 @@ impl RotateKernel {
     }
 
     fn main(&self) -> String {
-        let AttentionShape { heads, kv_heads, key_length, value_length, .. } = self.heads;
+        let AttentionShape { heads, kv_heads, key_length, value_length, .. } = self.shape;
         let (slices, value_slices) = (key_length / 4, value_length / 4);
         let (arguments, sublane) = lane_arguments(self.variant);
         let lanes = |slices: u32| format!("for (var s = lane; s < {slices}u; s += {THREADS}u)");
@@ -231,7 +231,7 @@ impl RotateKernel {
         format!(
             "@compute @workgroup_size({THREADS})\n\
              fn main(@builtin(workgroup_id) group: vec3<u32>, {arguments}) {{\n{sublane}    \
-             let position = params.first + group.y;\n    \
+             let position = params.first_position + group.y;\n    \
              if (group.x < {heads}u) {{\n        \
              {each} {{ keep(s, query_read(0u, group.y, 0u, group.x * {slices}u + s)); }}\n        \
              finish_head(group.y, true, lane, sublane);\n        \
@@ -242,14 +242,14 @@ impl RotateKernel {
              finish_head(group.y, false, lane, sublane);\n        \
              {each} {{ k_store(kv, position, s, head_texel(s)); }}\n    \
              }} else {{\n        let kv = group.x - {keys_end}u;\n        \
-             let input = params.first / 4u + group.y;\n        let end = params.first + params.tokens;\n        \
+             let input = params.first_position / 4u + group.y;\n        let end = params.first_position + params.tokens;\n        \
              if (4u * input >= end) {{ return; }}\n        \
              {each_value} {{\n            \
              var old = array<vec4<f32>, 4>(v_load(kv, 4u * s, input), v_load(kv, 4u * s + 1u, input), \
              v_load(kv, 4u * s + 2u, input), v_load(kv, 4u * s + 3u, input));\n            \
              for (var i = 0u; i < 4u; i++) {{\n                let at = 4u * input + i;\n                \
-             if (at < params.first) {{ continue; }}\n                var texel = vec4<f32>(0.0);\n                \
-             if (at < end) {{ texel = value_read(0u, at - params.first, 0u, kv * {value_slices}u + s); }}\n                \
+             if (at < params.first_position) {{ continue; }}\n                var texel = vec4<f32>(0.0);\n                \
+             if (at < end) {{ texel = value_read(0u, at - params.first_position, 0u, kv * {value_slices}u + s); }}\n                \
              old[0][i] = texel.x;\n                old[1][i] = texel.y;\n                old[2][i] = texel.z;\n                \
              old[3][i] = texel.w;\n            }}\n            \
              for (var i = 0u; i < 4u; i++) {{ v_store(kv, 4u * s + i, input, old[i]); }}\n        }}\n    }}\n}}\n",

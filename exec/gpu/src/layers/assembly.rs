@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::{BATCH_TOKENS, GpuLayers, Grid, Step, weights};
 use crate::device::{Launch, Tensor};
 use crate::error::GpuError;
-use crate::graph::{Fusion, Graph, Matrix, Node, Norm, Operation, PassSize, decoder, fuse};
+use crate::graph::{Fusion, Graph, LayerMatrix, Node, Norm, Operation, PassSize, decoder, fuse};
 use crate::kernels::Variant;
 use crate::kernels::attention::AttentionKernel;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
@@ -58,12 +58,13 @@ impl GpuLayers {
             .collect();
         let plan = greedy_by_size_improved(&records.iter().map(|&(_, record)| record).collect::<Vec<_>>());
         // All ranges and phases share the same buffers, each largest object with the largest one of the others.
-        let mut order: Vec<usize> = (0..plan.sizes.len()).collect();
-        order.sort_by_key(|&object| std::cmp::Reverse(plan.sizes[object]));
-        let sizes: Vec<u64> = order.iter().map(|&object| plan.sizes[object]).collect();
+        let mut order: Vec<usize> = (0..plan.object_sizes.len()).collect();
+        order.sort_by_key(|&object| std::cmp::Reverse(plan.object_sizes[object]));
+        let sizes: Vec<u64> = order.iter().map(|&object| plan.object_sizes[object]).collect();
         self.buffers.reserve_objects(&self.gpu, &sizes)?;
         let rank: BTreeMap<usize, usize> = order.into_iter().zip(0..).collect();
-        let objects = records.iter().zip(&plan.ids).map(|((tensor, _), id)| (*tensor, rank[id])).collect();
+        let objects =
+            records.iter().zip(&plan.object_ids).map(|((tensor, _), id)| (*tensor, rank[id])).collect();
         let (own, first) = (&*self, layers.start);
         let mut assembly =
             Assembly { own, phase, tiling, objects, layer: None, first, quantised: None, steps: Vec::new() };
@@ -78,7 +79,7 @@ impl GpuLayers {
 /// additions.
 fn hidden_rows(graph: &Graph) -> Vec<usize> {
     let of = |node: &Node| {
-        let first = node.writes.first().copied();
+        let first = node.outputs.first().copied();
         first.filter(|_| {
             node.operations.iter().any(|operation| matches!(operation, Operation::Embed | Operation::Add))
         })
@@ -141,15 +142,19 @@ impl Assembly<'_> {
                 _ => {}
             }
         }
-        let kernel =
-            NormKernel { adds, post: post.is_some(), normalises: after.is_some(), ..self.own.plain_norm() };
+        let kernel = NormKernel {
+            adds_change: adds,
+            normalises_change: post.is_some(),
+            normalises_hidden: after.is_some(),
+            ..self.own.plain_norm()
+        };
         let buffers = &self.own.buffers;
         let mut tensors = vec![&buffers.params, &buffers.hidden];
         if adds {
-            tensors.push(self.tensor(node.reads[0]));
+            tensors.push(self.tensor(node.inputs[0]));
         }
         tensors.extend(post);
-        if let (Some(weight), Some(&out)) = (after, node.writes.last()) {
+        if let (Some(weight), Some(&out)) = (after, node.outputs.last()) {
             tensors.extend([weight, self.tensor(out)]);
         }
         let launch = self.launch("norm", &kernel.kernel(), &tensors)?;
@@ -157,25 +162,25 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    fn matmul(&mut self, matrix: Matrix, node: &Node) -> Result<(), GpuError> {
+    fn matmul(&mut self, matrix: LayerMatrix, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (weights, bias) = (&own.matrices[matrix as usize], own.biases[matrix as usize].as_ref());
-        let (length, input) = (weights.length, node.reads[0]);
-        let quantised = weights.packed.inputs().filter(|_| self.phase == Phase::Prefill);
+        let (length, input) = (weights.length, node.inputs[0]);
+        let quantised = weights.packed_format.input_granularity().filter(|_| self.phase == Phase::Prefill);
         if let Some(granularity) =
             quantised.filter(|&granularity| self.quantised != Some((input, granularity)))
         {
             let buffers = &self.own.buffers;
-            let [codes, scales, sums] = &buffers.quantised;
+            let [quants, scales, sums] = &buffers.quantised;
             let text = quantise::kernel(length, granularity, Storage::Linear);
             let launch =
-                self.launch("quantise", &text, &[&buffers.params, self.tensor(input), codes, scales, sums])?;
+                self.launch("quantise", &text, &[&buffers.params, self.tensor(input), quants, scales, sums])?;
             self.push(Grid::Quantise { length, granularity }, vec![launch]);
             self.quantised = Some((input, granularity));
         }
-        let gating = self.own.model.hyperparameters().gating;
+        let gating = self.own.model.hyperparameters().gate_activation;
         let activates = node.operations.contains(&Operation::Activate);
-        let multiplies = node.operations.contains(&Operation::Multiply);
+        let multiplies_by_gate = node.operations.contains(&Operation::Multiply);
         for part in &weights.parts {
             let kernel = MatmulKernel {
                 phase: self.phase,
@@ -183,9 +188,9 @@ impl Assembly<'_> {
                 rows: part.rows,
                 first_row: part.first_row,
                 variant: self.variant(),
-                bias: bias.is_some(),
+                has_bias: bias.is_some(),
                 activation: activates.then_some(gating),
-                multiplies,
+                multiplies_by_gate,
                 ..weights.matmul_kernel()
             };
             let buffers = &self.own.buffers;
@@ -196,10 +201,10 @@ impl Assembly<'_> {
             } else {
                 tensors.push(self.tensor(input));
             }
-            tensors.push(self.tensor(node.writes[0]));
+            tensors.push(self.tensor(node.outputs[0]));
             tensors.extend(bias);
-            if multiplies {
-                tensors.push(self.tensor(node.reads[1]));
+            if multiplies_by_gate {
+                tensors.push(self.tensor(node.inputs[1]));
             }
             let launch = self.launch("matmul", &kernel.kernel()?, &tensors)?;
             self.push(Grid::Matmul(kernel), vec![launch]);
@@ -209,22 +214,22 @@ impl Assembly<'_> {
 
     fn rotate(&mut self, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
-        let (shape, numbers) = (self.own.model.shape(), self.own.model.hyperparameters());
+        let (shape, parameters) = (self.own.model.shape(), self.own.model.hyperparameters());
         let norms = own.norm(Norm::QueryHeads).zip(own.norm(Norm::KeyHeads));
         let kernel = RotateKernel {
-            heads: weights::attention_shape(shape, self.own.options),
-            pairs: numbers.rope.pairs,
-            pair_count: numbers.rope.frequencies.len() as u32,
+            shape: weights::attention_shape(shape, self.own.options),
+            pairs: parameters.rope.pairs,
+            pair_count: parameters.rope.frequencies.len() as u32,
             storage: Storage::Linear,
-            norms: norms.map(|_| numbers.epsilon),
+            norm_epsilon: norms.map(|_| parameters.epsilon),
             variant: self.variant(),
         };
         let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
         let mut launches = Vec::new();
         for [keys, values] in &own.caches {
             let mut tensors = vec![&buffers.params];
-            tensors.extend(node.reads.iter().map(|&read| self.tensor(read)));
-            tensors.extend([&buffers.angles, self.tensor(node.writes[0]), keys, values]);
+            tensors.extend(node.inputs.iter().map(|&read| self.tensor(read)));
+            tensors.extend([&buffers.angles, self.tensor(node.outputs[0]), keys, values]);
             if let Some((query, key)) = norms {
                 tensors.extend([query, key]);
             }
@@ -236,12 +241,12 @@ impl Assembly<'_> {
 
     fn attention(&mut self, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
-        let (shape, numbers) = (self.own.model.shape(), self.own.model.hyperparameters());
+        let (shape, parameters) = (self.own.model.shape(), self.own.model.hyperparameters());
         let kernel = AttentionKernel {
-            heads: weights::attention_shape(shape, self.own.options),
-            scale: numbers.attention_scale,
-            cap: numbers.attention_cap,
-            window: numbers.window_of(self.layer()),
+            shape: weights::attention_shape(shape, self.own.options),
+            scale: parameters.attention_scale,
+            soft_cap: parameters.attention_cap,
+            window: parameters.attention_window(self.layer()),
             storage: Storage::Linear,
             variant: self.variant(),
         };
@@ -249,7 +254,7 @@ impl Assembly<'_> {
         let mut launches = Vec::new();
         for [keys, values] in &own.caches {
             let tensors =
-                [&buffers.params, self.tensor(node.reads[0]), keys, values, self.tensor(node.writes[0])];
+                [&buffers.params, self.tensor(node.inputs[0]), keys, values, self.tensor(node.outputs[0])];
             launches.push(self.launch("attention", &text, &tensors)?);
         }
         self.push(Grid::Attention(kernel), launches);

@@ -4,7 +4,7 @@ use hearth_profiles::model::ModelShape;
 use hearth_runtime::hyperparameters::Hyperparameters;
 use hearth_runtime::{CacheOptions, Weights};
 
-use super::Upload;
+use super::UploadOptions;
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::graph::{self, Norm};
@@ -17,7 +17,7 @@ use crate::virtual_tensor::{Storage, WeightOrder};
 
 #[derive(Debug)]
 pub(super) struct GpuLayer {
-    /// The matrices in the order of `crate::graph::Matrix`.
+    /// The matrices in the order of `crate::graph::LayerMatrix`.
     pub(super) matrices: Vec<GpuMatrix>,
     pub(super) biases: Vec<Option<Tensor>>,
     attention_norm: Tensor,
@@ -31,7 +31,7 @@ pub(super) struct GpuLayer {
 }
 
 /// Checks that the kernels support the dimensions of a model.
-pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(), GpuError> {
+pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<(), GpuError> {
     let need = "a multiple of 4";
     for (what, found) in [
         ("the width of hidden rows", shape.embedding),
@@ -51,8 +51,8 @@ pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(),
             need: "a multiple of the number of key heads",
         });
     }
-    if numbers.rope.frequencies.len() * 2 > shape.key_length as usize {
-        let found = numbers.rope.frequencies.len();
+    if parameters.rope.frequencies.len() * 2 > shape.key_length as usize {
+        let found = parameters.rope.frequencies.len();
         return Err(GpuError::Dimension {
             what: "the number of rotated pairs",
             found,
@@ -80,9 +80,9 @@ pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
     NormKernel {
         width: model.shape().embedding,
         epsilon: model.hyperparameters().epsilon,
-        adds: false,
-        post: false,
-        normalises: true,
+        adds_change: false,
+        normalises_change: false,
+        normalises_hidden: true,
         hidden: Storage::Linear,
         storage: Storage::Linear,
         variant: Variant::of(gpu.capabilities()),
@@ -95,7 +95,7 @@ impl GpuLayer {
         model: &Weights,
         layer: u32,
         options: CacheOptions,
-        upload: Upload,
+        upload: UploadOptions,
         report: &mut dyn FnMut(u64),
     ) -> Result<GpuLayer, GpuError> {
         let own = model.layer_weights(layer);
@@ -111,7 +111,7 @@ impl GpuLayer {
             matrices: own
                 .matrices
                 .into_iter()
-                .zip(graph::Matrix::ALL)
+                .zip(graph::LayerMatrix::ALL)
                 .map(|(matrix, role)| {
                     GpuMatrix::upload_converted(
                         gpu,
@@ -176,12 +176,12 @@ impl OutputMatrix {
     pub(super) fn upload(
         gpu: &Gpu,
         model: &Weights,
-        upload: Upload,
+        upload: UploadOptions,
         report: &mut dyn FnMut(u64),
     ) -> Result<OutputMatrix, GpuError> {
         let (norm, matrix, bias) = model.output_weights();
         let width = matrix.length;
-        let Upload { tiling, conversion } = upload;
+        let UploadOptions { tiling, conversion } = upload;
         let matrix = GpuMatrix::upload_converted(gpu, matrix, conversion.output_format(), tiling, report)?;
         let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
         let norm = gpu.upload("a norm", norm)?;
@@ -198,7 +198,7 @@ impl OutputMatrix {
                 rows: part.rows,
                 first_row: part.first_row,
                 variant: Variant::of(gpu.capabilities()),
-                bias: bias.is_some(),
+                has_bias: bias.is_some(),
                 ..matrix.matmul_kernel()
             };
             let mut tensors = vec![&params, &part.texels];

@@ -20,20 +20,20 @@ pub struct TensorUsageRecord {
     /// Size in bytes.
     pub size: u64,
     /// Index of the operation that writes the tensor.
-    pub first: u32,
+    pub first_operation: u32,
     /// Index of the last operation that reads the tensor.
-    pub last: u32,
+    pub last_operation: u32,
 }
 
 impl TensorUsageRecord {
     /// Whether the lifetimes overlap.
     pub fn overlaps(&self, other: &TensorUsageRecord) -> bool {
-        self.first.max(other.first) <= self.last.min(other.last)
+        self.first_operation.max(other.first_operation) <= self.last_operation.min(other.last_operation)
     }
 
     /// Returns the number of operations between two lifetimes that do not overlap.
     fn distance(&self, other: &TensorUsageRecord) -> u32 {
-        self.first.max(other.first) - self.last.min(other.last)
+        self.first_operation.max(other.first_operation) - self.last_operation.min(other.last_operation)
     }
 }
 
@@ -45,10 +45,11 @@ pub fn naive_bytes(records: &[TensorUsageRecord]) -> u64 {
 /// Returns the maximum total size of tensors that are live at the same time, which is a lower bound of every plan.
 pub fn max_live_bytes(records: &[TensorUsageRecord]) -> u64 {
     let live = |at: u32| {
-        let live = records.iter().filter(|record| record.first <= at && at <= record.last);
+        let live =
+            records.iter().filter(|record| record.first_operation <= at && at <= record.last_operation);
         live.map(|record| record.size).sum()
     };
-    records.iter().map(|record| live(record.first)).max().unwrap_or(0)
+    records.iter().map(|record| live(record.first_operation)).max().unwrap_or(0)
 }
 
 /// Returns the indices of the records by descending size. Records of equal size keep their order.
@@ -66,7 +67,13 @@ mod tests {
     use super::*;
 
     fn records(list: &[(u64, u32, u32)]) -> Vec<TensorUsageRecord> {
-        list.iter().map(|&(size, first, last)| TensorUsageRecord { size, first, last }).collect()
+        list.iter()
+            .map(|&(size, first, last)| TensorUsageRecord {
+                size,
+                first_operation: first,
+                last_operation: last,
+            })
+            .collect()
     }
 
     fn short_chain() -> Vec<TensorUsageRecord> {
@@ -90,18 +97,21 @@ mod tests {
     #[test]
     fn plans_of_short_chains() {
         let (short, long) = (assign_offsets(&short_chain()), assign_offsets(&long_chain()));
-        assert_eq!((short.offsets, short.total), (vec![0, 64, 0, 64, 0], 96));
-        assert_eq!((long.offsets, long.total), (vec![0, 32, 80, 64, 88, 0, 64, 72, 0], 96));
-        assert_eq!(greedy_by_size(&short_chain()).sizes, [64, 32, 8]);
+        assert_eq!((short.offsets, short.total_size), (vec![0, 64, 0, 64, 0], 96));
+        assert_eq!((long.offsets, long.total_size), (vec![0, 32, 80, 64, 88, 0, 64, 72, 0], 96));
+        assert_eq!(greedy_by_size(&short_chain()).object_sizes, [64, 32, 8]);
         let (short, long) = (greedy_by_size_improved(&short_chain()), greedy_by_size_improved(&long_chain()));
-        assert_eq!((short.ids, short.sizes), (vec![0, 1, 0, 1, 0], vec![64, 32]));
-        assert_eq!((long.ids, long.sizes), (vec![1, 0, 2, 1, 3, 0, 1, 2, 0], vec![64, 32, 8, 8]));
+        assert_eq!((short.object_ids, short.object_sizes), (vec![0, 1, 0, 1, 0], vec![64, 32]));
+        assert_eq!(
+            (long.object_ids, long.object_sizes),
+            (vec![1, 0, 2, 1, 3, 0, 1, 2, 0], vec![64, 32, 8, 8])
+        );
     }
 
     #[test]
     fn empty_graph_needs_no_memory() {
-        let objects = [greedy_by_size(&[]), greedy_by_size_improved(&[])].map(|objects| objects.total());
-        assert_eq!((assign_offsets(&[]).total, objects), (0, [0, 0]));
+        let objects = [greedy_by_size(&[]), greedy_by_size_improved(&[])].map(|objects| objects.total_size());
+        assert_eq!((assign_offsets(&[]).total_size, objects), (0, [0, 0]));
         assert_eq!((naive_bytes(&[]), max_live_bytes(&[])), (0, 0));
     }
 
@@ -118,16 +128,20 @@ mod tests {
             let number = |value: &Value| value.as_u64().unwrap();
             let of = |record: &Value| TensorUsageRecord {
                 size: number(&record["size"]),
-                first: number(&record["first"]) as u32,
-                last: number(&record["last"]) as u32,
+                first_operation: number(&record["first"]) as u32,
+                last_operation: number(&record["last"]) as u32,
             };
             let records: Vec<TensorUsageRecord> =
                 graph["records"].as_array().unwrap().iter().map(of).collect();
             assert_eq!(naive_bytes(&records), number(&graph["naive_bytes"]), "{name}");
             assert_eq!(max_live_bytes(&records), number(&graph["max_live_bytes"]), "{name}");
-            assert_eq!(assign_offsets(&records).total, number(&graph["offsets_total"]), "{name}");
-            assert_eq!(greedy_by_size(&records).total(), number(&graph["plain_objects_total"]), "{name}");
-            let own = greedy_by_size_improved(&records).total();
+            assert_eq!(assign_offsets(&records).total_size, number(&graph["offsets_total"]), "{name}");
+            assert_eq!(
+                greedy_by_size(&records).total_size(),
+                number(&graph["plain_objects_total"]),
+                "{name}"
+            );
+            let own = greedy_by_size_improved(&records).total_size();
             assert_eq!(own, number(&graph["improved_objects_total"]), "{name}");
             assert!(own <= number(&graph["plain_objects_total"]), "{name}");
         }
@@ -157,9 +171,9 @@ mod tests {
             let (arena, live) = (assign_offsets(&records), max_live_bytes(&records));
             let (plain, improved) = (greedy_by_size(&records), greedy_by_size_improved(&records));
             for (at, one) in records.iter().enumerate() {
-                prop_assert!(arena.offsets[at] + one.size <= arena.total);
+                prop_assert!(arena.offsets[at] + one.size <= arena.total_size);
                 for objects in [&plain, &improved] {
-                    prop_assert!(one.size <= objects.sizes[objects.ids[at]]);
+                    prop_assert!(one.size <= objects.object_sizes[objects.object_ids[at]]);
                 }
                 for (other_at, other) in records.iter().enumerate().take(at) {
                     if !one.overlaps(other) {
@@ -167,11 +181,11 @@ mod tests {
                     }
                     let (low, high) = (arena.offsets[at], arena.offsets[other_at]);
                     prop_assert!(low + one.size <= high || high + other.size <= low);
-                    prop_assert!(plain.ids[at] != plain.ids[other_at]);
-                    prop_assert!(improved.ids[at] != improved.ids[other_at]);
+                    prop_assert!(plain.object_ids[at] != plain.object_ids[other_at]);
+                    prop_assert!(improved.object_ids[at] != improved.object_ids[other_at]);
                 }
             }
-            for total in [arena.total, plain.total(), improved.total()] {
+            for total in [arena.total_size, plain.total_size(), improved.total_size()] {
                 prop_assert!(live <= total && total <= naive_bytes(&records));
             }
         }

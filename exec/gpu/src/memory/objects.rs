@@ -18,42 +18,47 @@ use super::{TensorUsageRecord, by_descending_size};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectsAssignment {
     /// Index of the object of each tensor.
-    pub ids: Vec<usize>,
+    pub object_ids: Vec<usize>,
     /// Bytes of each object.
-    pub sizes: Vec<u64>,
+    pub object_sizes: Vec<u64>,
 }
 
 impl ObjectsAssignment {
     /// Returns the bytes of all objects.
-    pub fn total(&self) -> u64 {
-        self.sizes.iter().sum()
+    pub fn total_size(&self) -> u64 {
+        self.object_sizes.iter().sum()
     }
 }
 
 /// An assignment under construction.
 struct Assignment<'a> {
     records: &'a [TensorUsageRecord],
-    ids: Vec<usize>,
-    sizes: Vec<u64>,
+    object_ids: Vec<usize>,
+    object_sizes: Vec<u64>,
     /// The tensors of each object.
     members: Vec<Vec<usize>>,
 }
 
 impl<'a> Assignment<'a> {
     fn new(records: &'a [TensorUsageRecord]) -> Assignment<'a> {
-        Assignment { records, ids: vec![0; records.len()], sizes: Vec::new(), members: Vec::new() }
+        Assignment {
+            records,
+            object_ids: vec![0; records.len()],
+            object_sizes: Vec::new(),
+            members: Vec::new(),
+        }
     }
 
     /// Assigns a tensor to an object, or to a new one if `object` is `None`.
     fn assign(&mut self, index: usize, object: Option<usize>) {
         let object = object.unwrap_or_else(|| {
-            self.sizes.push(0);
+            self.object_sizes.push(0);
             self.members.push(Vec::new());
-            self.sizes.len() - 1
+            self.object_sizes.len() - 1
         });
-        self.sizes[object] = self.sizes[object].max(self.records[index].size);
+        self.object_sizes[object] = self.object_sizes[object].max(self.records[index].size);
         self.members[object].push(index);
-        self.ids[index] = object;
+        self.object_ids[index] = object;
     }
 
     /// Returns the number of operations between the lifetime of a tensor and the nearest lifetime in an object, or
@@ -69,12 +74,13 @@ impl<'a> Assignment<'a> {
 
     /// Returns the free object with the smallest distance to a tensor, and the distance.
     fn nearest(&self, index: usize) -> Option<(u32, usize)> {
-        let free = (0..self.sizes.len()).filter_map(|object| Some((self.distance(object, index)?, object)));
+        let free =
+            (0..self.object_sizes.len()).filter_map(|object| Some((self.distance(object, index)?, object)));
         free.min()
     }
 
     fn finish(self) -> ObjectsAssignment {
-        ObjectsAssignment { ids: self.ids, sizes: self.sizes }
+        ObjectsAssignment { object_ids: self.object_ids, object_sizes: self.object_sizes }
     }
 }
 
@@ -82,8 +88,9 @@ impl<'a> Assignment<'a> {
 pub fn greedy_by_size(records: &[TensorUsageRecord]) -> ObjectsAssignment {
     let mut assignment = Assignment::new(records);
     for index in by_descending_size(records) {
-        let free = (0..assignment.sizes.len()).filter(|&object| assignment.distance(object, index).is_some());
-        let smallest = free.min_by_key(|&object| assignment.sizes[object]);
+        let free =
+            (0..assignment.object_sizes.len()).filter(|&object| assignment.distance(object, index).is_some());
+        let smallest = free.min_by_key(|&object| assignment.object_sizes[object]);
         assignment.assign(index, smallest);
     }
     assignment.finish()
@@ -118,8 +125,9 @@ pub fn greedy_by_size_improved(records: &[TensorUsageRecord]) -> ObjectsAssignme
 fn positional_maxima(records: &[TensorUsageRecord]) -> Vec<u64> {
     let mut maxima: Vec<u64> = Vec::new();
     // The live tensors only grow at an operation that writes a tensor.
-    for begin in records.iter().map(|record| record.first) {
-        let live = records.iter().filter(|record| record.first <= begin && begin <= record.last);
+    for begin in records.iter().map(|record| record.first_operation) {
+        let live =
+            records.iter().filter(|record| record.first_operation <= begin && begin <= record.last_operation);
         let mut sizes: Vec<u64> = live.map(|record| record.size).collect();
         sizes.sort_unstable_by(|one, other| other.cmp(one));
         maxima.resize(maxima.len().max(sizes.len()), 0);

@@ -11,7 +11,7 @@ pub struct OffsetsAssignment {
     /// Offset of each tensor in bytes.
     pub offsets: Vec<u64>,
     /// Size of the arena in bytes.
-    pub total: u64,
+    pub total_size: u64,
 }
 
 /// Assigns an offset to each tensor.
@@ -39,5 +39,5 @@ pub fn assign_offsets(records: &[TensorUsageRecord]) -> OffsetsAssignment {
         total = total.max(offsets[index] + record.size);
         placed.push(index);
     }
-    OffsetsAssignment { offsets, total }
+    OffsetsAssignment { offsets, total_size: total }
 }

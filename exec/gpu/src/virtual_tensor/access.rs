@@ -14,7 +14,7 @@ use super::layout::Storage;
 
 /// The extent of an axis in generated WGSL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
+pub enum AxisExtent {
     /// A constant, known when the shader is generated.
     Fixed(u32),
     /// A WGSL expression of type u32.
@@ -37,26 +37,26 @@ pub struct Accessor {
     pub name: &'static str,
     pub storage: Storage,
     /// The extents of batch, height and width.
-    pub extents: [Extent; 3],
-    pub slices: Extent,
+    pub extents: [AxisExtent; 3],
+    pub slices: AxisExtent,
     pub direction: Direction,
 }
 
-impl Extent {
+impl AxisExtent {
     fn text(self) -> String {
         match self {
-            Extent::Fixed(count) => format!("{count}u"),
-            Extent::Expression(expression) => format!("({expression})"),
+            AxisExtent::Fixed(count) => format!("{count}u"),
+            AxisExtent::Expression(expression) => format!("({expression})"),
         }
     }
 
     fn is_one(self) -> bool {
-        self == Extent::Fixed(1)
+        self == AxisExtent::Fixed(1)
     }
 }
 
 /// Returns the WGSL expression `index * extent + next`, without terms that are zero and factors that are one.
-fn nested(index: &str, extent: Extent, next: &str) -> String {
+fn nested(index: &str, extent: AxisExtent, next: &str) -> String {
     if extent.is_one() && next == "0u" {
         return index.into();
     }
@@ -71,15 +71,15 @@ fn nested(index: &str, extent: Extent, next: &str) -> String {
 impl Accessor {
     /// Returns the accessor of a tensor with `width` channels and one position per token, along the width axis.
     pub fn rows(name: &'static str, storage: Storage, width: u32, direction: Direction) -> Accessor {
-        let extents = [Extent::Fixed(1), Extent::Fixed(1), Extent::Expression("params.tokens")];
-        Accessor { name, storage, extents, slices: Extent::Fixed(width / super::SLICE), direction }
+        let extents = [AxisExtent::Fixed(1), AxisExtent::Fixed(1), AxisExtent::Expression("params.tokens")];
+        Accessor { name, storage, extents, slices: AxisExtent::Fixed(width / super::SLICE), direction }
     }
 
     /// Returns the WGSL expression of the position of texel `(b, x, y, s)` in the object.
     fn position(&self) -> String {
         let [batch, height, width] = self.extents;
         // The index along an axis with one element is zero.
-        let index = |extent: Extent, name| if extent.is_one() { "0u" } else { name };
+        let index = |extent: AxisExtent, name| if extent.is_one() { "0u" } else { name };
         let (b, y, x) = (index(batch, "b"), index(height, "y"), index(width, "x"));
         let s = index(self.slices, "s");
         let column = nested(x, batch, b);
@@ -148,8 +148,14 @@ mod tests {
     use super::*;
 
     fn accessor(storage: Storage, [batch, height, width]: [u32; 3], slices: u32) -> Accessor {
-        let extents = [batch, height, width].map(Extent::Fixed);
-        Accessor { name: "src", storage, extents, slices: Extent::Fixed(slices), direction: Direction::Read }
+        let extents = [batch, height, width].map(AxisExtent::Fixed);
+        Accessor {
+            name: "src",
+            storage,
+            extents,
+            slices: AxisExtent::Fixed(slices),
+            direction: Direction::Read,
+        }
     }
 
     /// Evaluates a WGSL expression of u32 sums, products and brackets.

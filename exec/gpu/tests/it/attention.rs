@@ -67,9 +67,16 @@ impl Sequence {
         let heads = self.heads;
         let variant = Variant::of(gpu.capabilities());
         let pair_count = heads.key_length / 2;
-        let rotate = RotateKernel { heads, pairs: Pairs::Halves, pair_count, storage, norms: None, variant };
+        let rotate = RotateKernel {
+            shape: heads,
+            pairs: Pairs::Halves,
+            pair_count,
+            storage,
+            norm_epsilon: None,
+            variant,
+        };
         let (scale, cap, window) = (SCALE, self.cap, self.window);
-        let attention = AttentionKernel { heads, scale, cap, window, storage, variant };
+        let attention = AttentionKernel { shape: heads, scale, soft_cap: cap, window, storage, variant };
         let [key_bytes, value_bytes] = heads.cache_bytes().unwrap();
         let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
         let params = gpu.params().unwrap();

@@ -11,7 +11,7 @@
 use hearth_gpu::conversion::{Conversion, quantise_row};
 use hearth_gpu::kernels::matmul::{Phase, Tiling};
 use hearth_gpu::kernels::packing::PackedFormat;
-use hearth_gpu::layers::Upload;
+use hearth_gpu::layers::UploadOptions;
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_kernels::{KernelFormat, Matrix, dequantise};
@@ -22,12 +22,12 @@ use crate::gpu::{alone, numbers, open, relative_difference};
 use crate::matmuls::{bytes, masks, run_matmul, tilings};
 use crate::models::{Step, gpu_layers, oracle_rows, relative_rms, synthetic, teacher_forced};
 
-/// Returns the codes of a quantised row, one per element, and its scale.
+/// Returns the quants of a quantised row, one per element, and its scale.
 fn quantised(packed: PackedFormat, row: &[f32]) -> (Vec<i32>, f32) {
-    let mut packed_codes = Vec::new();
-    let scale = quantise_row(packed, row, &mut packed_codes);
-    let codes = if packed == PackedFormat::Row4 {
-        packed_codes
+    let mut packed_quants = Vec::new();
+    let scale = quantise_row(packed, row, &mut packed_quants);
+    let quants = if packed == PackedFormat::Row4 {
+        packed_quants
             .chunks_exact(16)
             .flat_map(|unit| {
                 let low = unit.iter().map(|byte| i32::from(byte & 15) - 8);
@@ -35,9 +35,9 @@ fn quantised(packed: PackedFormat, row: &[f32]) -> (Vec<i32>, f32) {
             })
             .collect()
     } else {
-        packed_codes.into_iter().map(|code| i32::from(code as i8)).collect()
+        packed_quants.into_iter().map(|quant| i32::from(quant as i8)).collect()
     };
-    (codes, scale)
+    (quants, scale)
 }
 
 /// Returns the integer sums and the results of a matmul, each [tokens, rows].
@@ -52,9 +52,9 @@ fn oracle(packed: PackedFormat, matrix: Matrix<'_>, input: &[f32]) -> (Vec<i32>,
         .collect();
     let (mut integers, mut results) = (Vec::new(), Vec::new());
     for x in input.chunks_exact(length) {
-        let (codes, scale) = quantised(PackedFormat::Row8, x);
+        let (quants, scale) = quantised(PackedFormat::Row8, x);
         for (row, row_scale) in &weights {
-            let sum: i32 = row.iter().zip(&codes).map(|(weight, code)| weight * code).sum();
+            let sum: i32 = row.iter().zip(&quants).map(|(weight, quant)| weight * quant).sum();
             integers.push(sum);
             results.push(sum as f32 * (row_scale * scale));
         }
@@ -71,7 +71,7 @@ fn both_phases_equal_the_integers_of_the_oracle() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        // Other drivers may round a division differently, which changes a code near a tie.
+        // Other drivers may round a division differently, which changes a quant near a tie.
         let tolerance = if gpu.info().is_software() { 0 } else { 4 * 127 };
         // Rows that do not fill a workgroup, and lengths that do not fill a chunk of 128 units: 32, 296 and 3 units.
         for (format, rows, length) in
@@ -139,7 +139,7 @@ fn converted_models_stay_near_the_original() {
         let (hidden, expected) = oracle_rows(&weights, &tokens, cache);
         let mut off = Vec::new();
         for conversion in [Conversion::None, Conversion::Q8, Conversion::Mixed] {
-            let upload = Upload { tiling: Tiling::DEFAULT, conversion };
+            let upload = UploadOptions { tiling: Tiling::DEFAULT, conversion };
             let mut layers = gpu_layers(&gpu, &weights, 0..4, false, cache, upload).unwrap();
             let mut own = hidden.clone();
             let (prompt, last) = own.split_at_mut(hidden.len() / tokens.len() * (tokens.len() - 1));
@@ -162,7 +162,7 @@ fn converted_trained_model_mostly_chooses_the_golden_tokens() {
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     let whole = std::slice::from_ref(&(0..8));
     for (conversion, min_share) in [(Conversion::Q8, 0.95), (Conversion::Mixed, 0.9)] {
-        let upload = Upload { tiling: Tiling::DEFAULT, conversion };
+        let upload = UploadOptions { tiling: Tiling::DEFAULT, conversion };
         let steps = teacher_forced(&gpu, "psalm-7m-f16.gguf", whole, upload);
         let sure: Vec<bool> = steps.iter().filter(|step| step.is_clear()).map(Step::is_golden).collect();
         let same = sure.iter().filter(|&&same| same).count();

@@ -19,7 +19,7 @@ fn busy_kernel() -> String {
     format!(
         "{}@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n\
          @compute @workgroup_size(1)\n\
-         fn main() {{\n    var x = params.first + 1u;\n    \
+         fn main() {{\n    var x = params.first_position + 1u;\n    \
          for (var i = 0u; i < params.end; i++) {{\n        \
          x ^= x << 13u;\n        x ^= x >> 17u;\n        x ^= x << 5u;\n    }}\n    out[0] = x;\n}}\n",
         Params::WGSL

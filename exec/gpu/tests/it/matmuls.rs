@@ -1,7 +1,7 @@
 //! Compares matmuls with the scalar oracle, in every format, layout, phase and variant.
 //!
 //! The oracle quantises its input like the GPU, so that the integers are the same. Only the order in which floats are
-//! added differs, and occasionally a code at a tie. The bound is 1e-4 of the largest result.
+//! added differs, and occasionally a quant at a tie. The bound is 1e-4 of the largest result.
 
 use hearth_gpu::device::Gpu;
 use hearth_gpu::kernels::matmul::{Phase, Tiling};
@@ -107,10 +107,13 @@ pub fn masks() -> [(CapabilityMask, &'static str); 5] {
     let all = CapabilityMask::default();
     [
         (all, "all capabilities"),
-        (CapabilityMask { packed_dot: true, ..all }, "no packed dot products"),
-        (CapabilityMask { half: true, ..all }, "no half precision"),
-        (CapabilityMask { subgroups: true, ..all }, "no subgroups"),
-        (CapabilityMask { packed_dot: true, subgroups: true, half: true, ..all }, "no optional capabilities"),
+        (CapabilityMask { no_packed_dot: true, ..all }, "no packed dot products"),
+        (CapabilityMask { no_shader_f16: true, ..all }, "no half precision"),
+        (CapabilityMask { no_subgroups: true, ..all }, "no subgroups"),
+        (
+            CapabilityMask { no_packed_dot: true, no_subgroups: true, no_shader_f16: true, ..all },
+            "no optional capabilities",
+        ),
     ]
 }
 
@@ -128,7 +131,8 @@ fn matmuls_equal_the_oracle_in_every_variant() {
         let Some(gpu) = open(mask) else { return };
         for packed in PackedFormat::ALL {
             // Rows and tokens that do not fill a tile.
-            let [one, many] = [1, 37].map(|tokens| Case::new(packed.stored().unwrap(), 100, 768, tokens));
+            let [one, many] =
+                [1, 37].map(|tokens| Case::new(packed.file_format().unwrap(), 100, 768, tokens));
             let mut worst = [0.0f32; 2];
             for tiling in tilings(&gpu, mask) {
                 worst[0] = worst[0].max(one.check(&gpu, Phase::Decode, tiling, what));
@@ -147,7 +151,7 @@ fn batches_of_every_size_equal_the_oracle() {
     };
     for packed in [PackedFormat::Q8_0, PackedFormat::Q4K, PackedFormat::F16] {
         for tokens in [2, 7, 8, 9, 16, 17, 31, 33] {
-            let case = Case::new(packed.stored().unwrap(), 100, 512, tokens);
+            let case = Case::new(packed.file_format().unwrap(), 100, 512, tokens);
             for tiling in Tiling::DEFAULT.for_batch_sizes() {
                 case.check(&gpu, Phase::Prefill, tiling, "a batch");
             }
@@ -161,7 +165,7 @@ fn long_rows_are_quantised_in_chunks() {
     let Some(gpu) = open(CapabilityMask::default()) else { return };
     for packed in [PackedFormat::Q8_0, PackedFormat::Q4K, PackedFormat::F16] {
         // 128 threads quantise 4096 inputs at once; the last chunk is not full.
-        let case = Case::new(packed.stored().unwrap(), 8, 4096 * 2 + 512, 1);
+        let case = Case::new(packed.file_format().unwrap(), 8, 4096 * 2 + 512, 1);
         case.check(&gpu, Phase::Decode, Tiling::DEFAULT, "long rows");
     }
 }
@@ -172,7 +176,7 @@ fn matrix_larger_than_a_binding_is_split() {
     let mask = CapabilityMask { max_binding_bytes: Some(128 << 10), ..CapabilityMask::default() };
     let Some(gpu) = open(mask) else { return };
     for packed in [PackedFormat::Q8_0, PackedFormat::Q6K] {
-        let [one, many] = [1, 5].map(|tokens| Case::new(packed.stored().unwrap(), 1000, 512, tokens));
+        let [one, many] = [1, 5].map(|tokens| Case::new(packed.file_format().unwrap(), 1000, 512, tokens));
         let parts = GpuMatrix::upload(&gpu, one.matrix(), Tiling::DEFAULT).unwrap().parts.len();
         assert!(parts > 1, "{parts} parts");
         one.check(&gpu, Phase::Decode, Tiling::DEFAULT, "split");
@@ -189,8 +193,8 @@ fn both_phases_have_the_same_integers() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        for packed in PackedFormat::ALL.into_iter().filter(|packed| packed.block() > 0) {
-            let case = Case::new(packed.stored().unwrap(), 64, 1024, 1);
+        for packed in PackedFormat::ALL.into_iter().filter(|packed| packed.block_length() > 0) {
+            let case = Case::new(packed.file_format().unwrap(), 64, 1024, 1);
             let mut seen: Option<Vec<i32>> = None;
             for phase in [Phase::Decode, Phase::Prefill] {
                 for tiling in [Tiling::DEFAULT, Tiling::BY_OUTPUT] {

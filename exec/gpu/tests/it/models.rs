@@ -15,29 +15,29 @@ use std::time::Duration;
 
 use hearth_gpu::backend::GpuBackend;
 use hearth_gpu::kernels::matmul::Tiling;
-use hearth_gpu::layers::{GpuLayers, Upload};
+use hearth_gpu::layers::{GpuLayers, UploadOptions};
 use hearth_gpu::{CapabilityMask, Gpu, GpuError, WarningSink};
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{
-    AcceleratorOptions, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
-    Stage, Weights,
+    Backend, BackendOptions, CacheFormat, CacheOptions, Cpu, InputOutputLayers, Oracle, Pool, PoolOptions,
+    Stage, UploadProgress, Weights,
 };
 use serde_json::Value;
 
 use crate::gpu::{alone, open};
 
 pub fn cpu() -> Cpu {
-    Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin: false, spin_ns: 10_000 }).unwrap()))
+    Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin_workers: false, spin_ns: 10_000 }).unwrap()))
 }
 
 /// Returns a GPU backend, and the list that collects its warnings.
-pub fn accelerated(
+pub fn gpu_backend(
     gpu: &Arc<Gpu>,
-    options: AcceleratorOptions,
-    upload: Upload,
+    options: BackendOptions,
+    upload: UploadOptions,
 ) -> (GpuBackend, Arc<Mutex<Vec<String>>>) {
     let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
     let pushed = warnings.clone();
@@ -46,28 +46,28 @@ pub fn accelerated(
 }
 
 /// Returns the options of a device with these windows, and with the layers `on_gpu` on its GPU.
-pub fn accelerator_options(
+pub fn backend_options(
     weights: &Arc<Weights>,
     windows: &[Range<u32>],
     on_gpu: &[Range<u32>],
     cache: CacheOptions,
-) -> AcceleratorOptions {
-    AcceleratorOptions {
+) -> BackendOptions {
+    BackendOptions {
         weights: weights.clone(),
-        owned: windows.to_vec(),
-        accelerated: on_gpu.to_vec(),
-        output: true,
+        owned_layers: windows.to_vec(),
+        gpu_layers: on_gpu.to_vec(),
+        output_on_gpu: true,
         cache,
-        after_layer: None,
+        rounding: None,
         cpu: cpu(),
         fallback_to_cpu: false,
-        progress: Progress::default(),
+        progress: UploadProgress::default(),
     }
 }
 
 /// A model with some of its layers on the GPU.
 struct Model {
-    head: Head,
+    input_output: InputOutputLayers,
     stage: Stage,
     windows: Vec<Range<u32>>,
     /// Number of cached positions.
@@ -82,18 +82,17 @@ impl Model {
         windows: &[Range<u32>],
         on_gpu: &[Range<u32>],
         cache: CacheOptions,
-        upload: Upload,
+        upload: UploadOptions,
     ) -> Model {
-        let (backend, warnings) =
-            accelerated(gpu, accelerator_options(weights, windows, on_gpu, cache), upload);
+        let (backend, warnings) = gpu_backend(gpu, backend_options(weights, windows, on_gpu, cache), upload);
         let stage = Stage::new(weights.clone(), windows, cache, Box::new(backend)).unwrap();
-        let head = Head::new(weights.clone(), cpu());
-        Model { head, stage, windows: windows.to_vec(), length: 0, warnings }
+        let input_output = InputOutputLayers::new(weights.clone(), cpu());
+        Model { input_output, stage, windows: windows.to_vec(), length: 0, warnings }
     }
 
     /// Runs a pass of `tokens` at the next positions and returns their hidden rows after the last layer.
     fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let mut hidden = self.head.embed(tokens).unwrap();
+        let mut hidden = self.input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
         for window in self.windows.clone() {
             self.stage.forward(window, &mut hidden, &positions).unwrap();
@@ -107,8 +106,8 @@ impl Model {
         let hidden = self.pass(tokens);
         let last = &hidden[hidden.len() - hidden.len() / tokens.len()..];
         match self.stage.logits(last) {
-            Some((logits, _)) => self.head.check_finite(logits).unwrap(),
-            None => self.head.logits(last).unwrap(),
+            Some((logits, _)) => self.input_output.check_finite(logits).unwrap(),
+            None => self.input_output.logits(last).unwrap(),
         }
     }
 
@@ -156,7 +155,7 @@ impl Step {
 
 /// Returns the greedy tokens of the trained model at all positions of llama.cpp's golden tokens, with teacher
 /// forcing.
-pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: Upload) -> Vec<Step> {
+pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: UploadOptions) -> Vec<Step> {
     let weights = Arc::new(Weights::open(models().join(file)).unwrap());
     let cache = CacheOptions { context: 256, format: CacheFormat::F32, sequences: 1 };
     let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache, upload);
@@ -203,9 +202,9 @@ pub fn gpu_layers(
     layers: Range<u32>,
     output: bool,
     cache: CacheOptions,
-    upload: impl Into<Upload>,
+    upload: impl Into<UploadOptions>,
 ) -> Result<GpuLayers, GpuError> {
-    let progress = Progress::default();
+    let progress = UploadProgress::default();
     GpuLayers::new(gpu.clone(), weights.clone(), layers, output, cache, upload.into(), &progress)
 }
 
@@ -225,7 +224,7 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         kv_heads: 3,
         key_length: 64,
         value_length: 128,
-        vocabulary: 512,
+        vocab_size: 512,
         context_length: 40,
         tied_embeddings: gemma,
     };
@@ -245,7 +244,7 @@ pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) 
     let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
     let whole = std::slice::from_ref(&(0..4));
     let mut stage = Stage::new(weights.clone(), whole, cache, oracle).unwrap();
-    let before = Head::new(weights.clone(), cpu()).embed(tokens).unwrap();
+    let before = InputOutputLayers::new(weights.clone(), cpu()).embed(tokens).unwrap();
     let mut hidden = before.clone();
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     stage.forward(0..4, &mut hidden, &positions).unwrap();
@@ -254,17 +253,22 @@ pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) 
 
 /// Returns the logits of all tokens, computed by the oracle.
 fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
-    Head::new(weights.clone(), cpu()).logits(&oracle_rows(weights, tokens, cache).1).unwrap()
+    InputOutputLayers::new(weights.clone(), cpu()).logits(&oracle_rows(weights, tokens, cache).1).unwrap()
 }
 
 #[test]
 fn logits_of_every_architecture_equal_those_of_the_oracle() {
     let _alone = alone();
-    let plain = CapabilityMask { packed_dot: true, subgroups: true, half: true, ..CapabilityMask::default() };
+    let plain = CapabilityMask {
+        no_packed_dot: true,
+        no_subgroups: true,
+        no_shader_f16: true,
+        ..CapabilityMask::default()
+    };
     let [Some(full), Some(plain)] = [CapabilityMask::default(), plain].map(open) else {
         return;
     };
-    let (tokens, upload): (Vec<u32>, Upload) =
+    let (tokens, upload): (Vec<u32>, UploadOptions) =
         ((0..39).map(|at| (at * 37 + 11) % 512).collect(), Tiling::DEFAULT.into());
     let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
     for (index, &architecture) in Architecture::ALL.iter().enumerate() {
@@ -278,7 +282,7 @@ fn logits_of_every_architecture_equal_those_of_the_oracle() {
                 let mut own = Vec::new();
                 for part in [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]] {
                     let hidden = model.pass(part);
-                    own.extend(model.head.logits(&hidden).unwrap());
+                    own.extend(model.input_output.logits(&hidden).unwrap());
                 }
                 let off = relative_rms(&own, &expected);
                 println!("{architecture} {quant} {format:?}: relative RMS {off:.1e}");
@@ -308,7 +312,7 @@ fn check_fallback(failure: impl Fn(&Gpu), message: &str) {
             failure(&gpu);
         }
         let hidden = model.pass(part);
-        own.extend(model.head.logits(&hidden).unwrap());
+        own.extend(model.input_output.logits(&hidden).unwrap());
     }
     assert!(relative_rms(&own, &expected) < 1e-2);
     assert_eq!(model.stage.backend_name(), "gpu lost");
@@ -365,11 +369,11 @@ fn upload_reports_its_progress() {
     let weights = synthetic(Architecture::Llama, "q8_0");
     let reports: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
     let sink = reports.clone();
-    let progress = Progress::new(move |done, total| sink.lock().unwrap().push((done, total)));
+    let progress = UploadProgress::new(move |done, total| sink.lock().unwrap().push((done, total)));
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let whole = std::slice::from_ref(&(0..4));
-    let part = AcceleratorOptions { progress, ..accelerator_options(&weights, whole, whole, cache) };
-    drop(accelerated(&gpu, part, Tiling::DEFAULT.into()));
+    let part = BackendOptions { progress, ..backend_options(&weights, whole, whole, cache) };
+    drop(gpu_backend(&gpu, part, Tiling::DEFAULT.into()));
     let reports = reports.lock().unwrap();
     // Seven matrices per layer, and the output matrix.
     assert_eq!(reports.len(), 4 * 7 + 1);
@@ -407,8 +411,8 @@ fn shared_memory_is_counted_once() {
     let cache = CacheOptions { context: 4000, format: CacheFormat::F32, sequences: 1 };
     let taken = |owned: Range<u32>| {
         let gpu = open(CapabilityMask::default())?;
-        let part = accelerator_options(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
-        let (backend, _) = accelerated(&gpu, part, Tiling::DEFAULT.into());
+        let part = backend_options(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
+        let (backend, _) = gpu_backend(&gpu, part, Tiling::DEFAULT.into());
         Some((gpu.memory_used(), backend.cache_bytes(), gpu.info().kind))
     };
     let Some((alone, own_caches, kind)) = taken(0..1) else { return };

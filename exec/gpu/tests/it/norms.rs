@@ -38,9 +38,9 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
     let kernel = NormKernel {
         width: width as u32,
         epsilon: EPSILON,
-        adds: true,
-        post: true,
-        normalises: true,
+        adds_change: true,
+        normalises_change: true,
+        normalises_hidden: true,
         hidden: Storage::Linear,
         storage: Storage::Linear,
         variant: Variant::of(gpu.capabilities()),
@@ -65,7 +65,7 @@ fn norms_equal_the_reference_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        assert!(!(mask.subgroups && gpu.capabilities().subgroups.is_some()));
+        assert!(!(mask.no_subgroups && gpu.capabilities().subgroups.is_some()));
         // Fewer slices than threads, as many, and more.
         for width in [12, 256, 1000] {
             check(&gpu, width, what);

@@ -11,7 +11,7 @@ use hearth_profiles::Document;
 use hearth_ring::LocalModel;
 use hearth_ring::execution::{Outbox, StageRunner};
 use hearth_runtime::sampler::greedy;
-use hearth_runtime::{Accelerator, Progress};
+use hearth_runtime::{BackendFactory, UploadProgress};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::Kind;
@@ -40,16 +40,17 @@ impl Ring {
         let pushed = warnings.clone();
         let sink: WarningSink = Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned()));
         let gpu = gpu.clone();
-        let accelerator = Accelerator::new(move |options| {
+        let backend_factory = BackendFactory::new(move |options| {
             let open = || gpu.check_not_lost().map(|()| gpu.clone());
             Ok(Box::new(GpuBackend::open(open, |_| Tiling::DEFAULT.into(), options, sink.clone())?))
         });
-        let model = LocalModel::open(&models().join(FILE)).unwrap().with_accelerator(Some(accelerator));
+        let model =
+            LocalModel::open(&models().join(FILE)).unwrap().with_backend_factory(Some(backend_factory));
         let run = &golden(FILE)[0];
         let (prompt, greedy_ids) = (tokens(&run["prompt_ids"]), tokens(&run["greedy_ids"]));
         let all_tokens = [&prompt[..], &greedy_ids].concat();
         let plan = plan(&model, 8);
-        let progress = Progress::default();
+        let progress = UploadProgress::default();
         let mut runner = StageRunner::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
         runner.set_sampler(0, Box::new(greedy));
         Ring { model, runner: Some(runner), warnings, all_tokens, prompt: prompt.len() }
@@ -62,7 +63,7 @@ impl Ring {
     /// Runs a pass of the positions `from..to` and checks that it generates the golden token.
     fn pass(&mut self, index: u32, from: usize, to: usize) {
         let known = self.all_tokens[..to].to_vec();
-        let pass = Pass::plain(index, from as u32, (to - from) as u32, true);
+        let pass = Pass::new(index, from as u32, (to - from) as u32, true);
         let out = self.runner().begin_pass(pass, &known).unwrap().expect("one device is the whole ring");
         assert_eq!(out.tokens, [self.all_tokens[to]], "pass {index}");
     }
@@ -124,7 +125,8 @@ fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
     ring.pass(0, 0, prompt);
     gpu.destroy();
     let (plan, runner) = (plan(&ring.model, 6), ring.runner.take().unwrap());
-    let runner = runner.reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &Progress::default()).unwrap();
+    let runner =
+        runner.reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &UploadProgress::default()).unwrap();
     ring.runner = Some(runner);
     // A reconfigured ring computes all earlier positions again.
     ring.pass(1, 0, prompt + 1);
@@ -137,7 +139,7 @@ fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
     let all = ring.runner().take_trace();
     assert_eq!(resources(&all[1].1.records, 2), [Resource::Cpu; 2]);
     // A new run does not start without the GPU that its plan needs.
-    let started = StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &Progress::default());
+    let started = StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &UploadProgress::default());
     let error = started.err().expect("the GPU is lost").to_string();
     assert!(error.contains("the GPU was lost"), "{error}");
 }

@@ -11,10 +11,12 @@ use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::model::Architecture;
 use hearth_ring::wire::activations::round;
-use hearth_runtime::{AcceleratorOptions, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
+use hearth_runtime::{
+    Backend, BackendOptions, CacheFormat, CacheOptions, InputOutputLayers, Oracle, Stage, Weights,
+};
 
 use crate::gpu::{alone, open};
-use crate::models::{accelerated, accelerator_options, cpu, relative_rms, synthetic};
+use crate::models::{backend_options, cpu, gpu_backend, relative_rms, synthetic};
 
 const CACHE: CacheOptions = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 3 };
 const BOUND: f64 = 1e-4;
@@ -33,18 +35,15 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(gpu: &Arc<Gpu>, cache: CacheOptions, after_layer: Option<fn(&mut [f32])>) -> Pair {
+    fn new(gpu: &Arc<Gpu>, cache: CacheOptions, rounding: Option<fn(&mut [f32])>) -> Pair {
         let weights = synthetic(Architecture::Qwen3, "f16");
-        let part = AcceleratorOptions {
-            after_layer,
-            ..accelerator_options(&weights, &windows(), &windows(), cache)
-        };
-        let (backend, _) = accelerated(gpu, part, Tiling::DEFAULT.into());
+        let part = BackendOptions { rounding, ..backend_options(&weights, &windows(), &windows(), cache) };
+        let (backend, _) = gpu_backend(gpu, part, Tiling::DEFAULT.into());
         let oracle = Oracle::new(weights.clone(), 0..4, cache).unwrap();
         let stage = |backend: Box<dyn Backend>| {
             let stage = Stage::new(weights.clone(), &windows(), cache, backend).unwrap();
-            match after_layer {
-                Some(rounding) => stage.after_layer(rounding),
+            match rounding {
+                Some(rounding) => stage.with_rounding(rounding),
                 None => stage,
             }
         };
@@ -54,7 +53,7 @@ impl Pair {
 
     /// Returns the input embeddings of these tokens.
     fn rows(&self, tokens: &[u32]) -> Vec<f32> {
-        Head::new(self.weights.clone(), cpu()).embed(tokens).unwrap()
+        InputOutputLayers::new(self.weights.clone(), cpu()).embed(tokens).unwrap()
     }
 
     /// Removes the positions from `length` on from both caches.
@@ -179,7 +178,7 @@ fn rows_rounded_after_every_layer_equal_the_oracle() {
     }
     // Rows are saved once per window, whether they are rounded between layers or not.
     let plain = Pair::new(&gpu, CACHE, None).gpu.cache_bytes();
-    let kept = AcceleratorOptions::saved_row_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
+    let kept = BackendOptions::saved_row_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
     assert_eq!(bytes, plain);
     assert!(kept > 0 && bytes > kept, "{kept} of {bytes}");
 }
@@ -190,14 +189,14 @@ fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
     for lost_at in [0, 1, 2, 3] {
         let Some(gpu) = open(CapabilityMask::default()) else { return };
         let weights = synthetic(Architecture::Llama, "f16");
-        let part = AcceleratorOptions {
-            after_layer: Some(round),
-            ..accelerator_options(&weights, &windows(), &windows(), CACHE)
+        let part = BackendOptions {
+            rounding: Some(round),
+            ..backend_options(&weights, &windows(), &windows(), CACHE)
         };
-        let (mut backend, warnings) = accelerated(&gpu, part, Tiling::DEFAULT.into());
+        let (mut backend, warnings) = gpu_backend(&gpu, part, Tiling::DEFAULT.into());
         let mut oracle = Oracle::new(weights.clone(), 0..4, CACHE).unwrap();
         for (first, count) in [(0, 9), (9, 1), (10, 3), (13, 1)] {
-            let rows = Head::new(weights.clone(), cpu()).embed(&tokens(count, first)).unwrap();
+            let rows = InputOutputLayers::new(weights.clone(), cpu()).embed(&tokens(count, first)).unwrap();
             let (mut own, mut expected) = (rows.clone(), rows);
             for layer in 0..4 {
                 if (first, layer) == (10, lost_at) {

@@ -9,7 +9,7 @@ use super::{
     half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, signed, two_sums, unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
 /// Defines dot products of formats whose weights are unpacked to signed bytes. Four blocks are summed together.
 macro_rules! signed_dots {
@@ -123,14 +123,14 @@ fn q4_1(block: &BlockQ4_1) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn q5_0(block: &BlockQ5_0) -> __m256i {
-    let below = _mm256_andnot_si256(set_bits(block.high), _mm256_set1_epi8(-16));
+    let below = _mm256_andnot_si256(set_bits(block.high_bits), _mm256_set1_epi8(-16));
     _mm256_or_si256(nibbles(&block.quants), below)
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn q5_1(block: &BlockQ5_1) -> __m256i {
-    let fifth = _mm256_and_si256(set_bits(block.high), _mm256_set1_epi8(16));
+    let fifth = _mm256_and_si256(set_bits(block.high_bits), _mm256_set1_epi8(16));
     _mm256_or_si256(nibbles(&block.quants), fifth)
 }
 

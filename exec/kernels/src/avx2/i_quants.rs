@@ -8,7 +8,7 @@ use super::{
     half_bits, iq4_values, load, load_sums, lowest, nibbles, one_sum, per_token, prefetch, signed, unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled, blocks};
+use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock, blocks};
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, finish_iq4_xs;

@@ -11,7 +11,7 @@ use super::{
     half_bits, load, load_sums, load_unsigned, lowest, one_sum, per_token, prefetch, two_sums, unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, ScaledBlock, blocks};
 
 /// Widens eight bytes, one for each sub-block, to eight 32-bit lanes with the value in both i16 halves.
 #[inline]
@@ -108,9 +108,9 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         }
         let mut totals = [_mm256_setzero_si256(); T];
         for (part, half_scales) in twice(wide_scales).into_iter().enumerate() {
-            let low = block.low.as_chunks::<32>().0;
+            let low = block.low_bits.as_chunks::<32>().0;
             let (low0, low1) = (load_unsigned(&low[2 * part]), load_unsigned(&low[2 * part + 1]));
-            let high = load_unsigned(&block.high.as_chunks::<32>().0[part]);
+            let high = load_unsigned(&block.high_bits.as_chunks::<32>().0[part]);
             let group = [
                 (low0, _mm256_slli_epi16::<4>(high)),
                 (low1, _mm256_slli_epi16::<2>(high)),
@@ -194,7 +194,7 @@ struct Loaded16 {
     /// The factor of each sum of 16 activations that is subtracted; i16.
     subtracted: __m256i,
     /// The high bits of the weights: bit g of each byte belongs to group g.
-    high: __m256i,
+    high_bits: __m256i,
 }
 
 /// The scales and high bits of a block with sub-blocks of 32 weights.
@@ -206,7 +206,7 @@ struct Loaded32 {
     /// The factor of each sum of 16 activations that is subtracted; i16.
     subtracted: __m256i,
     /// The high bits of the weights: bit g of each byte belongs to group g.
-    high: __m256i,
+    high_bits: __m256i,
 }
 
 /// Shifts bit `from` of every byte to bit `to`. The caller must mask out bits that cross into other bytes.
@@ -253,7 +253,7 @@ fn load_q2_k(block: &BlockQ2K) -> Loaded16 {
     let minima = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(packed), low_bits));
     let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
     let high = _mm256_setzero_si256();
-    Loaded16 { scale, minimum, scales: twice(scales), subtracted: minima, high }
+    Loaded16 { scale, minimum, scales: twice(scales), subtracted: minima, high_bits: high }
 }
 
 #[inline]
@@ -271,8 +271,8 @@ fn load_q3_k(block: &BlockQ3K) -> Loaded16 {
     // SAFETY: an unaligned load of the 16 bytes that the array has.
     let scales = _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(scales.as_ptr().cast()) });
     let subtracted = _mm256_slli_epi16::<2>(scales);
-    let (scale, high) = (half_bits(block.scale_bits()), load_unsigned(&block.high));
-    Loaded16 { scale, minimum: 0.0, scales: twice(scales), subtracted, high }
+    let (scale, high) = (half_bits(block.scale_bits()), load_unsigned(&block.high_bits));
+    Loaded16 { scale, minimum: 0.0, scales: twice(scales), subtracted, high_bits: high }
 }
 
 #[inline]
@@ -280,7 +280,7 @@ fn load_q3_k(block: &BlockQ3K) -> Loaded16 {
 fn group_q3_k<const G: usize>(block: &BlockQ3K, loaded: &Loaded16) -> (__m256i, __m256i) {
     let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
     let low = _mm256_and_si256(shifted(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
-    let third = _mm256_and_si256(shifted(loaded.high, G as i32, 2), _mm256_set1_epi8(4));
+    let third = _mm256_and_si256(shifted(loaded.high_bits, G as i32, 2), _mm256_set1_epi8(4));
     (_mm256_or_si256(low, third), spread::<G>(loaded))
 }
 
@@ -290,7 +290,13 @@ fn load_q5_k(block: &BlockQ5K) -> Loaded32 {
     let (scales, minima) = block.scales_and_minima();
     let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
     let scale_pairs = stored_pairs(scales);
-    Loaded32 { scale, minimum, scale_pairs, subtracted: pairs(minima), high: load_unsigned(&block.high) }
+    Loaded32 {
+        scale,
+        minimum,
+        scale_pairs,
+        subtracted: pairs(minima),
+        high_bits: load_unsigned(&block.high_bits),
+    }
 }
 
 #[inline]
@@ -298,7 +304,7 @@ fn load_q5_k(block: &BlockQ5K) -> Loaded32 {
 fn group_q5_k<const G: usize>(block: &BlockQ5K, loaded: &Loaded32) -> (__m256i, __m256i) {
     let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 2]);
     let low = _mm256_and_si256(shifted(bytes, 4 * (G as i32 % 2), 0), _mm256_set1_epi8(15));
-    let fifth = _mm256_and_si256(shifted(loaded.high, G as i32, 4), _mm256_set1_epi8(16));
+    let fifth = _mm256_and_si256(shifted(loaded.high_bits, G as i32, 4), _mm256_set1_epi8(16));
     (_mm256_or_si256(low, fifth), _mm256_set1_epi32(loaded.scale_pairs[G] as i32))
 }
 

@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Scaled;
+use super::ScaledBlock;
 
 /// `Q4_0`: weight = `scale * (q - 8)` with four-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -30,7 +30,7 @@ pub(crate) struct BlockQ4_1 {
 pub(crate) struct BlockQ5_0 {
     scale: [u8; 2],
     /// The fifth bits: bit j belongs to weight j.
-    pub(crate) high: [u8; 4],
+    pub(crate) high_bits: [u8; 4],
     pub(crate) quants: [u8; 16],
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct BlockQ5_1 {
     scale: [u8; 2],
     minimum: [u8; 2],
     /// The fifth bits: bit j belongs to weight j.
-    pub(crate) high: [u8; 4],
+    pub(crate) high_bits: [u8; 4],
     pub(crate) quants: [u8; 16],
 }
 
@@ -87,7 +87,7 @@ impl BlockQ5_0 {
     /// Returns q - 16 at `index`, -16 to 15.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
-        (nibble(&self.quants, index) | fifth(self.high, index)) as i8 - 16
+        (nibble(&self.quants, index) | fifth(self.high_bits, index)) as i8 - 16
     }
 }
 
@@ -95,7 +95,7 @@ impl BlockQ5_1 {
     /// Returns q at `index`, 0 to 31.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
-        nibble(&self.quants, index) | fifth(self.high, index)
+        nibble(&self.quants, index) | fifth(self.high_bits, index)
     }
 }
 

@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::blocks32::nibble;
-use super::{GRID, Scaled};
+use super::{GRID, ScaledBlock};
 
 /// The codebook of `IQ4_NL` and `IQ4_XS`. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
@@ -40,10 +40,10 @@ pub(crate) struct BlockIq4Xs {
 pub(crate) struct BlockIq1S {
     scale: [u8; 2],
     /// Lower eight bits of the codebook index of each group of eight weights.
-    low: [u8; 32],
+    low_bits: [u8; 32],
     /// For each sub-block: the upper three bits of four codebook indices, three bits of the scale, and the sign bit
     /// of the shift.
-    high: [[u8; 2]; 8],
+    high_bits: [[u8; 2]; 8],
 }
 
 scaled! { BlockIq4Nl, BlockIq4Xs, BlockIq1S }
@@ -76,7 +76,7 @@ impl BlockIq4Xs {
 impl BlockIq1S {
     #[inline(always)]
     fn head(&self, sub_block: usize) -> u16 {
-        u16::from_le_bytes(self.high[sub_block])
+        u16::from_le_bytes(self.high_bits[sub_block])
     }
 
     /// Returns the scale of a sub-block, an odd integer from 1 to 15.
@@ -96,7 +96,7 @@ impl BlockIq1S {
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> u64 {
         let high = self.head(row / 4) >> (3 * (row % 4)) & 7;
-        GRID[usize::from(u16::from(self.low[row]) | high << 8)]
+        GRID[usize::from(u16::from(self.low_bits[row]) | high << 8)]
     }
 
     /// Returns the byte of the `GRID` entry for weight `index`: 0, 8 or 16.

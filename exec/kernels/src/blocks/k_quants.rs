@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Scaled;
+use super::ScaledBlock;
 
 /// `Q2_K`: weight = `scale * scales[j] * q - minimum * minima[j]` with two-bit q, j = index / 16.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -25,7 +25,7 @@ pub(crate) struct BlockQ2K {
 #[repr(C)]
 pub(crate) struct BlockQ3K {
     /// The third bits: bit g of the 32 bytes belongs to group g of 32 weights.
-    pub(crate) high: [u8; 32],
+    pub(crate) high_bits: [u8; 32],
     /// The low two bits, in the layout of `BlockQ2K`.
     pub(crate) quants: [u8; 64],
     packed: [u8; 12],
@@ -51,7 +51,7 @@ pub(crate) struct BlockQ5K {
     minimum: [u8; 2],
     packed: [u8; 12],
     /// The fifth bits: bit g of the 32 bytes belongs to group g of 32 weights.
-    pub(crate) high: [u8; 32],
+    pub(crate) high_bits: [u8; 32],
     /// The low four bits, in the layout of `BlockQ4K`.
     pub(crate) quants: [u8; 128],
 }
@@ -61,9 +61,9 @@ pub(crate) struct BlockQ5K {
 #[repr(C)]
 pub(crate) struct BlockQ6K {
     /// The low four bits, 64 bytes for each half of the block (128 weights).
-    pub(crate) low: [u8; 128],
+    pub(crate) low_bits: [u8; 128],
     /// The high two bits, 32 bytes for each half; a byte has two bits for each of the four groups of 32 weights.
-    pub(crate) high: [u8; 64],
+    pub(crate) high_bits: [u8; 64],
     pub(crate) scales: [i8; 16],
     scale: [u8; 2],
 }
@@ -129,7 +129,7 @@ impl BlockQ3K {
     /// Returns q at `index`, 0 to 7; 4 is a zero weight.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
-        two_bits(&self.quants, index) | (self.high[index % 32] >> (index / 32) & 1) << 2
+        two_bits(&self.quants, index) | (self.high_bits[index % 32] >> (index / 32) & 1) << 2
     }
 }
 
@@ -157,7 +157,7 @@ impl BlockQ5K {
     /// Returns q at `index`, 0 to 31.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {
-        four_bits(&self.quants, index) | (self.high[index % 32] >> (index / 32) & 1) << 4
+        four_bits(&self.quants, index) | (self.high_bits[index % 32] >> (index / 32) & 1) << 4
     }
 }
 
@@ -167,14 +167,14 @@ impl BlockQ6K {
     pub(crate) fn quant(&self, index: usize) -> u8 {
         let (part, within) = (index / 128, index % 128);
         let (group, at) = (within / 32, within % 32);
-        let low = self.low[part * 64 + (group % 2) * 32 + at];
+        let low = self.low_bits[part * 64 + (group % 2) * 32 + at];
         let low = if group < 2 { low & 15 } else { low >> 4 };
-        low | (self.high[part * 32 + at] >> (2 * group) & 3) << 4
+        low | (self.high_bits[part * 32 + at] >> (2 * group) & 3) << 4
     }
 }
 
 /// Dequantises weight `index` from its `quant` and the scales and minima of the eight sub-blocks.
-fn with_minima<B: Scaled>(block: &B, (scales, minima): (u64, u64), quant: u8, index: usize) -> f32 {
+fn with_minima<B: ScaledBlock>(block: &B, (scales, minima): (u64, u64), quant: u8, index: usize) -> f32 {
     let scale = block.scale() * f32::from(scales.to_le_bytes()[index / 32]);
     let minimum = block.minimum() * f32::from(minima.to_le_bytes()[index / 32]);
     scale * f32::from(quant) - minimum

@@ -6,10 +6,10 @@
 //!
 //! Not here: dot products, which never create f32 weights; see [`super::scalar`].
 
-/// Implements [`Scaled`] for blocks with an f16 field `scale` and, if a second field is named, an f16 minimum.
+/// Implements [`ScaledBlock`] for blocks with an f16 field `scale` and, if a second field is named, an f16 minimum.
 macro_rules! scaled {
     ($($block:ident $($minimum:ident)?),+) => {$(
-        impl $crate::blocks::Scaled for $block {
+        impl $crate::blocks::ScaledBlock for $block {
             #[inline(always)]
             fn scale_bits(&self) -> u16 {
                 u16::from_le_bytes(self.scale)
@@ -55,7 +55,7 @@ pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 /// A block with an f16 scale and, in some formats, an f16 minimum.
 ///
 /// The methods that return bits are for kernels that convert several f16 values at once.
-pub(crate) trait Scaled: Pod {
+pub(crate) trait ScaledBlock: Pod {
     /// Whether the format has a minimum.
     const MINIMUM: bool = false;
 

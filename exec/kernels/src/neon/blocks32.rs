@@ -8,10 +8,10 @@ use std::arch::aarch64::*;
 
 use super::{ByteDot, four_halves, half_bits, iq4_values, load_both, nibbles, per_token};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
 /// A block of 32 weights that can be unpacked to signed bytes.
-trait Unpack: Scaled {
+trait Unpack: ScaledBlock {
     /// Whether all weights are small as defined by [`ByteDot::sum32`].
     const SMALL: bool;
 
@@ -123,9 +123,9 @@ unpack! {
     };
     BlockQ4_1, small: true, |block| nibbles(&block.quants).map(|numbers| vreinterpretq_s8_u8(numbers));
     BlockQ5_0, small: true, |block| {
-        with_fifth(&block.quants, block.high).map(|numbers| vsubq_s8(numbers, vdupq_n_s8(16)))
+        with_fifth(&block.quants, block.high_bits).map(|numbers| vsubq_s8(numbers, vdupq_n_s8(16)))
     };
-    BlockQ5_1, small: true, |block| with_fifth(&block.quants, block.high);
+    BlockQ5_1, small: true, |block| with_fifth(&block.quants, block.high_bits);
     BlockQ8_0, small: false, |block| load_both(&block.quants);
     BlockIq4Nl, small: false, |block| nibbles(&block.quants).map(|numbers| iq4_values(numbers));
 }

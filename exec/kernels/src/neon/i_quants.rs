@@ -3,10 +3,10 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use super::k_quants::{Unpack, dots256, eight, sixteen};
+use super::k_quants::{Unpack, dots256, widen_eight, widen_sixteen};
 use super::{ByteDot, half_bits, iq4_values, load, nibbles, two_of_eight};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled};
+use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock};
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs;
@@ -30,7 +30,7 @@ impl Unpack for BlockIq4Xs {
         for (sub_block, scale) in scales[..8].iter_mut().enumerate() {
             *scale = self.sub_scale(sub_block);
         }
-        sixteen(load(&scales))
+        widen_sixteen(load(&scales))
     }
 }
 
@@ -50,7 +50,7 @@ impl Unpack for BlockIq1S {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn scales(&self) -> [i32; 16] {
-        eight(u64::from_le_bytes(std::array::from_fn(|sub_block| self.sub_scale(sub_block))))
+        widen_eight(u64::from_le_bytes(std::array::from_fn(|sub_block| self.sub_scale(sub_block))))
     }
 
     #[inline]

@@ -8,10 +8,10 @@ use std::arch::aarch64::*;
 
 use super::{ByteDot, load, load_both, load_half, load_unsigned, per_token, shifted};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, ScaledBlock, blocks};
 
 /// A block of 256 weights that can be unpacked in groups of 32.
-pub(super) trait Unpack: Scaled {
+pub(super) trait Unpack: ScaledBlock {
     /// Number of adjacent weights with one scale, 16 or 32.
     const GROUP: usize;
     /// Whether all weights are small as defined by [`ByteDot::sum32`].
@@ -155,7 +155,7 @@ dots256! {
 /// Widens 16 signed bytes to i32.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn sixteen(bytes: int8x16_t) -> [i32; 16] {
+pub(super) fn widen_sixteen(bytes: int8x16_t) -> [i32; 16] {
     let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
     let parts = [
         vmovl_s16(vget_low_s16(low)),
@@ -174,8 +174,8 @@ pub(super) fn sixteen(bytes: int8x16_t) -> [i32; 16] {
 /// Widens eight bytes from 0 to 127 to i32, followed by eight zeros.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn eight(bytes: u64) -> [i32; 16] {
-    sixteen(vcombine_s8(vcreate_s8(bytes), vcreate_s8(0)))
+pub(super) fn widen_eight(bytes: u64) -> [i32; 16] {
+    widen_sixteen(vcombine_s8(vcreate_s8(bytes), vcreate_s8(0)))
 }
 
 /// Widens eight bytes from 0 to 127 to i16 and duplicates each lane.
@@ -229,7 +229,7 @@ impl Unpack for BlockQ2K {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn scales(&self) -> [i32; 16] {
-        sixteen(vreinterpretq_s8_u8(vandq_u8(load_unsigned(&self.packed), vdupq_n_u8(15))))
+        widen_sixteen(vreinterpretq_s8_u8(vandq_u8(load_unsigned(&self.packed), vdupq_n_u8(15))))
     }
 
     #[inline]
@@ -247,13 +247,13 @@ impl Unpack for BlockQ3K {
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
         let low = bits(&self.quants.as_chunks().0[group / 4], -2 * (group as i32 % 4), 3);
-        joined(low, bits(&self.high, 2 - group as i32, 4), 4)
+        joined(low, bits(&self.high_bits, 2 - group as i32, 4), 4)
     }
 
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn scales(&self) -> [i32; 16] {
-        sixteen(load(&BlockQ3K::scales(self)))
+        widen_sixteen(load(&BlockQ3K::scales(self)))
     }
 }
 
@@ -270,7 +270,7 @@ impl Unpack for BlockQ4K {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn scales(&self) -> [i32; 16] {
-        eight(self.scales_and_minima().0)
+        widen_eight(self.scales_and_minima().0)
     }
 
     #[inline]
@@ -287,13 +287,13 @@ impl Unpack for BlockQ5K {
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
         let low = bits(&self.quants.as_chunks().0[group / 2], -4 * (group as i32 % 2), 15);
-        joined(low, bits(&self.high, 4 - group as i32, 16), 0)
+        joined(low, bits(&self.high_bits, 4 - group as i32, 16), 0)
     }
 
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn scales(&self) -> [i32; 16] {
-        eight(self.scales_and_minima().0)
+        widen_eight(self.scales_and_minima().0)
     }
 
     #[inline]
@@ -310,14 +310,14 @@ impl Unpack for BlockQ6K {
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
         let (part, within) = (group / 4, group % 4);
-        let low = bits(&self.low.as_chunks().0[2 * part + within % 2], -4 * (within as i32 / 2), 15);
-        let high = bits(&self.high.as_chunks().0[part], 4 - 2 * within as i32, 0x30);
+        let low = bits(&self.low_bits.as_chunks().0[2 * part + within % 2], -4 * (within as i32 / 2), 15);
+        let high = bits(&self.high_bits.as_chunks().0[part], 4 - 2 * within as i32, 0x30);
         joined(low, high, 32)
     }
 
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn scales(&self) -> [i32; 16] {
-        sixteen(load(&self.scales))
+        widen_sixteen(load(&self.scales))
     }
 }

@@ -11,7 +11,7 @@ use std::array;
 
 use crate::blocks::{
     BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
-    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, Scaled,
+    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, ScaledBlock,
 };
 
 /// A block of 256 weights: weight j, in group g = j / 16, is
@@ -116,7 +116,7 @@ impl Block256 for BlockQ3K {
     fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         two_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            or_bytes(out, &self.high, |eight| (eight >> group & repeat(1)) << 2);
+            or_bytes(out, &self.high_bits, |eight| (eight >> group & repeat(1)) << 2);
         }
         *scales = self.scales();
         [self.scale(), 0.0]
@@ -146,7 +146,7 @@ impl Block256 for BlockQ5K {
     fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
         four_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            or_bytes(out, &self.high, |eight| (eight >> group & repeat(1)) << 4);
+            or_bytes(out, &self.high_bits, |eight| (eight >> group & repeat(1)) << 4);
         }
         let (eight_scales, eight_minima) = self.scales_and_minima();
         (*scales, *minima) = (twice(eight_scales), twice(eight_minima));
@@ -160,7 +160,7 @@ impl Block256 for BlockQ6K {
 
     #[inline(always)]
     fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
-        let (lows, highs) = (self.low.as_chunks::<64>().0, self.high.as_chunks::<32>().0);
+        let (lows, highs) = (self.low_bits.as_chunks::<64>().0, self.high_bits.as_chunks::<32>().0);
         for (out, (low, high)) in quants.as_chunks_mut::<128>().0.iter_mut().zip(lows.iter().zip(highs)) {
             let low = low.as_chunks::<32>().0;
             for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -266,7 +266,7 @@ impl Block32 for BlockQ5_0 {
     #[inline(always)]
     fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         nibbles(quants, &self.quants);
-        fifth_bits(quants, self.high);
+        fifth_bits(quants, self.high_bits);
         [self.scale(), 0.0]
     }
 }
@@ -278,7 +278,7 @@ impl Block32 for BlockQ5_1 {
     #[inline(always)]
     fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
         nibbles(quants, &self.quants);
-        fifth_bits(quants, self.high);
+        fifth_bits(quants, self.high_bits);
         [self.scale(), self.minimum()]
     }
 }

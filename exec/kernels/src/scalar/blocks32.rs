@@ -4,7 +4,7 @@
 
 use super::total;
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, Scaled, blocks};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
 macro_rules! dots {
     ($($name:ident: $block:ident, |$this:ident, $index:ident| $weight:expr;)+) => {$(
@@ -22,7 +22,7 @@ dots! {
     dot_iq4_nl: BlockIq4Nl, |block, index| block.quant(index);
 }
 
-fn dot<B: Scaled>(row: &[u8], input: QuantisedRow<'_>, quant: impl Fn(&B, usize) -> i32) -> f32 {
+fn dot<B: ScaledBlock>(row: &[u8], input: QuantisedRow<'_>, quant: impl Fn(&B, usize) -> i32) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<B>(row).iter().enumerate() {
         let quants = &input.quants[32 * at..][..32];

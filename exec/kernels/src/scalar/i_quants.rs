@@ -2,7 +2,7 @@
 
 use super::total;
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq1S, BlockIq4Xs, Scaled, blocks};
+use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock, blocks};
 
 /// Returns the dot product with `IQ4_XS` weights: codebook entries times the scale of their sub-block.
 pub(crate) fn dot_iq4_xs(row: &[u8], input: QuantisedRow<'_>) -> f32 {

@@ -7,7 +7,7 @@
 
 use super::total;
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Scaled, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, ScaledBlock, blocks};
 
 /// Returns the dot product with `Q2_K` weights, which have minima and sub-blocks of 16.
 pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {

@@ -13,7 +13,7 @@ use hearth_core::recovery::{Event, Step, heartbeat};
 use hearth_core::schedule::Schedule;
 use hearth_profiles::Document;
 use hearth_schema::Plan;
-use hearth_schema::events::Return;
+use hearth_schema::events::RejoinTime;
 use tokio::sync::mpsc;
 use tokio::time::{timeout, timeout_at};
 
@@ -26,11 +26,11 @@ use super::worker_connection::{HeadEvent, address};
 use crate::error::{RingError, protocol_error};
 use crate::execution::{LocalModel, Outbox, Samplers, StageRunner, check_draft};
 use crate::wire::{BrokenLink, DataEvent, Frame, Message, PeerAddress, Transport};
-use hearth_runtime::accelerator::Progress;
+use hearth_runtime::backend_factory::UploadProgress;
 use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for connecting to a neighbour that has just reported that it is prepared.
-const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
+const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT);
 /// The time that a request waits for a lost device to answer before it begins without that device. source: assumed,
 /// an acceptable addition to the time to first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
@@ -118,11 +118,11 @@ impl<T: Transport> Coordinator<T> {
     }
 
     async fn rejoin_lost_devices(&mut self) {
-        for name in self.reconfiguration.recovery.unavailable() {
+        for name in self.reconfiguration.recovery.unavailable_devices() {
             let Some(device) = self.reconfiguration.planned_device(&name) else { continue };
             let opening = self.connections.open(self.reconfiguration.recovery.first_plan(), &device);
             if let Ok(Ok(())) = timeout(REJOIN_DEADLINE, opening).await {
-                self.react(Event::DeviceReturned { device: name, rejoins: Return::NextRequest });
+                self.react(Event::DeviceReturned { device: name, rejoins: RejoinTime::NextRequest });
             }
         }
     }
@@ -145,7 +145,7 @@ impl<T: Transport> Coordinator<T> {
             if self.reconfiguration.recovery.is_running() {
                 return Ok(());
             }
-            steps = match timeout_at(self.reconfiguration.ready_by(), self.events.recv()).await {
+            steps = match timeout_at(self.reconfiguration.ready_deadline(), self.events.recv()).await {
                 Ok(Some(event)) => self.handle(event)?,
                 Ok(None) => return Err(RingError::Interrupted),
                 Err(_) => self.lose_devices_that_are_not_ready()?,
@@ -220,7 +220,7 @@ impl<T: Transport> Coordinator<T> {
             Err(broken) => return Ok(self.report_own_broken_link(broken)),
         };
         // No other device waits for the head's upload, so its progress is not reported.
-        let upload = Progress::default();
+        let upload = UploadProgress::default();
         let runner = match self.runner.take() {
             Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, &upload)?,
             None => StageRunner::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, &upload)?
@@ -263,7 +263,7 @@ impl<T: Transport> Coordinator<T> {
         let Some(device) = self.plan().devices.get(usize::from(peer)) else { return vec![] };
         let peer = device.name.clone();
         let reason = format!("the connection between `{by}` and `{peer}` is broken ({reason})");
-        self.react(Event::LinkCut { epoch, by: by.to_owned(), peer, since: wall_nanos(), reason })
+        self.react(Event::LinkCut { epoch, reporter: by.to_owned(), peer, since: wall_nanos(), reason })
     }
 
     /// Passes an event to the recovery reducer and records its decisions. Returns the steps to execute.
@@ -354,7 +354,7 @@ impl<T: Transport> Coordinator<T> {
 
     fn lose_devices_that_are_not_ready(&mut self) -> Result<Vec<Step>, RingError> {
         let mut steps = Vec::new();
-        for name in self.reconfiguration.recovery.awaited().clone() {
+        for name in self.reconfiguration.recovery.awaited_devices().clone() {
             let error = RingError::Deadline {
                 what: format!("preparing worker `{name}`"),
                 seconds: self.reconfiguration.ready_limit().as_secs_f64(),

@@ -74,7 +74,8 @@ impl EventLog {
             format!("{}; {recomputed_tokens} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let (start, digest) = (self.now(), Some(plan.digest()));
         self.end_replanning(start);
-        let event = RunEvent { start, plan: digest, ..run_event(RunEventKind::Replanned, missing, what) };
+        let event =
+            RunEvent { start, plan_digest: digest, ..run_event(RunEventKind::Replanned, missing, what) };
         self.add_event(event, Some(plan));
         self.plans.push(plan.clone());
     }
@@ -101,7 +102,7 @@ impl EventLog {
         let index = self.device_index(name);
         for (epoch, lines) in all {
             let Some(plan) = self.epochs.get(&epoch).cloned() else { continue };
-            let Some(place) = plan.position(name) else { continue };
+            let Some(place) = plan.device_index(name) else { continue };
             let started = self.started;
             let shift = |at: u64| at.saturating_add_signed(to_head).saturating_sub(started);
             for mut record in lines.records {
@@ -184,5 +185,5 @@ impl EventLog {
 }
 
 fn run_event(kind: RunEventKind, device: Option<&str>, what: String) -> RunEvent {
-    RunEvent { kind, device: device.map(str::to_owned), start: 0, end: None, what, plan: None }
+    RunEvent { kind, device: device.map(str::to_owned), start: 0, end: None, what, plan_digest: None }
 }

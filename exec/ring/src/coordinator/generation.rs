@@ -26,7 +26,7 @@ const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The result of a request.
 #[derive(Debug)]
-pub struct Generated {
+pub struct GenerationResult {
     /// New tokens of each sequence; a stop token is the last.
     pub sequences: Vec<Vec<u32>>,
     /// The trace of all devices.
@@ -35,7 +35,7 @@ pub struct Generated {
     pub plans: Vec<Plan>,
 }
 
-impl Generated {
+impl GenerationResult {
     /// Returns the new tokens of the first sequence; empty if there is no sequence.
     pub fn tokens(&self) -> &[u32] {
         self.sequences.first().map_or(&[], Vec::as_slice)
@@ -47,13 +47,13 @@ impl Generated {
 #[error("{error}")]
 pub struct FailedRequest {
     pub error: RingError,
-    /// The tokens generated so far, if the request had begun.
-    pub partial: Option<Box<Generated>>,
+    /// The tokens generated so far and their trace, if the request had begun.
+    pub partial_result: Option<Box<GenerationResult>>,
 }
 
 impl From<RingError> for FailedRequest {
     fn from(error: RingError) -> Self {
-        Self { error, partial: None }
+        Self { error, partial_result: None }
     }
 }
 
@@ -62,13 +62,13 @@ pub(super) async fn generate<T: Transport>(
     coordinator: &mut Coordinator<T>,
     request: GenerationRequest,
     mut on_token: impl FnMut(u32, u32) + Send,
-) -> Result<Generated, FailedRequest> {
+) -> Result<GenerationResult, FailedRequest> {
     let generation = request.generation(coordinator.plan())?;
     let GenerationRequest { sequences, stop_tokens, scenario, seed, .. } = request;
     let (sequences, samplers) = sequences
         .into_iter()
         .map(|SequenceRequest { prompt, sampler }| {
-            (SequenceTokens { prompt_len: prompt.len(), all: prompt }, sampler)
+            (SequenceTokens { prompt_len: prompt.len(), tokens: prompt }, sampler)
         })
         .unzip();
     let samplers = Samplers::new(samplers, stop_tokens.clone());
@@ -86,12 +86,12 @@ pub(super) async fn generate<T: Transport>(
     let plans = std::mem::take(&mut log.plans);
     let header = header(coordinator, log.devices(), (first_plan, scenario, seed));
     let trace = log.into_trace(header, pipeline.passes, outcome);
-    let new_tokens = |sequence: SequenceTokens| sequence.all[sequence.prompt_len..].to_vec();
+    let new_tokens = |sequence: SequenceTokens| sequence.tokens[sequence.prompt_len..].to_vec();
     let sequences = pipeline.sequences.into_iter().map(new_tokens).collect();
-    let generated = Generated { sequences, trace, plans };
+    let generated = GenerationResult { sequences, trace, plans };
     match ended {
         Ok(()) => Ok(generated),
-        Err(error) => Err(FailedRequest { error, partial: Some(Box::new(generated)) }),
+        Err(error) => Err(FailedRequest { error, partial_result: Some(Box::new(generated)) }),
     }
 }
 
@@ -168,13 +168,13 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
 fn header<T: Transport>(
     coordinator: &Coordinator<T>,
     devices: &[String],
-    (plan, scenario, seed): (String, String, u64),
+    (plan_digest, scenario, seed): (String, String, u64),
 ) -> Header {
     let devices = devices.iter().map(|name| {
         let facts = coordinator.connections.facts(name);
         TracedDevice {
             name: name.clone(),
-            profile: None,
+            profile_digest: None,
             memory_total: facts.memory_total,
             kernel: Some(facts.kernel).filter(|kernel| !kernel.is_empty()),
             unvalidated: None,
@@ -185,7 +185,7 @@ fn header<T: Transport>(
         schema: Trace::SCHEMA.into(),
         origin: Origin::Measured,
         scenario,
-        plan,
+        plan_digest,
         model: coordinator.plan().model.name.clone(),
         kind: coordinator.plan().kind.parallelism(),
         seed,

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::error::{RingError, protocol_error};
 use crate::execution::LocalModel;
 use crate::wire::{FileLengths, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline};
-use hearth_runtime::fetched::{CHUNK, hash};
+use hearth_runtime::fetched::{CHUNK_BYTES, hash};
 
 /// The time limit between two requests of a fetching worker, which may have to check its files first. source: assumed
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
@@ -55,8 +55,8 @@ where
 
 fn read_chunk(model: &LocalModel, file: u16, chunk: u64) -> Option<Frame> {
     let bytes = model.weights.mappings().nth(usize::from(file))?;
-    let start = usize::try_from(chunk.checked_mul(CHUNK)?).ok()?;
-    let payload = bytes.get(start..bytes.len().min(start.checked_add(CHUNK as usize)?))?.to_vec();
+    let start = usize::try_from(chunk.checked_mul(CHUNK_BYTES)?).ok()?;
+    let payload = bytes.get(start..bytes.len().min(start.checked_add(CHUNK_BYTES as usize)?))?.to_vec();
     let message = Message::Chunk { file, chunk, hash: hash(&payload) };
     Some(Frame { message, payload })
 }

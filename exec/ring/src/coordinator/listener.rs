@@ -1,8 +1,8 @@
 //! The head's listener: accepts activations, and serves layers to workers that have no model file.
 //!
-//! It listens at the host of the head's address in the plan, if there is one. Otherwise, without a key, it listens at
-//! 127.0.0.1, so that only this machine can connect. With a key, it listens at the local address of the head's
-//! connections to the workers. If these addresses differ because the head is in several networks, it listens at all
+//! It listens on the host of the head's address in the plan, if there is one. Otherwise, without a key, it listens on
+//! 127.0.0.1, so that only this machine can connect. With a key, it listens on the local address of the head's
+//! connections to the workers. If these addresses differ because the head is in several networks, it listens on all
 //! addresses of this machine, and each worker receives the address in its own network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -31,7 +31,7 @@ pub(super) struct HeadListener {
 }
 
 impl HeadListener {
-    /// Listens at an address that the workers can reach. `local_ips` are the head's own addresses on its connections
+    /// Listens on an address that the workers can reach. `local_ips` are the head's own addresses on its connections
     /// to the workers.
     pub(super) async fn start<T: Transport>(
         transport: &T,
@@ -107,7 +107,7 @@ async fn serve_connection<S>(
     }
 }
 
-/// Returns the address to listen at: any free port of the planned host, or of an address that all workers can reach.
+/// Returns the address to listen on: any free port of the planned host, or of an address that all workers can reach.
 fn listen_address(planned: Option<&str>, is_encrypted: bool, local_ips: &[Option<IpAddr>]) -> String {
     if let Some((host, _)) = planned.and_then(|address| address.rsplit_once(':')) {
         return format!("{host}:0");

@@ -15,7 +15,7 @@ mod ring;
 mod scheduler;
 mod worker_connection;
 
-pub use generation::{FailedRequest, Generated};
+pub use generation::{FailedRequest, GenerationResult};
 pub use options::{OnFetch, OnRunEvent, RecoveryPolicy, RingOptions};
 pub use request::{GenerationRequest, SequenceRequest, plan_for_sequences};
 pub use ring::{CancelHandle, Ring};

@@ -29,11 +29,11 @@ pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 /// sent; more would only wait and use memory for their activations.
 const MAX_PASSES_PER_DEVICE: usize = 2;
 
-/// The tokens of a sequence in progress.
+/// A sequence in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SequenceTokens {
     /// The prompt, followed by the tokens generated so far.
-    pub(super) all: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     pub(super) prompt_len: usize,
 }
 
@@ -93,12 +93,12 @@ impl PassPipeline {
             return self.handle(event, coordinator).await;
         }
         let can_enter = self.in_flight.len() < MAX_PASSES_PER_DEVICE * coordinator.plan().devices.len();
-        let Some(pass) = can_enter.then(|| self.generation.begin()).flatten() else {
+        let Some(pass) = can_enter.then(|| self.generation.begin_pass()).flatten() else {
             return Ok(Progress::Idle);
         };
         self.passes.push(pass);
         self.in_flight.insert(pass.index, Instant::now());
-        let so_far = self.sequences.get(pass.sequence as usize).map_or(&[][..], |tokens| &tokens.all);
+        let so_far = self.sequences.get(pass.sequence as usize).map_or(&[][..], |tokens| &tokens.tokens);
         let output = coordinator.runner()?.begin_pass(pass, so_far)?;
         self.finish_pass(output, coordinator)
     }
@@ -122,7 +122,7 @@ impl PassPipeline {
         }
         // The next ring begins with all tokens so far. A copy, because the event may not lead to another ring.
         let mut resumed = self.generation.clone();
-        let (recomputed, first_pass) = (resumed.restart(), resumed.next_pass());
+        let (recomputed, first_pass) = (resumed.restart(), resumed.next_pass_index());
         coordinator.reconfiguration.resume_at(first_pass, recomputed);
         let steps = coordinator.handle(event)?;
         if !steps.is_empty() {
@@ -146,14 +146,14 @@ impl PassPipeline {
         self.last_output = Some(Instant::now());
         let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(Progress::Work) };
         let broken = |error: GenerationError| protocol_error("the ring", &error.to_string());
-        self.generation.output(pass.index, accepted as u32).map_err(broken)?;
+        self.generation.complete_pass(pass.index, accepted as u32).map_err(broken)?;
         if self.stop_tokens.contains(&tokens[accepted]) {
             self.generation.cancel(pass.sequence);
         }
         let sequence = self.sequences.get_mut(pass.sequence as usize);
         let sequence =
             sequence.ok_or_else(|| protocol_error("the ring", "a token of an unknown sequence"))?;
-        sequence.all.extend_from_slice(&tokens);
+        sequence.tokens.extend_from_slice(&tokens);
         // Devices rejoin only between requests, so no step follows.
         coordinator.react(Event::Token);
         coordinator.log.record_token();

@@ -57,7 +57,7 @@ impl Reconfiguration {
     /// Returns a device of the current plan, or else of the first plan.
     pub(super) fn planned_device(&self, name: &str) -> Option<PlannedDevice> {
         let plans = [self.recovery.plan(), self.recovery.first_plan()];
-        plans.iter().find_map(|plan| Some(plan.devices[plan.position(name)?].clone()))
+        plans.iter().find_map(|plan| Some(plan.devices[plan.device_index(name)?].clone()))
     }
 
     /// Restarts the time limit for devices to get ready.
@@ -65,7 +65,7 @@ impl Reconfiguration {
         self.ready_by = Instant::now() + self.ready_limit;
     }
 
-    pub(super) fn ready_by(&self) -> Instant {
+    pub(super) fn ready_deadline(&self) -> Instant {
         self.ready_by
     }
 

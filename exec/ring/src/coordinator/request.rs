@@ -84,7 +84,7 @@ impl GenerationRequest {
             return refuse(what, &format!("give at most {}", MAX_PASS_TOKENS - 1));
         }
         let prompts: Vec<u32> = self.sequences.iter().map(|sequence| sequence.prompt.len() as u32).collect();
-        Ok(Generation::of_prompts(&prompts, new_tokens, self.micro_batch, self.draft_tokens))
+        Ok(Generation::from_prompts(&prompts, new_tokens, self.micro_batch, self.draft_tokens))
     }
 }
 

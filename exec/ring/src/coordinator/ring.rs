@@ -6,7 +6,7 @@ use hearth_schema::Plan;
 use tokio::sync::mpsc;
 
 use super::coordinator::Coordinator;
-use super::generation::{FailedRequest, Generated, generate};
+use super::generation::{FailedRequest, GenerationResult, generate};
 use super::options::RingOptions;
 use super::request::GenerationRequest;
 use super::scheduler::{Request, ServeOptions, serve};
@@ -59,7 +59,7 @@ impl<T: Transport> Ring<T> {
         &mut self,
         request: GenerationRequest,
         on_token: impl FnMut(u32, u32) + Send + 'static,
-    ) -> Result<Generated, FailedRequest> {
+    ) -> Result<GenerationResult, FailedRequest> {
         let mut coordinator = self.take_coordinator()?;
         let running = async move {
             let ended = generate(&mut coordinator, request, on_token).await;

@@ -77,7 +77,7 @@ pub struct ServeOptions {
 impl ServeOptions {
     /// Creates a pipeline whose slots are all vacant.
     fn empty_pipeline(&self, slots: u32) -> PassPipeline {
-        let generation = Generation::vacant(slots, self.micro_batch, self.draft_tokens);
+        let generation = Generation::with_vacant_slots(slots, self.micro_batch, self.draft_tokens);
         let sequences = vec![SequenceTokens::default(); slots as usize];
         let mut pipeline = PassPipeline::new(generation, sequences, self.stop_tokens.clone());
         pipeline.reports = Some(Vec::new());
@@ -145,7 +145,7 @@ impl RequestTable {
     fn slot_for(&self, prompt: &[u32]) -> Option<(u32, u32)> {
         let generation = &self.pipeline.generation;
         let overlap = |slot: u32| {
-            let tokens = &self.pipeline.sequences[slot as usize].all;
+            let tokens = &self.pipeline.sequences[slot as usize].tokens;
             let cached = &tokens[..tokens.len().min(generation.cached_tokens(slot) as usize)];
             let common = cached.iter().zip(prompt).take_while(|(one, other)| one == other).count();
             (slot, common, cached.len() - common)
@@ -250,13 +250,14 @@ impl<T: Transport> Scheduler<'_, T> {
                 )));
                 continue;
             }
-            let entered = table.pipeline.generation.enter(slot, prompt.len() as u32, common, max_new_tokens);
+            let entered =
+                table.pipeline.generation.enter_request(slot, prompt.len() as u32, common, max_new_tokens);
             let cached_tokens = entered.map_err(|error| protocol_error("the head", &error.to_string()))?;
             self.coordinator.runner()?.set_sampler(slot, sampler);
             table.request_count += 1;
             table.last_used[slot as usize] = table.request_count;
             table.pipeline.sequences[slot as usize] =
-                SequenceTokens { prompt_len: prompt.len(), all: prompt };
+                SequenceTokens { prompt_len: prompt.len(), tokens: prompt };
             let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
             table.active[slot as usize] = Some(response_tx);
         }
@@ -293,7 +294,7 @@ impl<T: Transport> Scheduler<'_, T> {
         let pipeline = &self.table.pipeline;
         let is_idle = pipeline.generation.is_over() && pipeline.is_empty();
         let is_due = Instant::now() >= self.rejoin_at && !self.table.queue.is_empty();
-        if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.unavailable().is_empty() {
+        if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty() {
             return Ok(());
         }
         self.rejoin_at = Instant::now() + REJOIN_INTERVAL;

@@ -1,10 +1,10 @@
 //! The head's control connection to one worker: sends messages, reads replies, and detects the loss of the worker.
 //!
 //! One task writes the queued frames, one reads, and one sends a ping every half second and reports the worker as
-//! lost when no frame has arrived for longer than [`heartbeat::SILENCE`]. Received frames go to the head's inbox with
-//! the number of the connection, so that a reply over an earlier connection is not mistaken for a current one. A pong
-//! contains the worker's time. The clock offset is estimated from the shortest round trip, with the assumption that
-//! the pong was written half way through it.
+//! lost when no frame has arrived for longer than [`heartbeat::LOSS_TIMEOUT`]. Received frames go to the head's inbox
+//! with the number of the connection, so that a reply over an earlier connection is not mistaken for a current one. A
+//! pong contains the worker's time. The clock offset is estimated from the shortest round trip, with the assumption
+//! that the pong was written half way through it.
 //!
 //! Not here: how a worker handles messages ([`crate::worker`]), and how the head handles replies
 //! ([`super::coordinator`]).
@@ -32,7 +32,7 @@ use hearth_runtime::clock::wall_nanos;
 /// The interval between two pings.
 const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL);
 /// A worker counts as lost if no frame arrives for this time.
-const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
+const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT);
 /// Number of pings that measure the clock offset before a request.
 const OFFSET_PINGS: u64 = 8;
 

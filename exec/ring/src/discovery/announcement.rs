@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
 
-use crate::wire::PROTOCOL;
+use crate::wire::PROTOCOL_VERSION;
 use hearth_runtime::clock::wall_nanos;
 
 /// The DNS-SD service type that workers announce.
 pub const SERVICE_TYPE: &str = "_hearth._tcp.local.";
 /// The UDP port of multicast DNS.
 /// source: RFC 6762, section 3
-pub const PORT: u16 = mdns_sd::MDNS_PORT;
+pub const MDNS_PORT: u16 = mdns_sd::MDNS_PORT;
 /// The TXT key of the device name. The instance label is not the name, because labels must be unique.
 pub(super) const NAME_KEY: &str = "name";
 /// The TXT key of the protocol version.
@@ -46,7 +46,7 @@ pub struct MdnsScope {
 
 impl Default for MdnsScope {
     fn default() -> Self {
-        Self { port: PORT, loopback: false }
+        Self { port: MDNS_PORT, loopback: false }
     }
 }
 
@@ -84,7 +84,7 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// Announces a worker with this name, which listens at this address.
+    /// Announces a worker with this name, which listens on this address.
     pub fn start(
         name: &str,
         listening: SocketAddr,
@@ -168,7 +168,7 @@ fn service_info(name: &str, listening: SocketAddr) -> Result<ServiceInfo, Announ
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let (label, host) = (format!("hearth-{label:016x}"), format!("hearth-{label:016x}.local."));
-    let version = PROTOCOL.to_string();
+    let version = PROTOCOL_VERSION.to_string();
     let properties = [(NAME_KEY, name), (VERSION_KEY, version.as_str())];
     let addresses: Vec<IpAddr> = if listening.ip().is_unspecified() { vec![] } else { vec![listening.ip()] };
     let service =

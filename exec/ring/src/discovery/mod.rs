@@ -4,6 +4,7 @@ mod announcement;
 mod search;
 
 pub use announcement::{
-    Announcement, AnnouncementError, MAX_NAME_LEN, MdnsScope, PORT, SERVICE_TYPE, host_name, is_valid_name,
+    Announcement, AnnouncementError, MAX_NAME_LEN, MDNS_PORT, MdnsScope, SERVICE_TYPE, host_name,
+    is_valid_name,
 };
 pub use search::{DiscoveredService, DiscoveryError, SearchState, browse, find_workers};

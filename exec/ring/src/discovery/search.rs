@@ -22,7 +22,7 @@ use super::announcement::{
     multicast_error, start_daemon,
 };
 use crate::error::RingError;
-use crate::wire::{PROTOCOL, Purpose, Transport, open_connection};
+use crate::wire::{PROTOCOL_VERSION, Purpose, Transport, open_connection};
 
 /// Maximum number of announcements that a search reads; further ones are ignored.
 /// source: assumed, more than any home has
@@ -162,9 +162,11 @@ impl SearchState {
                 wanted.rejected.insert(what);
             }
         };
-        if service.version != PROTOCOL.to_string() {
+        if service.version != PROTOCOL_VERSION.to_string() {
             let version = printable(&service.version);
-            reject(format!("announced with protocol version {version}, but this device has {PROTOCOL}"));
+            reject(format!(
+                "announced with protocol version {version}, but this device has {PROTOCOL_VERSION}"
+            ));
             return vec![];
         }
         let mut new = Vec::new();

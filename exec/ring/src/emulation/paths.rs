@@ -74,7 +74,7 @@ pub struct EmulatedPath {
 
 impl EmulatedPath {
     /// Creates a path with a constant latency, without a bandwidth limit.
-    pub fn of(latency: Seconds) -> Self {
+    pub fn with_latency(latency: Seconds) -> Self {
         Self {
             latency,
             sigma: 0.0,
@@ -328,20 +328,23 @@ mod tests {
 
     #[test]
     fn messages_queue_for_their_bytes_and_arrive_after_the_latency() {
-        let mut slow =
-            pacer(EmulatedPath { bandwidth: Some(BytesPerSecond(1e6)), ..EmulatedPath::of(Seconds(0.005)) });
+        let mut slow = pacer(EmulatedPath {
+            bandwidth: Some(BytesPerSecond(1e6)),
+            ..EmulatedPath::with_latency(Seconds(0.005))
+        });
         // 1000 bytes take a millisecond; the second waits for the first.
         assert_eq!(slow.arrival(0, 1000).unwrap(), 6_000_000);
         assert_eq!(slow.arrival(500_000, 2000).unwrap(), 8_000_000);
         assert_eq!(slow.arrival(50_000_000, 1000).unwrap(), 56_000_000);
         // The overhead is part of the latency, and occupies the medium.
-        let mut wifi = pacer(EmulatedPath { overhead: Seconds(0.002), ..EmulatedPath::of(Seconds(0.005)) });
+        let mut wifi =
+            pacer(EmulatedPath { overhead: Seconds(0.002), ..EmulatedPath::with_latency(Seconds(0.005)) });
         assert_eq!((wifi.arrival(0, 9).unwrap(), wifi.arrival(0, 9).unwrap()), (5_000_000, 7_000_000));
     }
 
     #[test]
     fn random_delays_have_their_median_and_follow_from_the_seed() {
-        let path = EmulatedPath { sigma: 0.5, seed: 7, ..EmulatedPath::of(Seconds(0.002)) };
+        let path = EmulatedPath { sigma: 0.5, seed: 7, ..EmulatedPath::with_latency(Seconds(0.002)) };
         let draw = |path: &EmulatedPath| {
             let mut pacer = pacer(path.clone());
             (0..2001).map(|_| pacer.delay()).collect::<Vec<f64>>()
@@ -364,7 +367,10 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn frames_arrive_whole_and_not_early() {
-        let path = EmulatedPath { bandwidth: Some(BytesPerSecond(100e6)), ..EmulatedPath::of(Seconds(0.02)) };
+        let path = EmulatedPath {
+            bandwidth: Some(BytesPerSecond(100e6)),
+            ..EmulatedPath::with_latency(Seconds(0.02))
+        };
         let transport = transport_over(&path);
         let mut listener = transport.bind("a").await.unwrap();
         let mut near = transport.connect("a").await.unwrap();
@@ -391,7 +397,7 @@ mod tests {
         let path = EmulatedPath {
             overhead: Seconds(0.01),
             medium: Some(file.clone()),
-            ..EmulatedPath::of(Seconds(0.01))
+            ..EmulatedPath::with_latency(Seconds(0.01))
         };
         let begin = machine_nanos();
         let senders: Vec<_> = (0..3)

@@ -23,7 +23,7 @@ use crate::error::RingError;
 use hearth_runtime::backend::CacheOptions;
 use hearth_runtime::cost::ComputeCost;
 use hearth_runtime::cpu::Cpu;
-use hearth_runtime::head::Head;
+use hearth_runtime::input_output::InputOutputLayers;
 use hearth_runtime::pool::Pool;
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::stage::Stage;
@@ -35,7 +35,7 @@ const VOCABULARY_KEYS: [&str; 4] =
 /// A draft model on the head.
 pub struct Drafter {
     stage: Stage,
-    head: Head,
+    input_output: InputOutputLayers,
     layers: Range<u32>,
     /// Bytes of weights that one pass uses.
     pub weight_bytes: u64,
@@ -66,7 +66,7 @@ impl Drafter {
         Ok(Self {
             stage: Stage::on_cpu(weights.clone(), std::slice::from_ref(&layers), cache, cpu.clone())?,
             weight_bytes: parts.iter().map(|part| weights.part_bytes(part)).sum(),
-            head: Head::new(weights, cpu),
+            input_output: InputOutputLayers::new(weights, cpu),
             layers,
             cached: vec![Vec::new(); cache.sequences as usize],
             cost: ComputeCost::default(),
@@ -90,8 +90,8 @@ impl Drafter {
         let mut drafts = Vec::new();
         let mut hidden = self.extend_cache(sequence, tokens, tokens.len().saturating_sub(1))?;
         loop {
-            let logits = self.head.logits_of_last(&hidden)?;
-            self.cost += self.head.last_cost();
+            let logits = self.input_output.logits_of_last(&hidden)?;
+            self.cost += self.input_output.last_cost();
             drafts.push(greedy(&logits));
             if drafts.len() >= count as usize {
                 return Ok(drafts);
@@ -129,7 +129,7 @@ impl Drafter {
         let cached = self.cached.get_mut(sequence as usize);
         let cached = cached.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
         let positions: Vec<u32> = (cached.len() as u32..).take(tokens.len()).collect();
-        let mut hidden = self.head.embed(tokens)?;
+        let mut hidden = self.input_output.embed(tokens)?;
         self.cost += self.stage.forward_sequence(sequence, self.layers.clone(), &mut hidden, &positions)?;
         self.passes += 1;
         cached.extend_from_slice(tokens);
@@ -141,7 +141,8 @@ impl Drafter {
 /// model.
 pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan, RingError> {
     check_vocabulary(model, draft)?;
-    plan.draft = Some(PlannedDraft { model: PlannedModel::of(&draft.profile), processor: Processor::Cpu });
+    plan.draft =
+        Some(PlannedDraft { model: PlannedModel::from_profile(&draft.profile), processor: Processor::Cpu });
     Ok(plan)
 }
 
@@ -174,7 +175,7 @@ pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) 
 /// Checks that token IDs have the same meaning in the target model and the draft model.
 fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<(), RingError> {
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
-    let tokens = [model, draft].map(|model| model.weights.shape().vocabulary);
+    let tokens = [model, draft].map(|model| model.weights.shape().vocab_size);
     let other = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key));
     let reason = match other {
         _ if tokens[0] != tokens[1] => format!("{} tokens instead of {}", tokens[1], tokens[0]),

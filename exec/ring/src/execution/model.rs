@@ -15,12 +15,12 @@ use hearth_schema::scenario::KvFormat;
 
 use crate::error::RingError;
 use crate::wire::{WorkerFacts, activations};
-use hearth_runtime::accelerator::{Accelerator, AcceleratorOptions, Progress};
 use hearth_runtime::backend::CacheOptions;
+use hearth_runtime::backend_factory::{BackendFactory, BackendOptions, UploadProgress};
 use hearth_runtime::cache::CacheFormat;
 use hearth_runtime::cpu::Cpu;
 use hearth_runtime::error::ExecError;
-use hearth_runtime::head::Head;
+use hearth_runtime::input_output::InputOutputLayers;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::pool::{Pool, PoolOptions};
 use hearth_runtime::residency::ResidencyBarrier;
@@ -34,8 +34,8 @@ pub struct LocalModel {
     pub weights: Arc<Weights>,
     /// The shape, the sizes and the digests of the model.
     pub profile: ModelProfile,
-    /// Creates the backend for layers on this device's GPU, if there is one.
-    pub accelerator: Option<Accelerator>,
+    /// Creates the backend for layers on this device's GPU; `None` if it has no GPU.
+    pub backend_factory: Option<BackendFactory>,
 }
 
 impl LocalModel {
@@ -45,13 +45,13 @@ impl LocalModel {
         MemoryWatch::shared();
         let weights = Arc::new(Weights::open(path)?);
         let profile = ModelProfile::from_gguf(weights.model())?;
-        Ok(LocalModel { weights, profile, accelerator: None })
+        Ok(LocalModel { weights, profile, backend_factory: None })
     }
 
-    /// Sets the accelerator.
+    /// Sets the factory of GPU backends.
     #[must_use]
-    pub fn with_accelerator(self, accelerator: Option<Accelerator>) -> LocalModel {
-        LocalModel { accelerator, ..self }
+    pub fn with_backend_factory(self, backend_factory: Option<BackendFactory>) -> LocalModel {
+        LocalModel { backend_factory, ..self }
     }
 
     /// Returns the maximum size of the activations of a pass, in bytes.
@@ -64,7 +64,7 @@ impl LocalModel {
         WorkerFacts {
             model_digest: self.profile.digest.clone(),
             shape_digest: self.profile.shape_digest(),
-            ..facts()
+            ..facts_without_model()
         }
     }
 
@@ -79,7 +79,7 @@ impl LocalModel {
         let layers: u32 = plan.windows(place).iter().map(|window| window.len() as u32).sum();
         let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
         let (windows, embedding) = (gpu_windows(plan, place).len(), self.profile.shape.embedding);
-        let kept = AcceleratorOptions::saved_row_bytes(windows, cache_options(plan), embedding);
+        let kept = BackendOptions::saved_row_bytes(windows, cache_options(plan), embedding);
         let available = measure::memory::available();
         if cache.0.saturating_add(kept) <= available.0 {
             return Ok(());
@@ -107,48 +107,48 @@ impl LocalModel {
         pool: &Arc<Pool>,
         barrier: ResidencyBarrier,
         gpu_options: GpuOptions<'_>,
-    ) -> Result<(Stage, Option<Head>), RingError> {
-        if place == 0 && !self.weights.is_whole() {
+    ) -> Result<(Stage, Option<InputOutputLayers>), RingError> {
+        if place == 0 && !self.weights.is_complete() {
             return Err(RingError::plan("a head needs the whole model, but only some layers were fetched"));
         }
         self.check_memory(plan, place)?;
         let cpu = Cpu::new(pool.clone()).with_barrier(barrier);
         let cache = cache_options(plan);
-        let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
-        let output = place == 0 && plan.output == Processor::Gpu;
-        let accelerated = gpu_windows(plan, place);
-        let after_layer: Option<fn(&mut [f32])> = match plan.activations {
+        let input_output = (place == 0).then(|| InputOutputLayers::new(self.weights.clone(), cpu.clone()));
+        let output_on_gpu = place == 0 && plan.output == Processor::Gpu;
+        let gpu_layers = gpu_windows(plan, place);
+        let rounding: Option<fn(&mut [f32])> = match plan.activations {
             ActivationFormat::F16 => Some(activations::round),
             ActivationFormat::F32 => None,
         };
-        let stage = if accelerated.is_empty() && !output {
+        let stage = if gpu_layers.is_empty() && !output_on_gpu {
             Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?
         } else {
             let owned = plan.windows(place);
             let (weights, name) = (self.weights.clone(), &plan.devices[place].name);
-            let accelerator = self.accelerator.as_ref().ok_or_else(|| {
+            let backend_factory = self.backend_factory.as_ref().ok_or_else(|| {
                 let what =
                     format!("the plan has GPU layers on `{name}`, but this device computes only on its CPU");
                 RingError::plan_with_hint(what, "plan with `gpu_layers: 0`")
             })?;
-            let part = AcceleratorOptions {
+            let part = BackendOptions {
                 weights,
-                owned: owned.clone(),
-                accelerated,
-                output,
+                owned_layers: owned.clone(),
+                gpu_layers,
+                output_on_gpu,
                 cache,
-                after_layer,
+                rounding,
                 cpu,
                 fallback_to_cpu: gpu_options.fallback_to_cpu,
                 progress: gpu_options.progress.clone(),
             };
-            let backend = accelerator.backend(part);
+            let backend = backend_factory.create(part);
             let backend = backend.map_err(|reason| RingError::plan(format!("on `{name}`: {reason}")))?;
             Stage::new(self.weights.clone(), &owned, cache, backend)?
         };
-        Ok(match after_layer {
-            Some(rounding) => (stage.after_layer(rounding), head),
-            None => (stage, head),
+        Ok(match rounding {
+            Some(rounding) => (stage.with_rounding(rounding), input_output),
+            None => (stage, input_output),
         })
     }
 }
@@ -159,7 +159,7 @@ pub(super) struct GpuOptions<'a> {
     /// Whether the CPU computes the GPU layers if the GPU cannot be opened, so that a running session continues.
     pub(super) fallback_to_cpu: bool,
     /// Receives the progress of the upload.
-    pub(super) progress: &'a Progress,
+    pub(super) progress: &'a UploadProgress,
 }
 
 /// Returns the GPU layers of a device, one range per window.
@@ -171,7 +171,7 @@ fn gpu_windows(plan: &Plan, place: usize) -> Vec<Range<u32>> {
 /// Creates the thread pool of a device; 0 threads use all cores.
 pub(super) fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
     // Not pinned: several workers on this machine would pin their threads to the same processors.
-    let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
+    let mut options = PoolOptions { pin_workers: false, ..PoolOptions::default() };
     if threads > 0 {
         // More threads than processors only wait for each other.
         options.threads = threads.min(options.threads);
@@ -189,18 +189,18 @@ pub(super) fn cache_options(plan: &Plan) -> CacheOptions {
 }
 
 /// Returns the facts that a worker without a model file sends to a head.
-pub fn facts() -> WorkerFacts {
+pub fn facts_without_model() -> WorkerFacts {
     WorkerFacts {
         version: env!("CARGO_PKG_VERSION").into(),
         memory_total: measure::memory::total().0,
-        kernel: hearth_runtime::profile::kernel(),
+        kernel: hearth_runtime::profile::os_and_kernel(),
         ..WorkerFacts::default()
     }
 }
 
 /// Checks that a plan can be executed, and not only simulated.
 pub fn check_executable(plan: &Plan) -> Result<(), RingError> {
-    plan.only_simulated().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
+    plan.simulation_only_reason().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
 }
 
 /// Checks that a model with these digests is the model of the plan: the same file, or the same shape if the plan was

@@ -40,13 +40,13 @@ impl Recorder {
     /// Creates the recorder of the device at a place in the ring.
     pub fn new(device: u16) -> Self {
         let counter = ReadCounter::of_this_process();
-        Self { device, lines: TraceLines::default(), read_before: counter.bytes(), counter }
+        Self { device, lines: TraceLines::default(), read_before: counter.bytes_read(), counter }
     }
 
     /// Begins a new trace.
     pub fn reset(&mut self) {
         self.lines = TraceLines::default();
-        self.read_before = self.counter.bytes();
+        self.read_before = self.counter.bytes_read();
     }
 
     /// Sets the device's place in the ring for the following lines.
@@ -54,14 +54,14 @@ impl Recorder {
         self.device = device;
     }
 
-    /// Takes the lines so far.
-    pub fn take(&mut self) -> TraceLines {
+    /// Takes the lines recorded so far.
+    pub fn take_lines(&mut self) -> TraceLines {
         std::mem::take(&mut self.lines)
     }
 
-    /// Records a step from `start` to `end`, in nanoseconds. Returns the record, to which details can be added.
+    /// Records a step from `start` to `end`, in nanoseconds. Returns the record, so that details can be added.
     #[allow(clippy::missing_panics_doc)] // the list is not empty after a push
-    pub fn span(&mut self, at: StepId, kind: Kind, start: u64, end: u64) -> &mut Record {
+    pub fn record_step(&mut self, at: StepId, kind: Kind, start: u64, end: u64) -> &mut Record {
         let resource = match kind {
             Kind::Send => Resource::Tx,
             Kind::Receive => Resource::Rx,
@@ -93,14 +93,14 @@ impl Recorder {
     }
 
     /// Records the current value of a counter.
-    pub fn counter(&mut self, pass: u32, counter: Counter, value: u64) {
+    pub fn record_counter(&mut self, pass: u32, counter: Counter, value: u64) {
         let at = wall_nanos();
         self.lines.readings.push(Reading { device: self.device, counter, pass, at, value });
     }
 
     /// Returns the bytes that this process has read from disk since the trace began.
     pub fn bytes_read(&self) -> u64 {
-        self.counter.bytes().saturating_sub(self.read_before)
+        self.counter.bytes_read().saturating_sub(self.read_before)
     }
 }
 
@@ -118,11 +118,11 @@ pub fn cost(cpu: u64, queue: u64, touched: u64, faulted: u64) -> Cost {
 
 /// Returns the unreclaimable bytes of this process's control group, or without a memory limit the decrease of the
 /// machine's available memory since the model was opened.
-pub fn unreclaimable() -> u64 {
+pub fn unreclaimable_bytes() -> u64 {
     MemoryWatch::shared().pressure_bytes()
 }
 
 /// Returns the refaulted bytes of files in this process's control group; 0 if this is unknown.
-pub fn refaults() -> u64 {
-    MemoryWatch::shared().refaults().unwrap_or(0)
+pub fn refaulted_bytes() -> u64 {
+    MemoryWatch::shared().refaulted_bytes().unwrap_or(0)
 }

@@ -33,11 +33,11 @@ use super::recorder::{self, Recorder, StepId, TraceLines};
 use super::sampling::{SampleFn, Samplers};
 use crate::error::{RingError, protocol_error};
 use crate::wire::{Frame, Message, ReceivedActivations, activations};
-use hearth_runtime::accelerator::Progress;
+use hearth_runtime::backend_factory::UploadProgress;
 use hearth_runtime::clock::{Stopwatch, TimeSlice, wall_nanos};
 use hearth_runtime::cost::ComputeCost;
 use hearth_runtime::cpu::buffer_bytes;
-use hearth_runtime::head::Head;
+use hearth_runtime::input_output::InputOutputLayers;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::pool::Pool;
 use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
@@ -59,8 +59,8 @@ pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
 pub struct StageRunner {
     schedule: Schedule,
     stage: Stage,
-    /// The embedding and the output layer; on the head only.
-    head: Option<Head>,
+    /// The input and the output layer; on the head only.
+    input_output: Option<InputOutputLayers>,
     weights: Arc<Weights>,
     outbox: Outbox,
     /// The epoch whose passes are accepted.
@@ -94,7 +94,7 @@ pub struct StageRunner {
 
 const MISSING: &str = "a pass with tokens that are not known";
 
-/// The pause after a memory sample, in durations of the sample. So the samples take at most 1 % of the time.
+/// The pause after a memory sample, in durations of the sample. So sampling takes at most 1 % of the time.
 const MEMORY_SAMPLE_PAUSE: u64 = 100;
 
 impl StageRunner {
@@ -107,7 +107,7 @@ impl StageRunner {
         threads: usize,
         outbox: Outbox,
         epoch: u32,
-        progress: &Progress,
+        progress: &UploadProgress,
     ) -> Result<Self, RingError> {
         let gpu_options = GpuOptions { fallback_to_cpu: false, progress };
         Self::with_pool(pool(threads)?, plan, place, model, outbox, epoch, gpu_options)
@@ -124,11 +124,11 @@ impl StageRunner {
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let residency = WeightResidency::start(&weights, plan, place, || MemoryWatch::shared().reading());
-        let (stage, head) = model.stage(plan, place, &pool, residency.barrier(), gpu_options)?;
+        let (stage, input_output) = model.stage(plan, place, &pool, residency.barrier(), gpu_options)?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
-            head,
+            input_output,
             weights,
             outbox,
             epoch,
@@ -145,7 +145,7 @@ impl StageRunner {
             largest_pass: 0,
             pool,
             ahead_before: 0,
-            refaults_before: recorder::refaults(),
+            refaults_before: recorder::refaulted_bytes(),
         })
     }
 
@@ -168,19 +168,19 @@ impl StageRunner {
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
-        progress: &Progress,
+        progress: &UploadProgress,
     ) -> Result<StageRunner, RingError> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
             // Before the first pass of a request: abandoned passes of the previous request do not count.
-            self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
+            self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device_index());
         }
         self.schedule.react(&Event::Replanned { plan: plan.clone(), first_pass })?;
         let lines = self.take_lines();
         self.past.push((self.epoch, lines));
         (self.outbox, self.epoch) = (outbox, epoch);
         self.drafts.clear();
-        let place = self.schedule.device();
+        let place = self.schedule.device_index();
         self.recorder.set_device(place as u16);
         if is_same {
             self.stage.truncate(0);
@@ -191,7 +191,7 @@ impl StageRunner {
         let StageRunner {
             schedule,
             stage,
-            head,
+            input_output,
             residency,
             recorder,
             past,
@@ -203,7 +203,7 @@ impl StageRunner {
         } = self;
         let gpu_options = GpuOptions { fallback_to_cpu: true, progress };
         // The old and the new stage together may not fit into memory.
-        drop((stage, head, residency));
+        drop((stage, input_output, residency));
         let (refaults_before, fresh) = (
             self.refaults_before,
             StageRunner::with_pool(pool, plan, place, model, outbox, epoch, gpu_options)?,
@@ -221,12 +221,12 @@ impl StageRunner {
     /// Begins an epoch for a new request: clears all sequences and the trace, and sets the samplers (on the head).
     pub fn reset(&mut self, epoch: u32, samplers: Option<Samplers>) {
         (self.epoch, self.past) = (epoch, Vec::new());
-        self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
+        self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device_index());
         self.stage.truncate(0);
         self.recorder.reset();
         self.residency.reset();
         self.ahead_before = self.residency.bytes_read();
-        self.refaults_before = recorder::refaults();
+        self.refaults_before = recorder::refaulted_bytes();
         self.samplers = samplers;
         self.drafts.clear();
         if let Some(drafter) = &mut self.drafter {
@@ -251,25 +251,25 @@ impl StageRunner {
     fn take_lines(&mut self) -> TraceLines {
         for span in self.residency.take_spans() {
             let at = StepId { pass: span.origin.pass, round: span.origin.round };
-            let record = self.recorder.span(at, Kind::Prefetch, span.start, span.end);
+            let record = self.recorder.record_step(at, Kind::Prefetch, span.start, span.end);
             record.bytes = span.bytes;
             record.layers = span.origin.layers;
         }
         self.sample_memory(self.last_pass);
-        self.recorder.take()
+        self.recorder.take_lines()
     }
 
     /// Samples the memory of this process: unreclaimable bytes, refaulted bytes, and the resident weights if the
     /// system reports them.
     fn sample_memory(&mut self, pass: u32) {
         let start = wall_nanos();
-        let refaults = recorder::refaults().saturating_sub(self.refaults_before);
-        self.recorder.counter(pass, Counter::Refaults, refaults);
-        self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
+        let refaults = recorder::refaulted_bytes().saturating_sub(self.refaults_before);
+        self.recorder.record_counter(pass, Counter::Refaults, refaults);
+        self.recorder.record_counter(pass, Counter::Unreclaimable, recorder::unreclaimable_bytes());
         if is_residency_known(&self.weights) {
-            let own = visits(self.schedule.plan(), self.schedule.device());
+            let own = visits(self.schedule.plan(), self.schedule.device_index());
             let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
-            self.recorder.counter(pass, Counter::Resident, resident);
+            self.recorder.record_counter(pass, Counter::Resident, resident);
         }
         let end = wall_nanos();
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;
@@ -285,13 +285,21 @@ impl StageRunner {
 
     /// Processes received activations. Returns the pass if it is complete. Ignores activations of an earlier epoch.
     pub fn receive(&mut self, arrival: &ReceivedActivations) -> Result<Option<PassOutput>, RingError> {
-        let ReceivedActivations { from, epoch, pass, round, activations: ref bytes, is_f16, at } = *arrival;
+        let ReceivedActivations {
+            sender_place,
+            epoch,
+            pass,
+            round,
+            activations: ref bytes,
+            is_f16,
+            received_ns,
+        } = *arrival;
         if epoch < self.epoch {
             return Ok(None);
         }
         if epoch > self.epoch {
             let what = format!("activations of epoch {epoch}, but this device is in epoch {}", self.epoch);
-            return Err(protocol_error(&format!("device {from}"), &what));
+            return Err(protocol_error(&format!("device {sender_place}"), &what));
         }
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
         let wrong = |what: String| RingError::Protocol { name: self.name().into(), what };
@@ -308,10 +316,11 @@ impl StageRunner {
         };
         self.reserve_buffers(pass);
         self.hidden = hidden;
-        let since = self.idle_since.min(at);
-        let record = self.recorder.span(StepId { pass: pass.index, round }, Kind::Receive, since, at);
+        let since = self.idle_since.min(received_ns);
+        let record =
+            self.recorder.record_step(StepId { pass: pass.index, round }, Kind::Receive, since, received_ns);
         record.bytes = bytes.len() as u64;
-        record.peer = Some(from);
+        record.peer = Some(sender_place);
         self.perform(pass, steps, &[])
     }
 
@@ -323,7 +332,7 @@ impl StageRunner {
             let positions = u64::from(plan.context) * u64::from(plan.sequences);
             let cache = self.stage.cache_bytes() / positions.max(1);
             let shape = self.weights.shape();
-            let logits = u64::from(pass.drafted) * u64::from(shape.vocabulary) * size_of::<f32>() as u64;
+            let logits = u64::from(pass.drafted) * u64::from(shape.vocab_size) * size_of::<f32>() as u64;
             let buffers = buffer_bytes(shape, pass.tokens, self.pool.threads()) + logits;
             self.residency.reserve(buffers + cache * u64::from(pass.tokens));
             self.largest_pass = pass.tokens;
@@ -340,7 +349,7 @@ impl StageRunner {
     }
 
     fn name(&self) -> &str {
-        &self.schedule.plan().devices[self.schedule.device()].name
+        &self.schedule.plan().devices[self.schedule.device_index()].name
     }
 
     fn perform(
@@ -377,7 +386,9 @@ impl StageRunner {
                 Step::Output { pass, processor } => {
                     tokens = self.output(pass, processor)?;
                 }
-                Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
+                Step::Send { pass, round, next_round, receiver } => {
+                    self.send(pass, round, next_round, receiver)?;
+                }
                 Step::Prefetch { part, pass, round } => {
                     self.residency.prefetch(part, StepId { pass: pass.index, round });
                 }
@@ -385,7 +396,7 @@ impl StageRunner {
             }
         }
         self.idle_since = wall_nanos();
-        let is_out = self.schedule.device() == 0 && !self.schedule.is_in_flight(pass.index);
+        let is_out = self.schedule.device_index() == 0 && !self.schedule.is_in_flight(pass.index);
         Ok(is_out.then_some(PassOutput { pass, tokens }))
     }
 
@@ -419,7 +430,7 @@ impl StageRunner {
         let tokens = &tokens[..];
         let ((), measured) = self.measure(|runner| {
             let mut watch = Stopwatch::start();
-            runner.hidden = runner.head()?.embed(tokens)?;
+            runner.hidden = runner.input_output()?.embed(tokens)?;
             if runner.sends_f16() {
                 activations::round(&mut runner.hidden);
             }
@@ -427,7 +438,7 @@ impl StageRunner {
         })?;
         self.residency.release_embedding_rows(&self.weights, tokens);
         let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
-        let rows = table / u64::from(self.weights.shape().vocabulary).max(1) * u64::from(pass.tokens);
+        let rows = table / u64::from(self.weights.shape().vocab_size).max(1) * u64::from(pass.tokens);
         // A missing row is read together with neighbouring bytes.
         let touched = rows.max(measured.faulted);
         self.record_step(StepId { pass: pass.index, round: 0 }, Kind::Embed, measured, touched);
@@ -442,7 +453,7 @@ impl StageRunner {
         let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
         let (tokens, measured) = self.measure(|runner| {
             let hidden = std::mem::take(&mut runner.hidden);
-            let wanted = pass.outputs() as usize * runner.embedding();
+            let wanted = pass.output_count() as usize * runner.embedding();
             let (logits, mut cost) =
                 runner.logits(&hidden[hidden.len().saturating_sub(wanted)..], processor)?;
             let mut watch = Stopwatch::start();
@@ -457,7 +468,7 @@ impl StageRunner {
         set_processor(self.record_step(at, Kind::Output, measured, touched), processor);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
-            self.recorder.counter(pass.index, Counter::Accepted, accepted);
+            self.recorder.record_counter(pass.index, Counter::Accepted, accepted);
         }
         self.record_counters(pass.index);
         Ok(tokens)
@@ -474,21 +485,21 @@ impl StageRunner {
         if processor == Processor::Gpu
             && let Some((logits, cost)) = self.stage.logits(hidden)
         {
-            return Ok((self.head()?.check_finite(logits)?, cost));
+            return Ok((self.input_output()?.check_finite(logits)?, cost));
         }
-        let head = self.head()?;
-        let logits = head.logits(hidden)?;
-        Ok((logits, head.last_cost()))
+        let input_output = self.input_output()?;
+        let logits = input_output.logits(hidden)?;
+        Ok((logits, input_output.last_cost()))
     }
 
-    fn head(&mut self) -> Result<&mut Head, RingError> {
-        self.head
+    fn input_output(&mut self) -> Result<&mut InputOutputLayers, RingError> {
+        self.input_output
             .as_mut()
             .ok_or_else(|| RingError::plan("only the head has the embedding and the output layer"))
     }
 
-    /// Runs and measures a computing step. The counters are read outside the measured time, because that takes time
-    /// too.
+    /// Runs and measures a computing step. The counters are read outside the measured time, because reading them
+    /// takes time too.
     fn measure<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(T, ComputeCost), RingError>,
@@ -509,7 +520,7 @@ impl StageRunner {
     /// Records a computing step that uses `touched` bytes of weights.
     fn record_step(&mut self, at: StepId, kind: Kind, measured: Measured, touched: u64) -> &mut Record {
         let Measured { start, end, cost, faulted } = measured;
-        let record = self.recorder.span(at, kind, start, end);
+        let record = self.recorder.record_step(at, kind, start, end);
         record.bytes = touched;
         record.cost = Some(recorder::cost(cost.cpu_ns, cost.queue_ns, touched, faulted));
         record
@@ -526,10 +537,11 @@ impl StageRunner {
         };
         // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
-        let record = self.recorder.span(StepId { pass: pass.index, round }, Kind::Send, start, wall_nanos());
+        let record =
+            self.recorder.record_step(StepId { pass: pass.index, round }, Kind::Send, start, wall_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);
-        if self.schedule.device() != 0 {
+        if self.schedule.device_index() != 0 {
             self.record_counters(pass.index);
         }
         Ok(())
@@ -539,7 +551,7 @@ impl StageRunner {
     fn record_counters(&mut self, pass: u32) {
         self.last_pass = pass;
         let read = self.recorder.bytes_read();
-        self.recorder.counter(pass, Counter::BytesRead, read);
+        self.recorder.record_counter(pass, Counter::BytesRead, read);
         if wall_nanos() >= self.next_memory_sample {
             self.sample_memory(pass);
         }

@@ -6,7 +6,7 @@
 //! drafts, and draws the same number of random values. (The method of Leviathan et al., 2023, accepts more drafts,
 //! but preserves only the distribution of the text.)
 //!
-//! Not here: the logits ([`hearth_runtime::head`]).
+//! Not here: the logits ([`hearth_runtime::input_output`]).
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,7 @@ use snow::TransportState;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::key::Key;
-use super::noise::{Side, handshake};
+use super::noise::{HandshakeRole, handshake};
 use crate::error::EncryptionError;
 use crate::wire::{Listener, Transport};
 
@@ -54,7 +54,10 @@ impl<T: Transport> Transport for EncryptedTransport<T> {
     async fn connect(&self, address: &str) -> io::Result<Self::Stream> {
         let link = self.transport.connect(address).await?;
         let local = self.transport.local_ip(&link);
-        Ok(EncryptedStream { local, ..EncryptedStream::new(link, self.key.clone(), Side::Connecting) })
+        Ok(EncryptedStream {
+            local,
+            ..EncryptedStream::new(link, self.key.clone(), HandshakeRole::Connecting)
+        })
     }
 
     async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
@@ -85,7 +88,7 @@ where
     type Stream = EncryptedStream<L::Stream>;
 
     async fn accept(&mut self) -> io::Result<Self::Stream> {
-        Ok(EncryptedStream::new(self.listener.accept().await?, self.key.clone(), Side::Accepting))
+        Ok(EncryptedStream::new(self.listener.accept().await?, self.key.clone(), HandshakeRole::Accepting))
     }
 
     fn address(&self) -> String {
@@ -154,7 +157,7 @@ impl<S> EncryptedStream<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    fn new(link: S, key: Key, side: Side) -> Self {
+    fn new(link: S, key: Key, side: HandshakeRole) -> Self {
         Self {
             state: State::Handshaking(Box::pin(handshake(link, key, side))),
             halves: Arc::default(),

@@ -50,7 +50,7 @@ pub enum KeyError {
 
 impl KeyError {
     /// Returns the path of the file or the name of the environment variable.
-    pub fn place(&self) -> String {
+    pub fn location(&self) -> String {
         match self {
             KeyError::Unreadable { path, .. } | KeyError::Exposed { path, .. } => path.display().to_string(),
             KeyError::Invalid { place, .. } => place.clone(),

@@ -35,9 +35,9 @@ const DEADLINE: Duration = Duration::from_secs(4);
 /// the refusal that was sent to it.
 const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
 
-/// The role of an end in the handshake; the connecting end sends first.
+/// The role of an end in the handshake. The connecting end sends the first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum HandshakeRole {
     /// The end that connects.
     Connecting,
     /// The end that accepts.
@@ -49,7 +49,7 @@ pub enum Side {
 pub async fn handshake<S>(
     mut link: S,
     key: Key,
-    side: Side,
+    side: HandshakeRole,
 ) -> Result<(S, Box<TransportState>), EncryptionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -59,19 +59,19 @@ where
     Ok((link, Box::new(cipher)))
 }
 
-async fn exchange<S>(link: &mut S, key: &Key, side: Side) -> Result<TransportState, EncryptionError>
+async fn exchange<S>(link: &mut S, key: &Key, side: HandshakeRole) -> Result<TransportState, EncryptionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let builder = Builder::new(PROTOCOL.parse()?).psk(0, key.secret())?.prologue(&ENCRYPTED_PREFIX)?;
     let state = match side {
-        Side::Connecting => {
+        HandshakeRole::Connecting => {
             let mut state = builder.build_initiator()?;
             send(link, &mut state).await?;
             receive(link, &mut state).await?;
             state
         }
-        Side::Accepting => {
+        HandshakeRole::Accepting => {
             let mut state = builder.build_responder()?;
             receive(link, &mut state).await?;
             send(link, &mut state).await?;

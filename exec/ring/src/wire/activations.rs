@@ -70,7 +70,7 @@ fn encode_f16(values: &[f32]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Decodes `count` values from f16 or f32. Returns `None` if the value of bytes does not match.
+/// Decodes `count` values from f16 or f32. Returns `None` if the number of bytes does not match.
 pub fn decode(bytes: &[u8], is_f16: bool, count: usize) -> Option<Vec<f32>> {
     if bytes.len() != count * if is_f16 { size_of::<f16>() } else { size_of::<f32>() } {
         return None;
@@ -110,8 +110,10 @@ mod tests {
         assert_eq!(rounded(1.0 + last * 1.5), 1.0 + 2.0 * last);
         assert_eq!(rounded(1.0 + last * 0.51), 1.0 + last);
         // The smallest positive value, half of it, and a little more than half.
-        let least = 2f32.powi(-24);
-        assert_eq!((rounded(least), rounded(least / 2.0), rounded(least * 0.51)), (least, 0.0, least));
+        let min_positive = 2f32.powi(-24);
+        let expected = (min_positive, 0.0, min_positive);
+        let own = (rounded(min_positive), rounded(min_positive / 2.0), rounded(min_positive * 0.51));
+        assert_eq!(own, expected);
         assert_eq!(rounded(-0.0).to_bits(), (-0.0f32).to_bits());
     }
 

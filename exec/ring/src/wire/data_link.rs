@@ -33,10 +33,10 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct ReceivedActivations {
     /// The sender's place in the ring, from its hello.
-    pub from: u16,
-    /// The epoch in which they were computed.
+    pub sender_place: u16,
+    /// The epoch in which the activations were computed.
     pub epoch: u32,
-    /// The pass that they belong to.
+    /// The pass that the activations belong to.
     pub pass: Pass,
     /// The round that the receiver computes next.
     pub round: u32,
@@ -45,7 +45,7 @@ pub struct ReceivedActivations {
     /// Whether the values are f16 instead of f32.
     pub is_f16: bool,
     /// The time at which the last byte arrived, in nanoseconds on this process's clock.
-    pub at: u64,
+    pub received_ns: u64,
 }
 
 /// The report of a broken connection to another device.
@@ -118,8 +118,15 @@ pub async fn receive_activations<S>(
                 let Some((epoch, pass, round, is_f16)) = message.pass() else {
                     break "it sent a message other than activations".into();
                 };
-                let arrival =
-                    ReceivedActivations { from, epoch, pass, round, activations: payload, is_f16, at };
+                let arrival = ReceivedActivations {
+                    sender_place: from,
+                    epoch,
+                    pass,
+                    round,
+                    activations: payload,
+                    is_f16,
+                    received_ns: at,
+                };
                 if !sink(DataEvent::Activations(arrival)) {
                     return;
                 }

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Frame {
-        let pass = Pass { sequence: 3, drafted: 1, ..Pass::plain(7, 40, 2, true) };
+        let pass = Pass { sequence: 3, drafted: 1, ..Pass::new(7, 40, 2, true) };
         Frame { message: Message::activations(5, pass, 3, false), payload: vec![1, 2, 3, 4] }
     }
 

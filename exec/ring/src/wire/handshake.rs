@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 use super::frame::Frame;
-use super::message::{MAGIC, Message, PROTOCOL, Purpose, WorkerFacts};
+use super::message::{MAGIC, Message, PROTOCOL_VERSION, Purpose, WorkerFacts};
 use super::transport::Transport;
 use crate::error::WireError;
 use crate::error::{RingError, protocol_error};
@@ -54,7 +54,7 @@ pub async fn open_connection<T: Transport>(
             reason: error.to_string(),
         })?;
         let failed = |error: WireError| RingError::handshake(name, &error);
-        let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose };
+        let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL_VERSION, session, purpose };
         Frame::from(hello).write(&mut stream).await.map_err(failed)?;
         match Frame::read(&mut stream, 0).await.map_err(failed)? {
             Some(Frame { message: Message::Welcome(facts), .. }) => Ok((stream, facts)),
@@ -82,11 +82,11 @@ where
     let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
         return Err(protocol_error("a peer", "its first frame is not a hello"));
     };
-    if magic == MAGIC && protocol == PROTOCOL {
+    if magic == MAGIC && protocol == PROTOCOL_VERSION {
         return Ok((session, purpose));
     }
     let reason = format!(
-        "this device has protocol version {PROTOCOL}, not {protocol}; use the same version of hearth everywhere"
+        "this device has protocol version {PROTOCOL_VERSION}, not {protocol}; use the same version of hearth everywhere"
     );
     Err(refuse(stream, reason).await)
 }

@@ -9,7 +9,7 @@ use hearth_schema::pass::Pass;
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// The version of the protocol. Both ends must have the same version.
-pub const PROTOCOL: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 5;
 
 /// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]

@@ -24,7 +24,7 @@ pub trait Transport: Clone + Send + Sync + 'static {
 
     /// Connects to an address.
     fn connect(&self, address: &str) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-    /// Listens at an address. Port 0 selects a free port.
+    /// Listens on an address. Port 0 selects a free port.
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
 
     /// Whether only devices with the key can read and write on the connections.
@@ -38,7 +38,7 @@ pub trait Transport: Clone + Send + Sync + 'static {
     }
 }
 
-/// Accepts connections at an address.
+/// Accepts connections on an address.
 pub trait Listener: Send + 'static {
     type Stream;
     /// Waits for the next connection.
@@ -136,7 +136,7 @@ impl Listener for MemoryListener {
     }
 }
 
-/// Listens at an address. Fails if other machines can reach the address and the transport is not encrypted.
+/// Listens on an address. Fails if other machines can reach the address and the transport is not encrypted.
 pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener, RingError> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());

@@ -21,7 +21,7 @@ use crate::execution::{Outbox, StageRunner};
 use crate::wire::PeerAddress;
 use crate::wire::Transport;
 use crate::wire::{BrokenLink, DataConnector, DataSink, ReceivedActivations};
-use hearth_runtime::accelerator::{Accelerator, Progress};
+use hearth_runtime::backend_factory::{BackendFactory, UploadProgress};
 
 /// An event for the runner of an epoch.
 #[derive(Debug)]
@@ -57,9 +57,9 @@ pub struct WorkerEpoch<T> {
     pub(super) transport: T,
     pub(super) source: ModelSource,
     /// The address at which the head serves layers.
-    pub(super) head: String,
+    pub(super) head_address: String,
     pub(super) threads: usize,
-    pub(super) accelerator: Option<Accelerator>,
+    pub(super) backend_factory: Option<BackendFactory>,
     pub(super) session: u64,
     pub(super) epoch: u32,
     pub(super) place: u16,
@@ -76,7 +76,7 @@ pub struct WorkerEpoch<T> {
 /// The runner of the previous epoch, if there is one.
 pub enum PreviousRunner {
     None,
-    /// The runner may still compute.
+    /// The runner may still be computing.
     Running(JoinHandle<Option<StageRunner>>),
     Idle(Box<StageRunner>),
 }
@@ -135,12 +135,12 @@ impl<T: Transport> WorkerEpoch<T> {
         };
         let fetcher = LayerFetcher {
             transport: &self.transport,
-            head: &self.head,
+            head_address: &self.head_address,
             session: self.session,
             plan: &self.plan,
             place: usize::from(self.place),
             folder,
-            accelerator: self.accelerator.as_ref(),
+            backend_factory: self.backend_factory.as_ref(),
         };
         let reports = self.reports.clone();
         let progress = move |done, total| drop(reports.send(EpochReport::Fetched(done, total)));
@@ -152,9 +152,9 @@ impl<T: Transport> WorkerEpoch<T> {
     }
 
     /// Returns the callback that reports the progress of the GPU upload to the head.
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> UploadProgress {
         let reports = self.reports.clone();
-        Progress::new(move |done, total| drop(reports.send(EpochReport::Uploaded(done, total))))
+        UploadProgress::new(move |done, total| drop(reports.send(EpochReport::Uploaded(done, total))))
     }
 
     fn new_runner(&self, model: &LocalModel, outbox: Outbox) -> Result<StageRunner, RingError> {

@@ -24,14 +24,14 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{RingError, protocol_error};
-use crate::execution::{LocalModel, check_executable, facts};
+use crate::execution::{LocalModel, check_executable, facts_without_model};
 use crate::wire::{
     FileLengths, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts, open_connection,
     with_deadline,
 };
-use hearth_runtime::accelerator::Accelerator;
+use hearth_runtime::backend_factory::BackendFactory;
 use hearth_runtime::error::ExecError;
-use hearth_runtime::fetched::{CHUNK, FetchedFile};
+use hearth_runtime::fetched::{CHUNK_BYTES, FetchedFile};
 use hearth_runtime::weights::Weights;
 
 /// The time limit for one chunk to arrive over a slow link from a slow disk. source: assumed, 1 MiB at half a megabit
@@ -63,7 +63,7 @@ impl ModelSource {
     pub(super) fn facts(&self) -> WorkerFacts {
         match self {
             ModelSource::File(model) => model.facts(),
-            ModelSource::Fetch(_) => facts(),
+            ModelSource::Fetch(_) => facts_without_model(),
         }
     }
 
@@ -87,7 +87,7 @@ impl ModelSource {
 pub struct LayerFetcher<'a, T> {
     pub transport: &'a T,
     /// The head's address.
-    pub head: &'a str,
+    pub head_address: &'a str,
     pub session: u64,
     pub plan: &'a Plan,
     /// The worker's place in the ring.
@@ -95,7 +95,7 @@ pub struct LayerFetcher<'a, T> {
     /// The folder for fetched files, with a subfolder for each model.
     pub folder: &'a Path,
     /// Creates the GPU backend, on a worker with a GPU.
-    pub accelerator: Option<&'a Accelerator>,
+    pub backend_factory: Option<&'a BackendFactory>,
 }
 
 impl<T: Transport> LayerFetcher<'_, T> {
@@ -103,7 +103,8 @@ impl<T: Transport> LayerFetcher<'_, T> {
     /// fetch.
     pub async fn fetch(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
         let (mut stream, _) =
-            open_connection(self.transport, "the head", self.head, self.session, Purpose::Fetch).await?;
+            open_connection(self.transport, "the head", self.head_address, self.session, Purpose::Fetch)
+                .await?;
         let lengths = list_files(&mut stream).await?;
         let paths = self.file_paths(lengths.len())?;
         let cannot = |path: &Path| {
@@ -128,7 +129,7 @@ impl<T: Transport> LayerFetcher<'_, T> {
         self.fetch_chunks(&mut stream, &mut files, missing, &progress).await?;
         let own = self.plan.windows(self.place).into_iter().flatten().collect();
         let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
-        Ok(LocalModel { weights, profile, accelerator: self.accelerator.cloned() })
+        Ok(LocalModel { weights, profile, backend_factory: self.backend_factory.cloned() })
     }
 
     /// Returns the paths of the model's files. Creates their folder, which is named after the digest of the model.
@@ -170,9 +171,12 @@ impl<T: Transport> LayerFetcher<'_, T> {
                 requested.push_back((file, chunk));
             }
             let Some(expected) = requested.pop_front() else { return Ok(()) };
-            let frame =
-                with_deadline(CHUNK_DEADLINE, "a chunk of the model", Frame::read(stream, CHUNK as usize))
-                    .await??;
+            let frame = with_deadline(
+                CHUNK_DEADLINE,
+                "a chunk of the model",
+                Frame::read(stream, CHUNK_BYTES as usize),
+            )
+            .await??;
             let Some(Frame { message: Message::Chunk { file, chunk, hash }, payload }) = frame else {
                 return Err(protocol_error("the head", "it does not send the requested layers"));
             };
@@ -191,7 +195,7 @@ impl<T: Transport> LayerFetcher<'_, T> {
                 ));
             }
             done += 1;
-            progress(done * CHUNK, total * CHUNK);
+            progress(done * CHUNK_BYTES, total * CHUNK_BYTES);
         }
     }
 }
@@ -220,7 +224,7 @@ where
 fn missing_chunks(files: &mut [FetchedFile], ranges: &[Vec<Range<u64>>]) -> std::io::Result<Vec<(u16, u64)>> {
     let mut missing = Vec::new();
     for (index, (file, ranges)) in files.iter_mut().zip(ranges).enumerate() {
-        missing.extend(file.missing(ranges)?.into_iter().map(|chunk| (index as u16, chunk)));
+        missing.extend(file.missing_chunks(ranges)?.into_iter().map(|chunk| (index as u16, chunk)));
     }
     Ok(missing)
 }

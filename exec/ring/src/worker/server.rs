@@ -39,11 +39,15 @@ pub struct Worker<T: Transport> {
 impl<T: Transport> Worker<T> {
     /// Creates a worker that computes layers of `model` with `threads` threads; 0 uses all cores.
     pub fn new(transport: T, model: Arc<LocalModel>, threads: usize) -> Self {
-        Self::with(transport, ModelSource::File(model), WorkerOptions { threads, ..WorkerOptions::default() })
+        Self::with_options(
+            transport,
+            ModelSource::File(model),
+            WorkerOptions { threads, ..WorkerOptions::default() },
+        )
     }
 
     /// Creates a worker whose layers come from `source`.
-    pub fn with(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
+    pub fn with_options(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
         Self { transport, source, options, busy: Arc::default(), open_epoch: Arc::default() }
     }
 

@@ -18,7 +18,7 @@ use crate::execution::{ComputeMode, StageRunner, TraceLines};
 use crate::wire::{
     BrokenLink, DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, SharedOpenEpoch, Transport,
 };
-use hearth_runtime::accelerator::Accelerator;
+use hearth_runtime::backend_factory::BackendFactory;
 use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
@@ -30,8 +30,8 @@ pub struct WorkerOptions {
     /// Number of compute threads; 0 uses all cores.
     pub threads: usize,
     pub compute_mode: ComputeMode,
-    /// Creates the GPU backend for fetched layers; a local model file has its own accelerator.
-    pub accelerator: Option<Accelerator>,
+    /// Creates the GPU backend for fetched layers; a local model has its own factory.
+    pub backend_factory: Option<BackendFactory>,
 }
 
 /// A head's session with a worker.
@@ -187,9 +187,9 @@ impl<T: Transport> Session<T> {
         let worker_epoch = WorkerEpoch {
             transport: self.transport.clone(),
             source: self.source.clone(),
-            head,
+            head_address: head,
             threads: self.options.threads,
-            accelerator: self.options.accelerator.clone(),
+            backend_factory: self.options.backend_factory.clone(),
             session: self.id,
             epoch,
             place,

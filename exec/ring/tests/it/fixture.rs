@@ -9,7 +9,9 @@ use std::time::Duration;
 use hearth_profiles::Layers;
 use hearth_ring::{Key, LocalModel, MemoryTransport, Ring, RingOptions, Transport, Worker, bind};
 use hearth_schema::Plan;
-use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role};
+use hearth_schema::plan::{
+    PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
+};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
@@ -49,7 +51,7 @@ pub fn address(place: usize) -> String {
 }
 
 /// Reads the weights of the next window ahead.
-pub const AHEAD: ResidencyOptions = ResidencyOptions::of(Residency::Windowed);
+pub const AHEAD: ResidencyOptions = ResidencyOptions::with_policy(Residency::Windowed);
 /// Reads weights by page faults only.
 pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
 
@@ -67,8 +69,8 @@ pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     });
     Plan {
         schema: "plan/1".into(),
-        scenario: Origin { name: "test".into(), digest: String::new() },
-        model: PlannedModel::of(&model.profile),
+        scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
+        model: PlannedModel::from_profile(&model.profile),
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
         kind: PlanKind::Ring,
         rounds: layers.div_ceil(windows.iter().sum()),

@@ -11,10 +11,10 @@ use hearth_core::metrics;
 use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_ring::{
-    EncryptedTransport, FailedRequest, Generated, GenerationRequest, Key, LocalModel, MemoryTransport,
+    EncryptedTransport, FailedRequest, GenerationRequest, GenerationResult, Key, LocalModel, MemoryTransport,
     ModelSource, OnFetch, Ring, RingError, RingOptions, Transport, Worker, WorkerOptions, bind,
 };
-use hearth_runtime::{Accelerator, AcceleratorOptions, CpuLayers};
+use hearth_runtime::{BackendFactory, BackendOptions, CpuLayers};
 use hearth_schema::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::ActivationFormat;
@@ -39,7 +39,7 @@ fn prompt() -> Vec<u32> {
 /// Keeps `kept` bytes in memory and streams the other weights through the smallest buffer.
 fn managed(kept: u64) -> ResidencyOptions {
     let (kept, stream_buffer) = (Some(Bytes(kept)), Some(Bytes(512 << 10)));
-    ResidencyOptions { kept, stream_buffer, ..ResidencyOptions::of(Residency::Managed) }
+    ResidencyOptions { kept, stream_buffer, ..ResidencyOptions::with_policy(Residency::Managed) }
 }
 
 /// Reads the next window ahead, and releases weights after their use.
@@ -56,7 +56,7 @@ fn largest(logits: &[f32]) -> u32 {
 async fn generate<T: Transport>(
     ring: &mut Ring<T>,
     prompt: &[u32],
-) -> Result<(Generated, Vec<Vec<u32>>), FailedRequest> {
+) -> Result<(GenerationResult, Vec<Vec<u32>>), FailedRequest> {
     let recorded = Arc::new(Mutex::new(Vec::new()));
     let logits = recorded.clone();
     let sample = move |row: &[f32]| {
@@ -75,7 +75,7 @@ async fn tokens_of<T: Transport>(
     plan: Plan,
     model: &Arc<LocalModel>,
     prompt: &[u32],
-) -> (Generated, Vec<Vec<u32>>) {
+) -> (GenerationResult, Vec<Vec<u32>>) {
     let mut ring = connect(transport, plan, model).await;
     let result = generate(&mut ring, prompt).await.expect("tokens");
     ring.close().await;
@@ -115,7 +115,7 @@ async fn every_feasible_ring_gives_the_logits_of_one_process_with_f16_activation
 }
 
 /// Returns the bytes that all devices sent.
-fn sent(generated: &Generated) -> u64 {
+fn sent(generated: &GenerationResult) -> u64 {
     let sends = generated.trace.records.iter().filter(|record| record.kind == Kind::Send);
     sends.map(|record| record.bytes).sum()
 }
@@ -221,11 +221,8 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
             return;
         }
         // The first pass may find all weights in memory or none, and pages that two matrices share stay in memory.
-        let (least, most) = ((passes - 1) * expected * 9 / 10, passes * expected * 21 / 20 + whole);
-        assert!(
-            (least..=most).contains(&read),
-            "{read} bytes in {passes} passes with {kept} of {whole} kept"
-        );
+        let (min, max) = ((passes - 1) * expected * 9 / 10, passes * expected * 21 / 20 + whole);
+        assert!((min..=max).contains(&read), "{read} bytes in {passes} passes with {kept} of {whole} kept");
     }
 }
 
@@ -237,7 +234,7 @@ fn is_on_disk(model: &LocalModel) -> bool {
     };
     hearth_runtime::pages::populate(bytes);
     hearth_runtime::pages::evict(bytes, file, extent.offset);
-    hearth_runtime::pages::resident(bytes) < bytes.len() as u64 / 2
+    hearth_runtime::pages::resident_bytes(bytes) < bytes.len() as u64 / 2
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -329,7 +326,8 @@ async fn start_fetching_workers(transport: &MemoryTransport, folders: &[tempfile
     for (place, folder) in (1..).zip(folders) {
         let listener = bind(transport, &address(place)).await.unwrap();
         let options = WorkerOptions { threads: 1, ..WorkerOptions::default() };
-        let worker = Worker::with(transport.clone(), ModelSource::Fetch(folder.path().into()), options);
+        let worker =
+            Worker::with_options(transport.clone(), ModelSource::Fetch(folder.path().into()), options);
         tokio::spawn(async move { worker.serve(listener, |_| {}).await });
     }
 }
@@ -396,17 +394,17 @@ async fn layers_of_another_plan_are_fetched_too() {
     }
 }
 
-/// Creates an accelerator whose upload takes eight steps of duration `step`. It computes on the CPU. `reports` says
-/// whether it reports progress.
-fn slow_upload(step: Duration, reports: bool) -> Accelerator {
-    Accelerator::new(move |place: AcceleratorOptions| {
+/// Creates a backend factory whose upload takes eight steps of duration `step`. It computes on the CPU. `reports`
+/// says whether it reports progress.
+fn slow_upload(step: Duration, reports: bool) -> BackendFactory {
+    BackendFactory::new(move |place: BackendOptions| {
         for done in 0..8 {
             std::thread::sleep(step);
             if reports {
                 place.progress.report(done, 8);
             }
         }
-        let layers = place.owned.iter().cloned().flatten();
+        let layers = place.owned_layers.iter().cloned().flatten();
         Ok(Box::new(CpuLayers::new(place.weights.clone(), layers, place.cache, place.cpu.clone())))
     })
 }
@@ -418,7 +416,7 @@ async fn upload_progress_extends_the_ready_deadline() {
     let (step, ready_deadline) = (Duration::from_millis(500), Duration::from_secs(2));
     for reports in [true, false] {
         let accelerated = LocalModel::open(&data(Q4)).unwrap();
-        let accelerated = Arc::new(accelerated.with_accelerator(Some(slow_upload(step, reports))));
+        let accelerated = Arc::new(accelerated.with_backend_factory(Some(slow_upload(step, reports))));
         let transport = workers(&accelerated, 1).await;
         let mut plan = plan(&model, &[6, 2]);
         plan.devices[1].gpu_layers = 1;

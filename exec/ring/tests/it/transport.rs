@@ -46,7 +46,7 @@ async fn transports_deliver_whole_frames_in_order() {
     check_transport_contract(EncryptedTransport::new(MemoryTransport::default(), key), "a:0").await;
     let delayed = DelayedTransport::new(MemoryTransport::default(), Duration::from_millis(1));
     check_transport_contract(delayed, "a:0").await;
-    let path = EmulatedPath::of(Seconds(1e-4));
+    let path = EmulatedPath::with_latency(Seconds(1e-4));
     let emulated = EmulatedTransport::new(TcpTransport, Arc::new(move |_| Ok(path.clone())));
     check_transport_contract(emulated, "127.0.0.1:0").await;
 }

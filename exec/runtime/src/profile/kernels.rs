@@ -85,7 +85,7 @@ fn filled(shape: CacheShape) -> LayerCache {
 }
 
 impl Kernels for CpuKernels {
-    fn name(&self) -> String {
+    fn description(&self) -> String {
         let threads = self.cpu.pool.threads();
         let plural = if threads == 1 { "" } else { "s" };
         format!("{} kernels on {threads} thread{plural}", self.cpu.instructions.name())
@@ -129,7 +129,7 @@ impl Kernels for CpuKernels {
                 attention::attend(
                     instructions,
                     &query[head * LENGTH..][..LENGTH],
-                    attention::Scoring { scale: 0.1, cap: None },
+                    attention::Scoring { scale: 0.1, soft_cap: None },
                     keys,
                     values,
                     scores,
@@ -141,7 +141,7 @@ impl Kernels for CpuKernels {
         Flops((HEADS * POSITIONS * (4 * LENGTH + 5)) as f64)
     }
 
-    fn write_cache(&mut self, tokens: usize) -> Bytes {
+    fn write_kv_cache(&mut self, tokens: usize) -> Bytes {
         let index = self.next_cache();
         let cache = &mut self.caches[index];
         for position in 0..tokens {

@@ -83,7 +83,7 @@ pub type LinkError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Links {
     /// Time from one compute thread to another over the loopback link, in seconds.
-    pub hop: Samples,
+    pub hop_times: Samples,
     pub peers: Vec<PeerLink>,
 }
 
@@ -95,11 +95,11 @@ pub fn profile(
     mut progress: impl FnMut(&str),
 ) -> Result<Device, ProfileError> {
     let effort = if options.quick { Effort::quick() } else { Effort::full() };
-    with_effort(options, effort, links, &mut progress)
+    profile_with_effort(options, effort, links, &mut progress)
 }
 
 /// Measures this machine with the given effort, see [`profile`].
-pub fn with_effort(
+pub fn profile_with_effort(
     options: &ProfileOptions,
     effort: Effort,
     links: impl FnOnce() -> Result<Links, LinkError>,
@@ -108,7 +108,7 @@ pub fn with_effort(
     let model = options.model.as_ref().map(GgufModel::open).transpose()?;
     let model = model.as_ref().map(ModelProfile::from_gguf).transpose()?;
     // Memory is measured before anything is allocated.
-    let memory = measure::memory::memory();
+    let memory = measure::memory::measure_memory();
 
     let mut pool = PoolOptions::default();
     if options.threads > 0 {
@@ -122,14 +122,14 @@ pub fn with_effort(
     let links = links().map_err(ProfileError::Link)?;
     let folder = || DiskTarget::Folder(PathBuf::from("."));
     let target = options.model.clone().map_or_else(folder, DiskTarget::File);
-    let disk = measure::disk::disk(&target, threads, &effort, progress)?;
+    let disk = measure::disk::measure_disk(&target, threads, &effort, progress)?;
 
     progress("memory");
-    let buffer = Buffer::new(effort.buffer)?;
+    let buffer = Buffer::new(effort.buffer_size)?;
     let read_bandwidth = measure::memory_bandwidth::read_bandwidth(&buffer, threads, &effort)?;
     let formats = model.as_ref().map(formats).unwrap_or_default();
     let mut kernels = CpuKernels::new(cpu.clone());
-    let rates = measure::compute::compute(&mut kernels, &formats, &buffer, &effort, progress)?;
+    let rates = measure::compute::compute_rates(&mut kernels, &formats, &buffer, &effort, progress)?;
     drop(buffer);
     progress("fixed costs");
     let overheads = overhead::measure(&cpu, &rates, &effort)?;
@@ -149,9 +149,9 @@ pub fn with_effort(
             matmul,
             read_bandwidth,
             attention: Some(attention),
-            layer_overhead: Some(overheads.layer),
+            layer_overhead: Some(overheads.per_layer),
             window_overhead: Some(links.window_overhead()),
-            token_overhead: Some(overheads.token),
+            token_overhead: Some(overheads.per_token),
             kv_copy,
             compute_buffer: compute_buffer(model.as_ref(), threads, options.pass_tokens),
             quota: None,
@@ -170,7 +170,7 @@ impl Links {
     /// Returns the overhead of a hop beyond the latency of the link: waking a compute thread, and framing.
     fn window_overhead(&self) -> Sourced<Seconds> {
         let link = self.peers[0].latency.value.0;
-        self.hop.sourced(
+        self.hop_times.sourced(
             |hop| Seconds((hop - link).max(1e-7)),
             "16 KiB from one compute thread to another over loopback, less the latency of loopback",
         )
@@ -221,9 +221,13 @@ fn operating_system() -> Os {
 }
 
 fn about(cpu: &Cpu) -> String {
-    let mut about =
-        format!("{}, {} kernels, hearth {}", kernel(), cpu.instructions.name(), env!("CARGO_PKG_VERSION"));
-    if let Some(quota) = processor::quota() {
+    let mut about = format!(
+        "{}, {} kernels, hearth {}",
+        os_and_kernel(),
+        cpu.instructions.name(),
+        env!("CARGO_PKG_VERSION")
+    );
+    if let Some(quota) = processor::quota_description() {
         about.push_str(", under ");
         about.push_str(&quota);
     }
@@ -233,8 +237,8 @@ fn about(cpu: &Cpu) -> String {
     about
 }
 
-/// Returns the name of the operating system and the release of its kernel.
-pub fn kernel() -> String {
+/// Returns the name of the operating system and the release of its kernel, for example `linux 6.8.0`.
+pub fn os_and_kernel() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     format!("{} {}", std::env::consts::OS, release.trim()).trim().to_string()
 }

@@ -2,7 +2,7 @@
 //!
 //! It synthesises and runs a model whose weights fit in the processor's cache. The time of a layer less its matmuls,
 //! at the rate of cached weights, is the cost of waking threads, norms, rotary embedding and small buffers. The time
-//! of the head less its matmul is the cost of the embedding lookup, the norm and sampling.
+//! of the input and output layer less their matmul is the cost of the embedding lookup, the norm and sampling.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use super::ProfileError;
 use crate::backend::CacheOptions;
 use crate::cache::CacheFormat;
 use crate::cpu::Cpu;
-use crate::head::Head;
+use crate::input_output::InputOutputLayers;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::stage::Stage;
 use crate::synth::{SynthOptions, synthesise};
@@ -26,16 +26,14 @@ use crate::weights::Weights;
 /// Number of positions after which the sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
 
-/// Minimum reported cost: a clock reading and a branch take this long.
+/// Minimum reported cost: the time of a clock reading and a branch.
 const MIN_COST: Seconds = Seconds(1e-7);
 
-/// The fixed costs of a run.
+/// The fixed costs of a run, per layer and per token.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Overheads {
-    /// Per layer.
-    pub(super) layer: Sourced<Seconds>,
-    /// Per token.
-    pub(super) token: Sourced<Seconds>,
+    pub(super) per_layer: Sourced<Seconds>,
+    pub(super) per_token: Sourced<Seconds>,
 }
 
 /// Returns the options of the small model; a layer has 0.8 M weights in 440 KiB.
@@ -49,7 +47,7 @@ fn small_model() -> SynthOptions {
         kv_heads: 2,
         key_length: 64,
         value_length: 64,
-        vocabulary: 4096,
+        vocab_size: 4096,
         tied_embeddings: true,
         context_length: CONTEXT,
     };
@@ -96,12 +94,12 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
     let cache = CacheOptions { context: CONTEXT, format: CacheFormat::F16, sequences: 1 };
     let owned: Vec<_> = std::iter::once(0..layers).collect();
     let mut stage = Stage::on_cpu(weights.clone(), &owned, cache, cpu.clone())?;
-    let mut head = Head::new(weights.clone(), cpu.clone());
-    let mut hidden = head.embed(&[1])?;
+    let mut input_output = InputOutputLayers::new(weights.clone(), cpu.clone());
+    let mut hidden = input_output.embed(&[1])?;
     let start = hidden.clone();
     let mut position = 0;
     let mut failure = None;
-    let layer = sampling::duration(effort, || {
+    let layer = sampling::measure_duration(effort, || {
         hidden.copy_from_slice(&start);
         failure = stage.forward(0..layers, &mut hidden, &[position]).err();
         position = (position + 1) % CONTEXT;
@@ -110,18 +108,19 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
 
     let mut sampler = Sampler::new(SamplerOptions::default())?;
     let mut failure = None;
-    let token = sampling::duration(effort, || {
-        let logits = head.embed(&[2]).and_then(|row| head.logits(&row));
+    let token = sampling::measure_duration(effort, || {
+        let logits = input_output.embed(&[2]).and_then(|row| input_output.logits(&row));
         failure = logits.map(|logits| sampler.sample(&logits)).err();
     });
     failure.map_or(Ok(()), Err)?;
 
     let layer_cost = |all: f64| Seconds(all / f64::from(layers) - arithmetic(layer_weights));
-    let token_cost = |all: f64| Seconds(all - arithmetic(wide * u64::from(shape.vocabulary)));
-    let least = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
+    let token_cost = |all: f64| Seconds(all - arithmetic(wide * u64::from(shape.vocab_size)));
+    let at_least_min = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
     let what = |part: &str| format!("{part} of a model of width 256, less its products at `matvec`");
     Ok(Overheads {
-        layer: layer.sourced(|all| least(layer_cost(all)), &what("a layer")),
-        token: token.sourced(|all| least(token_cost(all)), &what("embedding, head and greedy choice")),
+        per_layer: layer.sourced(|all| at_least_min(layer_cost(all)), &what("a layer")),
+        per_token: token
+            .sourced(|all| at_least_min(token_cost(all)), &what("embedding, head and greedy choice")),
     })
 }

@@ -22,20 +22,20 @@ const FORMAT: Format = Format::Q4K;
 const EFFORT: Effort = Effort {
     samples: 15,
     rounds: 1,
-    sample: Seconds(0.03),
-    disk_sample: Seconds(0.0),
-    limit: Seconds(2.0),
+    sample_time: Seconds(0.03),
+    disk_sample_time: Seconds(0.0),
+    time_limit: Seconds(2.0),
     // Several times the last-level cache of a desktop, or of the part of a server's cache for a virtual machine.
-    buffer: Bytes::mib(256),
-    file: Bytes::ZERO,
+    buffer_size: Bytes::mib(256),
+    max_file_size: Bytes::ZERO,
 };
 
 /// Returns the current rate of matrix-vector products on all threads, the median over half a second.
 pub fn pace() -> Result<FlopsPerSecond, ProfileError> {
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));
-    let buffer = Buffer::new(EFFORT.buffer)?;
-    Ok(FlopsPerSecond(compute::streamed_matvec(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
+    let buffer = Buffer::new(EFFORT.buffer_size)?;
+    Ok(FlopsPerSecond(compute::streamed_matvec_rate(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
 }
 
 #[cfg(test)]

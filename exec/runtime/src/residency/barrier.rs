@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::managed::Shared;
 
-/// The barrier between a computation and its weights.
+/// The barrier at which a computation waits for its weights.
 #[derive(Debug, Clone, Default)]
 pub struct ResidencyBarrier {
     shared: Option<Arc<Shared>>,
@@ -29,8 +29,8 @@ impl ResidencyBarrier {
     }
 
     /// Returns how many of these mapped bytes, from the front, are in memory now; possibly none.
-    pub fn ready(&self, bytes: &[u8]) -> usize {
-        self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready(bytes))
+    pub fn ready_bytes(&self, bytes: &[u8]) -> usize {
+        self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_bytes(bytes))
     }
 
     /// Waits until at least `min` of these mapped bytes, from the front, are in memory. Returns how many are.
@@ -39,9 +39,9 @@ impl ResidencyBarrier {
     }
 
     /// Reports that these mapped bytes, and all weights before them in their part, have been used.
-    pub fn used(&self, bytes: &[u8]) {
+    pub fn mark_used(&self, bytes: &[u8]) {
         if let Some(shared) = &self.shared {
-            shared.used(bytes);
+            shared.mark_used(bytes);
         }
     }
 }

@@ -17,7 +17,7 @@ use super::managed::Shared;
 use super::{ReadSpan, evict, is_residency_known};
 use crate::clock::wall_nanos;
 use crate::memory::MemoryReading;
-use crate::pages::{advise_normal, advise_random, populate, resident, will_need};
+use crate::pages::{advise_normal, advise_random, populate, resident_bytes, will_need};
 use crate::read_counter::ReadCounter;
 
 /// The state of the helper thread.
@@ -25,7 +25,7 @@ pub(super) struct Helper<'a, Memory> {
     shared: &'a Shared,
     memory: Memory,
     /// The total of refaulted bytes at the last measurement of memory.
-    refaulted: Option<u64>,
+    refaulted_bytes: Option<u64>,
     counter: ReadCounter,
     /// Whether the system reports which pages are in memory. Otherwise every piece is read.
     is_residency_known: bool,
@@ -37,7 +37,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     pub(super) fn new(shared: &'a Shared, memory: Memory) -> Self {
         let counter = ReadCounter::of_this_thread();
         let is_residency_known = is_residency_known(&shared.weights);
-        Self { shared, memory, refaulted: None, counter, is_residency_known, measured: false }
+        Self { shared, memory, refaulted_bytes: None, counter, is_residency_known, measured: false }
     }
 
     pub(super) fn run(mut self) {
@@ -78,15 +78,16 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
 
     fn read(&mut self, piece: PieceId, origin: ReadOrigin) {
         let bytes = self.shared.weights.bytes(self.shared.piece(piece).extent);
-        let absent = |bytes: &[u8]| self.is_residency_known.then(|| bytes.len() as u64 - resident(bytes));
+        let absent =
+            |bytes: &[u8]| self.is_residency_known.then(|| bytes.len() as u64 - resident_bytes(bytes));
         let region = bytes.map(|bytes| (bytes, absent(bytes)));
         let Some((bytes, absent)) = region.filter(|(_, absent)| *absent != Some(0)) else {
             self.shared.lock().residency.react(Event::Read(piece, ReadOutcome::InMemory));
             return;
         };
-        let (start, before) = (wall_nanos(), self.counter.bytes());
+        let (start, before) = (wall_nanos(), self.counter.bytes_read());
         will_need(bytes);
-        let read = self.counter.bytes();
+        let read = self.counter.bytes_read();
         // The kernel skips pages that are present, so the bytes read are those that were missing.
         let missing = absent.unwrap_or(read.saturating_sub(before));
         let mut state = self.shared.lock();
@@ -105,7 +106,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         if let Some(bytes) = self.shared.weights.bytes(self.shared.piece(piece).extent) {
             populate(bytes);
         }
-        let read = self.counter.bytes();
+        let read = self.counter.bytes_read();
         let mut state = self.shared.lock();
         state.read = read;
         if let Some(span) = &mut state.span {
@@ -115,22 +116,23 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     fn measure(&mut self) {
-        let MemoryReading { page_cache, refaulted } = (self.memory)();
+        let MemoryReading { page_cache_available, refaulted_bytes } = (self.memory)();
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
-            for &extent in &self.shared.pieces.fixed {
+            for &extent in &self.shared.pieces.fixed_extents {
                 self.shared.weights.bytes(extent).map(will_need);
             }
         }
         // Pages that are evicted between the helper's check and the use of a piece are read again by page faults,
         // which only the system counts.
-        let evicted = refaulted.zip(self.refaulted).map_or(0, |(now, before)| now.saturating_sub(before));
-        self.refaulted = refaulted;
+        let evicted =
+            refaulted_bytes.zip(self.refaulted_bytes).map_or(0, |(now, before)| now.saturating_sub(before));
+        self.refaulted_bytes = refaulted_bytes;
         let mut state = self.shared.lock();
         // After the first measurement, the kernel has already allocated its memory for the share.
         let allocated = if first { 0 } else { kernel_bytes(state.residency.share_bytes()) };
         let reserved = state.reserved;
-        let page_cache = page_cache.map(|bytes| (bytes + allocated).saturating_sub(reserved));
+        let page_cache = page_cache_available.map(|bytes| (bytes + allocated).saturating_sub(reserved));
         state.residency.react(Event::Measured { page_cache, evicted });
     }
 }

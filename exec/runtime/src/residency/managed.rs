@@ -17,7 +17,7 @@ use super::helper::Helper;
 use super::pieces::{Piece, Pieces};
 use super::{ReadSpan, StepId, layers_of};
 use crate::memory::MemoryReading;
-use crate::pages::processors;
+use crate::pages::processor_count;
 use crate::weights::Weights;
 
 /// Maximum time for which a computation waits without the arrival of a piece. Even a slow disk reads a piece in a
@@ -81,9 +81,9 @@ impl ManagedStream {
     ) -> Self {
         let options = plan.devices[device].residency;
         let pieces = Pieces::new(&weights, plan, device);
-        let bytes: Vec<u64> = pieces.list.iter().map(|piece| piece.pages).collect();
+        let bytes: Vec<u64> = pieces.list.iter().map(|piece| piece.page_bytes).collect();
         let state = State {
-            residency: ManagedResidency::new(&pieces.visits, &bytes, options, processors()),
+            residency: ManagedResidency::new(&pieces.visits, &bytes, options, processor_count()),
             awaited: 0,
             read: 0,
             spans: Vec::new(),
@@ -225,7 +225,7 @@ impl Shared {
     }
 
     /// Returns how many of these bytes, from the front, are in memory now.
-    pub(super) fn ready(&self, bytes: &[u8]) -> usize {
+    pub(super) fn ready_bytes(&self, bytes: &[u8]) -> usize {
         self.ready_in(&self.lock(), bytes).0
     }
 
@@ -233,7 +233,7 @@ impl Shared {
     fn ready_in(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());
-        let ready_until = state.residency.ready_until().unwrap_or(0);
+        let ready_until = state.residency.first_unready_piece().unwrap_or(0);
         while at < end && !state.ended {
             // Bytes outside of pieces are always in memory.
             let Some(piece) = self.pieces.at(at) else { break };
@@ -255,7 +255,7 @@ impl Shared {
                 return ready;
             }
             if let Some(piece) = missing.filter(|&piece| awaited != Some(piece)) {
-                state.awaited += self.piece(piece).pages;
+                state.awaited += self.piece(piece).page_bytes;
                 awaited = Some(piece);
             }
             let (next, wait) =
@@ -268,7 +268,7 @@ impl Shared {
     }
 
     /// Reports that the computation has used these bytes. Pieces that end in them are not needed again in this visit.
-    pub(super) fn used(&self, bytes: &[u8]) {
+    pub(super) fn mark_used(&self, bytes: &[u8]) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());
         let mut last = None;

@@ -66,7 +66,7 @@ impl ReadSpan {
     }
 }
 
-/// Returns the first layer and the end of a part for a trace, or `None` for the output head.
+/// Returns the first layer and the end of a part for a trace, or `None` for the output layer.
 fn layers_of(part: &ModelPart) -> Option<[u32; 2]> {
     match part {
         ModelPart::Layers(layers) => Some([layers.start, layers.end]),
@@ -84,7 +84,7 @@ impl WeightResidency {
         memory: impl Fn() -> MemoryReading + Send + 'static,
     ) -> Self {
         let options = plan.devices[device].residency;
-        if let Some(table) = weights.untied_embedding().and_then(|table| weights.bytes(table)) {
+        if let Some(table) = weights.untied_embedding_extent().and_then(|table| weights.bytes(table)) {
             pages::advise_random(table);
         }
         match options.policy {
@@ -210,6 +210,6 @@ pub fn resident_bytes(weights: &Weights, part: &ModelPart) -> u64 {
         .part_extents(part)
         .into_iter()
         .filter_map(|extent| weights.bytes(extent))
-        .map(pages::resident)
+        .map(pages::resident_bytes)
         .sum()
 }

@@ -23,7 +23,7 @@ pub struct Piece {
     /// The addresses in this process.
     pub addresses: Range<usize>,
     /// Total bytes of the pages that the piece touches.
-    pub pages: u64,
+    pub page_bytes: u64,
 }
 
 /// All pieces of a device.
@@ -34,7 +34,7 @@ pub struct Pieces {
     /// The parts of the share, with the range of their pieces.
     pub parts: Vec<(ModelPart, Range<PieceId>)>,
     /// The norms and biases, which are always kept in memory.
-    pub fixed: Vec<Extent>,
+    pub fixed_extents: Vec<Extent>,
     /// The pieces of each visit, which the device uses without waiting for other devices.
     pub visits: Vec<Vec<PieceId>>,
     /// Indices of `list`, sorted by address.
@@ -44,24 +44,24 @@ pub struct Pieces {
 impl Pieces {
     /// Creates the pieces of the device with this index in the plan.
     pub fn new(weights: &Weights, plan: &Plan, device: usize) -> Self {
-        let size = plan.devices[device].residency.piece().0 as usize;
-        let (mut pieces, mut parts, mut fixed) = (Vec::new(), Vec::new(), Vec::new());
+        let size = plan.devices[device].residency.piece_bytes().0 as usize;
+        let (mut pieces, mut parts, mut fixed_extents) = (Vec::new(), Vec::new(), Vec::new());
         let mut visited = Vec::new();
         for visit in visits(plan, device) {
             let first = pieces.len();
             for part in visit {
                 let start = pieces.len();
-                for extent in weights.matrices_of(&part) {
+                for extent in weights.matrix_extents(&part) {
                     cut(weights, extent, size, &mut pieces);
                 }
-                fixed.extend(weights.vectors_of(&part));
+                fixed_extents.extend(weights.vector_extents(&part));
                 parts.push((part, start as PieceId..pieces.len() as PieceId));
             }
             visited.push((first as PieceId..pieces.len() as PieceId).collect());
         }
         let mut by_address: Vec<PieceId> = (0..pieces.len() as PieceId).collect();
         by_address.sort_unstable_by_key(|&piece| pieces[piece as usize].addresses.start);
-        Self { list: pieces, parts, fixed, visits: visited, by_address }
+        Self { list: pieces, parts, fixed_extents, visits: visited, by_address }
     }
 
     /// Returns the piece that contains an address.
@@ -85,7 +85,7 @@ fn cut(weights: &Weights, extent: Extent, size: usize, pieces: &mut Vec<Piece>) 
         let own =
             Extent { offset: extent.offset + (at - begin) as u64, length: (next - at) as u64, ..extent };
         let pages = next.next_multiple_of(page) - at / page * page;
-        pieces.push(Piece { extent: own, addresses: at..next, pages: pages as u64 });
+        pieces.push(Piece { extent: own, addresses: at..next, page_bytes: pages as u64 });
         at = next;
     }
 }

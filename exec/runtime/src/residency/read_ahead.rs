@@ -28,7 +28,7 @@ use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
 use super::{ReadSpan, StepId, is_residency_known, layers_of};
-use crate::pages::{populate, resident, will_need, will_need_in_one_call};
+use crate::pages::{populate, resident_bytes, will_need, will_need_in_one_call};
 
 /// Bytes that are checked and populated at once: large enough for sequential reading, small enough for quick
 /// cancellation.
@@ -175,7 +175,7 @@ impl Helper {
                 if self.shared.generation.load(Ordering::Relaxed) != request.generation {
                     return;
                 }
-                let missing = piece.len() as u64 - resident(piece);
+                let missing = piece.len() as u64 - resident_bytes(piece);
                 // Advising pages that are in memory has no effect and costs CPU time: three devices of a lab with all
                 // weights in memory took 38 ms a token with it and 32 ms without. Populating marks pages as used.
                 if missing == 0
@@ -188,14 +188,14 @@ impl Helper {
                 let start = wall_nanos();
                 let requested = match self.options.policy {
                     Residency::Os if self.options.one_call => {
-                        let before = self.counter.bytes();
+                        let before = self.counter.bytes_read();
                         will_need_in_one_call(piece);
-                        self.counter.bytes() - before
+                        self.counter.bytes_read() - before
                     }
                     Residency::Os => will_need(piece),
                     _ => populate(piece),
                 };
-                self.shared.read.store(self.counter.bytes(), Ordering::Relaxed);
+                self.shared.read.store(self.counter.bytes_read(), Ordering::Relaxed);
                 if missing == 0 {
                     continue;
                 }
@@ -221,7 +221,7 @@ impl Helper {
             let stale = self.shared.generation.load(Ordering::Relaxed) != request.generation;
             if stale
                 || self.shared.waiting.load(Ordering::Relaxed) > 0
-                || resident(piece) == piece.len() as u64
+                || resident_bytes(piece) == piece.len() as u64
             {
                 return;
             }

@@ -50,13 +50,13 @@ fn compute_at(
 ) -> u64 {
     let mut buffered = 0;
     stream.begin(part, at);
-    for extent in weights.matrices_of(part) {
+    for extent in weights.matrix_extents(part) {
         let bytes = weights.bytes(extent).expect("a checked tensor");
         let mut at = 0;
         while at < bytes.len() {
             let ready = barrier.wait(&bytes[at..], 512);
             assert!(ready >= 512.min(bytes.len() - at), "a barrier returns at least a row");
-            barrier.used(&bytes[at..at + ready]);
+            barrier.mark_used(&bytes[at..at + ready]);
             at += ready;
             buffered = buffered.max(stream.shared.lock().residency.buffered_bytes());
         }
@@ -117,10 +117,10 @@ fn a_reset_in_the_middle_of_a_part_is_harmless() {
     for _ in 0..3 {
         stream.begin(&layers(0..2), AT);
         stream.request(&layers(2..4), AT);
-        let first = weights.matrices_of(&layers(0..2))[0];
+        let first = weights.matrix_extents(&layers(0..2))[0];
         let bytes = weights.bytes(first).expect("a checked tensor");
         let ready = barrier.wait(bytes, 512);
-        barrier.used(&bytes[..ready / 2]);
+        barrier.mark_used(&bytes[..ready / 2]);
         stream.reset();
         settle(&stream);
     }
@@ -143,7 +143,7 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
     let stream =
         ManagedStream::with_max_wait(weights.clone(), &plan(2, 0), 0, memory, Duration::from_millis(20));
     let barrier = stream.barrier();
-    let first = weights.matrices_of(&layers(0..2))[0];
+    let first = weights.matrix_extents(&layers(0..2))[0];
     let bytes = weights.bytes(first).expect("a checked tensor");
     stream.begin(&layers(0..2), AT);
     assert_eq!(
@@ -151,7 +151,7 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
         bytes.len(),
         "after the maximum wait the computation continues without the helper"
     );
-    barrier.used(bytes);
+    barrier.mark_used(bytes);
     hangs.store(false, Ordering::SeqCst);
     resume_tx.send(()).expect("the helper waits for this message");
     // The helper skips the pieces that were used without it.
@@ -171,7 +171,7 @@ fn the_kept_set_follows_the_available_memory() {
     let measured = (page_cache.clone(), refaulted.clone());
     let memory = move || {
         let value = |bytes: &AtomicU64| Some(bytes.load(Ordering::SeqCst));
-        MemoryReading { page_cache: value(&measured.0), refaulted: value(&measured.1) }
+        MemoryReading { page_cache_available: value(&measured.0), refaulted_bytes: value(&measured.1) }
     };
     let stream = ManagedStream::start(weights.clone(), &plan(8, 64 << 20), 0, memory);
     let barrier = stream.barrier();

@@ -88,7 +88,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     add("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
     add("rope.dimension_count", Value::U32(shape.key_length));
     add("rope.freq_base", Value::F32(options.rope_base));
-    add("vocab_size", Value::U32(shape.vocabulary));
+    add("vocab_size", Value::U32(shape.vocab_size));
     if shape.architecture == Architecture::Gemma2 {
         // These are the values of the published models; their window is half of their context.
         add("attn_logit_softcapping", Value::F32(50.0));
@@ -99,7 +99,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
         keys.push(("general.file_type".to_owned(), Value::U32(number)));
     }
     keys.push(("general.quantization_version".to_owned(), Value::U32(2)));
-    let tokenizer = options.tokenizer.keys(shape.vocabulary, shape.architecture)?;
+    let tokenizer = options.tokenizer.keys(shape.vocab_size, shape.architecture)?;
     keys.extend(tokenizer.into_iter().map(|(key, value)| (key.to_owned(), value)));
     Ok(keys)
 }

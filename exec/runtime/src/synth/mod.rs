@@ -59,13 +59,12 @@ pub struct SynthOptions {
 
 /// A summary of a synthesised model file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Synthesised {
+pub struct SynthesisedModel {
     pub path: PathBuf,
     pub file_bytes: Bytes,
-    /// Number of weights.
     pub parameters: u64,
     /// Number of tensors.
-    pub tensors: usize,
+    pub tensor_count: usize,
 }
 
 /// An error of synthesising a model.
@@ -143,14 +142,14 @@ pub fn synthesise(
     options: &SynthOptions,
     path: &Path,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Synthesised, SynthError> {
+) -> Result<SynthesisedModel, SynthError> {
     let plan = header::plan(options)?;
     disk_space::check(path, Bytes(plan.layout.file_bytes))?;
     writer::write(options, &plan, path, progress)?;
-    Ok(Synthesised {
+    Ok(SynthesisedModel {
         path: path.to_owned(),
         file_bytes: Bytes(plan.layout.file_bytes),
         parameters: plan.layout.tensors.iter().map(TensorInfo::elements).sum(),
-        tensors: plan.layout.tensors.len(),
+        tensor_count: plan.layout.tensors.len(),
     })
 }

@@ -11,7 +11,7 @@ use hearth_profiles::gguf::{Array, Value};
 use hearth_profiles::model::Architecture;
 
 use super::SynthError;
-use crate::tokenizer::visible;
+use crate::tokenizer::visible_char;
 
 /// The kind of a synthetic tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -121,7 +121,7 @@ fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
 
 /// Returns the metadata of a byte-level BPE tokenizer, or `None` if there are too few n-grams.
 fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static str, Value)>> {
-    let mut tokens: Vec<String> = (0..=255).map(|byte| visible(byte).to_string()).collect();
+    let mut tokens: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
     let space = tokens[32].clone();
     let mut seen: BTreeSet<String> = tokens.iter().cloned().collect();
     let mut merges = Vec::new();

@@ -11,17 +11,17 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{
-    Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
+    Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, SplitDelimiterBehavior,
 };
 
-use super::pre_tokenizer::WordSplitter;
+use super::pre_tokenizer::PreTokenizer;
 use super::{CONVERT, invalid};
 use crate::error::ExecError;
 
 /// A byte-level BPE tokenizer.
 #[derive(Debug)]
 pub(super) struct ByteLevelBpe {
-    words: WordSplitter,
+    words: PreTokenizer,
     splits: Vec<Split>,
     to_visible: ByteLevel,
     merges: BPE,
@@ -30,9 +30,9 @@ pub(super) struct ByteLevelBpe {
 impl ByteLevelBpe {
     pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<ByteLevelBpe, ExecError> {
         let name = metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
-        let words = WordSplitter::named(name).ok_or_else(|| ExecError::PreTokenizer {
+        let words = PreTokenizer::named(name).ok_or_else(|| ExecError::PreTokenizer {
             found: name.to_owned(),
-            known: WordSplitter::names(),
+            known: PreTokenizer::names(),
         })?;
         let pairs = metadata.get_str_array("tokenizer.ggml.merges")?;
         let pairs = pairs.ok_or_else(|| invalid("key `tokenizer.ggml.merges` is missing", CONVERT))?;
@@ -45,7 +45,7 @@ impl ByteLevelBpe {
         let pairs = pairs.iter().map(pair).collect::<Result<Vec<_>, ExecError>>()?;
         let short: BTreeSet<&str> = texts.iter().map(String::as_str).filter(|text| text.len() <= 2).collect();
         for byte in 0..=255u8 {
-            let visible = visible(byte).to_string();
+            let visible = visible_char(byte).to_string();
             if !short.contains(visible.as_str()) {
                 let what =
                     format!("no token for byte {byte:#04x} (`{visible}`): some texts cannot be encoded");
@@ -56,7 +56,7 @@ impl ByteLevelBpe {
         let vocabulary = texts.iter().zip(0u32..).map(|(text, id)| (text.clone(), id)).collect();
         let merges = BPE::builder()
             .vocab_and_merges::<tokenizers::models::bpe::Vocab>(vocabulary, pairs)
-            .ignore_merges(words.merges_skipped)
+            .ignore_merges(words.ignore_merges)
             .build()
             .map_err(broken)?;
         let split = |pattern: &&str| {
@@ -88,7 +88,7 @@ impl ByteLevelBpe {
 
 /// Returns GPT-2's visible character for a byte: the byte itself as a printable Latin-1 character, and for the other
 /// bytes a character from U+0100 on.
-pub(crate) fn visible(byte: u8) -> char {
+pub(crate) fn visible_char(byte: u8) -> char {
     let itself = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     if itself(byte) {
         return char::from(byte);
@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn every_byte_is_visible_and_comes_back() {
         for byte in 0..=255u8 {
-            assert_eq!(token_bytes(&visible(byte).to_string()), [byte], "byte {byte}");
+            assert_eq!(token_bytes(&visible_char(byte).to_string()), [byte], "byte {byte}");
         }
         // The well-known characters for space, line feed and soft hyphen.
-        assert_eq!((visible(b' '), visible(b'\n'), visible(0xad)), ('Ġ', 'Ċ', 'Ń'));
+        assert_eq!((visible_char(b' '), visible_char(b'\n'), visible_char(0xad)), ('Ġ', 'Ċ', 'Ń'));
     }
 }

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use hearth_profiles::gguf::Metadata;
 
 use crate::error::ExecError;
-pub(crate) use byte_level_bpe::visible;
+pub(crate) use byte_level_bpe::visible_char;
 use special::{Fragment, SpecialTokens};
 
 /// The tokenizer of a model.

@@ -23,23 +23,23 @@ const DEEPSEEK_CJK: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}
 /// DeepSeek LLM: letters of scripts with upper and lower case.
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{b5}À-ÖØ-öø-ƺƼ-ƿ\x{1c4}-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-\x{3f5}Ϸ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1f7d}ᾀ-ᾴᾶ-ᾼ\x{1fbe}ῂ-ῄῆ-ῌῐ-\x{1fd3}ῖ-\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼ\x{2102}\x{2107}\x{210a}-\x{2113}\x{2115}\x{2119}-\x{211d}\x{2124}\x{2126}\x{2128}\x{212a}-\x{212d}\x{212f}-\x{2134}\x{2139}\x{213c}-\x{213f}\x{2145}-\x{2149}ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ\x{fb00}-\x{fb06}\x{fb13}-\x{fb17}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
-/// A pre-tokenizer.
+/// A pre-tokenizer, which splits a text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct WordSplitter {
+pub(super) struct PreTokenizer {
     /// The regular expressions, in the order of application.
     pub(super) patterns: &'static [&'static str],
     /// Whether a word that is a token is encoded as this token, without merges.
-    pub(super) merges_skipped: bool,
+    pub(super) ignore_merges: bool,
     /// Whether texts begin with BOS if the file does not define it.
     pub(super) adds_bos: bool,
 }
 
 /// The supported pre-tokenizers with their names in files.
-const FAMILIES: &[(&[&str], WordSplitter)] = &[
+const FAMILIES: &[(&[&str], PreTokenizer)] = &[
     (&["gpt-2"], plain(&[GPT_2])),
     (
         &["llama-bpe", "llama3", "llama-v3"],
-        WordSplitter { patterns: &[LLAMA_3], merges_skipped: true, adds_bos: true },
+        PreTokenizer { patterns: &[LLAMA_3], ignore_merges: true, adds_bos: true },
     ),
     (&["qwen2", "deepseek-r1-qwen"], plain(&[QWEN_2])),
     (
@@ -66,13 +66,13 @@ const FAMILIES: &[(&[&str], WordSplitter)] = &[
     (&["default"], plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"])),
 ];
 
-const fn plain(patterns: &'static [&'static str]) -> WordSplitter {
-    WordSplitter { patterns, merges_skipped: false, adds_bos: false }
+const fn plain(patterns: &'static [&'static str]) -> PreTokenizer {
+    PreTokenizer { patterns, ignore_merges: false, adds_bos: false }
 }
 
-impl WordSplitter {
+impl PreTokenizer {
     /// Returns the pre-tokenizer with this name in files.
-    pub(super) fn named(name: &str) -> Option<WordSplitter> {
+    pub(super) fn named(name: &str) -> Option<PreTokenizer> {
         FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, words)| words)
     }
 

@@ -144,7 +144,7 @@ fn an_unknown_pre_tokenizer_is_an_error() {
 
 /// Returns a tokenizer with all bytes, and the merges `12`, `123` and `1234`.
 fn byte_level(pre: &str) -> Tokenizer {
-    let mut texts: Vec<String> = (0..=255).map(|byte| visible(byte).to_string()).collect();
+    let mut texts: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
     texts.extend(["12", "123", "1234", "<|eot|>"].map(String::from));
     let types = (0..texts.len()).map(|id| if id == 259 { 3 } else { 1 });
     let merges = ["1 2", "12 3", "123 4"].map(String::from).to_vec();

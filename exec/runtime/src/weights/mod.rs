@@ -72,7 +72,7 @@ pub struct LayerWeights<'a> {
     pub post_feed_forward_norm: Option<&'a [f32]>,
 }
 
-/// The tensors of the output head, which converts hidden rows to logits.
+/// The tensors of the output layer, which converts hidden rows to logits.
 #[derive(Debug)]
 struct OutputTensors {
     norm: Tensor,
@@ -103,12 +103,12 @@ impl Weights {
     }
 
     /// Whether all of these layers are available.
-    pub fn holds(&self, mut layers: Range<u32>) -> bool {
+    pub fn has_layers(&self, mut layers: Range<u32>) -> bool {
         self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
     }
 
     /// Whether the model is complete, that is, not partially fetched.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.held.is_none()
     }
 
@@ -117,7 +117,7 @@ impl Weights {
         let mapped = model.parts.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
         let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
         let table = Table::new(&model, &maps, shape.architecture);
-        let (wide, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocabulary));
+        let (wide, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
         let layers = (0..shape.layers.0).map(|layer| table.layer(layer, &shape)).collect::<Result<_, _>>()?;
         let embedding = table.matrix("token_embd.weight", wide, vocabulary)?;
         let output = match table.find("output.weight") {
@@ -126,7 +126,7 @@ impl Weights {
         };
         let output_norm = table.vector("output_norm.weight", wide)?;
         let output_bias = table.optional_vector("output.bias", vocabulary)?;
-        let factors = table.rope_factors(crate::rope::rotated(&model.metadata, &shape)?)?;
+        let factors = table.rope_factors(crate::rope::rotated_dimensions(&model.metadata, &shape)?)?;
         table.check_all_used()?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
@@ -170,14 +170,14 @@ impl Weights {
 
     /// Returns the extent of the input embedding, or `None` if the output matrix is the same table (tied embeddings),
     /// which is read sequentially.
-    pub fn untied_embedding(&self) -> Option<Extent> {
+    pub fn untied_embedding_extent(&self) -> Option<Extent> {
         Some(self.embedding.extent).filter(|table| *table != self.output.matrix.extent)
     }
 
     /// Returns the extents of the embedding rows of `tokens`; none if the table is also the output matrix.
     pub fn embedding_rows<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
         let row = self.embedding.extent.length / self.embedding.rows.max(1) as u64;
-        let table = self.untied_embedding().into_iter();
+        let table = self.untied_embedding_extent().into_iter();
         table.flat_map(move |table| {
             let row_of = move |&token: &u32| Extent {
                 offset: table.offset + u64::from(token) * row,
@@ -188,9 +188,9 @@ impl Weights {
         })
     }
 
-    /// Returns the extents of the output head, with adjacent tensors merged. With tied embeddings they include the
+    /// Returns the extents of the output layer, with adjacent tensors merged. With tied embeddings they include the
     /// input embedding.
-    pub fn head_extents(&self) -> Vec<Extent> {
+    pub fn output_extents(&self) -> Vec<Extent> {
         merged(self.output.vectors().chain([self.output.matrix]))
     }
 
@@ -198,12 +198,12 @@ impl Weights {
     pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
         match part {
             ModelPart::Layers(layers) => self.layers_extents(layers.clone()),
-            ModelPart::Output => self.head_extents(),
+            ModelPart::Output => self.output_extents(),
         }
     }
 
     /// Returns the extents of the matrices of a part, in the order of use.
-    pub fn matrices_of(&self, part: &ModelPart) -> Vec<Extent> {
+    pub fn matrix_extents(&self, part: &ModelPart) -> Vec<Extent> {
         let extents = |layer: &LayerTensors| layer.matrices().map(|tensor| tensor.extent);
         match part {
             ModelPart::Layers(layers) => {
@@ -214,7 +214,7 @@ impl Weights {
     }
 
     /// Returns the extents of the norms and biases of a part.
-    pub fn vectors_of(&self, part: &ModelPart) -> Vec<Extent> {
+    pub fn vector_extents(&self, part: &ModelPart) -> Vec<Extent> {
         let extents = |layer: &LayerTensors| layer.vectors().map(|tensor| tensor.extent);
         match part {
             ModelPart::Layers(layers) => {
@@ -272,7 +272,7 @@ impl Weights {
         }
     }
 
-    /// Returns the tensors of the output head: its norm, its matrix and its bias.
+    /// Returns the tensors of the output layer: its norm, its matrix and its bias.
     pub fn output_weights(&self) -> (&[f32], Matrix<'_>, Option<&[f32]>) {
         (self.output_norm(), self.output_matrix(), self.output_bias())
     }

@@ -67,7 +67,7 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
         kv_heads: 2,
         key_length: head_length,
         value_length: head_length,
-        vocabulary: fixture.vocabulary,
+        vocab_size: fixture.vocabulary,
         tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
         context_length: fixture.context,
     };
@@ -79,7 +79,7 @@ fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     let mut model = Model::open(path, CacheFormat::F32);
     let pass = |tokens| {
         let hidden = model.pass(tokens);
-        model.head.logits(&hidden).unwrap()
+        model.input_output.logits(&hidden).unwrap()
     };
     tokens.chunks(16).flat_map(pass).collect()
 }

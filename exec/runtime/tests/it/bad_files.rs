@@ -50,7 +50,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
 /// Returns a model with factors of the rotary frequencies.
 fn with_rope_factors() -> (SynthOptions, tempfile::NamedTempFile) {
     let mut options = SynthOptions::preset("tiny").unwrap();
-    options.shape.vocabulary = 400;
+    options.shape.vocab_size = 400;
     options.rope_frequencies = true;
     let file = models::synthetic(&options);
     (options, file)
@@ -132,7 +132,7 @@ fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecE
     named.write_all(&file).unwrap();
     let mut model = Model::open(named.path(), CacheFormat::F16);
     let hidden = model.pass(&[5, 6]);
-    model.head.logits_of_last(&hidden)
+    model.input_output.logits_of_last(&hidden)
 }
 
 #[test]
@@ -173,10 +173,10 @@ fn extents_cover_the_file_once() {
     assert_eq!(all.len(), 1, "layers are contiguous in the file: {all:?}");
     let apart: u64 = (0..layers).flat_map(|layer| weights.layer_extents(layer)).map(|e| e.length).sum();
     assert!(apart <= all[0].length && all[0].length - apart < 64 * u64::from(layers));
-    // With tied embeddings, the output head reads the embedding and the output norm.
-    let head: u64 = weights.head_extents().iter().map(|extent| extent.length).sum();
+    // With tied embeddings, the output layer reads the embedding and the output norm.
+    let output: u64 = weights.output_extents().iter().map(|extent| extent.length).sum();
     let embedding = weights.embedding_extents()[0];
-    assert!(head >= embedding.length + 4 * 256);
+    assert!(output >= embedding.length + 4 * 256);
     assert_eq!(weights.bytes(embedding).unwrap().len() as u64, embedding.length);
     assert!(weights.layer_extents(layers).is_empty());
 }

@@ -41,7 +41,7 @@ fn open(file: &str) -> Model {
 /// Returns the logits after `tokens`, which continue the sequence.
 fn next_logits(model: &mut Model, tokens: &[u32]) -> Vec<f32> {
     let hidden = model.pass(tokens);
-    model.head.logits_of_last(&hidden).unwrap()
+    model.input_output.logits_of_last(&hidden).unwrap()
 }
 
 /// Returns the logits after the prompt of a run, and their maximum difference from the golden logits.

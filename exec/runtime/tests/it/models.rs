@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearth_runtime::synth::{SynthOptions, synthesise};
-use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+use hearth_runtime::{CacheFormat, CacheOptions, Cpu, InputOutputLayers, Pool, PoolOptions, Stage, Weights};
 use tempfile::NamedTempFile;
 
 /// Returns the folder of the trained models.
@@ -21,7 +21,7 @@ pub fn synthetic(options: &SynthOptions) -> NamedTempFile {
 
 /// A model with all layers in one stage.
 pub struct Model {
-    pub head: Head,
+    pub input_output: InputOutputLayers,
     stage: Stage,
     layers: u32,
     length: u32,
@@ -30,13 +30,14 @@ pub struct Model {
 impl Model {
     pub fn open(path: &Path, format: CacheFormat) -> Model {
         let weights = Arc::new(Weights::open(path).unwrap());
-        let pool = Pool::new(PoolOptions { threads: 2, pin: false, ..PoolOptions::default() }).unwrap();
+        let pool =
+            Pool::new(PoolOptions { threads: 2, pin_workers: false, ..PoolOptions::default() }).unwrap();
         let cpu = Cpu::new(Arc::new(pool));
         let layers = weights.shape().layers.0;
         let cache = CacheOptions { context: 256, format, sequences: 1 };
         let whole = std::iter::once(0..layers).collect::<Vec<_>>();
         let stage = Stage::on_cpu(Arc::clone(&weights), &whole, cache, cpu.clone()).unwrap();
-        Model { head: Head::new(weights, cpu), stage, layers, length: 0 }
+        Model { input_output: InputOutputLayers::new(weights, cpu), stage, layers, length: 0 }
     }
 
     pub fn restart(&mut self) {
@@ -46,7 +47,7 @@ impl Model {
 
     /// Returns the hidden rows of `tokens` after all layers; the tokens continue the sequence.
     pub fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let mut hidden = self.head.embed(tokens).unwrap();
+        let mut hidden = self.input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
         self.stage.forward(0..self.layers, &mut hidden, &positions).unwrap();
         self.length += tokens.len() as u32;

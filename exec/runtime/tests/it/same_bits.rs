@@ -10,7 +10,7 @@ use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{
-    CacheFormat, CacheOptions, Cpu, ExecError, Head, Oracle, Pool, PoolOptions, Stage, Weights,
+    CacheFormat, CacheOptions, Cpu, ExecError, InputOutputLayers, Oracle, Pool, PoolOptions, Stage, Weights,
 };
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ fn weights(file: usize) -> Arc<Weights> {
 
 fn cpu(threads: usize) -> Cpu {
     static POOLS: [OnceLock<Arc<Pool>>; 4] = [const { OnceLock::new() }; 4];
-    let start = || Arc::new(Pool::new(PoolOptions { threads, pin: false, spin_ns: 10_000 }).unwrap());
+    let start = || Arc::new(Pool::new(PoolOptions { threads, pin_workers: false, spin_ns: 10_000 }).unwrap());
     Cpu::new(Arc::clone(POOLS[threads].get_or_init(start)))
 }
 
@@ -36,18 +36,23 @@ fn cache(format: CacheFormat) -> CacheOptions {
 
 /// Runs `tokens` in batches of the sizes in `batches` (the last size is repeated), each through all `stages`. Returns
 /// the bits of all hidden rows.
-fn run(head: &Head, stages: &mut [Stage], tokens: &[u32], batches: &[usize]) -> Vec<u32> {
+fn run(
+    input_output: &InputOutputLayers,
+    stages: &mut [Stage],
+    tokens: &[u32],
+    batches: &[usize],
+) -> Vec<u32> {
     let mut bits = Vec::new();
     let mut sizes = batches.iter().copied().chain(std::iter::repeat(*batches.last().unwrap()));
     let mut at = 0;
     while at < tokens.len() {
         let end = (at + sizes.next().unwrap()).min(tokens.len());
-        let mut hidden = head.embed(&tokens[at..end]).unwrap();
+        let mut hidden = input_output.embed(&tokens[at..end]).unwrap();
         let positions: Vec<u32> = (at as u32..end as u32).collect();
         // The windows of all stages run in layer order, as in a ring.
         let mut windows: Vec<(usize, Range<u32>)> = Vec::new();
         for (index, stage) in stages.iter().enumerate() {
-            windows.extend(stage.owned().iter().map(|window| (index, window.clone())));
+            windows.extend(stage.layer_ranges().iter().map(|window| (index, window.clone())));
         }
         windows.sort_by_key(|(_, window)| window.start);
         for (stage, window) in windows {
@@ -80,17 +85,17 @@ proptest! {
     ) {
         let weights = weights(file);
         let options = cache(if f32_cache { CacheFormat::F32 } else { CacheFormat::F16 });
-        let head = Head::new(Arc::clone(&weights), cpu(1));
+        let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
         let expected = oracle(&weights, options, &tokens);
         for threads in [1, 2, 3] {
             let whole = stage(&weights, WHOLE, options, cpu(threads));
-            prop_assert_eq!(&expected, &run(&head, &mut [whole], &tokens, &batches), "{} threads", threads);
+            prop_assert_eq!(&expected, &run(&input_output, &mut [whole], &tokens, &batches), "{} threads", threads);
         }
         // Two devices and two rounds: the first device has the first and third window, the other one the rest.
         let (a, b, c) = cuts;
         let first = stage(&weights, &[0..a, b..c], options, cpu(2));
         let second = stage(&weights, &[a..b, c..8], options, cpu(1));
-        prop_assert_eq!(&expected, &run(&head, &mut [first, second], &tokens, &batches), "windows");
+        prop_assert_eq!(&expected, &run(&input_output, &mut [first, second], &tokens, &batches), "windows");
     }
 }
 
@@ -99,7 +104,7 @@ fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<
     let layers = 0..weights.shape().layers.0;
     let oracle = Oracle::new(Arc::clone(weights), layers.clone(), options).unwrap();
     let stage = Stage::new(Arc::clone(weights), std::slice::from_ref(&layers), options, Box::new(oracle));
-    run(&Head::new(Arc::clone(weights), cpu(1)), &mut [stage.unwrap()], tokens, &[1])
+    run(&InputOutputLayers::new(Arc::clone(weights), cpu(1)), &mut [stage.unwrap()], tokens, &[1])
 }
 
 /// Returns a small model with random weights.
@@ -118,7 +123,7 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         kv_heads: 3,
         key_length: 64,
         value_length: 128,
-        vocabulary: 512,
+        vocab_size: 512,
         context_length: 20,
         tied_embeddings: gemma,
     };
@@ -130,18 +135,21 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
 fn every_architecture_has_the_bits_of_the_oracle() {
     for (&architecture, quant) in Architecture::ALL.iter().zip(["f16", "q8_0", "q4_k"].iter().cycle()) {
         let weights = synthetic(architecture, quant);
-        let head = Head::new(Arc::clone(&weights), cpu(1));
+        let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
         let whole = std::slice::from_ref(&(0..4));
         let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
         for format in [CacheFormat::F16, CacheFormat::F32] {
             let options = cache(format);
             let expected = oracle(&weights, options, &tokens);
             let own = stage(&weights, whole, options, cpu(2));
-            assert!(expected == run(&head, &mut [own], &tokens, &[7, 1, 9]), "{architecture} {quant}");
+            assert!(
+                expected == run(&input_output, &mut [own], &tokens, &[7, 1, 9]),
+                "{architecture} {quant}"
+            );
             let first = stage(&weights, &[0..1, 2..3], options, cpu(3));
             let second = stage(&weights, &[1..2, 3..4], options, cpu(1));
             assert!(
-                expected == run(&head, &mut [first, second], &tokens, &[33]),
+                expected == run(&input_output, &mut [first, second], &tokens, &[33]),
                 "{architecture} {quant}: windows"
             );
         }
@@ -151,10 +159,10 @@ fn every_architecture_has_the_bits_of_the_oracle() {
 #[test]
 fn rolling_back_removes_a_rejected_draft() {
     let weights = weights(1);
-    let head = Head::new(Arc::clone(&weights), cpu(2));
+    let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(2));
     let mut stage = stage(&weights, WHOLE, cache(CacheFormat::F16), cpu(2));
     let forward = |stage: &mut Stage, tokens: &[u32], first: u32| {
-        let mut hidden = head.embed(tokens).unwrap();
+        let mut hidden = input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (first..).take(tokens.len()).collect();
         stage.forward(0..8, &mut hidden, &positions).map(|_| hidden)
     };
@@ -165,8 +173,8 @@ fn rolling_back_removes_a_rejected_draft() {
     stage.truncate(3);
     assert!(matches!(forward(&mut stage, &[322], 4), Err(ExecError::Positions { filled: 3, .. })));
     assert!(matches!(forward(&mut stage, &[0; 38], 3), Err(ExecError::Positions { context: 40, .. })));
-    let mut hidden = head.embed(&[0]).unwrap();
+    let mut hidden = input_output.embed(&[0]).unwrap();
     assert!(matches!(stage.forward(7..9, &mut hidden, &[0]), Err(ExecError::Layers { .. })));
     assert!(matches!(stage.forward(0..8, &mut hidden[1..], &[0]), Err(ExecError::Hidden { .. })));
-    assert!(matches!(head.embed(&[2048]), Err(ExecError::Token { token: 2048, vocabulary: 2048 })));
+    assert!(matches!(input_output.embed(&[2048]), Err(ExecError::Token { token: 2048, vocab_size: 2048 })));
 }

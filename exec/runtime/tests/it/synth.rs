@@ -12,7 +12,7 @@ use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise}
 fn tiny() -> SynthOptions {
     let mut options = SynthOptions::preset("tiny").unwrap();
     // The model is smaller than the shipped one, so that all formats take little time.
-    options.shape.vocabulary = 512;
+    options.shape.vocab_size = 512;
     options.shape.layers = hearth_profiles::Layers(3);
     options
 }
@@ -36,7 +36,7 @@ fn a_plan_made_for_a_shipped_model_fits_the_preset() {
     let planned = shipped("tiny").unwrap();
     assert_eq!(Bytes(last.1), planned.total_bytes());
     let model = GgufModel::open(&path).unwrap();
-    assert_eq!((model.file_bytes(), model.tensors.len()), (made.file_bytes, made.tensors));
+    assert_eq!((model.file_bytes(), model.tensors.len()), (made.file_bytes, made.tensor_count));
     let profile = ModelProfile::from_gguf(&model).unwrap();
     assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
     assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output));
@@ -49,7 +49,7 @@ fn bytes_depend_on_options_and_not_on_threads() {
     let path = folder.path().join("model.gguf");
     // With this vocabulary the embedding has two chunks.
     let mut options = tiny();
-    options.shape.vocabulary = 5000;
+    options.shape.vocab_size = 5000;
     let one = make(&SynthOptions { threads: 1, ..options.clone() }, &path);
     let four = make(&SynthOptions { threads: 4, ..options.clone() }, &path);
     assert_eq!(one, four);
@@ -91,7 +91,7 @@ fn every_format_and_architecture_opens() {
         let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
         assert_eq!(profile.shape, options.shape);
         let factors = if options.rope_frequencies { Bytes(4 * 32) } else { Bytes(0) };
-        assert_eq!(profile.shared.bytes(), factors, "32 rope factors of 4 bytes");
+        assert_eq!(profile.shared_tensors.bytes(), factors, "32 rope factors of 4 bytes");
         // A document of the same shape has the same digest and the same bytes as the file.
         let document = ModelProfile::from_shape("same", options.shape.clone(), options.quant).unwrap();
         assert_eq!(profile.match_digest(&document.digest), DigestMatch::SameShape);
@@ -99,8 +99,8 @@ fn every_format_and_architecture_opens() {
         let weights = Weights::open(&path).unwrap();
         for (layer, group) in document.layers.iter().enumerate() {
             let part = ModelPart::Layers(layer as u32..layer as u32 + 1);
-            let small: u64 = weights.vectors_of(&part).iter().map(|extent| extent.length).sum();
-            let large: u64 = weights.matrices_of(&part).iter().map(|extent| extent.length).sum();
+            let small: u64 = weights.vector_extents(&part).iter().map(|extent| extent.length).sum();
+            let large: u64 = weights.matrix_extents(&part).iter().map(|extent| extent.length).sum();
             assert_eq!(Bytes(small + large), group.bytes(), "{architecture}, layer {layer}");
         }
     }
@@ -128,7 +128,7 @@ fn invalid_options_are_refused_and_leave_no_file() {
         options.shape.architecture = Architecture::Qwen3;
     });
     assert!(matches!(factors, SynthError::RopeFactors { .. }));
-    assert!(matches!(error(&|options| options.shape.vocabulary = 300), SynthError::Vocabulary { .. }));
+    assert!(matches!(error(&|options| options.shape.vocab_size = 300), SynthError::Vocabulary { .. }));
     let endless = error(&|options| {
         options.quant = Quant::Pure(Format::F32);
         options.shape.layers = hearth_profiles::Layers(4096);

@@ -21,15 +21,15 @@ use hearth_core::tensor::SlicedModel;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::plan::tensor::{AllReduce, HeadLoads, TensorPlan};
-use hearth_schema::plan::{DroppedDevice, Origin, Plan};
+use hearth_schema::plan::{DroppedDevice, Plan, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use super::slices::{PlanHeader, SliceShare, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};
-use crate::baselines::proportional::cumulative_rounding;
+use crate::baselines::proportional_shares::cumulative_rounding;
 
 /// Returns the plan of dllama: even slices over 2^n devices.
-pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
+pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let block = row_block(Some(Format::Q4_0));
     let divides = |count: u32| {
@@ -63,9 +63,9 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
     let tensor = TensorPlan {
         all_reduce: AllReduce::AllGather,
         air_time: None,
-        values: Format::Q8_0,
+        partial_format: Format::Q8_0,
         head_loads: HeadLoads::Model,
-        batch: Some(1),
+        max_batch: Some(1),
         embedding_as: Some(Format::F32),
         slices: Vec::new(),
     };
@@ -77,14 +77,14 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
 /// Returns the plan of TPI-LLM: even slices whose weights are streamed from disk.
 pub(super) fn tpi_llm(
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     options: SystemOptions,
 ) -> Result<Plan, SystemError> {
     let format = options.weights_as.unwrap_or(Format::F32);
     let window = |blocks| ResidencyOptions {
         weights_as: Some(format),
         blocks: Some(blocks),
-        ..ResidencyOptions::of(Residency::Sliding)
+        ..ResidencyOptions::with_policy(Residency::Sliding)
     };
     let tensor = base_tensor_plan(AllReduce::Star);
     let header = || PlanHeader {
@@ -113,7 +113,7 @@ pub(super) fn tpi_llm(
 /// Returns the plan of AirInfer: even slices in memory, and all-reduces over the air.
 pub(super) fn airinfer(
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     options: SystemOptions,
 ) -> Result<Plan, SystemError> {
     let format = options.weights_as.unwrap_or(Format::F32);

@@ -15,16 +15,16 @@
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
 use hearth_profiles::device::{Device, Os};
-use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlannedDevice, PlannerRecord, Role};
+use hearth_schema::plan::{DroppedDevice, Plan, PlannedDevice, PlannerRecord, Role, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
 use super::SystemError;
 use super::slices::members;
-use crate::baselines::proportional::{cumulative_rounding, ensure_head_layer};
+use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
 use crate::plan_document::empty_plan;
 use crate::problem::total_memory;
 
-pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemError> {
+pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan, SystemError> {
     let members = members(cluster);
     let supported = |member: &Member| member.device.os != Os::Android;
     let why = "it needs root on Android";

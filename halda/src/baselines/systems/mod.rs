@@ -24,9 +24,10 @@ mod speed;
 
 use hearth_core::Cluster;
 use hearth_profiles::{Document, DocumentError, Format, Seconds};
-use hearth_schema::plan::{Origin, Plan};
+use hearth_schema::plan::{Plan, ScenarioRecord};
 
-pub const NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
+/// The names of all systems.
+pub const SYSTEM_NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SystemOptions {
@@ -39,8 +40,8 @@ pub struct SystemOptions {
 /// Why a system has no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SystemError {
-    #[error("no system is called `{name}`: use one of {}", NAMES.join(", "))]
-    Unknown { name: String },
+    #[error("no system is called `{name}`: use one of {}", SYSTEM_NAMES.join(", "))]
+    UnknownSystem { name: String },
     #[error("`{system}` supports {supports}")]
     UnsupportedWorkload { system: &'static str, supports: &'static str, key: &'static str },
     #[error("`{system}` runs on none of these devices: {why}")]
@@ -77,7 +78,7 @@ impl SystemError {
             }
             Self::NoAirTime => "set it with `--air-time`, for example `--air-time 2ms`",
             Self::UnsupportedOption { .. } => "omit the option",
-            Self::Unknown { .. }
+            Self::UnknownSystem { .. }
             | Self::NoUsableDevice { .. }
             | Self::NoSlidingWindow { .. }
             | Self::Invalid(_) => return None,
@@ -93,11 +94,11 @@ impl SystemError {
 pub fn plan(
     name: &str,
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     options: SystemOptions,
 ) -> Result<Plan, SystemError> {
-    let Some(system) = NAMES.into_iter().find(|known| *known == name) else {
-        return Err(SystemError::Unknown { name: name.to_owned() });
+    let Some(system) = SYSTEM_NAMES.into_iter().find(|known| *known == name) else {
+        return Err(SystemError::UnknownSystem { name: name.to_owned() });
     };
     let refuse = |supports, key| Err(SystemError::UnsupportedWorkload { system, supports, key });
     if cluster.workload.speculation.is_some() {

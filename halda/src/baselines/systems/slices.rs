@@ -7,7 +7,9 @@
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
 use hearth_schema::plan::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
-use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannerRecord, Role};
+use hearth_schema::plan::{
+    DroppedDevice, Plan, PlanKind, PlannedDevice, PlannerRecord, Role, ScenarioRecord,
+};
 use hearth_schema::residency::ResidencyOptions;
 
 use crate::plan_document::empty_plan;
@@ -29,9 +31,9 @@ pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
     TensorPlan {
         all_reduce,
         air_time: None,
-        values: Format::F32,
+        partial_format: Format::F32,
         head_loads: HeadLoads::Slice,
-        batch: None,
+        max_batch: None,
         embedding_as: None,
         slices: Vec::new(),
     }
@@ -42,7 +44,7 @@ pub(super) fn members(cluster: &Cluster) -> Vec<&Member> {
     ring_order(cluster.head, cluster.members.len()).map(|index| &cluster.members[index]).collect()
 }
 
-/// Returns the number of rows in a block of a format; that of K-quants if the weights keep their format.
+/// Returns the number of rows in a block of a format. Weights that keep their format count as K-quants.
 pub(super) fn row_block(format: Option<Format>) -> u32 {
     format.unwrap_or(Format::Q4K).block_len() as u32
 }
@@ -58,7 +60,7 @@ pub(super) struct PlanHeader {
 /// Builds a plan from the slices of the devices, the head first. Devices with an empty slice are dropped.
 pub(super) fn plan(
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     header: PlanHeader,
     tensor: &TensorPlan,
     shares: &[(&Member, SliceShare)],

@@ -24,12 +24,12 @@ use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::tensor::AllReduce;
-use hearth_schema::plan::{Origin, Plan};
+use hearth_schema::plan::{Plan, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
 use super::slices::{PlanHeader, SliceShare, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};
-use crate::baselines::proportional::{cumulative_rounding, speed_weights, within_capacity};
+use crate::baselines::proportional_shares::{cumulative_rounding, distribute_within_capacity, speed_weights};
 
 /// A rule that distributes units: (seconds per unit of each device, capacity of each device in units, number of
 /// units) -> units of each device.
@@ -38,7 +38,7 @@ type Rule = fn(&[f64], &[u32], u32) -> Vec<u32>;
 /// Returns the plan of Hepti: slices by speed within memory budgets.
 pub(super) fn hepti(
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     options: SystemOptions,
 ) -> Result<Plan, SystemError> {
     by_speed("hepti", cluster, scenario, options, AllReduce::Star, earliest_finish, |_| false)
@@ -47,7 +47,7 @@ pub(super) fn hepti(
 /// Returns the plan of Galaxy: slices by speed, then by memory.
 pub(super) fn galaxy(
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     options: SystemOptions,
 ) -> Result<Plan, SystemError> {
     let on_gpu = |device: &Device| {
@@ -60,7 +60,7 @@ pub(super) fn galaxy(
 fn by_speed(
     system: &'static str,
     cluster: &Cluster,
-    scenario: &Origin,
+    scenario: &ScenarioRecord,
     options: SystemOptions,
     all_reduce: AllReduce,
     rule: Rule,
@@ -142,12 +142,12 @@ impl Costs {
         let whole = SlicedModel::whole(model, Some(format));
         let element = Bytes(cluster.kv_cache.element_bytes());
         let work = match device.gpu.as_ref().filter(|_| on_gpu) {
-            Some(gpu) => ComputeCost::on_gpu(gpu, &whole.attention, element),
-            None => ComputeCost::on_cpu(&device.cpu, &whole.attention, element),
+            Some(gpu) => ComputeCost::for_gpu(gpu, &whole.attention, element),
+            None => ComputeCost::for_cpu(&device.cpu, &whole.attention, element),
         };
-        let pass = Pass::plain(0, cluster.workload.prompt, 1, true);
+        let pass = Pass::new(0, cluster.workload.prompt, 1, true);
         let layers = 0..model.shape.layers.0;
-        let attention: f64 = layers.map(|layer| work.layer(layer, pass).0).sum();
+        let attention: f64 = layers.map(|layer| work.layer_time(layer, pass).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.matmul_time(group, 1).0).sum();
         let (heads, rows) = (u64::from(model.shape.kv_heads), u64::from(model.shape.feed_forward));
         let cache = kv_cache_bytes(&model.shape, model.shape.layers.0, cluster.context, cluster.kv_cache, 1);
@@ -176,11 +176,13 @@ fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole:
     };
     match device.gpu.as_ref().filter(|_| on_gpu) {
         Some(gpu) => gpu.memory_available.value.saturating_sub(gpu.compute_buffer.value + norms),
-        None => device.memory.obtainable().saturating_sub(device.cpu.compute_buffer.value + norms + ends),
+        None => {
+            device.memory.obtainable_bytes().saturating_sub(device.cpu.compute_buffer.value + norms + ends)
+        }
     }
 }
 
-/// Returns the number of units of `each` bytes that fit.
+/// Returns the number of units of `each` bytes that fit in the capacity.
 fn units(capacity: Bytes, each: Bytes) -> u32 {
     (capacity.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
 }
@@ -207,7 +209,7 @@ fn in_proportion(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
         proportional.iter().zip(capacity).map(|(units, capacity)| *units.min(capacity)).collect();
     let left = count - units.iter().sum::<u32>();
     let more: Vec<u32> = capacity.iter().zip(&units).map(|(capacity, units)| capacity - units).collect();
-    for (units, more) in units.iter_mut().zip(within_capacity(&speeds, &more, left)) {
+    for (units, more) in units.iter_mut().zip(distribute_within_capacity(&speeds, &more, left)) {
         *units += more;
     }
     units

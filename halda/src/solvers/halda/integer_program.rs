@@ -31,16 +31,16 @@ pub(crate) struct DeviceColumns {
     /// b: the additional cost of a GPU layer.
     pub gpu_cost: f64,
     /// Minimum and maximum of w, inclusive.
-    pub windows: (i64, i64),
+    pub window_bounds: (i64, i64),
     /// Minimum and maximum of w - n, inclusive.
-    pub cpu_layers: (i64, i64),
-    /// Maximum of n.
+    pub cpu_layer_bounds: (i64, i64),
+    /// Maximum of n, the GPU layers of the window.
     pub max_gpu_layers: i64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct IntegerProgram {
-    /// W.
+    /// W: the layers of a round.
     pub ring_layers: i64,
     pub devices: Vec<DeviceColumns>,
 }
@@ -67,19 +67,19 @@ pub(crate) enum NoOptimum {
 impl DeviceColumns {
     /// Returns the minimum and maximum w for which an n exists. If there is none, the minimum exceeds the maximum.
     fn window_range(&self) -> (i64, i64) {
-        let (least_cpu, most_cpu) = self.cpu_layers;
+        let (least_cpu, most_cpu) = self.cpu_layer_bounds;
         if least_cpu.max(0) > most_cpu || self.max_gpu_layers < 0 {
             return (1, 0);
         }
-        let least = self.windows.0.max(least_cpu).max(0);
-        (least, self.windows.1.min(most_cpu + self.max_gpu_layers))
+        let least = self.window_bounds.0.max(least_cpu).max(0);
+        (least, self.window_bounds.1.min(most_cpu + self.max_gpu_layers))
     }
 
     /// Returns whether w and n are within all bounds.
     fn allows(&self, window: i64, gpu_layers: i64) -> bool {
         let within = |value: i64, (least, most): (i64, i64)| least <= value && value <= most;
-        within(window, self.windows)
-            && within(window - gpu_layers, self.cpu_layers)
+        within(window, self.window_bounds)
+            && within(window - gpu_layers, self.cpu_layer_bounds)
             && within(gpu_layers, (0, self.max_gpu_layers.min(window)))
     }
 }
@@ -141,7 +141,7 @@ impl IntegerProgram {
             // Without GPU layers w - n is w, and the range of w already includes the bounds of w - n.
             let gpu = (device.max_gpu_layers > 0).then(|| {
                 let gpu = problem.add_integer_column(*gpu_cost, 0.0..=device.max_gpu_layers as f64);
-                let (least, most) = device.cpu_layers;
+                let (least, most) = device.cpu_layer_bounds;
                 problem.add_row(least.max(0) as f64..=most as f64, [(window, 1.0), (gpu, -1.0)]);
                 gpu
             });
@@ -229,8 +229,8 @@ mod tests {
             DeviceColumns {
                 window_cost,
                 gpu_cost,
-                windows: (least, least + width),
-                cpu_layers: (cpu.0, cpu.0 + cpu.1),
+                window_bounds: (least, least + width),
+                cpu_layer_bounds: (cpu.0, cpu.0 + cpu.1),
                 max_gpu_layers,
             }
         }
@@ -261,8 +261,8 @@ mod tests {
         let device = DeviceColumns {
             window_cost: 1.0,
             gpu_cost: -0.5,
-            windows: (1, 8),
-            cpu_layers: (0, 8),
+            window_bounds: (1, 8),
+            cpu_layer_bounds: (0, 8),
             max_gpu_layers: 2,
         };
         IntegerProgram { ring_layers: 8, devices: vec![device, DeviceColumns { window_cost, ..device }] }
@@ -288,8 +288,8 @@ mod tests {
     fn infeasible_program_names_the_bound() {
         let with = |windows, cpu_layers| {
             let mut program = two(1.0);
-            program.devices[1].windows = windows;
-            program.devices[1].cpu_layers = cpu_layers;
+            program.devices[1].window_bounds = windows;
+            program.devices[1].cpu_layer_bounds = cpu_layers;
             program.optimum()
         };
         assert_eq!(with((1, 8), (0, -1)), Err(NoOptimum::NoWindow(1)));

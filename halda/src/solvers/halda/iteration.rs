@@ -34,16 +34,16 @@
 
 use super::integer_program::NoOptimum;
 use super::linear_costs::LinearCosts;
-use super::start::proportional;
+use super::start::proportional_windows;
 use crate::problem::assignment::Assignment;
-use crate::strategy::{Infeasible, SearchStep};
+use crate::strategy::{InfeasibleReason, SearchStep};
 
 /// The maximum number of programs solved for one plan; then the best plan so far is returned. source: assumed, far
-/// more than needed (600 random rings of up to 24 devices took 24 at most, 273 with flips), and few enough that
-/// hundreds of devices, each forced and removed separately, take minutes
+/// more than needed (each of 600 random rings of up to 24 devices took at most 24 programs, with flips 273), and few
+/// enough that hundreds of devices, each forced and removed separately, take minutes
 const MAX_PROGRAMS: usize = 5000;
 
-/// A plan for the devices of [`LinearCosts`], in their order there.
+/// A plan for the devices of [`LinearCosts`], in the same order.
 #[derive(Debug, Clone)]
 pub(crate) struct CandidatePlan {
     /// The value of the objective in seconds.
@@ -79,7 +79,7 @@ impl Search<'_, '_> {
         let objective = self.objective;
         let layers = objective.model().model_layers();
         let budgets: Vec<u64> = (0..objective.devices.len()).map(|m| objective.budget(m)).collect();
-        let Some(start) = proportional(&budgets, layers) else {
+        let Some(start) = proportional_windows(&budgets, layers) else {
             // There are more devices than layers; this call records the reason for each k.
             return self.best_for_cases(&vec![false; budgets.len()], record);
         };
@@ -160,30 +160,30 @@ impl Search<'_, '_> {
         rounds: u32,
         best: Option<&CandidatePlan>,
         record: &mut SearchRecord,
-    ) -> Result<CandidatePlan, Infeasible> {
+    ) -> Result<CandidatePlan, InfeasibleReason> {
         let objective = self.objective;
         let program = objective.program(over, rounds);
         let ring_layers = program.ring_layers as u32;
         let devices = objective.devices.len();
         if devices > ring_layers as usize {
-            return Err(Infeasible::MoreDevicesThanLayers { ring_layers, devices });
+            return Err(InfeasibleReason::MoreDevicesThanLayers { ring_layers, devices });
         }
         let to_infeasible = |reason| to_infeasible(objective, over, ring_layers, reason);
         program.check().map_err(to_infeasible)?;
         if let Some(best) = best.filter(|best| self.prune_by_bound && best.rounds == 1) {
             let bound = best.value + f64::from(rounds - 1) * objective.round_cost();
             if bound >= best.value {
-                return Err(Infeasible::Pruned { bound });
+                return Err(InfeasibleReason::Pruned { bound });
             }
         }
         if record.programs >= MAX_PROGRAMS {
-            return Err(Infeasible::LimitReached { limit: MAX_PROGRAMS });
+            return Err(InfeasibleReason::LimitReached { limit: MAX_PROGRAMS });
         }
         record.programs += 1;
         let optimum = program.optimum().map_err(to_infeasible)?;
         let value = objective.value(over, rounds, &optimum.windows, &optimum.gpu_layers);
         if !value.is_finite() {
-            return Err(Infeasible::Solver { reason: "the objective is not finite".to_owned() });
+            return Err(InfeasibleReason::Solver { reason: "the objective is not finite".to_owned() });
         }
         let (windows, gpu_layers, over) = (optimum.windows, optimum.gpu_layers, over.to_vec());
         Ok(CandidatePlan { value, rounds, windows, gpu_layers, over })
@@ -236,7 +236,7 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
 
 /// Returns the position of the device of M1 to M3 with the slowest disk; ties go to the lower position.
 fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
-    let disk = |device: &usize| objective.costs(*device).disk_read;
+    let disk = |device: &usize| objective.costs(*device).disk_read_rate;
     let overloaded = (0..over.len()).filter(|device| over[*device]);
     overloaded.min_by(|left, right| disk(left).total_cmp(&disk(right)))
 }
@@ -253,16 +253,23 @@ pub(crate) fn to_assignment(objective: &LinearCosts, found: &CandidatePlan) -> A
 }
 
 /// Converts the reason of a program to that of its ring size.
-fn to_infeasible(objective: &LinearCosts, over: &[bool], ring_layers: u32, reason: NoOptimum) -> Infeasible {
+fn to_infeasible(
+    objective: &LinearCosts,
+    over: &[bool],
+    ring_layers: u32,
+    reason: NoOptimum,
+) -> InfeasibleReason {
     match reason {
         NoOptimum::NoWindow(position) => {
             let device = objective.devices[position];
             let device = objective.model().instance().devices[device].name.clone();
-            Infeasible::NoWindowInCase { device, case: objective.case(position, over[position]) }
+            InfeasibleReason::NoWindowInCase { device, case: objective.case(position, over[position]) }
         }
-        NoOptimum::MinimumExceedsRound(least) => Infeasible::CasesRequireMoreLayers { ring_layers, least },
-        NoOptimum::MaximumBelowRound(held) => Infeasible::CasesAllowTooFewLayers { ring_layers, held },
-        NoOptimum::Solver(reason) => Infeasible::Solver { reason },
+        NoOptimum::MinimumExceedsRound(least) => {
+            InfeasibleReason::CasesRequireMoreLayers { ring_layers, least }
+        }
+        NoOptimum::MaximumBelowRound(held) => InfeasibleReason::CasesAllowTooFewLayers { ring_layers, held },
+        NoOptimum::Solver(reason) => InfeasibleReason::Solver { reason },
     }
 }
 
@@ -303,7 +310,7 @@ mod tests {
                 let Some(found) = search.run(&mut SearchRecord::default()) else { continue };
                 let seconds = model.seconds(&to_assignment(&objective, &found));
                 // The objective counts the excess of the head even if it is less than the row that is read anyway.
-                let row = model.model.head_row(true) / model.devices[0].disk_read;
+                let row = model.model.head_row(true) / model.devices[0].disk_read_rate;
                 let off = (found.value - seconds).abs();
                 assert!(
                     off <= 1e-9 * seconds + row,

@@ -69,13 +69,13 @@ pub(crate) struct LinearCosts<'a, 'i> {
 /// The coefficients of a device in seconds.
 #[derive(Debug, Clone, Copy)]
 struct DeviceCoefficients {
-    /// alpha: a layer on the CPU.
+    /// alpha: the time of a layer on the CPU.
     layer: f64,
     /// beta: the additional time of a layer on the GPU.
     gpu: f64,
-    /// xi: hop and copies of a window.
+    /// xi: the time of the hop and the copies of a window.
     window: f64,
-    /// The part of the device in kappa, if it is in M4.
+    /// The contribution of the device to kappa if it is in M4.
     fixed: f64,
 }
 
@@ -109,7 +109,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
 
     /// Returns the memory case of the device at a position; `over` says whether it exceeds its memory.
     pub(crate) fn case(&self, position: usize, over: bool) -> MemoryCase {
-        if over { self.costs(position).case_when_over } else { MemoryCase::NoReload }
+        if over { self.costs(position).case_if_exceeded } else { MemoryCase::NoReload }
     }
 
     /// Returns whether a share exceeds the memory of the device at a position.
@@ -151,12 +151,13 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         let whole_window = device.os == OperatingSystem::Macos;
         let unbounded = (0, ring_layers);
         let bound = if over { ((fit + 1).max(0), ring_layers) } else { (0, fit.min(ring_layers)) };
-        let (windows, cpu_layers) = if whole_window { (bound, unbounded) } else { (unbounded, bound) };
+        let (window_bounds, cpu_layer_bounds) =
+            if whole_window { (bound, unbounded) } else { (unbounded, bound) };
         DeviceColumns {
             window_cost,
             gpu_cost,
-            windows: (windows.0.max(1), windows.1),
-            cpu_layers,
+            window_bounds: (window_bounds.0.max(1), window_bounds.1),
+            cpu_layer_bounds,
             max_gpu_layers: self.max_gpu_layers(position, rounds).unwrap_or(0).min(ring_layers),
         }
     }
@@ -164,7 +165,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     /// Returns a and b of the device at a position, in seconds.
     fn slopes(&self, position: usize, over: bool) -> (f64, f64) {
         let DeviceCoefficients { layer, gpu, .. } = self.coefficients[position];
-        let disk = self.costs(position).disk_read;
+        let disk = self.costs(position).disk_read_rate;
         let resident = self.model.model.layer_resident_bytes as f64 / disk;
         match self.case(position, over) {
             MemoryCase::ReloadsExcessMacos => (layer + resident, 0.0),
@@ -191,7 +192,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
             .sum()
     }
 
-    /// Returns the part of the device at a position in kappa, in seconds.
+    /// Returns the contribution of the device at a position to kappa, in seconds.
     fn fixed(&self, position: usize, over: bool) -> f64 {
         let costs = self.costs(position);
         let reloads = match self.case(position, over) {
@@ -200,7 +201,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
             MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => costs.buffer_bytes - costs.capacity,
         };
         let output = if self.is_head(position) { self.model.model.output_head_bytes } else { 0 };
-        self.coefficients[position].fixed + (reloads + output) as f64 / costs.disk_read
+        self.coefficients[position].fixed + (reloads + output) as f64 / costs.disk_read_rate
     }
 }
 
@@ -216,7 +217,7 @@ fn coefficients(model: &LatencyModel, device: usize, head: bool, terms: CostTerm
     };
     let layer = costs.cpu_compute / speed_up + cpu_memory;
     let head_memory = if terms.memory_bandwidth { costs.head_memory } else { 0.0 };
-    let row = model.model.head_row(true) / costs.disk_read;
+    let row = model.model.head_row(true) / costs.disk_read_rate;
     DeviceCoefficients {
         layer,
         gpu: costs.gpu_compute / speed_up + gpu_memory - layer,

@@ -36,7 +36,7 @@ pub struct Halda {
     /// Whether devices with one layer are removed.
     pub may_drop: bool,
     pub head: usize,
-    /// Restricts the search to this k.
+    /// The number of rounds to search; all if `None`.
     pub rounds: Option<u32>,
     /// The terms of the objective.
     pub terms: CostTerms,

@@ -9,7 +9,7 @@
 
 /// Returns windows in proportion to `budgets`, each of at least one layer; `None` if there are more devices than
 /// layers.
-pub(crate) fn proportional(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
+pub(crate) fn proportional_windows(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
     let shared = u128::from(layers).checked_sub(budgets.len() as u128)?;
     let total: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
     // If no device has memory, all get equal shares.
@@ -31,16 +31,16 @@ mod tests {
     #[test]
     fn largest_remainders_get_the_rest() {
         // 13 - 3 = 10 layers in the ratio 5:3:3 are 4.55, 2.73, 2.73: the last two go to the second and the third.
-        assert_eq!(proportional(&[5, 3, 3], 13), Some(vec![5, 4, 4]));
+        assert_eq!(proportional_windows(&[5, 3, 3], 13), Some(vec![5, 4, 4]));
         // All remainders are 1/3, so the lower index gets the layer.
-        assert_eq!(proportional(&[1, 1, 1], 4), Some(vec![2, 1, 1]));
+        assert_eq!(proportional_windows(&[1, 1, 1], 4), Some(vec![2, 1, 1]));
     }
 
     #[test]
     fn every_device_gets_a_layer() {
-        assert_eq!(proportional(&[1, 1000, 0], 10), Some(vec![1, 8, 1]));
-        assert_eq!(proportional(&[0, 0], 5), Some(vec![3, 2]));
-        assert_eq!(proportional(&[0, u64::MAX, u64::MAX], 3), Some(vec![1, 1, 1]));
-        assert_eq!(proportional(&[1, 1], 1), None);
+        assert_eq!(proportional_windows(&[1, 1000, 0], 10), Some(vec![1, 8, 1]));
+        assert_eq!(proportional_windows(&[0, 0], 5), Some(vec![3, 2]));
+        assert_eq!(proportional_windows(&[0, u64::MAX, u64::MAX], 3), Some(vec![1, 1, 1]));
+        assert_eq!(proportional_windows(&[1, 1], 1), None);
     }
 }

@@ -18,17 +18,19 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::exact::Exact;
 use crate::solvers::ring_order::candidate_cycle;
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
-use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy, StrategyError};
+use crate::strategy::{
+    InfeasibleReason, Objective, Proposal, SearchLimit, SearchStep, Strategy, StrategyError,
+};
 
 pub use residency_choices::best_residencies;
 use search::lower_bound;
-pub(crate) use search::{ChoiceTables, best_choice, fastest};
+pub(crate) use search::{ChoiceTables, best_choice, fastest_plan};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
     pub rules: Rules,
     pub head: HeadChoice,
-    /// Restricts the search to this k.
+    /// The number of rounds to search; all if `None`.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
 }
@@ -72,25 +74,25 @@ impl Strategy for Overlap {
         let mut cycles = vec![(0..model.device_count()).collect()];
         // The order matters even if all hops are equal: it determines which layers a device has, and layers may
         // differ.
-        let reorders =
-            self.order == OrderChoice::Best && (model.hops.neighbour_matters || !model.model.uniform_layers);
+        let reorders = self.order == OrderChoice::Best
+            && (model.hops.depends_on_receiver || !model.model.uniform_layers);
         if reorders {
             cycles.extend(self.other_cycles(model));
         }
         let bound = reorders.then_some(f64::INFINITY);
         let mut search =
-            Search { model, may_drop: self.rules.may_drop, cycles, searched: Vec::new(), best: None, bound };
+            Search { model, may_drop: self.rules.may_drop, cycles, steps: Vec::new(), best: None, bound };
         for head in self.head.candidates(model.device_count())? {
             for &ring_layers in &rings {
                 search.try_ring(head, ring_layers);
             }
         }
-        let Search { searched, best, bound, .. } = search;
+        let Search { steps, best, bound, .. } = search;
         let limit =
             bound.map(|bound| SearchLimit { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(bound) });
         match best {
-            Some((_, proposal)) => Ok(Proposal { searched, limit, ..proposal }),
-            None => Err(StrategyError::Infeasible(searched)),
+            Some((_, proposal)) => Ok(Proposal { search_steps: steps, limit, ..proposal }),
+            None => Err(StrategyError::Infeasible(steps)),
         }
     }
 }
@@ -101,7 +103,7 @@ struct Search<'a, 'i> {
     may_drop: bool,
     /// The orders to try, as cycles of all devices.
     cycles: Vec<Vec<usize>>,
-    searched: Vec<SearchStep>,
+    steps: Vec<SearchStep>,
     best: Option<(f64, Proposal)>,
     /// A lower bound of T over all orders; `None` if the order is given.
     bound: Option<f64>,
@@ -111,16 +113,15 @@ impl Search<'_, '_> {
     /// Searches one ring size with one head, in the order of each cycle.
     fn try_ring(&mut self, head: usize, ring_layers: u32) {
         let model = self.model;
-        let mut least_windows = vec![u32::from(!self.may_drop); model.device_count()];
-        least_windows[head] = 1;
+        let mut min_windows = vec![u32::from(!self.may_drop); model.device_count()];
+        min_windows[head] = 1;
         let mut tables = ChoiceTables::new(model, head, ring_layers);
-        let mut step: Option<Result<f64, Infeasible>> = None;
+        let mut step: Option<Result<f64, InfeasibleReason>> = None;
         for cycle in &self.cycles {
             let order = from_head(cycle, head);
-            let problem =
-                RingSizeProblem { model, order: &order, ring_layers, least_windows: &least_windows };
-            let outcome = fastest(&problem, &mut tables, 0.0).map(|proposal| {
-                let seconds = model.steady_seconds(&proposal.assignment, &proposal.residencies);
+            let problem = RingSizeProblem { model, order: &order, ring_layers, min_windows: &min_windows };
+            let outcome = fastest_plan(&problem, &mut tables, 0.0).map(|proposal| {
+                let seconds = model.steady_state_seconds(&proposal.assignment, &proposal.residencies);
                 // Fewer rounds come first; more rounds must be faster by more than rounding errors.
                 if self.best.as_ref().is_none_or(|(least, _)| seconds < least * (1.0 - 1e-12)) {
                     self.best = Some((seconds, proposal));
@@ -137,7 +138,7 @@ impl Search<'_, '_> {
             };
         }
         let rounds = model.model_layers().div_ceil(ring_layers);
-        self.searched.extend(step.map(|outcome| SearchStep { head, rounds, ring_layers, outcome }));
+        self.steps.extend(step.map(|outcome| SearchStep { head, rounds, ring_layers, outcome }));
     }
 }
 

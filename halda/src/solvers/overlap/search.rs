@@ -21,7 +21,7 @@ use crate::latency::steady_state::RoundOffset;
 use crate::solvers::dynamic_program::{RingSizeProblem, WindowTimes};
 use crate::solvers::lower_bound::min_plus_convolution;
 use crate::solvers::overlap::residency_choices::residency_options;
-use crate::strategy::{Infeasible, Proposal};
+use crate::strategy::{InfeasibleReason, Proposal};
 
 /// A way to run a window, with its time without hops.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,9 +29,9 @@ pub(crate) struct Choice {
     pub gpu_layers: u32,
     pub residency: ResidencyOptions,
     /// The seconds that the device adds to a token.
-    pub own: f64,
+    pub own_seconds: f64,
     /// The seconds for which a token occupies the disk.
-    pub busy: f64,
+    pub busy_seconds: f64,
 }
 
 /// The Pareto-optimal choices of a device for each offset and window, in ascending order of `busy`.
@@ -47,9 +47,9 @@ struct ChoiceTable {
 /// The choices of all devices for one head, one ring size and any order, under a bound on `busy`.
 pub(crate) struct ChoiceTables {
     devices: Vec<ChoiceTable>,
-    /// W + 1.
+    /// W + 1: the number of windows from 0 to W.
     columns: usize,
-    /// The number of offsets with different times; see [`WindowTimes::offsets`].
+    /// The number of offsets with different times; see [`WindowTimes::offset_count`].
     offsets: usize,
     /// All values of `busy`, ascending.
     bounds: Vec<f64>,
@@ -82,12 +82,13 @@ impl ChoiceTables {
                     table.ends.push(table.choices.len());
                 }
             }
-            table.timings = table.choices.iter().map(|choice| [choice.busy, choice.own]).collect();
+            table.timings =
+                table.choices.iter().map(|choice| [choice.busy_seconds, choice.own_seconds]).collect();
             table
         };
         let devices: Vec<ChoiceTable> = (0..model.device_count()).map(table).collect();
         let mut bounds: Vec<f64> =
-            devices.iter().flat_map(|table| &table.choices).map(|choice| choice.busy).collect();
+            devices.iter().flat_map(|table| &table.choices).map(|choice| choice.busy_seconds).collect();
         bounds.sort_unstable_by(f64::total_cmp);
         bounds.dedup();
         Self { devices, columns, offsets, bounds, bound: 0.0 }
@@ -116,21 +117,21 @@ impl WindowTimes for ChoiceTables {
         index.map_or(f64::INFINITY, |index| self.devices[device].timings[index][1])
     }
 
-    fn offsets(&self) -> usize {
+    fn offset_count(&self) -> usize {
         self.offsets
     }
 }
 
 /// Returns the fastest plan with W layers per round. `at_least` is a known lower bound of its T in seconds, or 0.
-pub(crate) fn fastest(
+pub(crate) fn fastest_plan(
     problem: &RingSizeProblem,
     tables: &mut ChoiceTables,
     at_least: f64,
-) -> Result<Proposal, Infeasible> {
+) -> Result<Proposal, InfeasibleReason> {
     let count = tables.bounds.len();
     let sum = |tables: &mut ChoiceTables, bound: f64| {
         tables.bound = bound;
-        problem.fastest(tables).map_or(f64::INFINITY, |ring| ring.seconds)
+        problem.fastest_ring(tables).map_or(f64::INFINITY, |ring| ring.seconds)
     };
     // Find the first bound B with S(B) <= B. All bounds below the sum without a bound are too small; from there the
     // step doubles until a bound is large enough, and a binary search follows.
@@ -159,7 +160,7 @@ pub(crate) fn fastest(
         }
     }
     tables.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
-    let Some(ring) = problem.fastest(tables) else {
+    let Some(ring) = problem.fastest_ring(tables) else {
         tables.bound = f64::INFINITY;
         return Err(problem.infeasible_reason(tables));
     };
@@ -189,9 +190,9 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
     let mut least = vec![f64::INFINITY; tables.columns];
     least[0] = 0.0;
     for &device in problem.order {
-        let hops = whole_rounds * problem.model.hops.shortest(device);
+        let hops = whole_rounds * problem.model.hops.shortest_hop(device);
         let own = (0..=problem.ring_layers).map(|window| match window {
-            0 if problem.least_windows[device] == 0 => 0.0,
+            0 if problem.min_windows[device] == 0 => 0.0,
             0 => f64::INFINITY,
             window => best(device, window) + hops,
         });
@@ -212,7 +213,9 @@ pub(crate) fn best_choice(
     let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
     let mut found = Vec::new();
     add_choices(model, device, head, offset, window, &residencies, &mut found);
-    found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))
+    found
+        .into_iter()
+        .min_by(|a, b| a.own_seconds.max(a.busy_seconds).total_cmp(&b.own_seconds.max(b.busy_seconds)))
 }
 
 /// Appends the Pareto-optimal choices of one window in ascending order of `busy`.
@@ -241,7 +244,7 @@ fn add_choices(
             let is_larger = |sufficient: &ResidencyOptions| {
                 residency.policy == Residency::Managed
                     && residency.kept == sufficient.kept
-                    && residency.buffer() >= sufficient.buffer()
+                    && residency.stream_buffer_bytes() >= sufficient.stream_buffer_bytes()
             };
             if sufficient.is_some_and(is_larger) {
                 continue;
@@ -250,17 +253,19 @@ fn add_choices(
             if residency.policy == Residency::Managed && timing.terms.disk == 0.0 {
                 sufficient = Some(residency);
             }
-            let (own, busy) = (timing.own(), timing.busy);
-            all.push(Choice { gpu_layers, residency: *residency, own, busy });
-            if timing.busy == 0.0 && timing.terms.disk == 0.0 {
+            let (own_seconds, busy_seconds) = (timing.own_seconds(), timing.busy_seconds);
+            all.push(Choice { gpu_layers, residency: *residency, own_seconds, busy_seconds });
+            if timing.busy_seconds == 0.0 && timing.terms.disk == 0.0 {
                 break;
             }
         }
     }
-    all[start..].sort_by(|a, b| a.busy.total_cmp(&b.busy).then(a.own.total_cmp(&b.own)));
+    all[start..].sort_by(|a, b| {
+        a.busy_seconds.total_cmp(&b.busy_seconds).then(a.own_seconds.total_cmp(&b.own_seconds))
+    });
     let mut kept = start;
     for index in start..all.len() {
-        if kept == start || all[index].own < all[kept - 1].own {
+        if kept == start || all[index].own_seconds < all[kept - 1].own_seconds {
             all[kept] = all[index];
             kept += 1;
         }

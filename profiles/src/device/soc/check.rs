@@ -31,7 +31,7 @@ impl Soc {
             .or_else(|| self.sizes())
             .or_else(|| self.npu.as_ref().and_then(invalid_npu))
             .or_else(|| invalid_bits("gpu.weight_bits", self.gpu.weight_bits.value))
-            .or_else(|| self.options_error(&self.usual).map(|what| ("usual".to_owned(), what)));
+            .or_else(|| self.options_error(&self.default_options).map(|what| ("usual".to_owned(), what)));
         found.map_or(Ok(()), |(key, what)| {
             let what = format!("device `{device}`: `soc.{key}` {what}");
             Err(DocumentError::invalid_at(format!("soc.{key}"), what))
@@ -57,8 +57,8 @@ impl Soc {
         let rates = [
             ("gpu.matmul", self.gpu.matmul.value.0),
             ("bus.peak", self.bus.peak.value.0),
-            ("bus.one", self.bus.one.value.0),
-            ("bus.together", self.bus.together.value.0),
+            ("bus.one", self.bus.single_processor.value.0),
+            ("bus.together", self.bus.both_processors.value.0),
         ];
         let zero = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0);
         zero.map(|(key, _)| {
@@ -69,19 +69,20 @@ impl Soc {
     fn times(&self) -> Invalid {
         let times = [
             ("gpu.submission", self.gpu.submission.value),
-            ("synchronisation.fast", self.synchronisation.fast.value),
-            ("synchronisation.copy", self.synchronisation.copy.value),
+            ("synchronisation.fast", self.synchronisation.fast_event.value),
+            ("synchronisation.copy", self.synchronisation.buffer_copy.value),
             ("synchronisation.submission", self.synchronisation.submission.value),
-            ("synchronisation.sleep", self.synchronisation.sleep.value),
-            ("graphs.preparation", self.graphs.preparation.value),
-            ("graphs.each_token", self.graphs.each_token.value),
+            ("synchronisation.sleep", self.synchronisation.min_sleep.value),
+            ("graphs.preparation", self.graphs.preparation_time.value),
+            ("graphs.each_token", self.graphs.time_per_token.value),
         ];
         let long = times.into_iter().find(|(_, time)| time.0 > MAX_SECONDS);
         long.map(|(key, time)| (key.to_owned(), format!("is {time}: it must be at most an hour")))
     }
 
     fn bandwidths(&self) -> Invalid {
-        let (one, together, peak) = (self.bus.one.value, self.bus.together.value, self.bus.peak.value);
+        let (one, together, peak) =
+            (self.bus.single_processor.value, self.bus.both_processors.value, self.bus.peak.value);
         let more = |key: &str, what: &str| Some((format!("bus.{key}"), what.to_owned()));
         if together > peak {
             return more("together", "is more than `soc.bus.peak`, the maximum of the memory");

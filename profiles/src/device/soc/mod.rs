@@ -2,7 +2,8 @@
 //!
 //! The key `soc` of a `device/1` document has the parameters of the model in `hearth_core::soc` (HeteroLLM paper,
 //! sections 3 and 4), each with its source. The speed of the NPU depends on the shape and the operand order of a
-//! matmul, that of the GPU does not, and synchronising them takes time. The options of a scenario are in [`options`].
+//! matmul, the speed of the GPU does not, and synchronising both takes time. The options of a scenario are in
+//! [`options`].
 
 mod check;
 pub mod options;
@@ -39,8 +40,8 @@ pub struct Soc {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<SocPower>,
     /// Default options, which a scenario may replace.
-    #[serde(default, skip_serializing_if = "SocOptions::is_default")]
-    pub usual: SocOptions,
+    #[serde(default, rename = "usual", skip_serializing_if = "SocOptions::is_default")]
+    pub default_options: SocOptions,
 }
 
 /// The GPU of a SoC.
@@ -96,9 +97,11 @@ pub struct Bus {
     /// Peak bandwidth of the memory.
     pub peak: Sourced<BytesPerSecond>,
     /// Bandwidth that one processor alone achieves: `B_g`.
-    pub one: Sourced<BytesPerSecond>,
+    #[serde(rename = "one")]
+    pub single_processor: Sourced<BytesPerSecond>,
     /// Bandwidth that GPU and NPU together achieve: `B_soc`.
-    pub together: Sourced<BytesPerSecond>,
+    #[serde(rename = "together")]
+    pub both_processors: Sourced<BytesPerSecond>,
 }
 
 /// Costs of synchronising the processors of a SoC.
@@ -108,14 +111,17 @@ pub struct Bus {
     expecting = "the costs of synchronisation: `fast`, `copy`, `submission` and `sleep`"
 )]
 pub struct SyncCosts {
-    /// Time of an event in shared memory that is polled after a predicted sleep: `t_fast`.
-    pub fast: Sourced<Seconds>,
+    /// Time of an event in shared memory that a thread polls after a predicted sleep: `t_fast`.
+    #[serde(rename = "fast")]
+    pub fast_event: Sourced<Seconds>,
     /// Time to copy a buffer of any size to the GPU through its framework: `t_copy`.
-    pub copy: Sourced<Seconds>,
+    #[serde(rename = "copy")]
+    pub buffer_copy: Sourced<Seconds>,
     /// Time to submit a kernel to an empty queue: `t_submit`.
     pub submission: Sourced<Seconds>,
-    /// Minimum sleep of a thread. Predicted waits are slept in multiples of it.
-    pub sleep: Sourced<Seconds>,
+    /// Shortest sleep of a thread. The sleep before polling is a multiple of it.
+    #[serde(rename = "sleep")]
+    pub min_sleep: Sourced<Seconds>,
 }
 
 /// Compiled graphs of the NPU.
@@ -128,11 +134,14 @@ pub struct Graphs {
     /// Token counts for which graphs are compiled in advance, in ascending order.
     pub sizes: Sourced<Vec<u32>>,
     /// Time to compile a layer's graphs at run time for `prepared_for` tokens.
-    pub preparation: Sourced<Seconds>,
-    /// Token count of `preparation`.
-    pub prepared_for: Sourced<u32>,
+    #[serde(rename = "preparation")]
+    pub preparation_time: Sourced<Seconds>,
+    /// Token count to which `preparation` applies.
+    #[serde(rename = "prepared_for")]
+    pub preparation_tokens: Sourced<u32>,
     /// Additional time to compile for each further token.
-    pub each_token: Sourced<Seconds>,
+    #[serde(rename = "each_token")]
+    pub time_per_token: Sourced<Seconds>,
 }
 
 /// Power consumption of the whole SoC during prefill, by the processors in use.
@@ -142,29 +151,31 @@ pub struct SocPower {
     /// Power with the GPU alone.
     pub gpu: Sourced<Watts>,
     /// Power with matmuls on the NPU and everything else on the GPU.
-    pub layers: Sourced<Watts>,
-    /// Power with matmuls on both at the same time.
-    pub tensors: Sourced<Watts>,
+    #[serde(rename = "layers")]
+    pub layer_level: Sourced<Watts>,
+    /// Power with matmuls on GPU and NPU at the same time.
+    #[serde(rename = "tensors")]
+    pub tensor_level: Sourced<Watts>,
 }
 
 impl SyncCosts {
     /// Returns the time of one synchronisation between the processors.
     pub fn event_cost(&self, synchronisation: Synchronisation) -> Seconds {
         match synchronisation {
-            Synchronisation::Fast => self.fast.value,
-            Synchronisation::Slow => self.copy.value + self.submission.value,
+            Synchronisation::Fast => self.fast_event.value,
+            Synchronisation::Slow => self.buffer_copy.value + self.submission.value,
         }
     }
 }
 
 impl SocPower {
-    /// Returns the power with a strategy. Deviation: the paper states it for three systems; strategies with matmuls
-    /// on the NPU and everything else on the GPU are assumed to need as much as the layer-level one.
-    pub fn of(&self, strategy: Strategy) -> Watts {
+    /// Returns the power with a strategy. Deviation: the paper states the power of three systems. All strategies with
+    /// matmuls on the NPU and everything else on the GPU are assumed to need the power of the layer-level system.
+    pub fn for_strategy(&self, strategy: Strategy) -> Watts {
         match strategy {
             Strategy::GpuOnly => self.gpu.value,
-            Strategy::HeteroTensor | Strategy::Best => self.tensors.value,
-            _ => self.layers.value,
+            Strategy::HeteroTensor | Strategy::Best => self.tensor_level.value,
+            _ => self.layer_level.value,
         }
     }
 }

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// The fastest other strategy for each pass, except those that compile graphs at run time.
+    /// The fastest other strategy for each pass; strategies that compile graphs at run time are excluded.
     #[default]
     Best,
     /// Everything on the GPU.
     GpuOnly,
-    /// All matmuls on the NPU, everything else on the GPU, one after another.
+    /// All matmuls on the NPU, everything else on the GPU; only one of them works at a time.
     NpuOnly,
     /// Every matmul as a whole on the GPU or on the NPU.
     HeteroLayer,
@@ -111,7 +111,7 @@ const DEFAULT_CHUNK: u32 = 256;
 
 impl SocOptions {
     /// Returns the default options with this strategy.
-    pub fn of(strategy: Strategy) -> Self {
+    pub fn with_strategy(strategy: Strategy) -> Self {
         Self { strategy, ..Self::default() }
     }
 

@@ -28,7 +28,7 @@ pub struct MatmulProfile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProfileMode {
-    /// A matmul takes the time of the measured matmul that is nearest in work.
+    /// A matmul has the rate of the measured matmul with the most similar dimensions.
     Table,
     /// A regression tree, fitted to all measured matmuls, predicts the time.
     Tree,

@@ -1,10 +1,10 @@
-//! Managed streaming: executes the steps of [`ManagedResidency`] on simulated storage.
+//! Simulation of managed residency: executes the steps of [`ManagedResidency`] on a simulated storage.
 //!
-//! A chunk of the file is a piece. The helper thread reads a piece with `WILLNEED` and confirms it with
+//! The helper thread reads a piece with `WILLNEED` and confirms it with
 //! `POPULATE_READ`. Kept chunks are ordinary page cache: if they do not all fit in memory, the kernel evicts some,
 //! which are read again at their next use.
 //!
-//! Deviation: a piece is a chunk of the file, and a chunk with parts of two layers belongs to the first.
+//! Deviation: a piece is a chunk of the file, and a chunk with parts of two layers belongs to the first layer.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -60,15 +60,15 @@ impl ManagedStream {
         processors: u32,
         chunks: Chunk,
     ) -> Self {
-        let bytes = vec![options.piece().0; chunks as usize];
+        let bytes = vec![options.piece_bytes().0; chunks as usize];
         let mut residency = ManagedResidency::new(visits, &bytes, options, processors);
         residency.react(Event::Measured { page_cache: Some(memory.0), evicted: 0 });
         Self { device: device as u16, residency, helper: Helper::Idle, batches: VecDeque::new() }
     }
 
     /// Returns the chunks of the kept set.
-    pub fn kept(&self) -> impl Iterator<Item = Chunk> {
-        self.residency.kept()
+    pub fn kept_chunks(&self) -> impl Iterator<Item = Chunk> {
+        self.residency.kept_pieces()
     }
 
     /// Requests a part that will be needed. Returns whether the helper must be woken.
@@ -81,7 +81,7 @@ impl ManagedStream {
     pub fn begin_part(&mut self, request: PartRequest, storage: &Storage) -> bool {
         self.residency.react(Event::PassBegun(request.origin.pass));
         if self.residency.is_measure_due() {
-            let page_cache = u64::from(storage.cache().capacity()) * storage.chunk().0;
+            let page_cache = u64::from(storage.cache().capacity()) * storage.chunk_size().0;
             self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
         }
         let woken = self.residency.react(Event::PartBegun(request));
@@ -97,7 +97,7 @@ impl ManagedStream {
     /// it can be evicted as soon as it has been used.
     pub fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let cache = storage.cache();
-        let Some(ready_until) = self.residency.ready_until() else {
+        let Some(ready_until) = self.residency.first_unready_piece() else {
             // An embedding row: it may be in memory, or else it is read on its own.
             let held = cache.holds(chunks.start);
             return if held { Availability::Ready(1) } else { Availability::Missing };
@@ -121,7 +121,7 @@ impl ManagedStream {
     /// Handles a page fault at an embedding row, or at a chunk that was evicted after it was confirmed. The mapping
     /// is advised `MADV_RANDOM`, so no neighbouring page is read.
     pub fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
-        if self.residency.ready_until().is_none() {
+        if self.residency.first_unready_piece().is_none() {
             return storage.read_uncached(now, unit);
         }
         self.residency.react(Event::Faulted(chunk));
@@ -142,14 +142,14 @@ impl ManagedStream {
                 Step::Read(chunk, origin) => {
                     let outcome = match storage.prefetch(now, chunk) {
                         Fetch::Present => ReadOutcome::InMemory,
-                        Fetch::Started => ReadOutcome::Started(storage.chunk().0),
+                        Fetch::Started => ReadOutcome::Started(storage.chunk_size().0),
                         // Dropped by the kernel, which still takes time.
-                        Fetch::NoMemory => ReadOutcome::Dropped(storage.chunk().0),
+                        Fetch::NoMemory => ReadOutcome::Dropped(storage.chunk_size().0),
                         Fetch::Again => ReadOutcome::Retry,
                     };
                     self.residency.react(Event::Read(chunk, outcome));
                     if let ReadOutcome::Started(_) = outcome {
-                        self.record_read(now, origin, storage.chunk());
+                        self.record_read(now, origin, storage.chunk_size());
                     }
                     if outcome != ReadOutcome::InMemory {
                         break (Helper::Awake, SYSTEM_CALL);
@@ -161,7 +161,7 @@ impl ManagedStream {
                         // The kernel did not read it, or evicted it since.
                         Touch::Pending => {
                             self.residency.react(Event::Confirmed(chunk, false));
-                            self.record_read(now, origin, storage.chunk());
+                            self.record_read(now, origin, storage.chunk_size());
                             break (Helper::Awake, SYSTEM_CALL);
                         }
                         Touch::NoMemory => break (Helper::Awake, NO_MEMORY_PAUSE),

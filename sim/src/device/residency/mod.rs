@@ -99,7 +99,7 @@ impl WeightResidency {
     pub fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         match self {
             // An embedding row: all other computations need whole chunks.
-            WeightResidency::System(_) if unit < storage.chunk() => storage.read_uncached(now, unit),
+            WeightResidency::System(_) if unit < storage.chunk_size() => storage.read_uncached(now, unit),
             WeightResidency::System(_) => storage.touch(now, chunk, Flow::Fault),
             WeightResidency::Managed(stream) => stream.on_fault(now, chunk, unit, storage),
         }

@@ -120,7 +120,7 @@ impl ReadAhead {
                         continue;
                     }
                     Fetch::Started => {
-                        self.record_read(now, storage.chunk());
+                        self.record_read(now, storage.chunk_size());
                         true
                     }
                     // Dropped by the kernel, which still takes time.
@@ -136,7 +136,7 @@ impl ReadAhead {
                         continue;
                     }
                     Touch::Pending => {
-                        self.record_read(now, storage.chunk());
+                        self.record_read(now, storage.chunk_size());
                         self.awaited = Some(chunk);
                         false
                     }

@@ -9,7 +9,7 @@ use crate::device::residency::ReadAhead;
 use crate::trace::start_record;
 
 const PIECE: Bytes = Bytes::mib(1);
-/// So many that at least one of them has a load across the page boundary.
+/// Number of threads, so large that at least one thread has a load across the page boundary.
 const THREADS: f64 = 1e3;
 
 /// A walk through ten chunks that has computed the first and waits for the second.
@@ -22,9 +22,9 @@ struct WalkFixture {
 
 impl WalkFixture {
     fn new(kind: Kind) -> Self {
-        let options = ResidencyOptions::of(Residency::Os);
+        let options = ResidencyOptions::with_policy(Residency::Os);
         let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
-        let segment = Segment { chunks: 0..10, time: Seconds(0.01), unit: PIECE };
+        let segment = Segment { chunks: 0..10, time: Seconds(0.01), bytes_per_chunk: PIECE };
         let mut fixture = WalkFixture {
             now: 0,
             storage: test_storage(10, 10, PIECE),
@@ -54,7 +54,7 @@ impl WalkFixture {
 fn previous_page_is_normally_resident() {
     let mut fixture = WalkFixture::new(Kind::Compute);
     assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
-    assert_eq!(fixture.storage.delivered(), PIECE * 2);
+    assert_eq!(fixture.storage.bytes_read(), PIECE * 2);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn load_across_page_boundary_refaults_previous_page() {
     fixture.storage.release(0);
     assert_eq!(fixture.arrive(1), WalkAction::Wait, "both pages are needed at once");
     assert!(matches!(fixture.arrive(0), WalkAction::Compute(_)));
-    assert_eq!(fixture.storage.delivered(), PIECE * 3);
+    assert_eq!(fixture.storage.bytes_read(), PIECE * 3);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn previous_page_may_be_evicted_again() {
     fixture.storage.release(1);
     assert_eq!(fixture.arrive(0), WalkAction::Wait, "now the second page is missing");
     assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
-    assert_eq!(fixture.storage.delivered(), PIECE * 4);
+    assert_eq!(fixture.storage.bytes_read(), PIECE * 4);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
-use super::{Delivery, Link, Sent};
+use super::{Delivery, Link, SendOutcome};
 use crate::engine::Nanos;
 
 /// Latency and bandwidth of one direction between two devices.
@@ -49,11 +49,11 @@ impl ConstantLink {
     pub fn deliver(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Delivery {
         let wire = self.wire(from, to);
         let free_at = self.free_at.entry((from, to)).or_insert(0);
-        let starts = now.max(*free_at);
+        let start = now.max(*free_at);
         // With a very small bandwidth the time may exceed the clock; the sum must not wrap.
-        *free_at = starts.saturating_add((bytes / wire.bandwidth).to_nanos());
+        *free_at = start.saturating_add((bytes / wire.bandwidth).to_nanos());
         self.bytes_sent += bytes.0;
-        Delivery { starts, ends: *free_at, arrives: free_at.saturating_add(wire.latency.to_nanos()) }
+        Delivery { start, end: *free_at, arrival: free_at.saturating_add(wire.latency.to_nanos()) }
     }
 
     fn wire(&self, from: usize, to: usize) -> Wire {
@@ -62,8 +62,8 @@ impl ConstantLink {
 }
 
 impl Link for ConstantLink {
-    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent {
-        Sent::Known(self.deliver(now, from, to, bytes))
+    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> SendOutcome {
+        SendOutcome::Known(self.deliver(now, from, to, bytes))
     }
 
     fn next_event(&self) -> Option<Nanos> {
@@ -98,10 +98,10 @@ mod tests {
     fn messages_queue_per_direction() {
         let mut link = ConstantLink::new(wire());
         // 100 kB at 10 MB/s take 10 ms, the latency is 2 ms.
-        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrives, 12_000_000);
-        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrives, 22_000_000);
+        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrival, 12_000_000);
+        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrival, 22_000_000);
         // The opposite direction is idle.
-        assert_eq!(link.deliver(0, 1, 0, Bytes(0)).arrives, 2_000_000);
+        assert_eq!(link.deliver(0, 1, 0, Bytes(0)).arrival, 2_000_000);
     }
 
     proptest! {

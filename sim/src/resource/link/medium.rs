@@ -16,8 +16,8 @@ use crate::engine::Nanos;
 pub struct Burst {
     /// The message's number.
     pub message: u64,
-    /// Whether it is on the second hop, to the receiver.
-    pub down: bool,
+    /// Whether the burst is on the second hop, from the access point to the receiver.
+    pub is_downlink: bool,
     pub bytes: u64,
     /// Transmission time in nanoseconds, with the overhead but without stalls.
     pub time: Nanos,
@@ -28,9 +28,9 @@ pub struct Burst {
 pub struct Grant {
     pub burst: Burst,
     /// The time at which it starts.
-    pub since: Nanos,
+    pub start: Nanos,
     /// The time at which it ends, if no stall is added.
-    pub ends: Nanos,
+    pub end: Nanos,
 }
 
 /// A medium and the transmissions that wait for it.
@@ -57,23 +57,23 @@ impl Medium {
 
     /// Returns the time at which the current transmission ends.
     pub fn next_end(&self) -> Option<Nanos> {
-        self.current.map(|current| current.ends)
+        self.current.map(|current| current.end)
     }
 
     /// Removes and returns the transmission that has ended by `now`; the next one starts at its end.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<Grant> {
-        let current = self.current.take_if(|current| current.ends <= now)?;
+        let current = self.current.take_if(|current| current.end <= now)?;
         self.busy_time += current.burst.time;
-        self.grant(current.ends);
+        self.grant(current.end);
         Some(current)
     }
 
     /// Stalls the medium from `now` until `until`.
     pub fn stall(&mut self, now: Nanos, until: Nanos) {
-        let remaining = self.current.map(|current| self.stalls.transmission_time(now, current.ends));
+        let remaining = self.current.map(|current| self.stalls.transmission_time(now, current.end));
         self.stalls.add(now, until);
         if let (Some(current), Some(remaining)) = (&mut self.current, remaining) {
-            current.ends = self.stalls.transmission_end(now, remaining);
+            current.end = self.stalls.transmission_end(now, remaining);
         }
     }
 
@@ -84,8 +84,8 @@ impl Medium {
 
     fn grant(&mut self, now: Nanos) {
         self.current = self.queue.pop_front().map(|burst| {
-            let ends = self.stalls.transmission_end(now, burst.time);
-            Grant { burst, since: now, ends }
+            let end = self.stalls.transmission_end(now, burst.time);
+            Grant { burst, start: now, end }
         });
     }
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn burst(message: u64, time: Nanos) -> Burst {
-        Burst { message, down: false, bytes: 1, time }
+        Burst { message, is_downlink: false, bytes: 1, time }
     }
 
     #[test]
@@ -108,13 +108,13 @@ mod tests {
         medium.request(2, burst(2, 5));
         medium.request(3, burst(3, 1));
         assert!(medium.pop_completed(9).is_none());
-        let first = medium.pop_completed(10).map(|current| (current.burst.message, current.since));
+        let first = medium.pop_completed(10).map(|current| (current.burst.message, current.start));
         assert_eq!(first, Some((1, 0)));
         // A stall interrupts the second transmission; the rest of it follows the stall.
         medium.stall(12, 20);
         assert_eq!(medium.next_end(), Some(23));
         assert_eq!(medium.pop_completed(23).map(|current| current.burst.message), Some(2));
-        assert_eq!(medium.pop_completed(24).map(|current| current.since), Some(23));
+        assert_eq!(medium.pop_completed(24).map(|current| current.start), Some(23));
         assert_eq!((medium.next_end(), medium.busy_time()), (None, 16));
     }
 }

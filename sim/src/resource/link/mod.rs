@@ -23,16 +23,16 @@ pub use wifi::WifiLink;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
     /// The time at which its transmission starts, after the messages before it.
-    pub starts: Nanos,
+    pub start: Nanos,
     /// The time at which its transmission ends.
-    pub ends: Nanos,
+    pub end: Nanos,
     /// The time at which its last byte arrives.
-    pub arrives: Nanos,
+    pub arrival: Nanos,
 }
 
-/// The result of sending a message.
+/// The delivery of a sent message, if it is known already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
+pub enum SendOutcome {
     /// Later messages do not change its delivery.
     Known(Delivery),
     /// The message waits for the medium; [`Link::next_delivery`] returns its delivery with this number.
@@ -42,7 +42,7 @@ pub enum Sent {
 /// The links between devices.
 pub trait Link {
     /// Sends a message at `now`, which must not be earlier than in any previous call.
-    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent;
+    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> SendOutcome;
     /// Returns the time at which to call [`Link::next_delivery`] next, if nothing else is sent.
     fn next_event(&self) -> Option<Nanos>;
     /// Advances to `now`, and removes one message whose delivery is known by then; the message may arrive later than

@@ -1,4 +1,4 @@
-//! Network: the links of a cluster, with an item of the caller for each message in flight.
+//! Network: the links of a cluster, with a caller-defined item for each message in flight.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
 
-use super::{ConstantLink, Delivery, Link, Sent, WifiLink, Wire};
+use super::{ConstantLink, Delivery, Link, SendOutcome, WifiLink, Wire};
 use crate::engine::Nanos;
 
 /// Links, and the items of the messages on them.
@@ -33,8 +33,8 @@ impl<T> Network<T> {
         item: T,
     ) -> Option<(T, Delivery)> {
         match self.links.send(now, from, to, bytes) {
-            Sent::Known(delivery) => Some((item, delivery)),
-            Sent::Pending(number) => {
+            SendOutcome::Known(delivery) => Some((item, delivery)),
+            SendOutcome::Pending(number) => {
                 self.in_flight.insert(number, item);
                 None
             }
@@ -74,7 +74,7 @@ pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     let members = &cluster.members;
     let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
     let mut order: Vec<usize> = plan.devices.iter().filter_map(planned).collect();
-    order.extend((0..members.len()).filter(|&it| plan.position(&members[it].name).is_none()));
+    order.extend((0..members.len()).filter(|&it| plan.device_index(&members[it].name).is_none()));
     order
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hearth_profiles::Bytes;
 use proptest::prelude::*;
 
-use super::{Delivery, Link, Sent};
+use super::{Delivery, Link, SendOutcome};
 use crate::engine::Nanos;
 
 /// A message of a test: nanoseconds since the previous message, sender, receiver, bytes.
@@ -38,9 +38,9 @@ pub(crate) fn send_all(link: &mut dyn Link, messages: &[TestMessage]) -> Vec<Del
         drive(link, Some(now), &mut pending, &mut delivered);
         let message = |delivery| (index, Delivered { pair: (from, to), bytes, sent: now, delivery });
         match link.send(now, from, to, Bytes(bytes)) {
-            Sent::Known(delivery) => delivered.push(message(delivery)),
-            Sent::Pending(number) => {
-                let unknown = Delivery { starts: 0, ends: 0, arrives: 0 };
+            SendOutcome::Known(delivery) => delivered.push(message(delivery)),
+            SendOutcome::Pending(number) => {
+                let unknown = Delivery { start: 0, end: 0, arrival: 0 };
                 assert!(pending.insert(number, message(unknown)).is_none(), "a message number is used twice");
             }
         }
@@ -59,7 +59,7 @@ fn drive(
 ) {
     while let Some(at) = link.next_event().filter(|&at| until.is_none_or(|until| at <= until)) {
         while let Some((number, delivery)) = link.next_delivery(at) {
-            assert!(delivery.arrives >= at, "reported after its arrival");
+            assert!(delivery.arrival >= at, "reported after its arrival");
             let (index, message) =
                 pending.remove(&number).expect("a message that was sent and not reported yet");
             delivered.push((index, Delivered { delivery, ..message }));
@@ -74,13 +74,13 @@ pub(crate) fn check_invariants(link: &mut dyn Link, messages: &[TestMessage]) ->
     assert_eq!(delivered.len(), messages.len(), "a message was lost or duplicated");
     let mut last = BTreeMap::new();
     for Delivered { pair, sent, delivery, .. } in &delivered {
-        assert!(delivery.starts >= *sent, "transmitted before it was sent");
-        assert!(delivery.ends >= delivery.starts, "its transmission ends before it starts");
-        let earliest = delivery.starts + link.latency(pair.0, pair.1).to_nanos();
-        assert!(delivery.arrives >= earliest.max(delivery.ends), "arrived before its latency had passed");
+        assert!(delivery.start >= *sent, "transmitted before it was sent");
+        assert!(delivery.end >= delivery.start, "its transmission ends before it starts");
+        let earliest = delivery.start + link.latency(pair.0, pair.1).to_nanos();
+        assert!(delivery.arrival >= earliest.max(delivery.end), "arrived before its latency had passed");
         let earlier = last.insert(*pair, *delivery).unwrap_or(*delivery);
-        assert!(delivery.arrives >= earlier.arrives, "overtook another message");
-        assert!(delivery.ends >= earlier.ends, "was transmitted before an earlier message");
+        assert!(delivery.arrival >= earlier.arrival, "overtook another message");
+        assert!(delivery.end >= earlier.end, "was transmitted before an earlier message");
     }
     let sent: u64 = messages.iter().map(|message| message.3).sum();
     assert_eq!(link.bytes_sent().0 - before, sent, "bytes were lost or duplicated");

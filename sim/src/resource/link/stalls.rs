@@ -128,7 +128,7 @@ impl Stalls {
                     break;
                 }
                 let start = (window * WINDOW).saturating_add(at.to_nanos());
-                let length = kind.from + (kind.to - kind.from) * uniform(stream);
+                let length = kind.min_duration + (kind.max_duration - kind.min_duration) * uniform(stream);
                 spans.push((start, start.saturating_add(length.to_nanos())));
             }
         }
@@ -184,7 +184,7 @@ mod tests {
             stalled +=
                 1000 * MILLI - stalls.transmission_time(second * 1000 * MILLI, (second + 1) * 1000 * MILLI);
         }
-        // 0.15 stalls per second of 80 ms and 0.03 of 190 ms, less their overlaps.
+        // On average 0.15 stalls per second of 80 ms each and 0.03 per second of 190 ms each, less their overlaps.
         let share = stalled as f64 / hour as f64;
         assert!((share / 0.0177 - 1.0).abs() < 0.1, "{share}");
         // Queries in another order give the same stalls.
@@ -204,8 +204,8 @@ mod tests {
             at in 0u64..30_000_000_000,
             time in 0u64..3_000_000_000,
         ) {
-            let (rate, from, to) = (PerSecond(rate), Seconds(from), Seconds(from + more));
-            let kind = Stall { rate, from, to, source: String::new() };
+            let (min_duration, max_duration) = (Seconds(from), Seconds(from + more));
+            let kind = Stall { rate: PerSecond(rate), min_duration, max_duration, source: String::new() };
             let mut stalls = stalls(vec![kind]);
             let end = stalls.transmission_end(at, time);
             prop_assert!(end >= at + time);

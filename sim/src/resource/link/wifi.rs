@@ -21,7 +21,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use super::connection::{Connection, Delays};
 use super::medium::{Burst, Medium};
 use super::stalls::Stalls;
-use super::{ConstantLink, Delivery, Link, Sent};
+use super::{ConstantLink, Delivery, Link, SendOutcome};
 use crate::engine::Nanos;
 use crate::random;
 
@@ -73,7 +73,7 @@ struct Sending {
     /// Bytes for which the sender has not yet requested the medium.
     unsent: u64,
     received: u64,
-    starts: Option<Nanos>,
+    start: Option<Nanos>,
     /// Nanoseconds from the end of its last burst to its arrival.
     rest_delay: Nanos,
 }
@@ -176,7 +176,8 @@ impl WifiLink {
         let Some(route) = self.routes.get(&message.pair) else { return };
         let bytes = message.unsent.min(route.burst);
         message.unsent -= bytes;
-        let burst = Burst { message: number, down: false, bytes, time: route.up.transmission_time(bytes) };
+        let burst =
+            Burst { message: number, is_downlink: false, bytes, time: route.up.transmission_time(bytes) };
         if let Some(medium) = self.media.get_mut(&route.up.port) {
             medium.request(at, burst);
         }
@@ -185,12 +186,12 @@ impl WifiLink {
     /// Handles the end of a burst on a port. Returns the message and its delivery if the burst was its last.
     fn on_burst_end(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
         let grant = self.media.get_mut(&port)?.pop_completed(at)?;
-        let Burst { message: number, down, bytes, .. } = grant.burst;
+        let Burst { message: number, is_downlink, bytes, .. } = grant.burst;
         let message = self.sending.get_mut(&number)?;
         let route = *self.routes.get(&message.pair)?;
         let connection = self.connections.entry(message.pair).or_default();
-        if !down {
-            message.starts.get_or_insert(grant.since);
+        if !is_downlink {
+            message.start.get_or_insert(grant.start);
             connection.last_sent = Some(at);
             // The access point requests first, then the sender for its next burst or its next message.
             let next = if message.unsent > 0 {
@@ -200,7 +201,9 @@ impl WifiLink {
                 connection.waiting.front().copied()
             };
             let time = route.down.transmission_time(bytes);
-            self.media.get_mut(&route.down.port)?.request(at, Burst { down: true, time, ..grant.burst });
+            self.media
+                .get_mut(&route.down.port)?
+                .request(at, Burst { is_downlink: true, time, ..grant.burst });
             if let Some(next) = next {
                 self.request(at, next);
             }
@@ -210,11 +213,11 @@ impl WifiLink {
         if message.received < message.bytes {
             return None;
         }
-        let arrives = at.saturating_add(message.rest_delay).max(connection.last_arrival);
-        connection.last_arrival = arrives;
-        let starts = message.starts.unwrap_or(at);
+        let arrival = at.saturating_add(message.rest_delay).max(connection.last_arrival);
+        connection.last_arrival = arrival;
+        let start = message.start.unwrap_or(at);
         self.sending.remove(&number);
-        Some((number, Delivery { starts, ends: at, arrives }))
+        Some((number, Delivery { start, end: at, arrival }))
     }
 }
 
@@ -226,7 +229,7 @@ impl Hop {
 }
 
 impl Link for WifiLink {
-    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent {
+    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> SendOutcome {
         let pair = (from, to);
         let Some(&route) = self.routes.get(&pair) else { return self.wires.send(now, from, to, bytes) };
         let connection = self.connections.entry(pair).or_default();
@@ -238,8 +241,7 @@ impl Link for WifiLink {
         let rest_delay = route.wire_latency + rest + tcp_delay;
         self.last_number += 1;
         let number = self.last_number;
-        let message =
-            Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, starts: None, rest_delay };
+        let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, start: None, rest_delay };
         self.sending.insert(number, message);
         self.bytes_sent += bytes.0;
         connection.last_sent = Some(now);
@@ -247,7 +249,7 @@ impl Link for WifiLink {
         if connection.waiting.len() == 1 {
             self.request(now, number);
         }
-        Sent::Pending(number)
+        SendOutcome::Pending(number)
     }
 
     fn next_event(&self) -> Option<Nanos> {

@@ -29,8 +29,8 @@ use super::checks::{FILE_NAME_HINT, is_file_name};
 use super::steadiness::Steadiness;
 use crate::cli::LabArgs;
 use crate::commands::print_json;
-use crate::diagnostics::{Failure, INCOMPLETE};
-use crate::interruption::{self, INTERRUPTED};
+use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
+use crate::interruption::{self, EXIT_INTERRUPTED};
 use crate::machine::read_scenario;
 use crate::output::say;
 
@@ -40,14 +40,14 @@ struct Entry {
     name: String,
     /// The question that the scenario answers: the first line of its comment.
     question: String,
-    /// A digest of everything that the result depends on: the document, the models, this program, the machine and the
-    /// command line.
-    key: String,
+    /// The digest of everything that the result depends on: the document, the models, this program, the machine and
+    /// the command line.
+    input_digest: String,
 }
 
 impl Entry {
-    fn id(&self, pass: u32) -> LabId {
-        LabId { name: self.name.clone(), key: self.key.clone(), pass }
+    fn id(&self, repetition: u32) -> LabId {
+        LabId { name: self.name.clone(), input_digest: self.input_digest.clone(), repetition }
     }
 }
 
@@ -68,7 +68,7 @@ const MAX_RESTARTS: u32 = 2;
 const MAX_LAB_TIME: Duration = Duration::from_hours(2);
 
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
-    let Some(output) = &args.output else { return Err(Failure::unusable("a suite needs --output")) };
+    let Some(output) = &args.output else { return Err(Failure::invalid("a suite needs --output")) };
     create_folder(output)?;
     let (folder, title) = match (&args.suite, args.random) {
         (Some(folder), _) => (folder.clone(), folder.display().to_string()),
@@ -77,7 +77,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
             draw::write(&folder, count, args.seed, args.planning.model.as_deref())?;
             (folder, format!("{count} scenarios drawn by seed {}", args.seed))
         }
-        (None, None) => return Err(Failure::unusable("give a scenario, --suite or --random")),
+        (None, None) => return Err(Failure::invalid("give a scenario, --suite or --random")),
     };
     let entries = entries(&folder, args)?;
     let mut results = Results::open(&output.join("results.jsonl"))?;
@@ -88,14 +88,14 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut done = 0u32;
     for (index, (entry, id)) in labs.iter().enumerate() {
         let progress = format!("{} of {}", index + 1, labs.len());
-        if results.has(id) {
+        if results.is_done(id) {
             tracing::info!("{progress}: {} is already done", entry.name);
             continue;
         }
-        let left = labs[index..].iter().filter(|(_, id)| !results.has(id)).count();
+        let left = labs[index..].iter().filter(|(_, id)| !results.is_done(id)).count();
         let time_left = time_left(elapsed().saturating_sub(start), done, left);
         tracing::info!("{progress}: {}{time_left}", entry.name);
-        let result = match run_steadily(entry, id.pass, args, output) {
+        let result = match run_steadily(entry, id.repetition, args, output) {
             Ok(run) => LabResult::Done(Box::new(run)),
             Err(why) => {
                 tracing::info!("  failed: {}", why.lines().next().unwrap_or_default());
@@ -104,7 +104,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         };
         if IS_INTERRUPTED.load(Ordering::SeqCst) {
             tracing::info!("interrupted; run the same command again to continue");
-            return Ok(ExitCode::from(INTERRUPTED as u8));
+            return Ok(ExitCode::from(EXIT_INTERRUPTED as u8));
         }
         results.add(id.clone(), result)?;
         done += 1;
@@ -119,15 +119,15 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     } else {
         say!("{}report: {}\n", page::summary_text(&validation), output.join("index.html").display());
     }
-    let all_met = validation.scores().criteria.iter().all(|criterion| criterion.met);
-    Ok(if all_met { ExitCode::SUCCESS } else { ExitCode::from(INCOMPLETE) })
+    let all_met = validation.scores().criteria.iter().all(|criterion| criterion.is_met);
+    Ok(if all_met { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
 }
 
 /// Collects the runs of each scenario, and the scenarios with a failed run.
 fn collect(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, Vec<FailedScenario>) {
     let (mut cases, mut failed) = (Vec::new(), Vec::new());
     for entry in entries {
-        let (runs, why) = results.of((0..passes).map(|pass| entry.id(pass)));
+        let (runs, why) = results.runs_of((0..passes).map(|pass| entry.id(pass)));
         let name = entry.name.clone();
         failed.extend(why.map(|reason| FailedScenario { name: name.clone(), reason }));
         if !runs.is_empty() {
@@ -152,7 +152,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
-    let program = std::env::current_exe().map_err(Failure::running)?;
+    let program = std::env::current_exe().map_err(Failure::failed)?;
     let environment = format!(
         "{:?} {:?} {:?} {:?}",
         args.tokens,
@@ -166,20 +166,21 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
         let name = loaded.scenario.name.clone();
         if let Some(twin) = entries.iter().find(|entry| entry.name == name) {
             let what = format!("two scenarios are called `{name}`: {}", twin.path.display());
-            return Err(Failure::unusable(what).at(path.display()).hint("give each scenario a unique name"));
+            return Err(Failure::invalid(what).at(path.display()).hint("give each scenario a unique name"));
         }
         if !is_file_name(&name) {
-            return Err(Failure::unusable(format!("the name `{name}` cannot be used for a folder"))
+            return Err(Failure::invalid(format!("the name `{name}` cannot be used for a folder"))
                 .at(path.display())
                 .hint(FILE_NAME_HINT));
         }
         let model = args.planning.model.clone().or_else(|| loaded.model_file());
         let files = [model.as_deref().map(file_stamp), loaded.draft_file().as_deref().map(file_stamp)];
-        let key = hearth_schema::digest::of(&format!("{} {files:?} {environment}", loaded.origin.digest));
-        entries.push(Entry { question: loaded.question, path, name, key });
+        let input_digest =
+            hearth_schema::digest::of_text(&format!("{} {files:?} {environment}", loaded.origin.digest));
+        entries.push(Entry { question: loaded.question, path, name, input_digest });
     }
     if entries.is_empty() {
-        return Err(Failure::unusable("there is no scenario in this folder")
+        return Err(Failure::invalid("there is no scenario in this folder")
             .at(folder.display())
             .hint("scenarios are files that end in .yaml"));
     }
@@ -197,7 +198,7 @@ fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Resu
     let mut restarts = 0;
     loop {
         let run = run_once(entry, pass, args, output)?;
-        if run.steady || restarts == MAX_RESTARTS || IS_INTERRUPTED.load(Ordering::SeqCst) {
+        if run.is_steady || restarts == MAX_RESTARTS || IS_INTERRUPTED.load(Ordering::SeqCst) {
             return Ok(RunPair { restarts, ..run });
         }
         restarts += 1;
@@ -257,8 +258,9 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
         }
     }
     let (predicted, measured) = (RunMetrics::of(&output.predicted), RunMetrics::of(&output.measured));
-    let steady = output.steadiness.iter().all(|run| run.steady);
-    Ok(RunPair { prediction: output.prediction, predicted, measured, steady, restarts: 0 })
+    let is_steady = output.steadiness.iter().all(|run| run.is_steady);
+    let prediction_digest = output.prediction;
+    Ok(RunPair { prediction_digest, predicted, measured, is_steady, restarts: 0 })
 }
 
 /// Returns the reason of a failed lab: the error in its JSON output, or all of its standard error.

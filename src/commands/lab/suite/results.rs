@@ -34,10 +34,12 @@ pub enum LabResult {
 pub struct LabId {
     /// The name of the scenario.
     pub name: String,
-    /// A digest of everything that the result depends on.
-    pub key: String,
+    /// The digest of everything that the result depends on.
+    #[serde(rename = "key")]
+    pub input_digest: String,
     /// Index of the repetition of the suite, from 0.
-    pub pass: u32,
+    #[serde(rename = "pass")]
+    pub repetition: u32,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -69,7 +71,7 @@ impl Results {
     }
 
     /// Returns whether a lab was completed.
-    pub fn has(&self, id: &LabId) -> bool {
+    pub fn is_done(&self, id: &LabId) -> bool {
         matches!(self.results.get(id), Some(LabResult::Done(_)))
     }
 
@@ -77,7 +79,7 @@ impl Results {
     pub fn add(&mut self, id: LabId, result: LabResult) -> Result<(), Failure> {
         let failed = |error: &std::io::Error| Error::file(&self.path, "write", error);
         let line = Line { id: id.clone(), result: result.clone() };
-        let mut line = serde_json::to_vec(&line).map_err(Failure::running)?;
+        let mut line = serde_json::to_vec(&line).map_err(Failure::failed)?;
         line.push(b'\n');
         // If the last line is incomplete, the new line must not continue it.
         let text = fs::read(&self.path).unwrap_or_default();
@@ -91,9 +93,9 @@ impl Results {
     }
 
     /// Returns the runs of several labs, and the reason of the last failure.
-    pub fn of(&self, id: impl Iterator<Item = LabId>) -> (Vec<RunPair>, Option<String>) {
+    pub fn runs_of(&self, ids: impl Iterator<Item = LabId>) -> (Vec<RunPair>, Option<String>) {
         let (mut runs, mut why) = (Vec::new(), None);
-        for result in id.filter_map(|id| self.results.get(&id)) {
+        for result in ids.filter_map(|id| self.results.get(&id)) {
             match result {
                 LabResult::Done(run) => runs.push((**run).clone()),
                 LabResult::Failed(reason) => why = Some(reason.clone()),
@@ -109,8 +111,8 @@ mod tests {
 
     use super::*;
 
-    fn id(name: &str, key: &str, pass: u32) -> LabId {
-        LabId { name: name.into(), key: key.into(), pass }
+    fn id(name: &str, input_digest: &str, repetition: u32) -> LabId {
+        LabId { name: name.into(), input_digest: input_digest.into(), repetition }
     }
 
     #[test]
@@ -119,29 +121,29 @@ mod tests {
         let file = folder.path().join("results.jsonl");
         let numbers = RunMetrics { tpot_ms: Some(1.5), ..RunMetrics::default() };
         let run = Box::new(RunPair {
-            prediction: "sha256:1".into(),
+            prediction_digest: "sha256:1".into(),
             predicted: numbers.clone(),
             measured: numbers,
-            steady: true,
+            is_steady: true,
             restarts: 0,
         });
         let mut results = Results::open(&file).expect("nothing is there yet");
         results.add(id("a", "1", 0), LabResult::Done(run.clone())).expect("it is written");
         results.add(id("b", "1", 0), LabResult::Failed("why".into())).expect("it is written");
-        assert_eq!(results.of([id("b", "1", 0)].into_iter()), (vec![], Some("why".into())));
+        assert_eq!(results.runs_of([id("b", "1", 0)].into_iter()), (vec![], Some("why".into())));
         let mut text = fs::read(&file).expect("a file");
         text.extend(b"{\"key\":\"1\",\"done\":{\"na");
         fs::write(&file, text).expect("it is written");
         let mut results = Results::open(&file).expect("the complete lines");
-        assert!(results.has(&id("a", "1", 0)));
+        assert!(results.is_done(&id("a", "1", 0)));
         for missing in [id("a", "2", 0), id("a", "1", 1), id("b", "1", 0), id("c", "1", 0)] {
-            assert!(!results.has(&missing), "{missing:?}");
+            assert!(!results.is_done(&missing), "{missing:?}");
         }
         results.add(id("b", "1", 0), LabResult::Done(run.clone())).expect("it is written");
         results.add(id("b", "1", 1), LabResult::Done(run.clone())).expect("it is written");
         let results = Results::open(&file).expect("results");
-        assert!(results.has(&id("b", "1", 0)), "the last line counts");
-        let all = (0..3).map(|pass| id("b", "1", pass));
-        assert_eq!(results.of(all), (vec![(*run).clone(), *run], None));
+        assert!(results.is_done(&id("b", "1", 0)), "the last line counts");
+        let all = (0..3).map(|repetition| id("b", "1", repetition));
+        assert_eq!(results.runs_of(all), (vec![(*run).clone(), *run], None));
     }
 }

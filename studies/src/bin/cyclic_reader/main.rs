@@ -2,7 +2,7 @@
 //!
 //! A process reads a file (640 MiB) cyclically that is larger than its memory limit, at 200 MB/s, and computes
 //! nothing else. A part of the file should remain in memory, and the rest is streamed through a small buffer. Both
-//! are ordinary page cache, so the measurement shows whether reclaim evicts the kept part. It needs root.
+//! are ordinary page cache, so the measurement shows whether reclaim evicts the kept part. The program needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --table      # by limit, buffer and piece size
@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, WeightFile, median, require_root};
 use hearth_studies::run_study;
-use passes::{Mode, Passes};
+use passes::{PassOptions, ReadMode};
 
 mod passes;
 mod probes;
@@ -55,7 +55,7 @@ struct Arguments {
     #[arg(long)]
     margin: bool,
     #[command(flatten)]
-    base: Passes,
+    base: PassOptions,
 }
 
 fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -70,7 +70,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     require_root()?;
     let file = WeightFile::create(&directory, base.file_mib)?;
     if let Some(probe) = probe {
-        let limits = Limits { memory: 2 * base.file_mib * MIB, disk_mbps, cpu: None };
+        let limits = Limits { memory_bytes: 2 * base.file_mib * MIB, disk_mbps, cpu_quota: None };
         print!("{}", in_child(limits, &file.path, vec!["--probe".into(), probe])?);
         return Ok(());
     }
@@ -99,29 +99,34 @@ fn in_child(limits: Limits, file: &Path, mut arguments: Vec<String>) -> Result<S
     groups.run(&arguments)
 }
 
-/// Returns experiments with limits of 90 to 35 % of the file, and kept sets that use the whole limit.
-fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
+/// Returns experiments with memory limits of 90 to 35 % of the file, and kept sets that use the whole limit.
+fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let mut rows = Vec::new();
     for percent in [90, 75, 50, 35] {
         let budget = base.file_mib * percent / 100;
-        let limited = Passes { limit_kib: (budget + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
+        let limited =
+            PassOptions { memory_limit_kib: (budget + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
         let named = |name: &str, passes| (format!("{percent} %, {name}"), passes);
-        rows.push(named("plain", Passes { mode: Mode::Plain, ..limited.clone() }));
-        rows.push(named("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }));
-        rows.push(named("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }));
+        rows.push(named("plain", PassOptions { mode: ReadMode::Plain, ..limited.clone() }));
+        rows.push(named(
+            "ahead",
+            PassOptions { mode: ReadMode::Ahead, buffer_kib: 32 << 10, ..limited.clone() },
+        ));
+        rows.push(named("behind", PassOptions { buffer_kib: 32 << 10, ..limited.clone() }));
         for buffer in [4, 8, 32] {
-            let managed = Passes { kept_mib: budget - buffer, buffer_kib: buffer << 10, ..limited.clone() };
+            let managed =
+                PassOptions { kept_mib: budget - buffer, buffer_kib: buffer << 10, ..limited.clone() };
             rows.push(named("managed", managed));
         }
         if percent == 50 {
-            let managed = Passes { kept_mib: budget - 8, ..limited.clone() };
-            rows.push(named("managed", Passes { piece_kib: 256, ..managed.clone() }));
-            rows.push(named("managed", Passes { piece_kib: 4096, ..managed.clone() }));
-            let fadvise = Passes { fadvise: true, ..managed.clone() };
+            let managed = PassOptions { kept_mib: budget - 8, ..limited.clone() };
+            rows.push(named("managed", PassOptions { piece_kib: 256, ..managed.clone() }));
+            rows.push(named("managed", PassOptions { piece_kib: 4096, ..managed.clone() }));
+            let fadvise = PassOptions { fadvise: true, ..managed.clone() };
             rows.push(named("managed, fadvise", fadvise.clone()));
             rows.push(named(
                 "managed, fadvise in the helper",
-                Passes { helper_drops: true, ..fadvise.clone() },
+                PassOptions { helper_drops: true, ..fadvise.clone() },
             ));
         }
     }
@@ -129,18 +134,18 @@ fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
 }
 
 /// Returns experiments with a kept set of 312 MiB, a buffer of 8 MiB, and limits that approach their sum.
-fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
-    let managed = Passes { kept_mib: 312, ..base.clone() };
+fn margin_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
+    let managed = PassOptions { kept_mib: 312, ..base.clone() };
     let variants = [
         ("page-out", managed.clone()),
-        ("page-out, random", Passes { random: true, ..managed.clone() }),
-        ("fadvise", Passes { fadvise: true, ..managed.clone() }),
-        ("fadvise in the helper", Passes { fadvise: true, helper_drops: true, ..managed.clone() }),
+        ("page-out, random", PassOptions { random: true, ..managed.clone() }),
+        ("fadvise", PassOptions { fadvise: true, ..managed.clone() }),
+        ("fadvise in the helper", PassOptions { fadvise: true, helper_drops: true, ..managed.clone() }),
     ];
     let mut rows = Vec::new();
     for (name, passes) in variants {
         for limit in [328, 326, 324, 323, 322, 321, 320, 318] {
-            rows.push((name.into(), Passes { limit_kib: limit << 10, ..passes.clone() }));
+            rows.push((name.into(), PassOptions { memory_limit_kib: limit << 10, ..passes.clone() }));
         }
     }
     rows
@@ -148,24 +153,33 @@ fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
 
 /// Returns the experiments that `sim/tests/it/cyclic_rows.rs` replays: few passes in large pieces, so that the log is
 /// short.
-fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
-    let limited = Passes { limit_kib: 325 << 10, kept_mib: 0, piece_kib: 2048, count: 4, ..base.clone() };
-    let managed = Passes { kept_mib: 312, ..limited.clone() };
+fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
+    let limited = PassOptions {
+        memory_limit_kib: 325 << 10,
+        kept_mib: 0,
+        piece_kib: 2048,
+        pass_count: 4,
+        ..base.clone()
+    };
+    let managed = PassOptions { kept_mib: 312, ..limited.clone() };
     let rows = [
-        ("plain", Passes { mode: Mode::Plain, ..limited.clone() }),
-        ("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }),
-        ("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }),
+        ("plain", PassOptions { mode: ReadMode::Plain, ..limited.clone() }),
+        ("ahead", PassOptions { mode: ReadMode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }),
+        ("behind", PassOptions { buffer_kib: 32 << 10, ..limited.clone() }),
         ("managed", managed.clone()),
-        ("managed, fadvise", Passes { fadvise: true, ..managed.clone() }),
-        ("managed, no margin", Passes { limit_kib: 320 << 10, ..managed.clone() }),
-        ("managed, fadvise, no margin", Passes { limit_kib: 320 << 10, fadvise: true, ..managed }),
+        ("managed, fadvise", PassOptions { fadvise: true, ..managed.clone() }),
+        ("managed, no margin", PassOptions { memory_limit_kib: 320 << 10, ..managed.clone() }),
+        (
+            "managed, fadvise, no margin",
+            PassOptions { memory_limit_kib: 320 << 10, fadvise: true, ..managed },
+        ),
     ];
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }
 
 /// Runs one experiment and prints its row: medians over the passes after the first, and the maximum of the memory.
-fn measure(name: &str, row: &Passes, disk_mbps: u64, file: &Path) -> Result<(), Failure> {
-    let limits = Limits { memory: row.limit_kib << 10, disk_mbps, cpu: None };
+fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &Path) -> Result<(), Failure> {
+    let limits = Limits { memory_bytes: row.memory_limit_kib << 10, disk_mbps, cpu_quota: None };
     let text = in_child(limits, file, row.arguments())?;
     let numbers =
         |line: &str| -> Vec<f64> { line.split(' ').skip(2).filter_map(|word| word.parse().ok()).collect() };
@@ -175,9 +189,9 @@ fn measure(name: &str, row: &Passes, disk_mbps: u64, file: &Path) -> Result<(), 
     let most = |column: usize| settled.iter().map(|pass| pass[column]).fold(0.0, f64::max);
     println!(
         "| {name} | {:.0} | {} | {} | {} | {:.3} | {:.0} | {:.2} | {:.0} | {:.0} | {:.3} | {:.0} | {:.1} | {:.2} | {:.0} |",
-        row.limit_kib as f64 / 1024.0,
-        if row.mode == Mode::Managed { row.kept_mib } else { 0 },
-        if row.mode == Mode::Plain { 0 } else { row.buffer_kib >> 10 },
+        row.memory_limit_kib as f64 / 1024.0,
+        if row.mode == ReadMode::Managed { row.kept_mib } else { 0 },
+        if row.mode == ReadMode::Plain { 0 } else { row.buffer_kib >> 10 },
         row.piece_kib,
         middle(0),
         middle(1) / MIB as f64,

@@ -3,8 +3,8 @@
 //! The reader sums one piece of the file after another, in a cycle. In mode `managed`, some pieces are *kept*: they
 //! are loaded once before the first pass and spread evenly. The others are *streamed*: a helper thread requests them
 //! with `WILLNEED`, with a limited number of bytes in flight, waits for each with `MADV_POPULATE_READ`, and uses no
-//! more than a buffer. The reader drops them after use. Mode `ahead` has the helper but keeps and drops nothing; the
-//! rows `behind` are `managed` without kept pieces; mode `plain` only has page faults.
+//! more memory than a buffer. The reader drops the streamed pieces after use. Mode `ahead` has the helper but keeps and
+//! drops nothing; the rows `behind` are `managed` without kept pieces; mode `plain` only has page faults.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -19,7 +19,7 @@ use hearth_studies::cgroups::{
 
 /// How the file is read.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
-pub enum Mode {
+pub enum ReadMode {
     /// Only page faults read.
     Plain,
     /// A helper reads up to a buffer ahead.
@@ -89,24 +89,24 @@ impl Log {
 
 /// The options of one experiment.
 #[derive(Args, Clone, Debug)]
-pub struct Passes {
+pub struct PassOptions {
     /// Size of the file in MiB.
     #[arg(long, default_value_t = 640)]
     pub file_mib: usize,
     /// Memory limit in KiB.
-    #[arg(long, default_value_t = 324 << 10)]
-    pub limit_kib: usize,
-    #[arg(long, value_enum, default_value_t = Mode::Managed)]
-    pub mode: Mode,
+    #[arg(long = "limit-kib", default_value_t = 324 << 10)]
+    pub memory_limit_kib: usize,
+    #[arg(long, value_enum, default_value_t = ReadMode::Managed)]
+    pub mode: ReadMode,
     /// Size of the kept set in MiB.
     #[arg(long, default_value_t = 312)]
     pub kept_mib: usize,
     /// Size of the stream buffer in KiB.
     #[arg(long, default_value_t = 8 << 10)]
     pub buffer_kib: usize,
-    /// Maximum number of KiB that are requested but not yet read.
-    #[arg(long, default_value_t = 4 << 10)]
-    pub flight_kib: usize,
+    /// Maximum size in KiB of the pieces that are requested but not yet read.
+    #[arg(long = "flight-kib", default_value_t = 4 << 10)]
+    pub max_in_flight_kib: usize,
     /// Size of a piece in KiB.
     #[arg(long, default_value_t = 1024)]
     pub piece_kib: usize,
@@ -121,13 +121,13 @@ pub struct Passes {
     pub helper_drops: bool,
     /// Number of passes over the file.
     #[arg(long = "passes", default_value_t = 6)]
-    pub count: usize,
+    pub pass_count: usize,
     /// Append the log of operations to this file, for replay.
     #[arg(long)]
     pub log: Option<PathBuf>,
 }
 
-impl Passes {
+impl PassOptions {
     fn drop_method(&self) -> DropMethod {
         if self.fadvise { DropMethod::UnmapAndFadvise } else { DropMethod::PageOut }
     }
@@ -137,12 +137,12 @@ impl Passes {
         let mut words = vec!["--mode".into(), format!("{:?}", self.mode).to_lowercase()];
         for (word, value) in [
             ("--file-mib", self.file_mib),
-            ("--limit-kib", self.limit_kib),
+            ("--limit-kib", self.memory_limit_kib),
             ("--kept-mib", self.kept_mib),
             ("--buffer-kib", self.buffer_kib),
-            ("--flight-kib", self.flight_kib),
+            ("--flight-kib", self.max_in_flight_kib),
             ("--piece-kib", self.piece_kib),
-            ("--passes", self.count),
+            ("--passes", self.pass_count),
         ] {
             words.extend([word.into(), value.to_string()]);
         }
@@ -159,7 +159,7 @@ impl Passes {
     fn keeps(&self, piece: usize) -> bool {
         let pieces = self.file_mib * 1024 / self.piece_kib;
         let kept = self.kept_mib * 1024 / self.piece_kib;
-        self.mode == Mode::Managed && (piece + 1) * kept / pieces > piece * kept / pieces
+        self.mode == ReadMode::Managed && (piece + 1) * kept / pieces > piece * kept / pieces
     }
 
     /// Runs as the child: makes the passes and prints a line for each.
@@ -183,9 +183,9 @@ impl Passes {
         }
         let must = streamed.len() * (self.piece_kib << 10);
         let handle = file.try_clone()?;
-        let helper = (self.mode != Mode::Plain).then(|| self.helper(streamed, map, handle, log.clone()));
+        let helper = (self.mode != ReadMode::Plain).then(|| self.helper(streamed, map, handle, log.clone()));
         let mut lines = Vec::new();
-        for pass in 0..self.count {
+        for pass in 0..self.pass_count {
             let (begin, before) = (Instant::now(), Counters::read(groups)?);
             let (lost, dropping) = self.pass(&file, map, &pieces, &kept, helper.as_ref(), &log)?;
             let now = Counters::read(groups)?;
@@ -193,16 +193,16 @@ impl Passes {
             println!(
                 "pass {pass} {:.3} {} {} {lost} {} {:.3} {} {:.2} {:.2} {}",
                 begin.elapsed().as_secs_f64(),
-                count.bytes,
+                count.bytes_read,
                 must,
                 count.refaults,
                 dropping.as_secs_f64(),
                 count.limit_hits,
-                now.used as f64 / MIB as f64,
-                now.kernel as f64 / MIB as f64,
-                now.active / MIB as u64,
+                now.used_bytes as f64 / MIB as f64,
+                now.kernel_bytes as f64 / MIB as f64,
+                now.active_bytes / MIB as u64,
             );
-            lines.push(format!("pass {} {} {lost} {}", count.bytes, count.refaults, log.take()));
+            lines.push(format!("pass {} {} {lost} {}", count.bytes_read, count.refaults, log.take()));
         }
         if let Some(path) = &self.log {
             let mut out = OpenOptions::new().create(true).append(true).open(path)?;
@@ -237,7 +237,7 @@ impl Passes {
             log.add('t', at);
             if let (false, Some(helper)) = (*kept, helper) {
                 let start = Instant::now();
-                if self.mode == Mode::Managed && !self.helper_drops {
+                if self.mode == ReadMode::Managed && !self.helper_drops {
                     self.drop_method().drop(file, map, piece);
                     log.add('r', at);
                 }
@@ -253,8 +253,8 @@ impl Passes {
         let (loaded_tx, loaded_rx) = mpsc::channel();
         let (used_tx, used_rx) = mpsc::channel::<Piece>();
         let buffer = (self.buffer_kib / self.piece_kib).max(1);
-        let flight = (self.flight_kib / self.piece_kib).max(1);
-        let (drops, method) = (self.helper_drops && self.mode == Mode::Managed, self.drop_method());
+        let flight = (self.max_in_flight_kib / self.piece_kib).max(1);
+        let (drops, method) = (self.helper_drops && self.mode == ReadMode::Managed, self.drop_method());
         std::thread::spawn(move || {
             let (mut requested, mut loaded, mut released) = (0, 0, 0);
             loop {

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::passes::{DropMethod, load};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, MIB, PAGE, advise, checksum, drop_from_cache, map_cold, median, missing_pages,
+    Cgroups, Counters, Failure, MIB, PAGE_SIZE, advise, checksum, drop_from_cache, map_cold, median,
+    missing_pages,
 };
 
 /// Runs a probe by name.
@@ -42,9 +43,9 @@ fn probe_drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> 
         for random in [false, true] {
             for used in [false, true] {
                 for piece_kib in [256, 1024, 4096] {
-                    let before = Counters::read(groups)?.used;
+                    let before = Counters::read(groups)?.used_bytes;
                     drop_pieces(file, map, method, random, used, piece_kib, who);
-                    let now = Counters::read(groups)?.used;
+                    let now = Counters::read(groups)?.used_bytes;
                     println!("    charged after it: {:+.1} MiB", (now as f64 - before as f64) / MIB as f64);
                     drop_from_cache(file, 0, map.len());
                 }
@@ -77,10 +78,10 @@ fn drop_pieces(
         let begin = Instant::now();
         method.drop(file, map, piece);
         times.push(begin.elapsed().as_secs_f64() * 1e3 * MIB as f64 / length as f64);
-        remaining += length / PAGE - missing_pages(piece);
+        remaining += length / PAGE_SIZE - missing_pages(piece);
     }
     let advice = if random { "random" } else { "normal" };
-    let pages = 128 * MIB / PAGE;
+    let pages = 128 * MIB / PAGE_SIZE;
     println!(
         "{who}: {method:?}, {advice}, used {used}, {kib} KiB: {:.3} ms/MiB, {remaining} of {pages} pages remain",
         median(times)
@@ -115,9 +116,9 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), 
                 }
                 let took = begin.elapsed().as_secs_f64() * 1e3;
                 std::thread::sleep(Duration::from_millis(150));
-                let read = Counters::read(groups)?.since(&before).bytes >> 10;
-                let resident = (length / PAGE - missing_pages(piece)) * 4;
-                let all = (map.len() / PAGE - missing_pages(map)) * 4;
+                let read = Counters::read(groups)?.since(&before).bytes_read >> 10;
+                let resident = (length / PAGE_SIZE - missing_pages(piece)) * 4;
+                let all = (map.len() / PAGE_SIZE - missing_pages(map)) * 4;
                 println!(
                     "{advice}: {what} of {} KiB took {took:.2} ms, read {read} KiB; {resident} KiB of the piece are resident, {all} of the file",
                     length >> 10

@@ -15,7 +15,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
 
-use crate::devices::{DeviceKind, KINDS, random_device};
+use crate::devices::{DEVICE_KINDS, DeviceKind, random_device};
 use crate::random::Random;
 
 /// Minimum and maximum number of devices.
@@ -52,7 +52,7 @@ pub fn cluster(seed: u64, number: u64, workload: Workload) -> Result<Cluster, St
 }
 
 /// Returns a random cluster for which all plans can be simulated.
-pub fn small(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
+pub fn small_cluster(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
     // These random streams differ from those of the large clusters.
     let mut random = Random::new(seed, (1 << 32) + number);
     let layers = *random.pick(&SMALL_LAYERS);
@@ -68,7 +68,7 @@ pub fn memory_ratio(cluster: &Cluster) -> f64 {
 
 /// Sets the residency policy of all devices, or lets the planner choose if `residency` is `None`.
 pub fn with_residency(mut cluster: Cluster, residency: Option<Residency>) -> Cluster {
-    let residency = residency.map(ResidencyOptions::of);
+    let residency = residency.map(ResidencyOptions::with_policy);
     cluster.members.iter_mut().for_each(|member| member.residency = residency);
     cluster
 }
@@ -102,7 +102,7 @@ fn random_cluster(
 }
 
 fn random_member(index: usize, random: &mut Random) -> Member {
-    let mut kind = *random.pick(&KINDS);
+    let mut kind = *random.pick(&DEVICE_KINDS);
     if index == 0 && kind == DeviceKind::Android {
         kind = DeviceKind::Linux;
     }
@@ -169,7 +169,7 @@ fn shrunk(mut cluster: Cluster, layers: u32) -> Result<Cluster, String> {
     let share = f64::from(layers) / f64::from(document.layers.0);
     document.layers = Layers(layers);
     document.name = format!("{} cut to {layers} layers", document.name);
-    document.vocabulary = (f64::from(document.vocabulary) * share) as u32;
+    document.vocab_size = (f64::from(document.vocab_size) * share) as u32;
     cluster.model = document.profile().map_err(|error| error.to_string())?;
     let shrink = |bytes: &mut Sourced<Bytes>| bytes.value = Bytes((bytes.value.as_f64() * share) as u64);
     for member in &mut cluster.members {
@@ -206,7 +206,9 @@ mod tests {
     #[test]
     fn every_random_device_is_a_valid_document() {
         for number in 0..50 {
-            for cluster in [cluster(1, number, WORKLOAD), small(1, number, WORKLOAD)].map(Result::unwrap) {
+            for cluster in
+                [cluster(1, number, WORKLOAD), small_cluster(1, number, WORKLOAD)].map(Result::unwrap)
+            {
                 for member in &cluster.members {
                     let read = Device::from_yaml(&member.device.to_yaml());
                     assert!(read.is_ok(), "{number}: {}", read.unwrap_err());

@@ -36,8 +36,8 @@ pub enum DeviceKind {
     Android,
 }
 
-/// The kinds of devices; each is repeated by its frequency. source: assumed
-pub const KINDS: [DeviceKind; 10] = [
+/// The kinds of devices, repeated in proportion to their frequencies. source: assumed
+pub const DEVICE_KINDS: [DeviceKind; 10] = [
     DeviceKind::LinuxCuda,
     DeviceKind::LinuxCuda,
     DeviceKind::LinuxCuda,
@@ -77,14 +77,16 @@ const METAL_SHARE: f64 = 2.0 / 3.0;
 struct Ranges {
     /// Memory sizes in GiB. source: sold devices
     memory: &'static [f64],
-    /// Share of the memory that is available to a run. source: prima.cpp paper, Table 3: 0.24 to 0.85
+    /// Range of the share of the memory that is available to a run. source: prima.cpp paper, Table 3: 0.24 to 0.85
     available: [f64; 2],
-    /// Memory bandwidth in GB/s. source: assumed; from two channels of DDR4-2133 at half their peak to two of
-    /// DDR5-5600 at 0.8; phones from d4 and d5 to three times that
+    /// Range of the memory bandwidth in GB/s. source: assumed; from two channels of DDR4-2133 at half their peak to two
+    /// of DDR5-5600 at 0.8; phones from d4 and d5 to three times that
     read: [f64; 2],
-    /// CPU speed with Q4_K in GFLOP/s. source: assumed; from 4 old cores with AVX2 to 16 new ones; phones an eighth
+    /// Range of the CPU speed with Q4_K in GFLOP/s. source: assumed; from 4 old cores with AVX2 to 16 new ones;
+    /// phones an eighth
     speed: [f64; 2],
-    /// Sequential disk reads in GB/s. source: assumed; SATA to NVMe on PCI Express 3; eMMC to UFS 4
+    /// Range of the sequential read rate of the disk in GB/s. source: assumed; SATA to NVMe on PCI
+    /// Express 3; eMMC to UFS 4
     disk: [f64; 2],
 }
 
@@ -115,13 +117,13 @@ const ANDROID: Ranges = Ranges {
 const HARD_DISK: [f64; 2] = [0.08, 0.2];
 /// Percentage of the Linux devices that have a hard disk. source: assumed
 const HARD_DISK_PERCENT: u32 = 12;
-/// Range of the ratio of random to sequential read rates, for the disks of Macs. source: assumed
+/// Range of the ratio of the random to the sequential read rate of a Mac's disk. source: assumed
 const RANDOM_SHARE: [f64; 2] = [0.3, 1.0];
-/// Range of the free swap space of Android devices, in GiB. source: assumed; compressed swap of a quarter of 4 to 12
-/// GiB
-const SWAP: [f64; 2] = [1.0, 3.0];
+/// Range of the free swap space of an Android device, in GiB. source: assumed; compressed swap of a quarter of the
+/// memory, for devices with 4 to 12 GiB
+const SWAP_GIB: [f64; 2] = [1.0, 3.0];
 /// Share of the memory of other programs that can be swapped out. source: the shipped devices
-const CAN_SWAP: f64 = 0.78;
+const SWAPPABLE_SHARE: f64 = 0.78;
 
 /// Returns a random device of a kind.
 pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Device {
@@ -146,7 +148,7 @@ pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Devic
         _ => None,
     };
     let disk = disk(os, ranges, random);
-    let swap = random.uniform(SWAP);
+    let swap = random.uniform(SWAP_GIB);
     let android = os == Os::Android;
     Device {
         schema: Device::SCHEMA.into(),
@@ -171,7 +173,7 @@ pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Devic
         memory: Memory {
             total: bytes(total * GIB),
             available: bytes(available * GIB),
-            can_swap: android.then(|| bytes(CAN_SWAP * (total - available) * GIB)),
+            can_swap: android.then(|| bytes(SWAPPABLE_SHARE * (total - available) * GIB)),
             swap_available: android.then(|| bytes(swap * GIB)),
             page_cache: if os == Os::Macos { PageCachePolicy::PaperLinear } else { PageCachePolicy::TwoList },
             reclaim: None,

@@ -7,21 +7,21 @@
 //! Not here: the clusters ([`crate::clusters`]) and the statistics over many scores ([`crate::population`]).
 
 use hearth_core::{Cluster, metrics};
-use hearth_halda::registry::{NAMES, StrategyOptions};
+use hearth_halda::registry::{STRATEGY_NAMES, StrategyOptions};
 use hearth_halda::{LatencyModel, Rules, solve, strategy_by_name, total_memory};
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
-use hearth_schema::plan::Origin;
+use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::Workload;
 
 /// The simulated workload: few tokens, so that the simulation of a plan takes some ten milliseconds.
-pub const WORKLOAD: Workload = Workload::plain(1, 16);
+pub const WORKLOAD: Workload = Workload::new(1, 16);
 /// The simulated workload of small instances, for which many plans are simulated.
-pub const SMALL_WORKLOAD: Workload = Workload::plain(1, 8);
-/// The size of the simulated page cache's chunks.
-pub const CHUNK: Bytes = Bytes::mib(4);
+pub const SMALL_WORKLOAD: Workload = Workload::new(1, 8);
+/// The size of the chunks of the simulated page cache.
+pub const CHUNK_SIZE: Bytes = Bytes::mib(4);
 /// The strategy with which all others are compared by the paper's objective.
-pub const REFERENCE: &str = "exact";
+pub const REFERENCE_STRATEGY: &str = "exact";
 
 /// The scores of a plan by the paper's objective and by the simulator.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,17 +29,17 @@ pub struct Score {
     pub rounds: u32,
     pub devices: usize,
     /// Time per token by the paper's objective (T), in seconds.
-    pub predicted: f64,
+    pub objective: f64,
     /// Time per token by the strategy's own objective, in seconds.
-    pub expected: f64,
+    pub own_objective: f64,
     /// Simulated time per output token, in seconds; `None` if the run ends out of memory.
-    pub simulated: Option<f64>,
+    pub simulated_tpot: Option<f64>,
 }
 
 /// Returns the names of all strategies that need only a cluster; `manual` needs windows, and `exhaustive` takes too
 /// long.
 pub fn strategies() -> impl Iterator<Item = &'static str> {
-    NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
+    STRATEGY_NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
 }
 
 /// A plan and its score, or the reason why the strategy has no plan.
@@ -63,23 +63,24 @@ pub fn evaluate_strategy(
         Ok(solution) => solution,
         Err(reason) => return Ok(Err(reason)),
     };
-    let origin = Origin { name: "study".into(), digest: String::new() };
-    let plan = hearth_halda::plan(&solution, cluster, &origin).map_err(|error| error.to_string())?;
+    let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
+    let plan =
+        hearth_halda::plan_from_solution(&solution, cluster, &origin).map_err(|error| error.to_string())?;
     // The paper's objective of the assignment, which is not the objective of every strategy.
-    let predicted = model.evaluate(&solution.assignment).map_err(|error| error.to_string())?.seconds;
+    let objective = model.evaluate(&solution.assignment).map_err(|error| error.to_string())?.seconds;
     let score = Score {
         rounds: plan.rounds,
         devices: plan.devices.len(),
-        predicted,
-        expected: solution.seconds(),
-        simulated: simulated(cluster, &plan, chunk)?,
+        objective,
+        own_objective: solution.seconds(),
+        simulated_tpot: simulate_tpot(cluster, &plan, chunk)?,
     };
     Ok(Ok((plan, score)))
 }
 
 /// Returns the simulated time per output token in seconds, or `None` if the run ends out of memory.
-pub fn simulated(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, String> {
-    let options = hearth_sim::Options { chunk, ..hearth_sim::Options::default() };
+pub fn simulate_tpot(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, String> {
+    let options = hearth_sim::Options { chunk_size: chunk, ..hearth_sim::Options::default() };
     let input = hearth_sim::Input { cluster, plan, options: &options };
     let trace = hearth_sim::simulate(&input).map_err(|error| error.to_string())?;
     Ok(metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean / 1e3))

@@ -3,10 +3,10 @@
 //! A gap is the ratio of a time to the best known time of the same instance, minus one. The gap of a run that ends
 //! out of memory is infinite, so that such runs are included in the quantiles.
 
-/// Maximum relative difference of equal times.
-pub const SAME: f64 = 1e-9;
-/// Maximum gap of a plan that counts as one of the best in the simulator, whose chunks are coarse.
-const NEAR: f64 = 0.01;
+/// Maximum relative difference of times that count as equal.
+pub const EQUALITY_TOLERANCE: f64 = 1e-9;
+/// Maximum gap of a plan that counts as optimal in the simulator, whose chunks are coarse.
+const NEAR_OPTIMAL_GAP: f64 = 0.01;
 
 /// The gaps of one strategy in ascending order.
 #[derive(Debug, Clone, Default)]
@@ -35,22 +35,22 @@ impl Gaps {
     }
 
     /// Returns the number of gaps that are zero.
-    pub fn zeros(&self) -> usize {
-        self.0.iter().filter(|gap| **gap <= SAME).count()
+    pub fn zero_count(&self) -> usize {
+        self.0.iter().filter(|gap| **gap <= EQUALITY_TOLERANCE).count()
     }
 
     /// Returns the number of gaps of at most 1 %.
-    pub fn near(&self) -> usize {
-        self.0.iter().filter(|gap| **gap <= NEAR).count()
+    pub fn near_optimal_count(&self) -> usize {
+        self.0.iter().filter(|gap| **gap <= NEAR_OPTIMAL_GAP).count()
     }
 
-    /// Returns the number of gaps above 100 %, which are more than twice the best time.
-    pub fn doubled(&self) -> usize {
+    /// Returns the number of gaps above 100 %: the times that are more than twice the best one.
+    pub fn doubled_count(&self) -> usize {
         self.0.iter().filter(|gap| **gap > 1.0).count()
     }
 
     /// Returns the number of runs that ended out of memory.
-    pub fn out_of_memory(&self) -> usize {
+    pub fn out_of_memory_count(&self) -> usize {
         self.0.iter().filter(|gap| gap.is_infinite()).count()
     }
 }
@@ -71,7 +71,10 @@ mod tests {
         assert_eq!(gaps.sorted()[..4], [0.0, 0.5, 1.0, 3.0]);
         assert_eq!(gaps.quantile(0.5), 1.0);
         assert_eq!(gaps.quantile(0.9), f64::INFINITY);
-        assert_eq!((gaps.zeros(), gaps.near(), gaps.doubled(), gaps.out_of_memory()), (1, 1, 2, 1));
+        assert_eq!(
+            (gaps.zero_count(), gaps.near_optimal_count(), gaps.doubled_count(), gaps.out_of_memory_count()),
+            (1, 1, 2, 1)
+        );
         assert!(Gaps::default().quantile(0.5).is_nan());
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use hearth_halda::{Instance, LatencyModel, Rules};
 use hearth_schema::Plan;
-use hearth_workflow::{FilesOnly, LoadedScenario};
+use hearth_workflow::{FileResolver, LoadedScenario};
 
 use crate::clusters::with_residency;
 use crate::evaluation::{Score, evaluate_strategy, strategies};
@@ -67,7 +67,7 @@ pub fn testbeds() -> Result<Testbeds, String> {
 
 fn evaluate(name: &str) -> Result<ScenarioResults, String> {
     let path = Path::new(FOLDER).join(format!("{name}.yaml"));
-    let loaded = LoadedScenario::read(&path, &FilesOnly).map_err(|error| error.to_string())?;
+    let loaded = LoadedScenario::read(&path, &FileResolver).map_err(|error| error.to_string())?;
     let scenario_cluster = loaded.cluster(None).map_err(|error| error.to_string())?;
     let scenario = loaded.scenario;
     let rules = Rules { may_drop: !scenario.planner.keep_all, may_leave_remainder: false };
@@ -78,7 +78,7 @@ fn evaluate(name: &str) -> Result<ScenarioResults, String> {
         let problem = Instance::from_cluster(&cluster, scenario.planner.slow_disk);
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         for result in &mut results {
-            let chunk = hearth_sim::Options::default().chunk;
+            let chunk = hearth_sim::Options::default().chunk_size;
             let planned = evaluate_strategy(&cluster, &model, result.strategy, rules, chunk)?;
             result.outcomes.push(planned.map(|(plan, score)| (summary(&plan), score)));
         }

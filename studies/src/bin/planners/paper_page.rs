@@ -39,7 +39,7 @@ fn table_4(scenarios: &[ScenarioResults]) -> String {
          plans as the strategy does. Some numbers of d1 to d4 are inferred from rows 8B, 30B and 70B of this table, \
          see their profiles.\n\n",
     );
-    let mut table = Table::after(
+    let mut table = Table::with_text_columns(
         2,
         &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3], "paper", "paper's system"],
     );
@@ -51,10 +51,10 @@ fn table_4(scenarios: &[ScenarioResults]) -> String {
             let published = published.for_strategy(result.strategy);
             row.push(published.map_or("-".into(), |(_, ms)| format!("{ms:.0}")));
             row.push(published.map_or("-".into(), |(system, _)| system.into()));
-            table.row(&row);
+            table.add_row(&row);
         }
     }
-    text.push_str(&table.end());
+    text.push_str(&table.finish());
     let _ = write!(
         text,
         "The paper's prima.cpp without prefetching: {}.\n\n",
@@ -74,14 +74,15 @@ fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
          the time, and all six are slower than three. Its text names no other set.\n\n",
     );
     for strategy in planners(scenarios) {
-        let mut table = Table::after(2, &["devices", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+        let mut table =
+            Table::with_text_columns(2, &["devices", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
         for scenario in scenarios {
             let Some(result) = strategy_result(scenario, strategy) else { continue };
             let mut row = vec![set(scenario), plan(result)];
             row.extend(cells(result));
-            table.row(&row);
+            table.add_row(&row);
         }
-        let _ = write!(text, "### `{strategy}`\n\n{}", table.end());
+        let _ = write!(text, "### `{strategy}`\n\n{}", table.finish());
         text.push_str(&fig_8_statements(scenarios, strategy));
     }
     text
@@ -109,14 +110,14 @@ fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
         row.extend((0..SCORES.len()).map(cell));
         row
     };
-    table.row(&row("fastest set (paper: {D2, D3, D5})", &fastest));
-    table.row(&row("{D2, D3} over {D2, D3, D5} (paper: about 2)", &|score| {
+    table.add_row(&row("fastest set (paper: {D2, D3, D5})", &fastest));
+    table.add_row(&row("{D2, D3} over {D2, D3, D5} (paper: about 2)", &|score| {
         quotient("{D2, D3}", "{D2, D3, D5}", score)
     }));
-    table.row(&row("all six over {D2, D3, D5} (paper: more than 1)", &|score| {
+    table.add_row(&row("all six over {D2, D3, D5} (paper: more than 1)", &|score| {
         quotient("{D1, D2, D3, D4, D5, D6}", "{D2, D3, D5}", score)
     }));
-    table.end()
+    table.finish()
 }
 
 fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
@@ -125,24 +126,27 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
          Redmi phone; the paper gives their memory and says that it suffices, everything else of them is assumed. \
          Nothing is fitted. `mem` stands for MemSched, `perf` for PerfSched.\n\n",
     );
-    let mut table =
-        Table::after(2, &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+    let mut table = Table::with_text_columns(
+        2,
+        &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]],
+    );
     for scenario in scenarios {
         for result in &scenario.results {
             let mut row =
                 vec![format!("{} `{}`", scenario.size.to_uppercase(), result.strategy), plan(result)];
             row.extend(cells(result));
-            table.row(&row);
+            table.add_row(&row);
         }
     }
-    text.push_str(&table.end());
+    text.push_str(&table.finish());
     let _ = write!(
         text,
         "Ratios: how many times longer a token takes. `yes`: within {:.0} % of the published range. `overlap` plans \
          for the steady state that reading ahead reaches, not for the paper's objective.\n\n",
         100.0 * TOLERANCE
     );
-    let mut table = Table::after(2, &["ratio", "size", "paper", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+    let mut table =
+        Table::with_text_columns(2, &["ratio", "size", "paper", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
     for (heuristic, system) in [("mem", "MemSched"), ("perf", "PerfSched")] {
         for reference in planners(scenarios) {
             for scenario in scenarios {
@@ -163,11 +167,11 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
                     let judged = if is_within_tolerance(slow / fast, range) { "yes" } else { "no" };
                     format!("{} {judged}", ratio(slow / fast))
                 }));
-                table.row(&row);
+                table.add_row(&row);
             }
         }
     }
-    text + &table.end()
+    text + &table.finish()
 }
 
 /// Returns the strategies of [`PLANNERS`] that have results.
@@ -212,8 +216,8 @@ fn score(result: &StrategyResult, residency: usize) -> Option<&Score> {
 /// Returns the times of a result in seconds, in the order of [`SCORES`].
 fn times(result: &StrategyResult) -> [Option<f64>; SCORES.len()] {
     std::array::from_fn(|at| match at {
-        0 => score(result, 0).map(|score| score.predicted),
-        _ => score(result, at - 1)?.simulated,
+        0 => score(result, 0).map(|score| score.objective),
+        _ => score(result, at - 1)?.simulated_tpot,
     })
 }
 

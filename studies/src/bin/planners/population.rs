@@ -14,17 +14,19 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 
 use crate::clusters::{self, cluster, memory_ratio, with_residency};
-use crate::evaluation::{CHUNK, REFERENCE, Score, WORKLOAD, evaluate_strategy, simulated, strategies};
-use crate::gaps::{SAME, gap};
+use crate::evaluation::{
+    CHUNK_SIZE, REFERENCE_STRATEGY, Score, WORKLOAD, evaluate_strategy, simulate_tpot, strategies,
+};
+use crate::gaps::{EQUALITY_TOLERANCE, gap};
 
 /// The rules of all plans: devices may be dropped, and every round is complete.
-pub const SELECTION: Rules = Rules { may_drop: true, may_leave_remainder: false };
-/// The residency policies of all devices; with `None` the planner chooses one for each device.
+pub const SELECTION_RULES: Rules = Rules { may_drop: true, may_leave_remainder: false };
+/// The compared residency policies, each for all devices; with `None` the planner chooses one for each device.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
 /// Number of tokens of the longer simulation.
 pub const MANY_TOKENS: u32 = 64;
-/// Number of clusters for which the longer simulation is run.
-pub const CHECKED: usize = 40;
+/// Number of clusters for which the longer simulation is also run.
+pub const CHECKED_CLUSTERS: usize = 40;
 
 /// A random cluster and the scores of all strategies.
 pub struct InstanceResult {
@@ -35,43 +37,52 @@ pub struct InstanceResult {
     /// For each residency policy, the score of each strategy in the order of [`strategies`].
     pub scores: Vec<Vec<Result<Score, String>>>,
     /// Objective T of the best plan with one round, in seconds.
-    pub one_round: Option<f64>,
+    pub one_round_time: Option<f64>,
     /// Objective T of the best plan with more than one round, in seconds.
-    pub more_rounds: Option<f64>,
-    /// For each residency policy, the simulated time per token of the reference's plan with few and with many tokens.
-    /// Only for the first clusters.
-    pub steady: Vec<Option<(f64, f64)>>,
+    pub more_rounds_time: Option<f64>,
+    /// For each residency policy, the simulated times of the plan of [`REFERENCE_STRATEGY`]; `None` unless the cluster
+    /// is one of the first [`CHECKED_CLUSTERS`].
+    pub steady_state_tpots: Vec<Option<SteadyStateTpot>>,
+}
+
+/// The simulated time per token of one plan in a short and in a long run, in seconds.
+#[derive(Clone, Copy)]
+pub struct SteadyStateTpot {
+    /// The time with the tokens of [`WORKLOAD`].
+    pub few_tokens: f64,
+    /// The time with [`MANY_TOKENS`] tokens.
+    pub many_tokens: f64,
 }
 
 impl InstanceResult {
     /// Returns the optimum of the paper's objective in seconds, if there is a plan.
     pub fn optimum(&self) -> Option<f64> {
-        let place = strategies().position(|name| name == REFERENCE)?;
-        self.scores[0][place].as_ref().ok().map(|score| score.predicted)
+        let place = strategies().position(|name| name == REFERENCE_STRATEGY)?;
+        self.scores[0][place].as_ref().ok().map(|score| score.objective)
     }
 
-    /// Returns the best simulated time with one of the residency policies, in seconds.
-    pub fn fastest(&self, residency: usize) -> Option<f64> {
-        let times = self.scores[residency].iter().flatten().filter_map(|score| score.simulated);
+    /// Returns the shortest simulated time per token of all strategies with a residency policy, in seconds.
+    pub fn fastest_time(&self, residency: usize) -> Option<f64> {
+        let times = self.scores[residency].iter().flatten().filter_map(|score| score.simulated_tpot);
         times.min_by(f64::total_cmp)
     }
 
     /// Returns the gap of a strategy's plan by the paper's objective, if it has a plan.
     pub fn objective_gap(&self, strategy: usize) -> Option<f64> {
         let score = self.scores[0][strategy].as_ref().ok()?;
-        Some(gap(Some(score.predicted), self.optimum()?))
+        Some(gap(Some(score.objective), self.optimum()?))
     }
 
     /// Returns the gap of a strategy's plan in the simulator, if it has a plan.
     pub fn simulated_gap(&self, residency: usize, strategy: usize) -> Option<f64> {
         let score = self.scores[residency][strategy].as_ref().ok()?;
-        Some(gap(score.simulated, self.fastest(residency)?))
+        Some(gap(score.simulated_tpot, self.fastest_time(residency)?))
     }
 
-    /// Whether more than one round is better by the paper's objective.
+    /// Returns whether more than one round is better by the paper's objective.
     pub fn prefers_rounds(&self) -> bool {
-        match (self.one_round, self.more_rounds) {
-            (Some(one), Some(more)) => more < one * (1.0 - SAME),
+        match (self.one_round_time, self.more_rounds_time) {
+            (Some(one), Some(more)) => more < one * (1.0 - EQUALITY_TOLERANCE),
             (None, Some(_)) => true,
             (_, None) => false,
         }
@@ -82,19 +93,23 @@ impl InstanceResult {
 pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, String> {
     let random_cluster = cluster(seed, number as u64, WORKLOAD)?;
     let mut scores = Vec::new();
-    let mut steady = vec![None; RESIDENCIES.len()];
+    let mut steady_state_tpots = vec![None; RESIDENCIES.len()];
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
         let cluster = with_residency(random_cluster.clone(), residency);
         let problem = Instance::from_cluster(&cluster, None);
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         let mut row = Vec::new();
         for strategy in strategies() {
-            let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
-            if let (Ok((plan, score)), true) = (&planned, number < CHECKED && strategy == REFERENCE) {
+            let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION_RULES, CHUNK_SIZE)?;
+            if let (Ok((plan, score)), true) =
+                (&planned, number < CHECKED_CLUSTERS && strategy == REFERENCE_STRATEGY)
+            {
                 let mut longer = cluster.clone();
                 longer.workload = Workload { generate: MANY_TOKENS, ..WORKLOAD };
-                let many = simulated(&longer, plan, CHUNK)?;
-                steady[place] = score.simulated.zip(many);
+                let many_tokens = simulate_tpot(&longer, plan, CHUNK_SIZE)?;
+                let times = score.simulated_tpot.zip(many_tokens);
+                steady_state_tpots[place] =
+                    times.map(|(few_tokens, many_tokens)| SteadyStateTpot { few_tokens, many_tokens });
             }
             row.push(planned.map(|(_, score)| score));
         }
@@ -102,23 +117,23 @@ pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, String> {
     }
     let problem = Instance::from_cluster(&random_cluster, None);
     let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
-    let (one_round, more_rounds) = best_by_rounds(&model);
+    let (one_round_time, more_rounds_time) = best_by_rounds(&model);
     Ok(InstanceResult {
         number,
         model: random_cluster.model.name.clone(),
         devices: random_cluster.members.len(),
         memory_ratio: memory_ratio(&random_cluster),
         scores,
-        one_round,
-        more_rounds,
-        steady,
+        one_round_time,
+        more_rounds_time,
+        steady_state_tpots,
     })
 }
 
 /// Returns the optimum with one round, and the best optimum with more than one round, in seconds.
 fn best_by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
     let optimum = |rounds| {
-        let exact = Exact { rules: SELECTION, rounds: Some(rounds), ..Exact::default() };
+        let exact = Exact { rules: SELECTION_RULES, rounds: Some(rounds), ..Exact::default() };
         solve(&exact, model).ok().map(|solution| solution.seconds())
     };
     let more = valid_rounds(model.model_layers()).into_iter().filter(|rounds| *rounds > 1);

@@ -18,7 +18,7 @@ pub struct Row {
     pub prima: f64,
 }
 
-/// source: prima.cpp paper, Table 4
+/// The rows of Table 4. source: prima.cpp paper
 pub const TABLE_4: [Row; 7] = [
     row("8b", [15.0, 78.0, 15.0, 15.0]),
     row("14b", [20.0, 131.0, 20.0, 20.0]),
@@ -64,10 +64,10 @@ pub fn fig_10(size: &str) -> HeuristicRatios {
     }
 }
 
-/// Maximum relative distance of a ratio from a published range to count as equal. source: assumed
+/// Maximum relative distance from a published range at which a ratio counts as equal. source: assumed
 pub const TOLERANCE: f64 = 0.25;
 
-/// Whether a ratio is in a range that is extended by the tolerance.
+/// Returns whether a ratio is within a range that is extended by the tolerance.
 pub fn is_within_tolerance(ratio: f64, [from, to]: [f64; 2]) -> bool {
     (from * (1.0 - TOLERANCE)..=to * (1.0 + TOLERANCE)).contains(&ratio)
 }

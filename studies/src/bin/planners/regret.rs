@@ -13,9 +13,9 @@ use hearth_halda::{Assignment, Instance, LatencyModel, valid_rounds, violations}
 use hearth_schema::residency::Residency;
 use hearth_studies::manual_plan;
 
-use crate::clusters::{memory_ratio, small, with_residency};
-use crate::evaluation::{CHUNK, SMALL_WORKLOAD, Score, evaluate_strategy, simulated, strategies};
-use crate::population::{RESIDENCIES, SELECTION};
+use crate::clusters::{memory_ratio, small_cluster, with_residency};
+use crate::evaluation::{CHUNK_SIZE, SMALL_WORKLOAD, Score, evaluate_strategy, simulate_tpot, strategies};
+use crate::population::{RESIDENCIES, SELECTION_RULES};
 
 /// The results of a small instance with one residency policy: the fastest of all plans, and the plans of the
 /// strategies.
@@ -27,23 +27,23 @@ pub struct ExhaustiveResult {
     /// The residency policy of all devices; `None` if the planner chooses.
     pub residency: Option<Residency>,
     /// Number of simulated plans.
-    pub plans: usize,
+    pub plan_count: usize,
     /// The best simulated time in seconds, and the rounds of its plan.
-    pub fastest: Option<(f64, u32)>,
+    pub fastest_plan: Option<(f64, u32)>,
     /// The score of each strategy, in the order of [`strategies`].
     pub scores: Vec<Result<Score, String>>,
 }
 
 /// Returns the results of the small instance of a number, with each residency policy.
 pub fn search_all(seed: u64, number: usize) -> Result<Vec<ExhaustiveResult>, String> {
-    let instance = small(seed, number as u64, SMALL_WORKLOAD)?;
+    let instance = small_cluster(seed, number as u64, SMALL_WORKLOAD)?;
     let mut all: Vec<ExhaustiveResult> = Vec::new();
     for residency in RESIDENCIES {
         let mut result = search(&instance, number, residency)?;
         if residency.is_none() {
             // The best of all plans with one policy for all devices, and of the plans of the strategies.
-            let fastest = all.iter().filter_map(|other| other.fastest).chain(result.fastest);
-            result.fastest = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
+            let fastest = all.iter().filter_map(|other| other.fastest_plan).chain(result.fastest_plan);
+            result.fastest_plan = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
         }
         all.push(result);
     }
@@ -58,27 +58,27 @@ fn search(
     let cluster = with_residency(instance.clone(), residency);
     let problem = Instance::from_cluster(&cluster, None);
     let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
-    let (mut plans, mut fastest) = (0, None);
+    let (mut plan_count, mut fastest_plan) = (0, None);
     let assignments = if residency.is_some() { all_assignments(&model) } else { Vec::new() };
     for assignment in assignments {
-        plans += 1;
+        plan_count += 1;
         let Assignment { rounds, window_layers, gpu_layers, .. } = &assignment;
         let plan = manual_plan(&cluster, *rounds, window_layers, gpu_layers);
-        if let Some(seconds) = simulated(&cluster, &plan, CHUNK)?
-            && fastest.is_none_or(|(best, _)| seconds < best)
+        if let Some(seconds) = simulate_tpot(&cluster, &plan, CHUNK_SIZE)?
+            && fastest_plan.is_none_or(|(best, _)| seconds < best)
         {
-            fastest = Some((seconds, assignment.rounds));
+            fastest_plan = Some((seconds, assignment.rounds));
         }
     }
     let mut scores = Vec::new();
     for strategy in strategies() {
-        let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
+        let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION_RULES, CHUNK_SIZE)?;
         scores.push(planned.map(|(_, score)| score));
     }
     // A strategy may choose a stream buffer, or a policy for each device, and be faster than all of these plans.
     for score in scores.iter().flatten() {
-        let own = score.simulated.map(|seconds| (seconds, score.rounds));
-        fastest = fastest.into_iter().chain(own).min_by(|one, other| one.0.total_cmp(&other.0));
+        let own = score.simulated_tpot.map(|seconds| (seconds, score.rounds));
+        fastest_plan = fastest_plan.into_iter().chain(own).min_by(|one, other| one.0.total_cmp(&other.0));
     }
     Ok(ExhaustiveResult {
         number,
@@ -86,8 +86,8 @@ fn search(
         devices: cluster.members.len(),
         memory_ratio: memory_ratio(&cluster),
         residency,
-        plans,
-        fastest,
+        plan_count,
+        fastest_plan,
         scores,
     })
 }
@@ -99,7 +99,7 @@ fn all_assignments(model: &LatencyModel) -> Vec<Assignment> {
     for rounds in valid_rounds(model.model_layers()) {
         let mut plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
         for_each_split(&mut plan, 0, model.model_layers() / rounds, &mut |plan| {
-            if violations(model, plan, SELECTION).is_empty() {
+            if violations(model, plan, SELECTION_RULES).is_empty() {
                 found.push(plan.clone());
             }
         });

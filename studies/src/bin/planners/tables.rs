@@ -5,9 +5,9 @@
 use std::fmt::Write;
 
 use crate::curves::{Panel, drawing};
-use crate::evaluation::{CHUNK, REFERENCE, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
+use crate::evaluation::{CHUNK_SIZE, REFERENCE_STRATEGY, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 use crate::gaps::{Gaps, gap};
-use crate::population::{CHECKED, InstanceResult, MANY_TOKENS, RESIDENCIES, label, models};
+use crate::population::{CHECKED_CLUSTERS, InstanceResult, MANY_TOKENS, RESIDENCIES, label, models};
 use crate::regret::ExhaustiveResult;
 
 /// A Markdown table.
@@ -18,21 +18,21 @@ pub struct Table {
 impl Table {
     /// Creates a table in which all columns except the first are right-aligned numbers.
     pub fn new(columns: &[&str]) -> Self {
-        Self::after(1, columns)
+        Self::with_text_columns(1, columns)
     }
 
-    /// Creates a table in which all columns except the first `words` are right-aligned numbers.
-    pub fn after(words: usize, columns: &[&str]) -> Self {
-        let (words, numbers) = (" --- |".repeat(words), " ---: |".repeat(columns.len() - words));
-        Self { text: format!("| {} |\n|{words}{numbers}\n", columns.join(" | ")) }
+    /// Creates a table in which all columns except the first `text_columns` are right-aligned numbers.
+    pub fn with_text_columns(text_columns: usize, columns: &[&str]) -> Self {
+        let (text, numbers) = (" --- |".repeat(text_columns), " ---: |".repeat(columns.len() - text_columns));
+        Self { text: format!("| {} |\n|{text}{numbers}\n", columns.join(" | ")) }
     }
 
-    pub fn row(&mut self, cells: &[String]) {
+    pub fn add_row(&mut self, cells: &[String]) {
         let _ = writeln!(self.text, "| {} |", cells.join(" | "));
     }
 
-    /// Returns the table and an empty line.
-    pub fn end(self) -> String {
+    /// Returns the table, followed by an empty line.
+    pub fn finish(self) -> String {
         self.text + "\n"
     }
 }
@@ -62,7 +62,7 @@ pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResu
         let _ = write!(text, "## In the simulator, residency `{}`\n\n", label(*residency));
         text.push_str(&simulator(instances, place));
     }
-    text.push_str(&steady(instances));
+    text.push_str(&steady_state(instances));
     text.push_str(&regrets(small));
     text
 }
@@ -70,7 +70,7 @@ pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResu
 fn objective(instances: &[InstanceResult]) -> String {
     let mut text = format!(
         "## Under the paper's objective\n\nThe time of a token by the paper's latency model, against the optimum \
-         that `{REFERENCE}` finds with device selection. Plans are those made for residency `os`.\n\n"
+         that `{REFERENCE_STRATEGY}` finds with device selection. Plans are those made for residency `os`.\n\n"
     );
     let solvable: Vec<&InstanceResult> =
         instances.iter().filter(|instance| instance.optimum().is_some()).collect();
@@ -79,17 +79,17 @@ fn objective(instances: &[InstanceResult]) -> String {
     for (place, strategy) in strategies().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.objective_gap(place));
         let gaps = Gaps::new(gaps.collect());
-        table.row(&[
+        table.add_row(&[
             format!("`{strategy}`"),
-            share(gaps.zeros(), solvable.len()),
+            share(gaps.zero_count(), solvable.len()),
             (solvable.len() - gaps.count()).to_string(),
             percent(gaps.quantile(0.5)),
             percent(gaps.quantile(0.9)),
             percent(gaps.quantile(1.0)),
-            share(gaps.doubled(), gaps.count()),
+            share(gaps.doubled_count(), gaps.count()),
         ]);
     }
-    text.push_str(&table.end());
+    text.push_str(&table.finish());
     let better = solvable.iter().filter(|instance| instance.prefers_rounds()).count();
     let _ = write!(
         text,
@@ -117,23 +117,23 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
         "p90",
     ]);
     let solvable: Vec<&InstanceResult> =
-        instances.iter().filter(|instance| instance.fastest(residency).is_some()).collect();
+        instances.iter().filter(|instance| instance.fastest_time(residency).is_some()).collect();
     for (place, strategy) in strategies().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.simulated_gap(residency, place));
         let gaps = Gaps::new(gaps.collect());
         let scores: Vec<&Score> =
             solvable.iter().filter_map(|instance| instance.scores[residency][place].as_ref().ok()).collect();
-        let off = |score: &&Score| Some((score.expected / score.simulated? - 1.0).abs());
+        let off = |score: &&Score| Some((score.own_objective / score.simulated_tpot? - 1.0).abs());
         let off = Gaps::new(scores.iter().filter_map(off).collect());
-        table.row(&[
+        table.add_row(&[
             format!("`{strategy}`"),
-            share(gaps.near(), solvable.len()),
+            share(gaps.near_optimal_count(), solvable.len()),
             (solvable.len() - gaps.count()).to_string(),
-            gaps.out_of_memory().to_string(),
+            gaps.out_of_memory_count().to_string(),
             percent(gaps.quantile(0.5)),
             percent(gaps.quantile(0.9)),
             percent(gaps.quantile(1.0)),
-            share(gaps.doubled(), gaps.count()),
+            share(gaps.doubled_count(), gaps.count()),
             share(scores.iter().filter(|score| score.rounds > 1).count(), scores.len()),
             percent(off.quantile(0.5)),
             percent(off.quantile(0.9)),
@@ -145,41 +145,41 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
          minimises: the steady state for `overlap`, the paper's for the others.\n\n{}",
         solvable.len(),
         instances.len(),
-        table.end()
+        table.finish()
     )
 }
 
-fn steady(instances: &[InstanceResult]) -> String {
+fn steady_state(instances: &[InstanceResult]) -> String {
     let differences = |residency: usize| {
         let of = |instance: &InstanceResult| {
-            let (few, many) = instance.steady[residency]?;
-            Some((few / many - 1.0).abs())
+            let times = instance.steady_state_tpots[residency]?;
+            Some((times.few_tokens / times.many_tokens - 1.0).abs())
         };
         Gaps::new(instances.iter().filter_map(of).collect())
     };
     let mut text = format!(
         "### Effect of the number of simulated tokens\n\nA plan is simulated for {} tokens, the first of which is not counted, \
-         in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE}` for the first \
-         {CHECKED} instances were simulated for {MANY_TOKENS} tokens too:\n\n",
-        WORKLOAD.generate, CHUNK
+         in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE_STRATEGY}` for the first \
+         {CHECKED_CLUSTERS} instances were simulated for {MANY_TOKENS} tokens too:\n\n",
+        WORKLOAD.generate, CHUNK_SIZE
     );
     let mut table = Table::new(&["residency", "plans", "median difference", "largest"]);
     for (place, residency) in RESIDENCIES.iter().enumerate() {
         let gaps = differences(place);
-        table.row(&[
+        table.add_row(&[
             format!("`{}`", label(*residency)),
             gaps.count().to_string(),
             percent(gaps.quantile(0.5)),
             percent(gaps.quantile(1.0)),
         ]);
     }
-    text.push_str(&table.end());
+    text.push_str(&table.finish());
     text
 }
 
 fn regrets(small: &[ExhaustiveResult]) -> String {
     let count = small.len() / RESIDENCIES.len();
-    let plans: usize = small.iter().map(|searched| searched.plans).sum();
+    let plans: usize = small.iter().map(|searched| searched.plan_count).sum();
     let mut text = format!(
         "## Regret on small instances\n\n{count} instances of 2 or 3 devices: models of the paper's Table 4 cut to \
          8, 10 or 12 layers, with vocabulary, memories and buffers cut in proportion. All plans are simulated for \
@@ -190,9 +190,10 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
     for residency in RESIDENCIES {
         let of: Vec<&ExhaustiveResult> = small
             .iter()
-            .filter(|searched| searched.residency == residency && searched.fastest.is_some())
+            .filter(|searched| searched.residency == residency && searched.fastest_plan.is_some())
             .collect();
-        let several = of.iter().filter(|searched| searched.fastest.is_some_and(|(_, rounds)| rounds > 1));
+        let several =
+            of.iter().filter(|searched| searched.fastest_plan.is_some_and(|(_, rounds)| rounds > 1));
         let _ = write!(
             text,
             "### Residency `{}`\n\nInstances with a plan that runs: {} of {count}. The fastest plan of \
@@ -212,21 +213,21 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
         ]);
         for (place, strategy) in strategies().enumerate() {
             let one = |searched: &&ExhaustiveResult| {
-                let (best, _) = searched.fastest?;
-                Some(gap(searched.scores[place].as_ref().ok()?.simulated, best))
+                let (best, _) = searched.fastest_plan?;
+                Some(gap(searched.scores[place].as_ref().ok()?.simulated_tpot, best))
             };
             let gaps = Gaps::new(of.iter().filter_map(one).collect());
-            table.row(&[
+            table.add_row(&[
                 format!("`{strategy}`"),
                 (of.len() - gaps.count()).to_string(),
-                gaps.out_of_memory().to_string(),
+                gaps.out_of_memory_count().to_string(),
                 percent(gaps.quantile(0.5)),
                 percent(gaps.quantile(0.9)),
                 percent(gaps.quantile(1.0)),
-                share(gaps.doubled(), gaps.count()),
+                share(gaps.doubled_count(), gaps.count()),
             ]);
         }
-        text.push_str(&table.end());
+        text.push_str(&table.finish());
     }
     text
 }
@@ -243,7 +244,7 @@ pub fn curves(instances: &[InstanceResult]) -> String {
     let solvable = instances.iter().filter(|instance| instance.optimum().is_some()).count();
     let mut panels = vec![panel("The paper's objective".into(), &InstanceResult::objective_gap, solvable)];
     for (at, residency) in RESIDENCIES.iter().enumerate() {
-        let running = instances.iter().filter(|instance| instance.fastest(at).is_some()).count();
+        let running = instances.iter().filter(|instance| instance.fastest_time(at).is_some()).count();
         let gap = |instance: &InstanceResult, place| instance.simulated_gap(at, place);
         panels.push(panel(format!("Simulator, residency {}", label(*residency)), &gap, running));
     }
@@ -266,7 +267,7 @@ pub fn data(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String 
                 instance.memory_ratio,
                 label(*residency)
             );
-            let best = [instance.optimum(), instance.fastest(place)];
+            let best = [instance.optimum(), instance.fastest_time(place)];
             rows(&mut text, &head, &instance.scores[place], best);
         }
     }
@@ -279,7 +280,7 @@ pub fn data(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String 
             searched.memory_ratio,
             label(searched.residency)
         );
-        rows(&mut text, &head, &searched.scores, [None, searched.fastest.map(|(seconds, _)| seconds)]);
+        rows(&mut text, &head, &searched.scores, [None, searched.fastest_plan.map(|(seconds, _)| seconds)]);
     }
     text
 }
@@ -293,8 +294,8 @@ fn rows(text: &mut String, head: &str, scores: &[Result<Score, String>], best: [
                 "{head},{strategy},{},{},{},{},{predicted},{simulated}",
                 score.rounds,
                 score.devices,
-                seconds(Some(score.predicted)),
-                seconds(score.simulated)
+                seconds(Some(score.objective)),
+                seconds(score.simulated_tpot)
             ),
             Err(_) => writeln!(text, "{head},{strategy},refused,,,,{predicted},{simulated}"),
         };

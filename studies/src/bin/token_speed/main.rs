@@ -47,7 +47,7 @@ fn four_devices() -> Result<(), Failed> {
         "| windows | rounds | residency | simulated TPOT ms | records a token | ms of our time a token |\n\
          |---|---|---|---|---|---|"
     );
-    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
+    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
     let line = |windows: &[u32], what: &str, ring: &Ring| {
         let Measurement { tpot_ms, records, seconds } = measure(ring)?;
         let (ms_per_token, records) = (seconds * 1e3 / f64::from(GENERATE), records as u32 / GENERATE);

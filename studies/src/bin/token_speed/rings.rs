@@ -64,7 +64,7 @@ impl Ring {
             kv_cache: KvFormat::F16,
             activations: hearth_schema::scenario::ActivationFormat::F32,
             draft: None,
-            workload: Workload::plain(32, options.tokens),
+            workload: Workload::new(32, options.tokens),
             seed: 1,
         };
         let rounds = options.layers.div_ceil(options.windows.iter().sum());
@@ -91,7 +91,7 @@ impl Ring {
 
     /// Simulates the plan.
     pub fn run(&self) -> Result<Trace, SimError> {
-        let options = Options { warm: true, ..Options::default() };
+        let options = Options { warm_start: true, ..Options::default() };
         simulate(&Input { cluster: &self.cluster, plan: &self.plan, options: &options })
     }
 }

@@ -10,7 +10,7 @@ use super::MatmulKernel;
 use crate::kernels::packing::PackedFormat;
 
 /// WGSL functions that all matmul kernels need: the dot product of 16 bytes, and the nibbles of a texel.
-pub(super) const DOTS: &str = "\
+pub(super) const DOT_FUNCTIONS: &str = "\
 fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w);
 }
@@ -20,7 +20,7 @@ fn high(w: vec4<u32>) -> vec4<u32> { return (w >> vec4<u32>(4u)) & vec4<u32>(0x0
 
 /// WGSL functions that unpack the factors and high bits of K-quants. Functions that a kernel does not call cost
 /// nothing.
-pub(super) const FACTORS: &str = "\
+pub(super) const FACTOR_FUNCTIONS: &str = "\
 fn factors(h: vec4<u32>, u: u32) -> vec2<i32> {
     let shift = 8u * (u % 4u);
     if (u < 4u) { return vec2<i32>(i32((h.y >> shift) & 63u), i32((h.z >> shift) & 63u)); }
@@ -47,7 +47,7 @@ impl MatmulKernel {
     /// Generates the loop body for one texel of unquantised weights.
     pub(super) fn plain_texel(&self) -> String {
         let mut text = String::new();
-        let wide = self.packed != PackedFormat::F32;
+        let wide = self.packed_format != PackedFormat::F32;
         for r in 0..4 {
             let _ = writeln!(text, "        let w{r} = weight(slice, {r}u, t);");
         }
@@ -68,9 +68,9 @@ impl MatmulKernel {
     /// Generates the statement that adds the scaled integers of a block to the result of token `t`, or writes the
     /// integers.
     fn accumulate(&self, t: u32, integers: &str, scale: &str) -> String {
-        if self.integers {
-            let blocks = self.length / self.packed.block();
-            let slices = self.all_rows.div_ceil(4);
+        if self.writes_integers {
+            let blocks = self.length / self.packed_format.block_length();
+            let slices = self.total_rows.div_ceil(4);
             return format!(
                 "        if (slice < {slices}u) {{ integers[(token{t} * {blocks}u + block) * {slices}u + slice] = \
                  {integers}; }}\n"
@@ -83,7 +83,7 @@ impl MatmulKernel {
 
     /// Generates `v{r}` and `w{r}`, the 32 weights of each row `r`: two texels, or the nibbles of one texel.
     pub(super) fn unit_weights(&self) -> String {
-        let four_bits = matches!(self.packed, PackedFormat::Q4_0 | PackedFormat::Row4);
+        let four_bits = matches!(self.packed_format, PackedFormat::Q4_0 | PackedFormat::Row4);
         let row = |r: u32| {
             if four_bits {
                 format!(
@@ -100,11 +100,11 @@ impl MatmulKernel {
         [0, 1, 2, 3].map(row).concat()
     }
 
-    /// Generates `a{t}` and `b{t}`, the codes of 32 inputs of token `t`.
-    pub(super) fn unit_codes(t: u32) -> String {
+    /// Generates `a{t}` and `b{t}`, the quants of 32 inputs of token `t`.
+    pub(super) fn unit_quants(t: u32) -> String {
         format!(
-            "        let a{t} = codes(token{t}, 2u * here);\n        \
-             let b{t} = codes(token{t}, 2u * here + 1u);\n"
+            "        let a{t} = quants(token{t}, 2u * here);\n        \
+             let b{t} = quants(token{t}, 2u * here + 1u);\n"
         )
     }
 
@@ -112,9 +112,9 @@ impl MatmulKernel {
     pub(super) fn block32(&self) -> String {
         let mut text = String::from("        let d = scale(slice, block);\n") + &self.unit_weights();
         for t in 0..self.tokens() {
-            text += &MatmulKernel::unit_codes(t);
-            // The codes 0 to 15 represent -8 to 7.
-            let offset = if self.packed == PackedFormat::Q4_0 {
+            text += &MatmulKernel::unit_quants(t);
+            // The quants 0 to 15 represent -8 to 7.
+            let offset = if self.packed_format == PackedFormat::Q4_0 {
                 format!(
                     " - vec4<i32>(8 * (input_sum(token{t}, 2u * here) + input_sum(token{t}, 2u * here + 1u)))"
                 )
@@ -151,7 +151,7 @@ impl MatmulKernel {
         for t in 0..self.tokens() {
             let _ = write!(
                 text,
-                "            let a{t} = codes(token{t}, at);\n            let b{t} = codes(token{t}, at + 1u);\n{}",
+                "            let a{t} = quants(token{t}, at);\n            let b{t} = quants(token{t}, at + 1u);\n{}",
                 sums(t)
             );
         }
@@ -190,7 +190,7 @@ impl MatmulKernel {
         text += "        let d = vec4<f32>(d0.x, d1.x, d2.x, d3.x);\n        \
                  let e = vec4<f32>(d0.y, d1.y, d2.y, d3.y);\n";
         for t in 0..self.tokens() {
-            if self.integers {
+            if self.writes_integers {
                 text += &self.accumulate(t, &format!("n{t} - m{t}"), "d");
             } else {
                 text += &self.accumulate(t, &format!("n{t}"), "d");

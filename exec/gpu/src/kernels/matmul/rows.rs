@@ -4,10 +4,10 @@
 //! token also have a single scale, so that the whole dot product is summed as an integer:
 //!
 //! ```text
-//! out[row] = (sum over i of code[row, i] * code(x)[i]) * scale[row] * scale(x)
+//! out[row] = (sum over i of quant[row, i] * quant(x)[i]) * scale[row] * scale(x)
 //! ```
 //!
-//! An i32 can hold the sum of 2^31 / 127^2 products of the largest codes, so rows of more than 133 144 weights are
+//! An i32 can hold the sum of 2^31 / 127^2 products of the largest quants, so rows of more than 133 144 weights are
 //! refused. In decode, the maximum of all inputs must be known before the first is quantised: the threads of a
 //! workgroup read all inputs for the maximum, then read them again from the cache and quantise them chunk by chunk.
 
@@ -24,11 +24,11 @@ fn input_scale(token: u32, block: u32) -> f32 { return row_input_scale; }
 ";
 
 /// The WGSL statements before the loop over chunks, which compute the input scale.
-pub(super) const BEFORE: &str =
+pub(super) const SCALE_STATEMENTS: &str =
     "    let largest = row_largest(0u, lane);\n    row_input_scale = scales_of(largest).x;\n";
 
 /// The WGSL statements that quantise a chunk of inputs.
-pub(super) const QUANTISATION: &str = "    if (inside) {\n        _ = unit_load(0u, unit);\n        \
+pub(super) const QUANTISE_STATEMENTS: &str = "    if (inside) {\n        _ = unit_load(0u, unit);\n        \
                                        unit_store(0u, unit, lane, largest);\n    }\n";
 
 impl MatmulKernel {
@@ -36,11 +36,11 @@ impl MatmulKernel {
     pub(super) fn unit(&self) -> String {
         let mut text = self.unit_weights();
         for t in 0..self.tokens() {
-            text += &MatmulKernel::unit_codes(t);
+            text += &MatmulKernel::unit_quants(t);
             let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
             let _ = writeln!(text, "        n{t} += vec4<i32>({dots});");
-            if self.packed == PackedFormat::Row4 {
-                // The codes 0 to 15 represent -8 to 7.
+            if self.packed_format == PackedFormat::Row4 {
+                // The quants 0 to 15 represent -8 to 7.
                 let _ = writeln!(
                     text,
                     "        n{t} -= vec4<i32>(8 * (input_sum(token{t}, 2u * here) + \
@@ -54,9 +54,9 @@ impl MatmulKernel {
     /// Generates the statements that scale the integers to results, or write the integers.
     pub(super) fn scaled_results(&self) -> String {
         let mut text = String::new();
-        let slices = self.all_rows.div_ceil(4);
+        let slices = self.total_rows.div_ceil(4);
         for t in 0..self.tokens() {
-            let _ = if self.integers {
+            let _ = if self.writes_integers {
                 writeln!(
                     text,
                     "    if (slice < {slices}u) {{ integers[token{t} * {slices}u + slice] = n{t}; }}"

@@ -21,7 +21,7 @@ fn service(name: &str, instance: &str, addresses: &[&str]) -> DiscoveredService 
     DiscoveredService {
         instance: instance.into(),
         name: name.into(),
-        version: PROTOCOL.to_string(),
+        version: PROTOCOL_VERSION.to_string(),
         addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
     }
 }
@@ -84,7 +84,7 @@ proptest! {
         let mut tried = 0;
         for round in 0..repeats {
             for (name, version, host, port, kind) in &seen {
-                let version = if *kind == 0 { version.clone() } else { PROTOCOL.to_string() };
+                let version = if *kind == 0 { version.clone() } else { PROTOCOL_VERSION.to_string() };
                 let host = IpAddr::from([host[0], host[1], host[2], host[3].wrapping_add(round as u8)]);
                 let addresses = vec![SocketAddr::new(host, *port); usize::from(*kind)];
                 let one = DiscoveredService { instance: name.clone(), name: name.clone(), version, addresses };

@@ -15,11 +15,11 @@ fn key() -> Key {
 }
 
 fn connecting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> EncryptedStream<S> {
-    EncryptedStream::new(link, key, Side::Connecting)
+    EncryptedStream::new(link, key, HandshakeRole::Connecting)
 }
 
 fn accepting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> EncryptedStream<S> {
-    EncryptedStream::new(link, key, Side::Accepting)
+    EncryptedStream::new(link, key, HandshakeRole::Accepting)
 }
 
 fn frame() -> Frame {

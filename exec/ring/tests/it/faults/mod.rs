@@ -18,8 +18,8 @@ use std::time::Duration;
 use hearth_profiles::model::Quant;
 use hearth_profiles::{Format, Layers};
 use hearth_ring::{
-    ComputeMode, FailedRequest, Generated, GenerationRequest, LocalModel, ModelSource, Ring, RingError,
-    RingOptions, SequenceRequest, Worker, WorkerOptions, bind,
+    ComputeMode, FailedRequest, GenerationRequest, GenerationResult, LocalModel, ModelSource, Ring,
+    RingError, RingOptions, SequenceRequest, Worker, WorkerOptions, bind,
 };
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{Sampler, SamplerOptions};
@@ -121,7 +121,7 @@ impl FaultSchedule {
 /// Creates a plan for the sequences of a schedule. The draft model is the model itself, whose most likely token is
 /// sometimes sampled.
 fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
-    let draft = PlannedDraft { model: PlannedModel::of(&model.profile), processor: Processor::Cpu };
+    let draft = PlannedDraft { model: PlannedModel::from_profile(&model.profile), processor: Processor::Cpu };
     Plan {
         context: CONTEXT,
         activations: schedule.activations,
@@ -135,8 +135,8 @@ fn start_worker(network: &SimulatedNetwork, place: usize, model: &Arc<LocalModel
     let (endpoint, model) = (network.endpoint(place), model.clone());
     tokio::spawn(async move {
         let listener = bind(&endpoint, &address(place)).await.expect("a free address");
-        let options = WorkerOptions { threads: 1, compute_mode: ComputeMode::Inline, accelerator: None };
-        Worker::with(endpoint, ModelSource::File(model), options).serve(listener, |_| {}).await
+        let options = WorkerOptions { threads: 1, compute_mode: ComputeMode::Inline, backend_factory: None };
+        Worker::with_options(endpoint, ModelSource::File(model), options).serve(listener, |_| {}).await
     });
 }
 
@@ -191,7 +191,7 @@ async fn inject(network: SimulatedNetwork, faults: Vec<(Duration, usize, Fault)>
 
 /// The result of a request, and the tokens that the listener received.
 struct Response {
-    result: Result<Generated, FailedRequest>,
+    result: Result<GenerationResult, FailedRequest>,
     received: Vec<Vec<u32>>,
 }
 
@@ -247,10 +247,10 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
                 assert_eq!(generated.sequences, expected, "wrong tokens, lost or doubled ones");
                 generated
             }
-            Err(FailedRequest { error, partial }) => {
+            Err(FailedRequest { error, partial_result }) => {
                 println!("seed {seed}: {error}");
                 *tally.failed.entry(kind(&error)).or_default() += 1;
-                *partial.expect("the tokens so far")
+                *partial_result.expect("the tokens so far")
             }
         };
         for (tokens, expected) in generated.sequences.iter().zip(expected) {
@@ -279,7 +279,7 @@ fn model() -> (tempfile::TempDir, Arc<LocalModel>) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model.gguf");
     let mut options = SynthOptions::preset("tiny").expect("shipped");
-    (options.shape.vocabulary, options.shape.layers) = (512, Layers(LAYERS));
+    (options.shape.vocab_size, options.shape.layers) = (512, Layers(LAYERS));
     (options.shape.embedding, options.shape.feed_forward) = (64, 64);
     (options.shape.heads, options.shape.kv_heads) = (2, 1);
     (options.shape.key_length, options.shape.value_length) = (32, 32);

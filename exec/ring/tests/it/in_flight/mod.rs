@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use hearth_core::metrics;
 use hearth_ring::{
-    Generated, GenerationRequest, LocalModel, MemoryTransport, Ring, RingError, RingOptions, SequenceRequest,
-    plan_for_sequences, plan_with_draft,
+    GenerationRequest, GenerationResult, LocalModel, MemoryTransport, Ring, RingError, RingOptions,
+    SequenceRequest, plan_for_sequences, plan_with_draft,
 };
 use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
@@ -58,7 +58,7 @@ async fn run(
     plan: Plan,
     draft: Option<Arc<LocalModel>>,
     request: GenerationRequest,
-) -> Result<Generated, RingError> {
+) -> Result<GenerationResult, RingError> {
     let options = RingOptions { draft, ..one_thread() };
     let mut ring = Ring::connect(transport, plan, model.clone(), options).await?;
     let (received, on_token) = listener(request.sequences.len());

@@ -4,7 +4,7 @@
 //! message of an honest connection (whole, damaged, truncated, followed by random bytes), lengths beyond all limits,
 //! and frames that are valid without encryption.
 
-use hearth_ring::wire::{ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL, Purpose};
+use hearth_ring::wire::{ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL_VERSION, Purpose};
 use hearth_ring::{EncryptedTransport, Key, Listener, MemoryTransport, Transport};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -63,7 +63,7 @@ impl Attacker {
                     _ => Purpose::Probe,
                 };
                 let session = self.random.random();
-                let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose };
+                let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL_VERSION, session, purpose };
                 [Frame::from(hello).encode().expect("a frame"), noise].concat()
             }
         }

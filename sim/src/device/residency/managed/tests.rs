@@ -11,7 +11,7 @@ const PIECE: Bytes = Bytes::mib(1);
 const SHARE: Chunk = 100;
 
 fn stream(memory: Bytes) -> ManagedStream {
-    let options = ResidencyOptions::of(Residency::Managed);
+    let options = ResidencyOptions::with_policy(Residency::Managed);
     ManagedStream::new(0, options, &[(0..SHARE).collect()], memory, 1, SHARE)
 }
 
@@ -53,7 +53,7 @@ impl StreamFixture {
 
     /// Computes the share once. Returns the number of pieces that were read meanwhile.
     fn token(&mut self, pass: u32) -> u64 {
-        let before = self.storage.delivered().0;
+        let before = self.storage.bytes_read().0;
         let requested = self.stream.request(request(pass));
         if self.stream.begin_part(request(pass), &self.storage) || requested {
             self.helper = Some(self.now);
@@ -79,7 +79,7 @@ impl StreamFixture {
             }
         }
         self.stream.end_part();
-        (self.storage.delivered().0 - before) / PIECE.0
+        (self.storage.bytes_read().0 - before) / PIECE.0
     }
 }
 
@@ -87,7 +87,7 @@ impl StreamFixture {
 fn kept_pieces_are_read_once() {
     // Of 60 pieces of memory the buffer takes 8, and the kernel slightly less than 2.
     let mut fixture = StreamFixture::new(PIECE * 60, 60);
-    let kept = fixture.stream.kept().count() as u64;
+    let kept = fixture.stream.kept_chunks().count() as u64;
     assert_eq!(kept, 50);
     let reads: Vec<u64> = (0..5).map(|pass| fixture.token(pass)).collect();
     // Pieces in the buffer are read before the token begins.
@@ -99,13 +99,13 @@ fn kept_pieces_are_read_once() {
 fn kept_set_shrinks_to_memory() {
     // The plan expects memory for 90 pieces, but only 60 fit.
     let mut fixture = StreamFixture::new(PIECE * 90, 60);
-    assert_eq!(fixture.stream.kept().count(), 80);
+    assert_eq!(fixture.stream.kept_chunks().count(), 80);
     let reads: Vec<u64> = (0..12).map(|pass| fixture.token(pass)).collect();
     // At first many kept pieces are evicted and read again. After the first token the kept set follows the measured
     // capacity, and the losses that the second token finds shrink it no further.
     assert!(reads[1] > 60, "{reads:?}");
     assert!(reads[10..].iter().all(|&read| read.abs_diff(50) <= 1), "{reads:?}");
-    assert_eq!(fixture.stream.kept().count(), 50, "{reads:?}");
+    assert_eq!(fixture.stream.kept_chunks().count(), 50, "{reads:?}");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn continuous_reads_are_one_record() {
     fixture.stream.flush(fixture.now, &mut records);
     let bytes: u64 = records.iter().map(|record| record.bytes).sum();
     assert!(
-        bytes.abs_diff(fixture.storage.delivered().0) <= 8 * PIECE.0,
+        bytes.abs_diff(fixture.storage.bytes_read().0) <= 8 * PIECE.0,
         "all bytes read, except reads in flight"
     );
     // The computation takes no time, so the disk is never idle.

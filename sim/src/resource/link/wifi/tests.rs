@@ -83,7 +83,7 @@ fn link(wifi: &Wifi, seed: u64) -> WifiLink {
 
 /// Returns the milliseconds from sending to arrival.
 fn duration_ms(delivered: &Delivered) -> f64 {
-    (delivered.delivery.arrives - delivered.sent) as f64 * 1e-6
+    (delivered.delivery.arrival - delivered.sent) as f64 * 1e-6
 }
 
 /// Returns the mean milliseconds of a message that is sent `count` times, each time after the previous one has
@@ -103,7 +103,7 @@ fn ping_percentiles_with_awdl_stalls() {
         link.send(now, from, to, Bytes(64));
         let mut arrives = None;
         while let Some(at) = link.next_event() {
-            arrives = link.next_delivery(at).map(|(_, delivery)| delivery.arrives).or(arrives);
+            arrives = link.next_delivery(at).map(|(_, delivery)| delivery.arrival).or(arrives);
         }
         arrives.expect("a ping arrives")
     };
@@ -148,10 +148,10 @@ fn message_mean_matches_formula() {
 fn two_stations_get_half_the_channel() {
     // 54 MB up and down: 200 bursts of 5.4 ms, each with an overhead of 0.2 ms.
     let delivered = send_all(&mut link(&without_delays(), 1), &[(0, 0, 1, 54_000_000)]);
-    assert_eq!(delivered[0].delivery.ends, 200 * (5 * MILLI + 6 * MILLI / 10));
+    assert_eq!(delivered[0].delivery.end, 200 * (5 * MILLI + 6 * MILLI / 10));
     // A message to a device on a wire uses the channel once; the wire of 125 MB/s adds the time of the last burst.
     let delivered = send_all(&mut link(&without_delays(), 1), &[(0, 0, 5, 54_000_000)]);
-    assert_eq!(delivered[0].delivery.ends, 100 * (5 * MILLI + 6 * MILLI / 10) + 540_000 * 8);
+    assert_eq!(delivered[0].delivery.end, 100 * (5 * MILLI + 6 * MILLI / 10) + 540_000 * 8);
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn small_message_interleaves_with_bursts() {
     // On the same connection it does wait for the long message.
     let mut link = self::link(&without_delays(), 1);
     let delivered = send_all(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 0, 1, 1000)]);
-    assert!(delivered[1].delivery.starts > delivered[0].delivery.ends - 10 * MILLI);
-    assert!(delivered[1].delivery.arrives > delivered[0].delivery.arrives);
+    assert!(delivered[1].delivery.start > delivered[0].delivery.end - 10 * MILLI);
+    assert!(delivered[1].delivery.arrival > delivered[0].delivery.arrival);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn all_to_all_busy_time() {
         // 0.2 ms and 163.84 us, up and down, for each ordered pair; the channel is never idle before the last message
         // is delivered.
         let expected = (stations * (stations - 1)) as Nanos * 2 * 363_840;
-        assert_eq!(delivered.iter().map(|delivered| delivered.delivery.ends).max(), Some(expected));
+        assert_eq!(delivered.iter().map(|delivered| delivered.delivery.end).max(), Some(expected));
         assert_eq!(link.busy_time(0), expected);
     }
 }
@@ -197,7 +197,7 @@ fn added_stall_pauses_transmission() {
     while let Some(at) = link.next_event() {
         deliveries.extend(link.next_delivery(at));
     }
-    assert_eq!(deliveries[0].1.ends, 40 * MILLI + 19 * MILLI / 10);
+    assert_eq!(deliveries[0].1.end, 40 * MILLI + 19 * MILLI / 10);
 }
 
 #[test]
@@ -223,7 +223,7 @@ proptest! {
         let delivered = check_invariants(&mut link, &messages);
         // A second run gives the same deliveries.
         prop_assert_eq!(&send_all(&mut self::link(&wifi, seed), &messages), &delivered);
-        let end = delivered.iter().map(|delivered| delivered.delivery.ends).max().unwrap_or(0);
+        let end = delivered.iter().map(|delivered| delivered.delivery.end).max().unwrap_or(0);
         for channel in 0..2 {
             prop_assert!(link.busy_time(channel) <= end, "two transmissions at once on channel {}", channel);
         }
@@ -246,6 +246,6 @@ proptest! {
         };
         let expected: u64 = sent.iter().flat_map(|message| bursts(message.3)).sum::<u64>() * 2;
         prop_assert_eq!(link.busy_time(0), expected);
-        prop_assert_eq!(delivered.iter().map(|delivered| delivered.delivery.ends).max(), Some(expected));
+        prop_assert_eq!(delivered.iter().map(|delivered| delivered.delivery.end).max(), Some(expected));
     }
 }

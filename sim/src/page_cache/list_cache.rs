@@ -1,16 +1,16 @@
 //! Page caches on lists: the state that [`super::MgLru`], [`super::Random`], [`super::Macos`] and
 //! [`super::MacosMetal`] share.
 //!
-//! [`Listed`] tracks for each chunk whether it is resident, in flight or used, and on which list it is, and counts
-//! accesses, reads and evictions. A policy is a set of [`Rules`]: the list of a new chunk, the effect of a use, and
-//! the choice of a victim. Reclaim of [`super::TwoList`] takes time and can be interrupted, which [`Listed`] does not
-//! support.
+//! [`ListCache`] tracks for each chunk whether it is resident, in flight or used, and on which list it is, and counts
+//! accesses, reads and evictions. A policy is a set of [`EvictionRules`]: the list of a new chunk, the effect of a
+//! use, and the choice of a victim. Reclaim of [`super::TwoList`] takes time and can be interrupted, which
+//! [`ListCache`] does not support.
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
-/// The rules of a policy.
-pub trait Rules: Clone + std::fmt::Debug + 'static {
+/// The rules by which a policy orders and evicts chunks.
+pub trait EvictionRules: Clone + std::fmt::Debug + 'static {
     /// Returns the list of a new chunk; `awaited` is true if a reader waits for the chunk.
     fn insertion_list(&mut self, chunk: Chunk, awaited: bool) -> usize;
     /// Handles the use of a resident chunk, which is already marked as young.
@@ -20,7 +20,7 @@ pub trait Rules: Clone + std::fmt::Debug + 'static {
     /// Handles the eviction of a chunk.
     fn on_evict(&mut self, _chunk: Chunk) {}
     /// Returns the minimum capacity in chunks.
-    fn floor(&self) -> u32 {
+    fn min_capacity(&self) -> u32 {
         0
     }
     /// Returns the number of chunks that remain after a long idle time; `None` if all remain.
@@ -123,19 +123,19 @@ impl Pages {
     }
 }
 
-/// A page cache that follows [`Rules`].
+/// A page cache that follows [`EvictionRules`].
 #[derive(Debug, Clone)]
-pub struct Listed<R> {
+pub struct ListCache<R> {
     rules: R,
     pages: Pages,
     capacity: u32,
     counters: Counters,
 }
 
-impl<R: Rules> Listed<R> {
+impl<R: EvictionRules> ListCache<R> {
     /// Creates an empty cache for a share of `share` chunks.
     pub(super) fn with_rules(rules: R, lists: usize, share: u32, capacity: u32) -> Self {
-        let capacity = capacity.max(rules.floor());
+        let capacity = capacity.max(rules.min_capacity());
         Self { rules, pages: Pages::new(share, lists), capacity, counters: Counters::default() }
     }
 
@@ -162,7 +162,7 @@ impl<R: Rules> Listed<R> {
     }
 }
 
-impl<R: Rules> PageCache for Listed<R> {
+impl<R: EvictionRules> PageCache for ListCache<R> {
     fn clone_boxed(&self) -> Box<dyn PageCache> {
         Box::new(self.clone())
     }
@@ -227,7 +227,7 @@ impl<R: Rules> PageCache for Listed<R> {
     }
 
     fn set_capacity(&mut self, chunks: u32) {
-        self.capacity = chunks.max(self.rules.floor());
+        self.capacity = chunks.max(self.rules.min_capacity());
         self.shrink_to(self.capacity);
     }
 
@@ -235,11 +235,11 @@ impl<R: Rules> PageCache for Listed<R> {
         self.capacity
     }
 
-    fn resident(&self) -> u32 {
+    fn resident_chunks(&self) -> u32 {
         self.pages.resident
     }
 
-    fn share(&self) -> u32 {
+    fn share_chunks(&self) -> u32 {
         self.pages.chunks.len() as u32
     }
 

@@ -1,8 +1,8 @@
 //! The interface between the runtime and a GPU backend.
 //!
 //! The GPU backend is a crate of its own with many dependencies, so the runtime does not depend on it. The command
-//! line passes an [`Accelerator`], which creates the backend of a device. It computes some layers on the GPU and the
-//! others on the CPU.
+//! line passes a [`BackendFactory`], which creates the backend of a device. This backend computes some layers on the
+//! GPU and the others on the CPU.
 //!
 //! Not here: which layers the GPU computes. The plan defines that.
 
@@ -16,12 +16,12 @@ use crate::weights::Weights;
 
 /// A callback that reports the progress of an upload to the GPU.
 #[derive(Clone, Default)]
-pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
+pub struct UploadProgress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
 
-impl Progress {
+impl UploadProgress {
     /// Wraps `report`, which receives the number of bytes on the GPU and their total.
-    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Progress {
-        Progress(Some(Arc::new(report)))
+    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> UploadProgress {
+        UploadProgress(Some(Arc::new(report)))
     }
 
     /// Reports that `done` of `total` bytes are on the GPU.
@@ -32,34 +32,35 @@ impl Progress {
     }
 }
 
-impl fmt::Debug for Progress {
+impl fmt::Debug for UploadProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Progress")
+        f.write_str("UploadProgress")
     }
 }
 
 /// The layers and options of a device on which a GPU computes some layers.
 #[derive(Debug, Clone)]
-pub struct AcceleratorOptions {
+pub struct BackendOptions {
     pub weights: Arc<Weights>,
     /// All layers of the device, window by window.
-    pub owned: Vec<Range<u32>>,
+    pub owned_layers: Vec<Range<u32>>,
     /// The layers on the GPU, window by window.
-    pub accelerated: Vec<Range<u32>>,
+    pub gpu_layers: Vec<Range<u32>>,
     /// Whether the output matrix is on the GPU too.
-    pub output: bool,
+    pub output_on_gpu: bool,
     /// The size of the KV caches.
     pub cache: CacheOptions,
-    /// A function that is applied to the hidden rows after every layer. With it, layers run one at a time.
-    pub after_layer: Option<fn(&mut [f32])>,
-    /// The CPU, which computes the other layers, and all layers if the GPU fails.
+    /// The function that rounds the hidden rows after every layer, if there is one. With it, layers run one at a
+    /// time.
+    pub rounding: Option<fn(&mut [f32])>,
+    /// The CPU, which computes the other layers, or all layers if the GPU fails.
     pub cpu: Cpu,
     /// Whether the CPU computes all layers if the GPU cannot be opened, as in a run that has already started.
     pub fallback_to_cpu: bool,
-    pub progress: Progress,
+    pub progress: UploadProgress,
 }
 
-impl AcceleratorOptions {
+impl BackendOptions {
     /// Returns the maximum bytes of hidden rows that a backend saves in order to recover from the loss of its GPU:
     /// the inputs of all windows for all positions of the context.
     pub fn saved_row_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
@@ -72,28 +73,28 @@ impl AcceleratorOptions {
 /// An error of creating a backend.
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
-type Make = dyn Fn(AcceleratorOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync;
+type CreateBackend = dyn Fn(BackendOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync;
 
-/// A constructor of GPU backends.
+/// Creates GPU backends.
 #[derive(Clone)]
-pub struct Accelerator(Arc<Make>);
+pub struct BackendFactory(Arc<CreateBackend>);
 
-impl Accelerator {
+impl BackendFactory {
     /// Wraps `make`, which creates the backend of a device.
     pub fn new(
-        make: impl Fn(AcceleratorOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync + 'static,
-    ) -> Accelerator {
-        Accelerator(Arc::new(make))
+        make: impl Fn(BackendOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync + 'static,
+    ) -> BackendFactory {
+        BackendFactory(Arc::new(make))
     }
 
     /// Creates the backend of a device.
-    pub fn backend(&self, options: AcceleratorOptions) -> Result<Box<dyn Backend>, BackendError> {
+    pub fn create(&self, options: BackendOptions) -> Result<Box<dyn Backend>, BackendError> {
         (self.0)(options)
     }
 }
 
-impl fmt::Debug for Accelerator {
+impl fmt::Debug for BackendFactory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Accelerator")
+        f.write_str("BackendFactory")
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>
 
 /// Distributes `layers` in proportion to the weights, at most `capacity` to each device. Layers above the total
 /// capacity are not assigned.
-pub(crate) fn within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
+pub(crate) fn distribute_within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
     let mut placed = vec![0; capacity.len()];
     let mut left = layers;
     while left > 0 {
@@ -102,13 +102,21 @@ mod tests {
     fn excess_goes_to_devices_with_free_capacity() {
         // 14 layers in the ratio 4:2:1 are 8, 4, 2. The first device holds 5; its other 3 go to the others in the
         // ratio 2:1.
-        assert_eq!(within_capacity(&[4, 2, 1], &[5, 14, 14], 14), [5, 6, 3]);
+        assert_eq!(distribute_within_capacity(&[4, 2, 1], &[5, 14, 14], 14), [5, 6, 3]);
         // Here the second device is full too, and the third gets the rest.
-        assert_eq!(within_capacity(&[4, 2, 1], &[5, 5, 14], 14), [5, 5, 4]);
-        assert_eq!(within_capacity(&[4, 2, 1], &[5, 5, 1], 14), [5, 5, 1], "three layers are not assigned");
-        assert_eq!(within_capacity(&[4, 0], &[5, 14], 14), [5, 9], "a weight of zero excludes no device");
-        assert_eq!(within_capacity(&[1, 1], &[0, 0], 14), [0, 0]);
-        assert_eq!(within_capacity(&[1, 1], &[9, 9], 0), [0, 0]);
+        assert_eq!(distribute_within_capacity(&[4, 2, 1], &[5, 5, 14], 14), [5, 5, 4]);
+        assert_eq!(
+            distribute_within_capacity(&[4, 2, 1], &[5, 5, 1], 14),
+            [5, 5, 1],
+            "three layers are not assigned"
+        );
+        assert_eq!(
+            distribute_within_capacity(&[4, 0], &[5, 14], 14),
+            [5, 9],
+            "a weight of zero excludes no device"
+        );
+        assert_eq!(distribute_within_capacity(&[1, 1], &[0, 0], 14), [0, 0]);
+        assert_eq!(distribute_within_capacity(&[1, 1], &[9, 9], 0), [0, 0]);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Input embedding and output head: tokens to hidden rows, and hidden rows to logits.
+//! Input and output layer: convert tokens to hidden rows, and hidden rows to logits.
 //!
-//! Only the head of the ring computes them: a row of the embedding table for each token, and after the last layer
-//! RMSNorm and the matmul with the output matrix (the embedding table if embeddings are tied). Gemma scales the
-//! embedding rows; Gemma 2 applies a soft cap to the logits. Logits that are not finite are an error, whichever layer
-//! caused them.
+//! Only the first device of a ring computes them. The input layer looks up a row of the embedding table for each
+//! token. The output layer is RMSNorm and the matmul with the output matrix (the embedding table if embeddings are
+//! tied). Gemma scales the embedding rows; Gemma 2 applies a soft cap to the logits. Logits that are not finite are
+//! an error, whichever layer caused them.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use crate::rows::SharedRows;
 use crate::weights::Weights;
 use hearth_kernels::{Activations, dequantise, elementwise};
 
-/// The input embedding and the output head of a model.
+/// The input layer (the embedding) and the output layer of a model.
 #[derive(Debug)]
-pub struct Head {
+pub struct InputOutputLayers {
     weights: Arc<Weights>,
     cpu: Cpu,
     input: Activations, // [tokens, embedding]
     cost: ComputeCost,
 }
 
-impl Head {
-    /// Creates the head of a model.
-    pub fn new(weights: Arc<Weights>, cpu: Cpu) -> Head {
-        Head { weights, cpu, input: Activations::default(), cost: ComputeCost::default() }
+impl InputOutputLayers {
+    /// Creates the input and output layer of a model.
+    pub fn new(weights: Arc<Weights>, cpu: Cpu) -> InputOutputLayers {
+        InputOutputLayers { weights, cpu, input: Activations::default(), cost: ComputeCost::default() }
     }
 
     /// Returns the input embeddings of `tokens`, [tokens, embedding]. Fails if a token is not in the vocabulary.
@@ -35,7 +35,7 @@ impl Head {
         let mut hidden = vec![0.0; tokens.len() * matrix.length];
         for (&token, row) in tokens.iter().zip(hidden.chunks_exact_mut(matrix.length)) {
             if token as usize >= matrix.rows {
-                return Err(ExecError::Token { token, vocabulary: matrix.rows as u32 });
+                return Err(ExecError::Token { token, vocab_size: matrix.rows as u32 });
             }
             // This cannot fail: the tensor table was checked when the file was opened.
             let _ = dequantise(matrix.format, matrix.row(token as usize), row);
@@ -59,7 +59,7 @@ impl Head {
         let mut logits = vec![0.0; tokens * matrix.rows];
         let (cpu, input) = (&self.cpu, &mut self.input);
         let parameters = weights.hyperparameters();
-        let ((), cost) = cpu.pool.measured(|| {
+        let ((), cost) = cpu.pool.measure(|| {
             cpu.rms_norm_rows(hidden, weights.output_norm(), parameters.epsilon, input);
             cpu.multiply(input, &mut [Matmul { matrix, out: &mut logits }]);
             let rows = SharedRows::new(&mut logits, matrix.rows);

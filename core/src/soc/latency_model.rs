@@ -1,7 +1,7 @@
 //! Prefill and decode times of one model on one SoC.
 //!
-//! Planner and simulator ask it for the sync intervals of a layer and of the output matrix in a pass, with the
-//! strategy of the scenario or the fastest one.
+//! [`SocLatencyModel`] returns the sync intervals of a layer and of the output matrix in a pass, with the strategy of
+//! the scenario or the fastest one. Planner and simulator both use it.
 //!
 //! A pass with one token, or with drafted tokens, is computed as decoding ([`super::decode`]). Any other pass is
 //! prefill ([`super::prefill`]), in chunks no longer than the largest graph. Strategies that differ only in the
@@ -14,8 +14,8 @@ use hearth_profiles::{Bytes, Seconds};
 
 use super::decode::Decode;
 use super::gpu::Gpu;
-use super::graphs::{GraphSizes, preparation};
-use super::interval::{SyncInterval, total};
+use super::graphs::{GraphSizes, preparation_time};
+use super::interval::{SyncInterval, total_time};
 use super::matmul;
 use super::npu::Npu;
 use super::prefill::{self, PromptChunk};
@@ -33,9 +33,9 @@ const CANDIDATES: [Strategy; 6] = [
     Strategy::GpuOnly,
 ];
 
-/// The timing model of one model on one SoC.
+/// The latency model of one model on one SoC.
 #[derive(Debug, Clone)]
-pub struct Chip<'a> {
+pub struct SocLatencyModel<'a> {
     soc: &'a Soc,
     model: &'a ModelProfile,
     options: SocOptions,
@@ -48,21 +48,21 @@ pub struct Chip<'a> {
 
 /// The cost of a forward pass.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Forward {
+pub struct ForwardCost {
     /// The strategy that was used; the fastest one if the scenario requests [`Strategy::Best`].
     pub strategy: Strategy,
     /// The time to build NPU graphs before the pass.
-    pub preparation: Seconds,
-    /// The sync intervals of one layer; all layers have the same ones.
-    pub layer: Vec<SyncInterval>,
-    /// The output matrix multiplication.
-    pub head: SyncInterval,
+    pub preparation_time: Seconds,
+    /// The sync intervals of one layer; they are the same for all layers.
+    pub layer_intervals: Vec<SyncInterval>,
+    /// The interval of the output matrix multiplication.
+    pub output_interval: SyncInterval,
 }
 
-impl<'a> Chip<'a> {
+impl<'a> SocLatencyModel<'a> {
     /// Uses the default options of the SoC's profile.
     pub fn new(soc: &'a Soc, model: &'a ModelProfile, kv_element: Bytes) -> Self {
-        let options = soc.usual;
+        let options = soc.default_options;
         Self {
             soc,
             model,
@@ -75,9 +75,9 @@ impl<'a> Chip<'a> {
         }
     }
 
-    /// The size of the largest graph, in tokens.
+    /// Returns the size of the largest graph, in tokens.
     pub fn largest_graph(&self) -> u64 {
-        self.sizes.largest()
+        self.sizes.max_size()
     }
 
     /// Returns the solver that splits matmuls between GPU and NPU, `None` without an NPU.
@@ -87,49 +87,53 @@ impl<'a> Chip<'a> {
     }
 
     /// Returns the cost of a pass.
-    pub fn forward(&self, pass: Pass) -> Forward {
+    pub fn forward_cost(&self, pass: Pass) -> ForwardCost {
         let strategy = self.options.strategy;
         let mut forward =
             if strategy == Strategy::Best { self.fastest(pass) } else { self.with_strategy(strategy, pass) };
-        forward.head = self.head(is_decoded(pass) && is_split(&forward.layer), pass.outputs());
+        forward.output_interval =
+            self.output_interval(is_decoded(pass) && is_split(&forward.layer_intervals), pass.output_count());
         forward
     }
 
     /// Returns the time of one layer in a pass. The time to build graphs is divided equally among the layers.
     pub fn layer_time(&self, pass: Pass) -> Seconds {
-        let forward = self.forward(pass);
+        let forward = self.forward_cost(pass);
         let layers = f64::from(self.model.shape.layers.0.max(1));
-        total(&forward.layer) + forward.preparation / layers
+        total_time(&forward.layer_intervals) + forward.preparation_time / layers
     }
 
     /// Returns the time to compute the logits of `positions` positions during decoding.
     pub fn output_time(&self, positions: u32) -> Seconds {
-        let one = self.forward(Pass::plain(0, 0, 1, true));
-        self.head(is_split(&one.layer), positions).time()
+        let one = self.forward_cost(Pass::new(0, 0, 1, true));
+        self.output_interval(is_split(&one.layer_intervals), positions).time()
     }
 
-    fn fastest(&self, pass: Pass) -> Forward {
+    fn fastest(&self, pass: Pass) -> ForwardCost {
         let usable = CANDIDATES.into_iter().filter(|strategy| self.npu.is_some() || strategy.needs_no_npu());
         let all = usable.map(|strategy| self.with_strategy(strategy, pass));
-        let fastest = all.min_by(|one, other| total(&one.layer).0.total_cmp(&total(&other.layer).0));
+        let fastest = all.min_by(|one, other| {
+            total_time(&one.layer_intervals).0.total_cmp(&total_time(&other.layer_intervals).0)
+        });
         fastest.unwrap_or_else(|| self.with_strategy(Strategy::GpuOnly, pass))
     }
 
-    fn with_strategy(&self, strategy: Strategy, pass: Pass) -> Forward {
-        let layer = if is_decoded(pass) {
+    fn with_strategy(&self, strategy: Strategy, pass: Pass) -> ForwardCost {
+        let layer_intervals = if is_decoded(pass) {
             self.decode_layer(strategy, pass)
         } else {
             self.prefill_layer(strategy, pass)
         };
         let online = strategy == Strategy::OnlinePrepare && !is_decoded(pass);
         let tokens = u64::from(pass.tokens);
-        let preparation = if online {
-            let chunks = self.sizes.chunks(tokens, self.sizes.largest());
-            chunks.into_iter().map(|chunk| preparation(&self.soc.graphs, chunk)).sum()
+        let preparation_time = if online {
+            let chunks = self.sizes.chunk_lengths(tokens, self.sizes.max_size());
+            chunks.into_iter().map(|chunk| preparation_time(&self.soc.graphs, chunk)).sum()
         } else {
             Seconds(0.0)
         };
-        Forward { strategy, preparation, layer, head: SyncInterval::default() }
+        let output_interval = SyncInterval::default();
+        ForwardCost { strategy, preparation_time, layer_intervals, output_interval }
     }
 
     fn decode_layer(&self, strategy: Strategy, pass: Pass) -> Vec<SyncInterval> {
@@ -138,49 +142,50 @@ impl<'a> Chip<'a> {
         let decode = self.decode(u64::from(pass.tokens), seen.as_f64());
         match strategy {
             Strategy::HeteroTensor => {
-                let (split, on_gpu) = (decode.split(shape), decode.on_gpu(shape));
+                let (split, on_gpu) = (decode.split_intervals(shape), decode.gpu_intervals(shape));
                 // With expensive synchronisation the solved partition uses the GPU alone.
                 let is_solved = self.options.partitions == PartitionPolicy::Solved;
-                if is_solved && total(&on_gpu).0 < total(&split).0 { on_gpu } else { split }
+                if is_solved && total_time(&on_gpu).0 < total_time(&split).0 { on_gpu } else { split }
             }
-            Strategy::NpuOnly => decode.on_npu(shape),
-            _ => decode.on_gpu(shape),
+            Strategy::NpuOnly => decode.npu_intervals(shape),
+            _ => decode.gpu_intervals(shape),
         }
     }
 
     fn prefill_layer(&self, strategy: Strategy, pass: Pass) -> Vec<SyncInterval> {
         let shape = &self.model.shape;
-        let chunk = u64::from(self.options.chunk()).clamp(1, self.sizes.largest());
-        let largest = if strategy == Strategy::Chunked { chunk } else { self.sizes.largest() };
+        let chunk = u64::from(self.options.chunk()).clamp(1, self.sizes.max_size());
+        let largest = if strategy == Strategy::Chunked { chunk } else { self.sizes.max_size() };
         let mut context = u64::from(pass.first_position);
-        let chunks = self.sizes.chunks(u64::from(pass.tokens), largest);
+        let chunks = self.sizes.chunk_lengths(u64::from(pass.tokens), largest);
         let layer = |tokens: u64| {
             context += tokens;
             let part = PromptChunk { tokens, context };
             match self.solver() {
-                Some(solver) => prefill::intervals(&solver, strategy, shape, part, chunk),
-                None => prefill::on_gpu(&self.gpu, shape, part),
+                Some(solver) => prefill::layer_intervals(&solver, strategy, shape, part, chunk),
+                None => prefill::gpu_intervals(&self.gpu, shape, part),
             }
         };
         chunks.into_iter().flat_map(layer).collect()
     }
 
     /// Returns the output matrix multiplication for `positions` positions. If decoding splits the matmuls of the
-    /// layers, it splits this one too, without events; after a prompt the GPU computes it. Both follow the paper.
-    fn head(&self, split: bool, positions: u32) -> SyncInterval {
+    /// layers, it splits the output matmul too, without events; after a prompt the GPU computes it. Both follow the
+    /// paper.
+    fn output_interval(&self, split: bool, positions: u32) -> SyncInterval {
         if positions == 0 {
             return SyncInterval::default();
         }
-        let (matmul, tokens) = (matmul::head(&self.model.shape), u64::from(positions));
+        let (matmul, tokens) = (matmul::output_matmul(&self.model.shape), u64::from(positions));
         if split {
             let time = self.decode(tokens, 0.0).split_matmul_time(matmul);
-            return SyncInterval { gpu: vec![time], npu: vec![time], ..SyncInterval::default() };
+            return SyncInterval { gpu_times: vec![time], npu_times: vec![time], ..SyncInterval::default() };
         }
-        SyncInterval::queued(vec![self.gpu.streamed(matmul, tokens)])
+        SyncInterval::without_events(vec![self.gpu.decode_matmul_time(matmul, tokens)])
     }
 
-    fn decode(&self, tokens: u64, cached: f64) -> Decode<'_> {
-        Decode { soc: self.soc, gpu: self.gpu, sync: self.sync, tokens, cached }
+    fn decode(&self, tokens: u64, cached_bytes: f64) -> Decode<'_> {
+        Decode { soc: self.soc, gpu: self.gpu, sync: self.sync, tokens, cached_bytes }
     }
 }
 
@@ -191,5 +196,5 @@ fn is_decoded(pass: Pass) -> bool {
 
 /// Whether GPU and NPU share the matmuls of a layer.
 fn is_split(layer: &[SyncInterval]) -> bool {
-    layer.iter().any(|interval| !interval.npu.is_empty() && !interval.gpu.is_empty())
+    layer.iter().any(|interval| !interval.npu_times.is_empty() && !interval.gpu_times.is_empty())
 }
