@@ -46,7 +46,9 @@ pub use latency::coefficients::MemoryCase;
 pub use latency::constraints::{Rules, Violation, violations};
 pub use latency::steady_state::DeviceTiming;
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
-pub use plan_document::{DraftError, PlanError, empty_plan, plan_from_assignment, plan_from_solution};
+pub use plan_document::{
+    PlanConversionError, PlanError, empty_plan, plan_from_assignment, plan_from_solution,
+};
 pub use problem::assignment::{Assignment, Share, valid_rounds};
 pub use problem::instance::{Device, Gpu, Instance, Model, OperatingSystem};
 pub use problem::total_memory;

@@ -4,7 +4,7 @@
 //! compute buffers, as a separate process would (prima.cpp paper, appendix A.9). None of this memory can be
 //! reclaimed. A draft model on the GPU uses GPU memory, a draft model on the CPU main memory; if both are the same
 //! memory, it counts in both. The rest is available to the large model: planner, `lint` and simulator use a device
-//! profile without the memory of the draft.
+//! profile from which the memory of the draft model is subtracted.
 //!
 //! Deviation: a draft model on the CPU is loaded, not mapped, so that it does not compete for the page cache.
 //!

@@ -318,7 +318,8 @@ impl ManagedResidency {
         self.in_flight.front().map_or(Step::Idle, |&piece| Step::Await(piece))
     }
 
-    /// Returns the step that confirms the first unconfirmed piece, `None` if it is in flight or not processed yet.
+    /// Returns the step that confirms the first unconfirmed piece; `None` if that piece is still being read or was
+    /// not requested yet.
     fn next_confirmed(&self) -> Option<Step> {
         for part in &self.parts {
             if part.ready < part.requested {

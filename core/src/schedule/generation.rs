@@ -36,7 +36,7 @@ pub struct Generation {
     micro_batch: u32,
     drafts: u32,
     sequences: Vec<Sequence>,
-    /// Sequences whose prompts have not entered completely, in the order of entry.
+    /// Sequences of whose prompts some tokens have not entered the ring, in the order of arrival.
     entering: VecDeque<u32>,
     /// Unfinished sequences whose last token is complete, in the order of these tokens.
     ready: VecDeque<u32>,

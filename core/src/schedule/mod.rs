@@ -78,7 +78,7 @@ pub enum Step {
     Release { part: ModelPart, pass: Pass, round: u32 },
 }
 
-/// An event of a device.
+/// An event to which the schedule of a device reacts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A pass enters the ring. Head only.

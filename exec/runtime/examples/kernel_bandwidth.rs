@@ -4,7 +4,8 @@
 //!
 //! It uses one thread. The weights are random blocks in one contiguous buffer, which is much larger than the
 //! processor's caches and is read from start to end. For each format it prints, for scalar and SIMD kernels, the
-//! bytes of weights per second, and their ratio to the rate of summing the same bytes, which is measured alternately.
+//! bytes of weights per second, and the ratio of this rate to that of only summing the same bytes. The two measurements
+//! alternate.
 //! Times are the CPU time of the thread, because the machine may be shared; the best of several passes counts.
 
 use std::error::Error;

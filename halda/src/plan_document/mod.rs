@@ -109,7 +109,7 @@ pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: Planner
 
 /// Why an assignment cannot be converted to a plan document.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum DraftError {
+pub enum PlanConversionError {
     #[error(transparent)]
     Shape(#[from] Violation),
     #[error(transparent)]
@@ -125,7 +125,7 @@ pub fn plan_from_assignment(
     assignment: &Assignment,
     cluster: &Cluster,
     scenario: &ScenarioRecord,
-) -> Result<Plan, DraftError> {
+) -> Result<Plan, PlanConversionError> {
     let explained = |(device, window): (&Device, &u32)| DeviceExplanation {
         name: device.name.clone(),
         binding_constraints: Vec::new(),

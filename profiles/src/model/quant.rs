@@ -41,7 +41,7 @@ pub enum Quant {
     Q3KM,
     /// llama.cpp's `Q2_K`.
     Q2KM,
-    /// llama.cpp's `IQ1_S`, except for `attn_output`.
+    /// llama.cpp's `IQ1_S`, but with `attn_output` as Q2_K.
     Iq1SM,
 }
 

@@ -151,7 +151,9 @@ pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
         (_, Some(roofline)) => {
             let [prompt, generate] = [roofline.prompt_tokens, roofline.generated_tokens];
             if ![prompt, generate].iter().all(|tokens| (1..=MAX_TOKENS).contains(tokens)) {
-                return say(&format!("has {prompt} and {generate} tokens: give 1 to {MAX_TOKENS} each"));
+                return say(&format!(
+                    "has {prompt} prompt tokens and {generate} generated tokens: each must be from 1 to {MAX_TOKENS}"
+                ));
             }
         }
         (Some(_), None) => {}

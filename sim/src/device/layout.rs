@@ -1,9 +1,9 @@
 //! File layout: the position of each part of a device's share in the model file.
 //!
-//! A device maps the whole file and touches its own parts: the windows that its CPU computes, with Metal those of its
-//! GPU too, and on the head the embedding and the output matrix. The order is that of model converters: embedding,
-//! layers, output. Positions matter because the kernel reads around what a device touches, into layers of other
-//! devices: for every window some MiB beyond its ends are read.
+//! A device maps the whole file and touches its own parts: the windows that its CPU computes. With Metal it also touches
+//! the windows of its GPU, and the head also touches the embedding and the output matrix. The order is that of model
+//! converters: embedding, layers, output. Positions matter because the kernel reads around what a device touches, into
+//! layers of other devices: some MiB before and after each window are read too.
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer.
 //!

@@ -73,7 +73,7 @@ pub struct Walk {
     seed: u64,
     /// Time for each chunk of the first segment.
     chunk_time: Seconds,
-    /// Time of segments without chunks, which is added to the next computation.
+    /// Compute time of preceding segments that touch no chunk; it is added to the next computation.
     carried_time: Seconds,
     /// The time at which the kernel's work for the current fault ends.
     fault_until: Nanos,

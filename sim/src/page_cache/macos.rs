@@ -81,20 +81,20 @@ impl EvictionRules for MacosQueues {
 }
 
 #[derive(Debug, Clone)]
-pub struct WiredWeights {
+pub struct WiredEvictionRules {
     ordinary: u32,
 }
 
-pub type MacosMetal = ListCache<WiredWeights>;
+pub type MacosMetal = ListCache<WiredEvictionRules>;
 
 impl MacosMetal {
     /// Creates an empty cache in which `wired` chunks may be wired, and `ordinary` chunks remain after an idle time.
     pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
-        Self::with_rules(WiredWeights { ordinary }, 1, share, wired)
+        Self::with_rules(WiredEvictionRules { ordinary }, 1, share, wired)
     }
 }
 
-impl EvictionRules for WiredWeights {
+impl EvictionRules for WiredEvictionRules {
     fn insertion_list(&mut self, _chunk: Chunk, _awaited: bool) -> usize {
         0
     }

@@ -1,9 +1,9 @@
-//! Page cache of the prima.cpp paper's formula: reload = need - capacity.
+//! Page cache that reproduces the formula of the prima.cpp paper: reload = need - capacity.
 //!
 //! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. To achieve this
 //! in a cyclic scan, the policy evicts the most recently used chunk, which is needed last. It evicts a prefetched
-//! chunk that is not used yet only if the reader could not continue otherwise. No kernel works like this; it is the
-//! lower bound for [`super::TwoList`].
+//! chunk that is not used yet only if the reader could not continue otherwise. No kernel works like this; the
+//! bytes that it reloads are a lower bound for those of [`super::TwoList`].
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};

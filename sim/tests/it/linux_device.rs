@@ -17,7 +17,7 @@ use crate::small_rings::{cluster, plan, simulate_with};
 
 /// Bytes of the model file of the measurements.
 pub const FILE_BYTES: u64 = 675_681_184;
-/// Bytes of the memory limit beyond the part of the file.
+/// Bytes by which the memory limit exceeds the device's share of the model file.
 pub const LIMIT_MARGIN: u64 = 64 << 20;
 /// Bytes of its group's memory that a process of the executor occupied, except weights: 22.3 MB that could not be
 /// reclaimed, including keys and values; 4 MiB of program text on the active list (`active_file`), which reclaim

@@ -314,7 +314,7 @@ fn four_rows(line: &Line, rows: usize) -> int32x4_t {
     unsafe { vld1q_s32(line.0.as_chunks::<4>().0[rows].as_ptr().cast()) }
 }
 
-/// Loads four rows of four lines.
+/// Loads the group of four rows with index `rows` from each of four lines.
 #[inline]
 #[target_feature(enable = "neon")]
 fn columns(lines: &[Line; 4], rows: usize) -> [int8x16_t; 4] {
@@ -421,7 +421,8 @@ fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_
     vpaddq_s32(low, high)
 }
 
-/// Interleaves the unpacked quants, less their offset: four columns per line, or two lines as rows of eight columns.
+/// Subtracts the offset from the unpacked quants and interleaves them. A line holds four columns of each row; if
+/// `L::ROWS_OF_EIGHT`, two lines hold eight columns of each row.
 #[inline]
 #[target_feature(enable = "neon")]
 fn interleave<L: ByteMatmul>(

@@ -30,7 +30,7 @@ const MAX_SERVICES: usize = 4096;
 /// Maximum number of addresses that are tried for one name.
 /// source: assumed, a few networks of a few devices with the same name
 const MAX_ADDRESSES: usize = 32;
-/// Maximum number of other names that an error lists.
+/// Maximum number of names that were not requested, and of rejection reasons, that are stored for error messages.
 const MAX_OTHERS: usize = 16;
 /// Maximum number of announcements that wait to be read.
 const QUEUE_LEN: usize = 64;

@@ -109,7 +109,7 @@ impl<T: Transport> Session<T> {
                 ended = runner_ended(&mut self.previous) => {
                     // A runner that stopped with an error has reported it; one that panicked has not.
                     let runner = ended.map_err(|_| {
-                        protocol_error("this worker's stage", "it stopped; see the worker's output")
+                        protocol_error("this worker's stage", "it stopped unexpectedly; see the log of the worker")
                     })?;
                     self.previous = runner.map_or(PreviousRunner::None, |runner| PreviousRunner::Idle(Box::new(runner)));
                 }

@@ -73,7 +73,7 @@ struct DeviceCoefficients {
     layer: f64,
     /// beta: the additional time of a layer on the GPU.
     gpu: f64,
-    /// xi: the time of the hop and the copies of a window.
+    /// xi: the time per window of the network hop and of the copies between RAM and VRAM.
     window: f64,
     /// The contribution of the device to kappa if it is in M4.
     fixed: f64,

@@ -88,7 +88,7 @@ fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
     text
 }
 
-/// Returns the table of the paper's three statements about Fig. 8, by each score.
+/// Returns a table that checks the paper's three statements about Fig. 8, with one column for each score.
 fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
     let time = |devices: &str, score: usize| {
         let scenario = scenarios.iter().find(|scenario| set(scenario) == devices)?;

@@ -24,7 +24,7 @@ pub const SELECTION_RULES: Rules = Rules { may_drop: true, may_leave_remainder: 
 /// The compared residency policies, each for all devices; with `None` the planner chooses one for each device.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
 /// Number of tokens of the longer simulation.
-pub const MANY_TOKENS: u32 = 64;
+pub const LONG_RUN_TOKENS: u32 = 64;
 /// Number of clusters for which the longer simulation is also run.
 pub const CHECKED_CLUSTERS: usize = 40;
 
@@ -50,7 +50,7 @@ pub struct InstanceResult {
 pub struct SteadyStateTpot {
     /// The time with the tokens of [`WORKLOAD`].
     pub few_tokens: f64,
-    /// The time with [`MANY_TOKENS`] tokens.
+    /// The time with [`LONG_RUN_TOKENS`] tokens.
     pub many_tokens: f64,
 }
 
@@ -105,7 +105,7 @@ pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, String> {
                 (&planned, number < CHECKED_CLUSTERS && strategy == REFERENCE_STRATEGY)
             {
                 let mut longer = cluster.clone();
-                longer.workload = Workload { generate: MANY_TOKENS, ..WORKLOAD };
+                longer.workload = Workload { generate: LONG_RUN_TOKENS, ..WORKLOAD };
                 let many_tokens = simulate_tpot(&longer, plan, CHUNK_SIZE)?;
                 let times = score.simulated_tpot.zip(many_tokens);
                 steady_state_tpots[place] =

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use crate::curves::{Panel, drawing};
 use crate::evaluation::{CHUNK_SIZE, REFERENCE_STRATEGY, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 use crate::gaps::{Gaps, gap};
-use crate::population::{CHECKED_CLUSTERS, InstanceResult, MANY_TOKENS, RESIDENCIES, label, models};
+use crate::population::{CHECKED_CLUSTERS, InstanceResult, LONG_RUN_TOKENS, RESIDENCIES, label, models};
 use crate::regret::ExhaustiveResult;
 
 /// A Markdown table.
@@ -160,7 +160,7 @@ fn steady_state(instances: &[InstanceResult]) -> String {
     let mut text = format!(
         "### Effect of the number of simulated tokens\n\nA plan is simulated for {} tokens, the first of which is not counted, \
          in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE_STRATEGY}` for the first \
-         {CHECKED_CLUSTERS} instances were simulated for {MANY_TOKENS} tokens too:\n\n",
+         {CHECKED_CLUSTERS} instances were simulated for {LONG_RUN_TOKENS} tokens too:\n\n",
         WORKLOAD.generate, CHUNK_SIZE
     );
     let mut table = Table::new(&["residency", "plans", "median difference", "largest"]);
