@@ -88,7 +88,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write_with(path, |path| fs::write(path, bytes))
 }
 
-/// Writes a file atomically like [`write`]; `fill` writes the content to the path that it receives.
+/// Writes a file atomically like [`write()`]; `fill` writes the content to the path that it receives.
 pub fn write_with(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
     let Some(temporary) = temporary_path(path)? else {
         check_folder(path)?;
