@@ -382,7 +382,7 @@ rows:
             (
                 "prompt: 100, generate: 10}\n    cells: {small: {prefill: 200",
                 "prompt: 0, generate: 10}\n    cells: {small: {prefill: 200",
-                "0 and 10 tokens",
+                "0 prompt tokens and 10 generated tokens",
             ),
             (
                 "roofline: {model: a.yaml, weights: q8, prompt: 100, generate: 10}",
