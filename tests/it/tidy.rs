@@ -2,6 +2,8 @@
 //!
 //! Lints check the length of functions, printing in libraries and unfinished code (`Cargo.toml`, `clippy.toml`).
 
+use regex::Regex;
+
 use crate::repository::{rust_files, text_files};
 
 /// Maximum number of lines of a Rust file.
@@ -28,10 +30,8 @@ fn files_begin_with_one_line_of_documentation() {
         let first = file.text.lines().next().unwrap_or_default();
         first.strip_prefix("//! ").is_none_or(|rest| rest.trim().is_empty())
     });
-    assert_none(
-        "begin the file with `//!` and a description",
-        &found.map(|file| file.path).collect::<Vec<_>>(),
-    );
+    let paths: Vec<String> = found.map(|file| file.path).collect();
+    assert_none("begin the file with `//!` and a description", &paths);
 }
 
 #[test]
@@ -47,55 +47,90 @@ fn text_has_no_tabs_and_no_trailing_white_space() {
     let mut found = Vec::new();
     for file in text_files().into_iter().filter(|file| !file.is_data()) {
         for (at, line) in file.text.lines().enumerate() {
-            if line.ends_with([' ', '\r']) || line.contains('\t') {
+            if line.ends_with(' ') || line.contains('\t') {
                 found.push(format!("{}:{}", file.path, at + 1));
             }
+        }
+        if file.text.contains('\r') {
+            found.push(format!("{}: carriage return", file.path));
         }
         if !file.text.is_empty() && (!file.text.ends_with('\n') || file.text.ends_with("\n\n")) {
             found.push(format!("{}: does not end with one newline", file.path));
         }
     }
     assert_none(
-        "remove tabs, white space at the end of a line, and empty lines at the end of a file",
+        "remove tabs, white space at the ends of lines, and empty lines at the ends of files",
         &found,
     );
 }
 
 #[test]
-fn no_file_has_an_absolute_path() {
-    let folders =
-        [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Use", "rs/")];
-    // If the letters follow another folder or a host, the path is not absolute.
-    let names = |line: &str, folder: &str| {
-        line.match_indices(folder).any(|(at, _)| {
-            !line[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))
-        })
-    };
+fn comments_have_no_marks_of_unfinished_work() {
+    // In two parts, so that this line is not found.
+    let mark = Regex::new(concat!(r"//.*\b(TO", "DO|FIX", "ME|XX", r"X)\b")).expect("a regular expression");
     let mut found = Vec::new();
-    for file in text_files() {
-        for (at, line) in file.text.lines().enumerate() {
-            if folders.iter().any(|folder| names(line, folder)) {
-                found.push(format!("{}:{}: {}", file.path, at + 1, line.trim()));
+    for file in rust_files() {
+        let lines = file.text.lines().enumerate().filter(|(_, line)| mark.is_match(line));
+        found.extend(lines.map(|(at, _)| format!("{}:{}", file.path, at + 1)));
+    }
+    assert_none("finish the work", &found);
+}
+
+/// Clippy requires `SAFETY:` comments too, but only in code that is compiled on this machine.
+#[test]
+fn neon_code_argues_every_unsafe_block() {
+    let mut found = Vec::new();
+    for file in rust_files().into_iter().filter(|file| file.path.contains("neon")) {
+        let lines: Vec<&str> = file.text.lines().collect();
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| line.contains("unsafe {")) {
+            let mut before = lines[..at].iter().rev().take_while(|line| line.trim_start().starts_with("//"));
+            if !line.contains("SAFETY:") && !before.any(|line| line.contains("SAFETY:")) {
+                found.push(format!("{}:{}", file.path, at + 1));
             }
         }
     }
+    assert_none("say in a comment `SAFETY:` why the block is sound", &found);
+}
+
+#[test]
+fn no_file_has_an_absolute_path() {
+    // If the letters follow another folder or a host, the path is not absolute.
+    let absolute = Regex::new(r"(^|[^\w.-])/(root|home|work|Users)/").expect("a regular expression");
+    let mut found = Vec::new();
+    for file in text_files() {
+        let lines = file.text.lines().enumerate().filter(|(_, line)| absolute.is_match(line));
+        found.extend(lines.map(|(at, line)| format!("{}:{}: {}", file.path, at + 1, line.trim())));
+    }
     assert_none("use a path relative to the root", &found);
+}
+
+#[test]
+fn decisions_have_a_unique_number_and_four_parts() {
+    let parts = ["## Context", "## Decision", "## Alternatives", "## Consequences"];
+    let mut numbers = Vec::new();
+    let mut found = Vec::new();
+    for file in text_files() {
+        let Some(name) = file.path.strip_prefix("docs/decisions/0") else { continue };
+        let number = name.get(..3).filter(|digits| digits.parse::<u32>().is_ok());
+        let headings: Vec<&str> = file.text.lines().filter(|line| line.starts_with("## ")).collect();
+        if headings != parts || number.is_none() || numbers.contains(&number.map(str::to_owned)) {
+            found.push(file.path.clone());
+        }
+        numbers.push(number.map(str::to_owned));
+    }
+    assert!(numbers.len() > 30, "{} decisions", numbers.len());
+    assert_none("a decision has a number of its own and the parts of the other decisions", &found);
 }
 
 #[test]
 fn cited_decisions_exist() {
     let files = text_files();
     let mut found = Vec::new();
+    let page = Regex::new(r"docs/decisions/[A-Za-z0-9./-]*\.md").expect("a regular expression");
     for file in &files {
-        for (at, _) in file.text.match_indices("docs/decisions/") {
-            let is_name = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '/');
-            let cited: String = file.text[at..].chars().take_while(is_name).collect();
-            let cited = cited.trim_end_matches('.');
-            let is_page = cited.strip_suffix(".md").is_some();
-            if is_page && !files.iter().any(|other| other.path == cited) {
-                found.push(format!("{}: {cited}", file.path));
-            }
-        }
+        let cited = page.find_iter(&file.text).map(|cited| cited.as_str());
+        let missing = cited.filter(|cited| !files.iter().any(|other| other.path == *cited));
+        found.extend(missing.map(|cited| format!("{}: {cited}", file.path)));
     }
     assert_none("cite a page of docs/decisions that exists", &found);
 }
